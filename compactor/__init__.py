@@ -1,0 +1,1 @@
+"""The two-phase compaction job and everything that decides when it runs."""

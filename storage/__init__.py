@@ -1,0 +1,1 @@
+"""Where messages, ledgers and cursors live. Knows nothing of Spark or HTTP."""

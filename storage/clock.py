@@ -1,0 +1,32 @@
+"""Time, as a component that is handed in.
+
+Nothing in this project reads the wall clock or sleeps by itself: whoever needs either is given a `Clock`.
+Tests hand in one that they move by hand.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall time in milliseconds since the Unix epoch, and waiting."""
+
+    def now_ms(self) -> int:
+        """The wall time, in milliseconds since the Unix epoch."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Let `seconds` go by."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)

@@ -1,0 +1,173 @@
+"""What SQL holds, as frozen values. Nothing here is per key or per message.
+
+Times are milliseconds since the Unix epoch, sizes are bytes. `logical_bytes` is the size of entries as a producer
+sent them (keys, payloads, properties), the unit of thresholds (semantics.md S1); `StoredObject.size` is what the
+store holds. Offsets and message ids are inclusive at both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from storage.model import MessageId, Position, TopicName
+
+COMPACTION_CURSOR = "__compaction"
+"""The cursor whose mark-delete position is the compaction horizon (Pulsar's name)."""
+COMPACTED_LEDGER_PROPERTY = "CompactedTopicLedger"
+"""The property of that cursor that names the compacted ledger's id (Pulsar's name)."""
+
+
+@dataclass(frozen=True)
+class TopicRecord:
+    """A topic. `uid` (32 hex digits) is new for each life of a name; `generation` and `epoch` only ever grow."""
+
+    id: int
+    uid: str
+    name: TopicName
+    hash_seed: int
+    generation: int
+    epoch: int
+    next_offset: int
+    created_at: int
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object that a row refers to: name, size and CRC32C of all its bytes."""
+
+    name: str
+    size: int
+    crc32c: int
+
+
+@dataclass(frozen=True)
+class IndexLocation:
+    """Where a ledger's key index lies inside an object that it may share, and its directory (docs/format.md)."""
+
+    name: str
+    offset: int
+    length: int
+    directory: bytes
+
+
+@dataclass(frozen=True)
+class LedgerRecord:
+    """A sealed ledger of raw messages."""
+
+    ledger_id: int
+    first_offset: int
+    last_offset: int
+    messages: int
+    entries: int
+    last_message_id: MessageId
+    logical_bytes: int
+    min_publish_time: int
+    max_publish_time: int
+    rows: StoredObject
+    footer_size: int
+    index: IndexLocation
+    attempt_id: str
+    created_at: int
+
+
+@dataclass(frozen=True)
+class CursorRecord:
+    """A durable cursor. `mark_delete` None: nothing acknowledged (for `__compaction`: no horizon, A4)."""
+
+    name: str
+    mark_delete: Position | None
+    properties: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class CompactedLedgerRecord:
+    """A compacted ledger, one generation of a topic. `last_message_id` None: it is empty."""
+
+    ledger_id: int
+    generation: int
+    horizon: Position
+    manifest: StoredObject
+    messages: int
+    logical_bytes: int
+    stored_bytes: int
+    last_message_id: MessageId | None
+    attempt_id: str
+    created_at: int
+    retired_at: int | None = None
+
+
+class RunState(StrEnum):
+    """States of a compaction run (semantics.md S7)."""
+
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    ERROR = "ERROR"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One compaction run. `policies` are frozen at the claim, with the clock (`started_at`)."""
+
+    run_id: int
+    topic_id: int
+    attempt_id: str
+    holder: str
+    epoch: int
+    state: RunState
+    phase: str
+    policies: Mapping[str, object]
+    started_at: int
+    heartbeat_at: int
+    finished_at: int | None = None
+    error: str = ""
+    horizon: Position | None = None
+    compacted_ledger_id: int | None = None
+    statistics: Mapping[str, object] = field(default_factory=dict)
+
+
+class AttemptKind(StrEnum):
+    """What an attempt may be doing; each has a heartbeat row before its first object."""
+
+    IMPORT = "import"
+    RUN = "run"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Somebody at work who may write objects under `attempt_id` (32 hex digits)."""
+
+    attempt_id: str
+    topic_id: int
+    kind: AttemptKind
+    holder: str
+    started_at: int
+    heartbeat_at: int
+    finished_at: int | None = None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to write a topic until `expires_at`; `token` grows with each new holder and fences old ones."""
+
+    topic_id: int
+    holder: str
+    token: int
+    expires_at: int
+
+
+@dataclass(frozen=True)
+class TopicSnapshot:
+    """A topic as one transaction saw it; ledgers in offset order."""
+
+    topic: TopicRecord
+    ledgers: tuple[LedgerRecord, ...]
+    cursor: CursorRecord | None
+    compacted: CompactedLedgerRecord | None
+    last_run: RunRecord | None
+
+    @property
+    def horizon(self) -> Position | None:
+        """The compaction horizon, or None if the topic was never compacted (R1, R3, A4)."""
+        return self.compacted.horizon if self.compacted else None

@@ -1,0 +1,164 @@
+"""Topic names, message ids, messages: frozen, validated values in Pulsar's terms.
+
+Rules: a topic is `persistent://tenant/namespace/topic`, or short `topic` for `persistent://public/default/topic`,
+or `tenant/namespace/topic`; only persistent topics exist here. A message id is (ledger, entry, partition, batch
+index), ordered numerically by (ledger, entry, batch index). Each message has besides a dense 64-bit offset in its
+topic that is never reused: Kafka's view of the same position.
+
+Sources: Pulsar's TopicName, NamedEntity and MessageIdImpl; semantics.md P4, P5.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import total_ordering
+from types import MappingProxyType
+
+from storage.errors import InvalidMessageId, InvalidTopicName
+
+DOMAIN = "persistent"
+DEFAULT_TENANT = "public"
+DEFAULT_NAMESPACE = "default"
+MAX_NAME_LENGTH = 255
+
+_NAMED_ENTITY = re.compile(r"[-=:.\w]+", re.ASCII)
+_PARTITION = re.compile(r"^(?P<parent>.+)-partition-(?P<index>0|[1-9][0-9]*)$", re.DOTALL)
+_NAME_REMEDY = "use persistent://tenant/namespace/topic, or just topic for persistent://public/default/topic"
+
+
+@dataclass(frozen=True, order=True)
+class TopicName:
+    """A topic's full name; `str()` gives `persistent://tenant/namespace/topic`."""
+
+    tenant: str
+    namespace: str
+    topic: str
+
+    def __post_init__(self) -> None:
+        for what, value in (("tenant", self.tenant), ("namespace", self.namespace)):
+            if not _NAMED_ENTITY.fullmatch(value):
+                raise InvalidTopicName(
+                    f"the {what} {value!r} of a topic name has other characters than letters, digits, and _ - = : .",
+                    _NAME_REMEDY,
+                )
+        if not self.topic or "/" in self.topic or not self.topic.isprintable():
+            raise InvalidTopicName(
+                f"the topic name {self.topic!r} is empty or holds a slash or an unprintable character", _NAME_REMEDY
+            )
+        for value in (self.tenant, self.namespace, self.topic):
+            if len(value.encode()) > MAX_NAME_LENGTH:
+                raise InvalidTopicName(
+                    f"the topic name part {value[:32]!r}… is longer than {MAX_NAME_LENGTH} bytes", "choose a shorter one"
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> TopicName:
+        """A topic name from its full or a short form.
+
+        Raises InvalidTopicName, also for a topic that is not persistent.
+        """
+        domain, separator, rest = text.partition("://")
+        if not separator:
+            domain, rest = DOMAIN, text
+        if domain != DOMAIN:
+            raise InvalidTopicName(
+                f"the topic {text!r} is not a persistent topic", "only persistent:// topics can be stored and compacted"
+            )
+        parts = rest.split("/")
+        if not separator and len(parts) == 1:
+            parts = [DEFAULT_TENANT, DEFAULT_NAMESPACE, *parts]
+        if len(parts) != 3:
+            raise InvalidTopicName(f"the topic name {text!r} has {len(parts)} parts, not tenant/namespace/topic", _NAME_REMEDY)
+        return cls(*parts)
+
+    @property
+    def partition(self) -> int:
+        """The partition's number, or -1 for a topic without partitions."""
+        match = _PARTITION.match(self.topic)
+        return int(match["index"]) if match else -1
+
+    def __str__(self) -> str:
+        return f"{DOMAIN}://{self.tenant}/{self.namespace}/{self.topic}"
+
+
+_MESSAGE_ID = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(-?\d{1,10}))?(?::(-?\d{1,10}))?", re.ASCII)
+
+
+@total_ordering
+@dataclass(frozen=True, eq=False)
+class MessageId:
+    """Pulsar's position of a message; partition -1 = no partitions, batch index -1 = not in a batch.
+
+    Equality and order are those of (ledger, entry, batch index), numerically.
+    """
+
+    ledger_id: int
+    entry_id: int
+    partition: int = -1
+    batch_index: int = -1
+
+    @classmethod
+    def parse(cls, text: str) -> MessageId:
+        """From `ledger:entry[:partition[:batch_index]]`. Raises InvalidMessageId."""
+        match = _MESSAGE_ID.fullmatch(text)
+        numbers = [int(part) for part in match.groups() if part is not None] if match else []
+        if not numbers or min(numbers) < -1 or max(numbers) > 2**63 - 1:
+            raise InvalidMessageId(
+                f"{text!r} is not a message id", "use ledger:entry:partition, or ledger:entry:partition:batch_index in a batch"
+            )
+        return cls(*numbers)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """What ids are compared by."""
+        return (self.ledger_id, self.entry_id, self.batch_index)
+
+    def __eq__(self, other: object) -> bool:
+        return self.order == other.order if isinstance(other, MessageId) else NotImplemented
+
+    def __lt__(self, other: MessageId) -> bool:
+        return self.order < other.order
+
+    def __hash__(self) -> int:
+        return hash(self.order)
+
+    def __str__(self) -> str:
+        text = f"{self.ledger_id}:{self.entry_id}:{self.partition}"
+        return f"{text}:{self.batch_index}" if self.batch_index >= 0 else text
+
+
+EARLIEST = MessageId(-1, -1)
+"""Before every message; also the last message id of an empty topic (Pulsar's -1:-1)."""
+LATEST = MessageId(2**63 - 1, 2**63 - 1)
+"""After every message."""
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """A message's two names: its offset in the topic and its id."""
+
+    offset: int
+    message_id: MessageId
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message as a reader gets it. Times are milliseconds since the Unix epoch.
+
+    `key` None: no key (never compacted by key). `payload` None or empty with a key: a tombstone (P5).
+    """
+
+    message_id: MessageId
+    offset: int
+    key: bytes | None
+    payload: bytes | None
+    publish_time: int
+    event_time: int | None = None
+    properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether this message deletes its key."""
+        return self.key is not None and not self.payload
