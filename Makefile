@@ -1,0 +1,57 @@
+# What a person or CI types here. Each target works in a fresh clone with make, sh and Python 3.11 or newer: no Java, no
+# compiler, no activated environment. Packages go to .venv by requirements/install.sh, which does nothing when .venv
+# already holds what the lock says. Plain POSIX make and sh, so that BSD and macOS make run it as well.
+.POSIX:
+
+BIN = .venv/bin
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	--no-emit-index-url --no-emit-find-links
+
+.PHONY: help demo test check format bench lock upgrade clean runtime-environment dev-environment
+
+help: ## list these targets
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)$$/\1	\2/p' Makefile | expand -t 12
+
+demo: runtime-environment ## install what is needed, make a topic, compact it and show both views
+	@$(BIN)/python -m api.cli.demo
+
+# The tier is decided here and nowhere else: everything with CI=true, otherwise all but the tests marked slow.
+# pytest comes last and nothing is printed after it: CI reads its closing line.
+test: check ## check, then the tests: the fast tier, or everything with CI=true (ARGS=… for pytest)
+	@case "$${CI:-}" in true) tier= ;; *) tier='not slow' ;; esac; \
+		exec $(BIN)/python -m pytest -m "$$tier" $(ARGS)
+
+check: dev-environment ## lint, format, types and the rules between packages
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: dev-environment ## put the code into the one format, and fix what ruff can fix
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+bench: dev-environment ## run the benchmarks
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+# In this order: each lock takes the pins of the one before, so that all three can stand in one environment.
+lock: dev-environment ## write requirements/*.lock anew from pyproject.toml, keeping the pins that still fit
+	@$(LOCK) --group build --output-file requirements/build.lock
+	@$(LOCK) pyproject.toml --extra postgres --group build --constraints requirements/build.lock \
+		--output-file requirements/runtime.lock
+	@$(LOCK) pyproject.toml --all-extras --group build --group lock --constraints requirements/runtime.lock \
+		--output-file requirements/dev.lock
+
+upgrade: dev-environment ## the same, with every pin at its newest version
+	@rm -f requirements/build.lock requirements/runtime.lock requirements/dev.lock
+	@$(MAKE) lock
+
+clean: ## remove the environment and every cache; topics and ledgers in .compactor stay
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache ./*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+runtime-environment:
+	@sh requirements/install.sh runtime
+
+dev-environment:
+	@sh requirements/install.sh dev
