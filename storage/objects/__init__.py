@@ -1,0 +1,1 @@
+"""Object stores: where ledgers, parts, indexes and manifests lie as immutable, named bytes."""

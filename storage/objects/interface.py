@@ -1,0 +1,213 @@
+"""What an object store is to this project: immutable bytes under a name, made once or not at all.
+
+It is not a file system: nothing is renamed, appended to or overwritten, there are no folders to make, and names are
+compared as text. It is not a cache, does not know what its bytes mean (checksums and formats belong to storage/ledger)
+and does not decide what exists (SQL and manifests do). It may be used by many threads at once; it must not be carried
+over a pickle or a fork: carry its `location` and open it again.
+
+Invariants that every store keeps, and that tests/conformance/objects asks of each:
+  - an object appears whole or not at all, under a name that had none: of several writers of one name exactly one wins,
+    the others get `ObjectExists`;
+  - when `put` or a writer's clean exit returns, the object is durable, and `get`, `size` and `list` see it;
+  - a call that fails leaves no object, and a call whose answer was lost does not report its own object as foreign;
+  - `list` is complete and ascends by name (by UTF-8 bytes, as S3 does), and never shows unfinished objects.
+
+What can go wrong is in storage/errors.py: `ObjectExists`, `ObjectMissing`, `ObjectDamaged` (shorter than asked),
+`StorageFull`, `Unavailable`, `Misconfigured`, and `InvalidInput` for a name or range that cannot be meant.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from storage.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from storage.objects.probe import ProbeReport
+
+MAX_NAME_BYTES = 900
+"""S3 keys hold 1024 bytes; the rest is left to the prefix in the store's URL."""
+MAX_SEGMENT_BYTES = 255
+"""What file systems, and S3 servers that keep objects in one, allow between two slashes."""
+
+
+@dataclass(frozen=True)
+class StoreLocation:
+    """Where a store is: all that an executor needs to open it again, and no secret (its own environment has those).
+
+    `url`: `file:///folder` or `s3://bucket/prefix`. `s3_endpoint`: for servers other than AWS, else None.
+    """
+
+    url: str
+    s3_endpoint: str | None = None
+    s3_region: str | None = None
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """One object of a listing. `size` in bytes, `modified_ms` since the Unix epoch by the store's own clock."""
+
+    name: str
+    size: int
+    modified_ms: int
+
+
+def check_object_name(name: str) -> str:
+    """The name itself, or InvalidInput: relative, printable, `/` between segments, none of which is hidden.
+
+    No segment may be empty or begin with a dot: `..` would leave the store, and dot names are the stores' own.
+    """
+    if not name or not name.isprintable():
+        _refuse_name(name, "it is empty or holds unprintable characters")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        _refuse_name(name, f"it is longer than {MAX_NAME_BYTES} bytes")
+    for segment in name.split("/"):
+        if not segment or segment.startswith("."):
+            _refuse_name(name, "a segment is empty or begins with a dot")
+        if len(segment.encode()) > MAX_SEGMENT_BYTES:
+            _refuse_name(name, f"a segment is longer than {MAX_SEGMENT_BYTES} bytes")
+    return name
+
+
+def _refuse_name(name: str, reason: str) -> None:
+    raise InvalidInput(
+        f"object name {name!r} is not allowed, {reason}", "give a relative, printable name such as ledgers/1/data"
+    )
+
+
+def check_range(name: str, start: int, length: int | None) -> None:
+    """InvalidInput unless `start` and `length` can name a range of an object."""
+    if start < 0 or (length is not None and length < 0):
+        raise InvalidInput(
+            f"range start={start} length={length} of object {name} is negative", "ask for a range inside the object"
+        )
+
+
+class ObjectWriter(ABC):
+    """One object on its way into a store, in memory that does not grow with it; a Python file for pyarrow.
+
+    Only leaving its `with` block cleanly makes the object (`ObjectExists` if another was first); leaving it by an
+    exception drops every byte. `close` merely ends the writing, because pyarrow also closes its sinks when it fails.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._position = 0
+        self._closed = True
+
+    def write(self, data: Buffer, /) -> int:
+        """Add all of `data`; the number of bytes taken, which is its size."""
+        if self._closed:
+            raise ValueError(f"object {self.name}: write outside of its with block, or after close")
+        view = memoryview(data).cast("B")
+        self._append(view)
+        self._position += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Bytes written so far: the offset of the next one."""
+        return self._position
+
+    def flush(self) -> None:
+        """Nothing: an object is durable once it exists, not before."""
+
+    def close(self) -> None:
+        """End the writing; the `with` block decides whether there will be an object."""
+        self._closed = True
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def __enter__(self) -> Self:
+        self._open()
+        self._closed = False
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._closed = True
+        try:
+            if kind is None:
+                self._commit()
+        finally:
+            self._discard()
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Get hold of temporary space."""
+
+    @abstractmethod
+    def _append(self, view: memoryview) -> None:
+        """Take the bytes; `view` is not valid afterwards."""
+
+    @abstractmethod
+    def _commit(self) -> None:
+        """Make the object, durable and create-if-absent."""
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Give back whatever is not the object; called once, after `_commit` or instead of it; must not raise."""
+
+
+class ObjectStore(ABC):
+    """Immutable objects by name; the module docstring says what it promises."""
+
+    @property
+    @abstractmethod
+    def location(self) -> StoreLocation:
+        """What `storage.objects.registry.open_store` opens this same store from, in any process."""
+
+    @property
+    def url(self) -> str:
+        """The store's URL, for humans."""
+        return self.location.url
+
+    @abstractmethod
+    def put(self, name: str, data: Buffer) -> None:
+        """Make an object of `data`, durable at return; `ObjectExists` if there is one of that name."""
+
+    @abstractmethod
+    def create(self, name: str) -> ObjectWriter:
+        """A writer for an object too large for memory; use it in a `with` statement."""
+
+    @abstractmethod
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """`length` bytes from `start`, or all that follow it; never fewer.
+
+        `ObjectMissing` if there is no such object, `ObjectDamaged` if it ends before the range does.
+        """
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Its bytes; `ObjectMissing` if there is no such object."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Objects whose name begins with `prefix` (any text, not only whole segments), ascending by name."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """See to it that there is no such object; it need not have existed."""
+
+    @abstractmethod
+    def check(self) -> ProbeReport:
+        """Try out, with objects of its own that it deletes, every promise above; `Misconfigured` names a broken one."""
+
+    def close(self) -> None:
+        """Let go of connections; the store opens new ones if it is used again."""
+        return

@@ -1,0 +1,171 @@
+"""Does a store keep its promises? Asked of the store itself, by racing writers, before data is trusted to it.
+
+A store that looks right in sequence may still let two racing writers both win (s3s-fs does), and then two compactions
+both believe that they published. So each round lets several threads make one new name with different bytes at once:
+exactly one may win, every other must get `ObjectExists`, and the object must hold the winner's bytes. The same is asked
+of the path that large objects take (on S3: conditional CompleteMultipartUpload). Ranged reads, listing right after a
+write, and deletes are tried as well.
+
+All objects lie below one random name and are deleted at the end, also after failures. An error that is not an answer to
+the question (no credentials, no space, unreachable) is raised as it is: the probe then says nothing about the store. It
+knows no particular store. A passed probe is evidence, not proof: rounds are few.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from storage.errors import CompactorError, DataLoss, Misconfigured, ObjectExists
+
+if TYPE_CHECKING:
+    from storage.objects.interface import ObjectStore
+
+ROUNDS = 4
+RACERS = 6
+BODY_BYTES = 1024
+PROBE_PREFIX = "compactor-store-check"
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One promise. `finding` says what was seen, in a few words."""
+
+    name: str
+    held: bool
+    finding: str
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """What a probe saw of a store: every capability once, in the order tried."""
+
+    url: str
+    rounds: int
+    racers: int
+    capabilities: tuple[Capability, ...]
+
+    def require(self) -> ProbeReport:
+        """The report itself if every capability held; else `Misconfigured`, which names those that did not."""
+        broken = [
+            f"{capability.name} ({capability.finding})" for capability in self.capabilities if not capability.held
+        ]
+        if broken:
+            raise Misconfigured(
+                f"store {self.url} fails its check: {'; '.join(broken)}",
+                "use a store, or a release of its server, that keeps this promise; data would be lost on this one",
+            )
+        return self
+
+
+def probe(store: ObjectStore, *, streamed: ObjectStore, rounds: int = ROUNDS, racers: int = RACERS) -> ProbeReport:
+    """Try the store out. `streamed`: the same place, where writers take the path of large objects even for 1 KiB."""
+    base = f"{PROBE_PREFIX}/{uuid.uuid4().hex}"
+    body = bytes(range(256)) * (BODY_BYTES // 256)
+
+    def put(name: str, data: bytes, together: threading.Barrier) -> None:
+        together.wait()
+        store.put(name, data)
+
+    def stream(name: str, data: bytes, together: threading.Barrier) -> None:
+        with streamed.create(name) as writer:
+            writer.write(data)
+            together.wait()
+
+    try:
+        capabilities = (
+            _conditional_writes("conditional put", store, put, f"{base}/put", rounds, racers),
+            _conditional_writes("conditional put of large objects", store, stream, f"{base}/large", rounds, racers),
+            _ranged_reads(store, f"{base}/ranges", body),
+            _list_after_write(store, f"{base}/listed", body),
+            _delete(store, f"{base}/listed"),
+        )
+    finally:
+        with suppress(CompactorError):  # what failed above says more than what fails here
+            for left in list(store.list(base + "/")):
+                store.delete(left.name)
+    return ProbeReport(store.url, rounds, racers, capabilities)
+
+
+def _conditional_writes(
+    capability: str,
+    store: ObjectStore,
+    write: Callable[[str, bytes, threading.Barrier], None],
+    base: str,
+    rounds: int,
+    racers: int,
+) -> Capability:
+    bodies = [bytes([racer]) * BODY_BYTES for racer in range(racers)]
+    with ThreadPoolExecutor(racers, "store-check") as pool:
+        for turn in range(rounds):
+            name = f"{base}-{turn}"
+            together = threading.Barrier(racers)
+
+            def race(racer: int, name: str = name, together: threading.Barrier = together) -> bool:
+                try:
+                    write(name, bodies[racer], together)
+                except ObjectExists:
+                    return False
+                except BaseException:
+                    together.abort()  # or the others would wait for one that will not come
+                    raise
+                return True
+
+            won = _outcomes(pool, race, racers)
+            winners = [racer for racer in range(racers) if won[racer]]
+            if len(winners) != 1:
+                return Capability(capability, False, f"{len(winners)} of {racers} racing writers won round {turn + 1}")
+            try:
+                kept = store.get(name)
+            except DataLoss as error:
+                return Capability(capability, False, error.message)
+            if kept != bodies[winners[0]]:
+                return Capability(capability, False, f"the object is not the winner's in round {turn + 1}")
+    return Capability(capability, True, f"one of {racers} racing writers won in each of {rounds} rounds")
+
+
+def _outcomes(pool: ThreadPoolExecutor, race: Callable[[int], bool], racers: int) -> list[bool]:
+    """Who won; the first error that is no consequence of another if any racer failed."""
+    futures = [pool.submit(race, racer) for racer in range(racers)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [future.result() for future in futures]
+
+
+def _ranged_reads(store: ObjectStore, name: str, body: bytes) -> Capability:
+    capability = "ranged get"
+    store.put(name, body)
+    for start, length in ((0, None), (0, 1), (100, 200), (len(body) - 7, 7), (len(body) - 7, None)):
+        end = len(body) if length is None else start + length
+        try:
+            same = store.get(name, start, length) == body[start:end]
+        except DataLoss as error:
+            return Capability(capability, False, error.message)
+        if not same:
+            return Capability(capability, False, f"wrong bytes for start={start} length={length}")
+    return Capability(capability, True, "ranges at both ends and inside")
+
+
+def _list_after_write(store: ObjectStore, base: str, body: bytes) -> Capability:
+    names = [f"{base}-x", f"{base}/a", f"{base}/b"]  # "-" sorts before "/": a store that lists by folder shows here
+    for name in reversed(names):
+        store.put(name, body)
+        if name not in [found.name for found in store.list(base)]:
+            return Capability("list after write", False, "an object just written was not listed")
+    listed = [(found.name, found.size) for found in store.list(base)]
+    held = listed == [(name, len(body)) for name in names]
+    return Capability("list after write", held, "complete and ascending" if held else "incomplete or out of order")
+
+
+def _delete(store: ObjectStore, base: str) -> Capability:
+    for found in list(store.list(base)):
+        store.delete(found.name)
+        store.delete(found.name)
+    gone = not list(store.list(base))
+    return Capability("delete", gone, "gone at once, twice is once" if gone else "a deleted object was still listed")

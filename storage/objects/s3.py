@@ -1,0 +1,286 @@
+"""Objects in a bucket of AWS S3, or of any server that speaks its protocol, below a prefix.
+
+Create-if-absent is the server's (`If-None-Match: *`); whether a server honours it is for `check` to find out. Requests
+are retried with back-off, so a PUT whose answer was lost is sent again and then refused because of itself. Hence every
+object carries a mark, drawn for the call that makes it, in its user metadata: whoever is refused asks whose mark the
+object has, and its own means success. A mark says more than equal bytes do: two writers of the same bytes have one
+winner. If even the retries get no answer, the mark decides too; only when that cannot be read does the call fail, and
+then (`Unavailable`) the object may appear later.
+
+boto3 clients are safe among threads, not over a fork or a pickle: a forked child makes its own, pickling is refused.
+What this module must not know: what the bytes mean, and credentials, which boto3 finds in the process's environment.
+Can go wrong: see s3_errors.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+
+from storage.clock import Clock, SystemClock
+from storage.errors import Misconfigured, ObjectDamaged, Unavailable
+from storage.objects.interface import (
+    ObjectInfo,
+    ObjectStore,
+    ObjectWriter,
+    StoreLocation,
+    check_object_name,
+    check_range,
+)
+from storage.objects.probe import BODY_BYTES, ProbeReport, probe
+from storage.objects.s3_errors import code_of, is_ambiguous, status_of, translate
+from storage.objects.s3_writer import S3Writer
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MULTIPART_THRESHOLD = 64 << 20
+PART_BYTES = 32 << 20
+"""All parts but the last have this size (R2 wants them equal). S3 allows 10 000: objects up to 312 GiB."""
+ATTEMPTS = 6
+CONNECT_SECONDS = 5
+READ_SECONDS = 60
+MARK = "compactor-mark"
+
+
+class S3Store(ObjectStore):
+    """The objects at `s3://bucket/prefix`. Writers take a multipart upload from `multipart_threshold` bytes on."""
+
+    def __init__(
+        self,
+        location: StoreLocation,
+        *,
+        multipart_threshold: int = MULTIPART_THRESHOLD,
+        part_bytes: int = PART_BYTES,
+        attempts: int = ATTEMPTS,
+        clock: Clock | None = None,
+    ) -> None:
+        parts = urlsplit(location.url)
+        if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
+            raise Misconfigured(
+                "the store URL is not of the form s3://bucket/prefix",  # not quoted: it may hold a password
+                "write s3://bucket/prefix; credentials come from the environment, never from the URL",
+            )
+        self.bucket = parts.netloc
+        prefix = parts.path.strip("/")
+        self._prefix = prefix + "/" if prefix else ""
+        self._location = location
+        self._multipart_threshold = multipart_threshold
+        self._part_bytes = part_bytes
+        self._attempts = attempts
+        self._clock = clock or SystemClock()
+        self._connected: tuple[int, Any] | None = None
+
+    @property
+    def location(self) -> StoreLocation:
+        return self._location
+
+    @property
+    def client(self) -> Any:
+        """This process's boto3 client. Two threads may both make a first one; the loser's holds no connection."""
+        connected = self._connected
+        if connected is None or connected[0] != os.getpid():
+            connected = self._connected = (os.getpid(), self._connect())
+        return connected[1]
+
+    def put(self, name: str, data: Buffer) -> None:
+        key, metadata = self.key(name), _new_mark()
+        if memoryview(data).nbytes >= self._multipart_threshold:
+            with self.create(name) as writer:
+                writer.write(data)
+            return
+        body = data if isinstance(data, bytes) else bytes(data)
+        self.conditionally(
+            name,
+            metadata,
+            lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*", Metadata=metadata),
+        )
+
+    def create(self, name: str) -> ObjectWriter:
+        return S3Writer(self, check_object_name(name), _new_mark(), self._multipart_threshold, self._part_bytes)
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        check_range(name, start, length)
+        if length == 0 or (length is None and start and start == self.size(name)):
+            # HTTP has no word for an empty range.
+            return b"" if start <= self.size(name) else self._too_short(name, start, length)
+        ranged = {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"}
+        key = self.key(name)
+        with self.speaking_of(name, "read"):
+            try:
+                data = self._read(key, ranged if start or length is not None else {})
+            except ClientError as error:
+                if code_of(error) != "InvalidRange" and status_of(error) != 416:
+                    raise
+                self._too_short(name, start, length)
+        if length is not None and len(data) < length:
+            self._too_short(name, start, length)
+        if length is not None and len(data) > length:
+            raise Misconfigured(
+                f"the server of {self.url} ignored the range asked of object {name}",
+                "use a server that serves ranges; run `compactor store check`",
+            )
+        return data
+
+    def size(self, name: str) -> int:
+        key = self.key(name)
+        with self.speaking_of(name, "read"):
+            try:
+                return int(self.client.head_object(Bucket=self.bucket, Key=key)["ContentLength"])
+            except ClientError as error:
+                if status_of(error) == 404:
+                    self._need_bucket(name)
+                raise
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._prefix + prefix)
+        with self.speaking_of(prefix + "*", "list"):
+            for page in pages:
+                for found in page.get("Contents", ()):
+                    name = found["Key"].removeprefix(self._prefix)
+                    if name and not name.endswith("/"):  # consoles mark their folders so
+                        yield ObjectInfo(name, int(found["Size"]), int(found["LastModified"].timestamp() * 1000))
+
+    def delete(self, name: str) -> None:
+        key = self.key(name)
+        with self.speaking_of(name, "delete"):
+            try:
+                self.client.delete_object(Bucket=self.bucket, Key=key)
+            except ClientError as error:
+                if code_of(error) != "NoSuchKey":
+                    raise
+
+    def check(self) -> ProbeReport:
+        streamed = S3Store(
+            self.location,
+            multipart_threshold=0,
+            part_bytes=BODY_BYTES,
+            attempts=self._attempts,
+            clock=self._clock,
+        )
+        try:
+            return probe(self, streamed=streamed).require()
+        finally:
+            streamed.close()
+
+    def close(self) -> None:
+        if self._connected is not None and self._connected[0] == os.getpid():
+            self._connected[1].close()
+        self._connected = None
+
+    def key(self, name: str) -> str:
+        """The key of a name in the bucket."""
+        return self._prefix + check_object_name(name)
+
+    def conditionally(self, name: str, metadata: dict[str, str], send: Callable[[], object]) -> None:
+        """Send a request that makes the object unless it exists; return once it exists with the mark in `metadata`.
+
+        `ObjectExists` if it has another's. After 409 ConditionalRequestConflict (a racing write in flight) `send` is
+        called again.
+        """
+        for attempt in range(1, self._attempts + 1):
+            with self.speaking_of(name, "write"):
+                try:
+                    send()
+                    return
+                except (ClientError, HTTPClientError) as error:
+                    refused = status_of(error) in (404, 412) and code_of(error) != "NoSuchBucket"
+                    if (refused or is_ambiguous(error)) and self._is_marked(name, metadata[MARK]):
+                        return
+                    if code_of(error) != "ConditionalRequestConflict" or attempt == self._attempts:
+                        raise
+            self.back_off(attempt)
+
+    def back_off(self, attempt: int) -> None:
+        """Wait before another try, longer each time, and not as long as the others that were refused with us."""
+        self._clock.wait(random.uniform(0.0, min(5.0, 0.05 * 2**attempt)))  # noqa: S311
+
+    def _is_marked(self, name: str, mark: str) -> bool:
+        """Whether the object exists and is the one that the call with this mark made; False if nobody can tell."""
+        try:
+            head = self.client.head_object(Bucket=self.bucket, Key=self.key(name))
+        except (ClientError, BotoCoreError):
+            return False
+        return {key.lower(): value for key, value in head["Metadata"].items()}.get(MARK) == mark
+
+    @contextmanager
+    def speaking_of(self, name: str, verb: str) -> Iterator[None]:
+        """Turn botocore's errors into ours."""
+        try:
+            yield
+        except (BotoCoreError, ClientError) as error:
+            raise translate(error, verb, name, self.url, self.bucket) from error
+
+    def _read(self, key: str, ranged: dict[str, str]) -> bytes:
+        """One GET. botocore retries up to the headers; a connection that breaks in the body is ours to retry."""
+        for attempt in range(1, self._attempts + 1):
+            answer = self.client.get_object(Bucket=self.bucket, Key=key, **ranged)
+            try:
+                with answer["Body"] as body:
+                    return bytes(body.read())
+            except (HTTPClientError, IncompleteReadError) as error:
+                if attempt == self._attempts:
+                    raise Unavailable(
+                        f"object {key} of bucket {self.bucket} breaks off while it is read, {error}",
+                        "look at the network and the server, then try again",
+                    ) from error
+            self.back_off(attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _too_short(self, name: str, start: int, length: int | None) -> NoReturn:
+        raise ObjectDamaged(
+            f"object {name} in {self.url} is too short for start={start} length={length}",
+            "restore the object, or delete the ledger that names it and compact again",
+        )
+
+    def _need_bucket(self, name: str) -> None:
+        """A HEAD's 404 does not say what is missing: if it is the bucket, say so."""
+        try:
+            self.client.head_bucket(Bucket=self.bucket)
+        except ClientError as error:
+            if status_of(error) == 404:
+                raise Misconfigured(
+                    f"bucket {self.bucket} of {self.url} does not exist, asked to read object {name}",
+                    "make the bucket, or correct the store's URL and endpoint",
+                ) from error
+
+    def _connect(self) -> Any:
+        endpoint = self._location.s3_endpoint
+        config = Config(
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=READ_SECONDS,
+            retries={"mode": "standard", "total_max_attempts": self._attempts},
+            max_pool_connections=32,
+            tcp_keepalive=True,
+            # Checksums in trailers are newer than most servers; ledgers carry checksums of their own.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": "path" if endpoint else "auto"},
+            user_agent_extra="compactor",
+        )
+        try:
+            # A session of our own: boto3's default one is not safe to use from many threads at first.
+            return boto3.session.Session().client(
+                "s3", endpoint_url=endpoint, region_name=self._location.s3_region, config=config
+            )
+        except (BotoCoreError, ValueError) as error:
+            raise Misconfigured(
+                f"cannot make an S3 client for {self.url}, {error}",
+                "check endpoint (http://host:port), region and profile",
+            ) from error
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an S3Store cannot be pickled: send its location, and open_store() it there")
+
+
+def _new_mark() -> dict[str, str]:
+    return {MARK: uuid.uuid4().hex}

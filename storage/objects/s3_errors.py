@@ -1,0 +1,113 @@
+"""What S3 and botocore say when they refuse, in this project's errors.
+
+The table below is the one place that reads error codes. It goes by code first, because servers agree on codes more than
+on statuses, and by status for codes that it does not know. It never puts credentials or signed URLs into a message:
+it quotes the code and the server's sentence only.
+"""
+
+from __future__ import annotations
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    InvalidProxiesConfigError,
+    SSLError,
+)
+
+from storage.errors import (
+    CompactorError,
+    Misconfigured,
+    ObjectExists,
+    ObjectMissing,
+    StorageFull,
+    Unavailable,
+)
+
+_CREDENTIALS = frozenset(
+    {
+        "AccessDenied",
+        "AccountProblem",
+        "AllAccessDisabled",
+        "AuthorizationHeaderMalformed",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)
+_BUSY = frozenset(
+    {
+        "ConditionalRequestConflict",
+        "InternalError",
+        "OperationAborted",
+        "RequestTimeout",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+    }
+)
+_FULL = frozenset({"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"})
+
+
+def code_of(error: Exception) -> str:
+    """The server's error code, `404` and the like where a HEAD has no more to say, or nothing."""
+    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status, or 0 if there was no answer."""
+    if isinstance(error, ClientError):
+        return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return 0
+
+
+def is_ambiguous(error: Exception) -> bool:
+    """Whether the request may have taken effect although it seems to have failed: no answer, or the server's fault."""
+    return isinstance(error, HTTPClientError) or status_of(error) >= 500
+
+
+def translate(error: BotoCoreError | ClientError, verb: str, name: str, url: str, bucket: str) -> CompactorError:
+    """Our error for a call that `verb`s an object (or a prefix) of the store at `url`."""
+    if isinstance(error, ClientError):
+        return _answered(error, verb, name, url, bucket)
+    what = f"cannot {verb} object {name} in {url}, {type(error).__name__}: {error}"
+    if isinstance(error, HTTPClientError) and not isinstance(error, (SSLError, InvalidProxiesConfigError)):
+        return Unavailable(what, "see that the S3 endpoint is right and can be reached, then try again")
+    return Misconfigured(
+        what,
+        "give the process credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role), and check "
+        "region, endpoint, certificates and bucket name",
+    )
+
+
+def _answered(error: ClientError, verb: str, name: str, url: str, bucket: str) -> CompactorError:
+    code, status = code_of(error), status_of(error)
+    said = error.response.get("Error", {}).get("Message") or "no reason given"
+    what = f"cannot {verb} object {name} in {url}, the server answered {status} {code}: {said}"
+    if code == "PreconditionFailed" or status == 412:
+        return ObjectExists(f"object {name} exists already in {url}", "read it, or write under another name")
+    if code == "NoSuchBucket":
+        return Misconfigured(
+            f"bucket {bucket} of {url} does not exist, asked to {verb} object {name}",
+            "make the bucket, or correct the store's URL and endpoint",
+        )
+    if code in ("NoSuchKey", "404", "NotFound"):
+        return ObjectMissing(
+            f"object {name} does not exist in {url}",
+            "restore the object, or delete the ledger that names it and compact again",
+        )
+    if code in _FULL or status == 507:
+        return StorageFull(what, "free space or raise the bucket's quota, then try again")
+    if code in _CREDENTIALS or status in (401, 403):
+        return Misconfigured(
+            what,
+            f"check the credentials and allow them to get, put, delete and list in bucket {bucket}, and the clock",
+        )
+    if code in _BUSY or status == 429 or (status >= 500 and status != 501):
+        return Unavailable(what, "the server is busy or failing; try again later, or look at its log")
+    return Misconfigured(what, "check endpoint, region and bucket, and run `compactor store check`")
