@@ -1,0 +1,185 @@
+"""Spark, and nothing else: the session, and phases as Spark jobs.
+
+The only module that imports pyspark. A phase is one Spark job over task numbers (`range` → `mapInArrow`): Spark
+schedules, retries and speculates; the data goes from the object store through a Python worker to the object store,
+never through the JVM or the driver. One warm session serves many runs; a first job pays for starting Python workers.
+
+What may go wrong: Misconfigured (no usable Java, a session that cannot start), Unavailable (Spark gave up on a task),
+Fenced (the job was cancelled). Errors of this project raised in a task come out as they were raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from compactor.java import find_java_home
+from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
+
+Answer = TypeVar("Answer")
+
+ANSWER_SCHEMA = "number long, answer binary"
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class SparkSettings:
+    """How to reach or start Spark. `driver_memory` is the driver's heap; ignored by a session that already runs."""
+
+    master: str = "local[*]"
+    driver_memory: str = "2g"
+    app_name: str = "compactor"
+
+
+def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _: None) -> SparkSession:
+    """A session; `say` gets a line for the user when something deserves one. Raises Misconfigured."""
+    java = find_java_home(os.environ)
+    if java.note:
+        say(java.note)
+    os.environ["JAVA_HOME"] = str(java.path)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
+    for name, value in _configuration(settings).items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        raise Misconfigured(
+            f"Spark could not start with master {settings.master} ({_first_line(error)})",
+            "set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached",
+        ) from error
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+def _configuration(settings: SparkSettings) -> dict[str, str]:
+    return {
+        "spark.driver.memory": settings.driver_memory,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
+    }
+
+
+class SparkEngine:
+    """Runs the tasks of a phase as one Spark job each; an `Engine`."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self._group = ""
+        self._cancelled = threading.Event()
+
+    @property
+    def parallelism(self) -> int:
+        """Tasks that can run at once: Spark's default parallelism."""
+        return int(self._session.sparkContext.defaultParallelism)
+
+    def warm_up(self) -> None:
+        """Start the Python workers and let them import what tasks need."""
+        self.run(self.parallelism, _import_phases, lambda _: None)
+
+    def run(self, count: int, task: Callable[[int], Answer], on_done: Callable[[int], None]) -> list[Answer]:
+        context = self._session.sparkContext
+        self._group = f"compactor-{os.urandom(8).hex()}"
+        context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
+        body = _task_body(task, _max_failures(self._session))
+        numbers = self._session.range(0, count, 1, count)
+        try:
+            with _watch(self._session, self._group, on_done):
+                rows = numbers.mapInArrow(body, ANSWER_SCHEMA).collect()
+        except PySparkException as error:
+            raise self._failure(error) from error
+        except Exception as error:
+            raise self._failure(error) from error
+        answers = {row.number: pickle.loads(row.answer) for row in rows}  # noqa: S301  our own workers' answers
+        for answer in answers.values():
+            if isinstance(answer, CompactorError):
+                raise answer
+        return [answers[number] for number in range(count)]
+
+    def cancel(self) -> None:
+        """Stop the running job; safe from another thread."""
+        self._cancelled.set()
+        self._session.sparkContext.cancelJobGroup(self._group)
+
+    def _failure(self, error: Exception) -> CompactorError:
+        if self._cancelled.is_set():
+            return Fenced("the compaction was cancelled", "start it again if it is still wanted")
+        return Unavailable(
+            f"Spark gave up on a task ({_first_line(error)})",
+            "look at the executors' logs (more memory a worker helps against killed ones), then run it again",
+        )
+
+
+def _task_body(task: Callable[[int], Any], max_failures: int) -> Callable[[Any], Iterator[pa.RecordBatch]]:
+    """The function that Spark workers run: a task a number, its answer or its error pickled."""
+
+    def body(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                try:
+                    answer = task(number)
+                except Unavailable as error:
+                    # Spark's retry may find the store back; only the last try reports.
+                    context = TaskContext.get()
+                    if context is not None and context.attemptNumber() + 1 < max_failures:
+                        raise
+                    answer = error
+                except CompactorError as error:
+                    answer = error
+                yield pa.record_batch({"number": [number], "answer": [pickle.dumps(answer)]})
+
+    return body
+
+
+def _max_failures(session: SparkSession) -> int:
+    if str(session.sparkContext.master).startswith("local"):
+        return 1
+    return int(session.conf.get("spark.task.maxFailures", "4"))
+
+
+def _import_phases(_: int) -> None:
+    import compactor.phase_one
+    import compactor.phase_two  # noqa: F401
+
+
+@contextlib.contextmanager
+def _watch(session: SparkSession, group: str, on_done: Callable[[int], None]) -> Iterator[None]:
+    """Tell `on_done` how many tasks of the group have ended, from a thread, while the context lasts."""
+    ended = threading.Event()
+    tracker = session.sparkContext.statusTracker()
+
+    def look() -> None:
+        while not ended.wait(_POLL_SECONDS):
+            stages = [s for job in tracker.getJobIdsForGroup(group) for s in tracker.getJobInfo(job).stageIds]
+            infos = [info for info in map(tracker.getStageInfo, stages) if info]
+            on_done(sum(info.numCompletedTasks for info in infos))
+
+    thread = threading.Thread(target=look, name="spark-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]

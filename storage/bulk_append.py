@@ -1,0 +1,154 @@
+"""Bulk append: messages become sealed ledgers at once, and become visible together.
+
+All or nothing: objects are written while the topic's writer lease is held; one SQL transaction, fenced by the lease's
+token, makes them exist. A failure, or a crash, leaves objects that no row names.
+
+Memory: at most `workers` + 1 ledgers of `ledger_bytes` each are in memory (about four times their logical size while
+one is sealed).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from storage.clock import Clock
+from storage.ledger import rows
+from storage.ledger.hashing import KeyHasher
+from storage.ledger.sealing import Sealer
+from storage.lease import writer_lease
+from storage.metadata.records import AttemptKind, LedgerRecord, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.objects.interface import ObjectStore
+
+DEFAULT_LEDGER_BYTES = 128 << 20
+DEFAULT_WAIT_MS = 30_000
+
+INPUT_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("payload", pa.binary()),
+        pa.field("publish_time", pa.int64()),
+        pa.field("event_time", pa.int64()),
+        pa.field("properties", pa.map_(pa.string(), pa.string())),
+    ]
+)
+"""What a bulk append takes; columns as in `rows.SCHEMA`, a null publish time means now."""
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What an append made."""
+
+    ledgers: tuple[LedgerRecord, ...]
+
+    @property
+    def messages(self) -> int:
+        return sum(ledger.messages for ledger in self.ledgers)
+
+    @property
+    def logical_bytes(self) -> int:
+        return sum(ledger.logical_bytes for ledger in self.ledgers)
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(ledger.rows.size + ledger.index.length for ledger in self.ledgers)
+
+
+@dataclass(frozen=True)
+class BulkAppend:
+    """Appends to one topic; each call of `append` is one transaction."""
+
+    metadata: MetadataStore
+    store: ObjectStore
+    clock: Clock
+    topic: TopicRecord
+    hasher: KeyHasher
+    holder: str
+    ledger_bytes: int = DEFAULT_LEDGER_BYTES
+    workers: int = 2
+    wait_ms: int = DEFAULT_WAIT_MS
+
+    def append(self, tables: Iterable[pa.Table]) -> Appended:
+        """Append every message of `tables` (INPUT_SCHEMA), in order, as unbatched entries of new ledgers.
+
+        Raises LeaseHeld, Fenced, any store error, and whatever `tables` raises; then nothing was appended.
+        """
+        with writer_lease(self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms) as lease:
+            attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.holder)
+            try:
+                sealer = Sealer(
+                    self.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id
+                )
+                # The lease is ours, so nobody else moves it: read after taking it, not before.
+                next_offset = self.metadata.topic(self.topic.name).next_offset
+                ledgers = tuple(self._seal_all(sealer, next_offset, tables))
+                if ledgers:
+                    self.metadata.append_ledgers(lease, ledgers)
+                return Appended(ledgers)
+            finally:
+                self.metadata.finish_attempt(attempt.attempt_id)
+
+    def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
+        now = self.clock.now_ms()
+        running: deque[Future[LedgerRecord]] = deque()
+        with ThreadPoolExecutor(self.workers, thread_name_prefix="sealer") as pool:
+            try:
+                for content in cut_ledgers(tables, self.ledger_bytes):
+                    if len(running) > self.workers:
+                        yield running.popleft().result()
+                    ledger_id = self.metadata.allocate_ledger_ids(1)
+                    table = to_rows(content, ledger_id, next_offset, now)
+                    next_offset += len(table)
+                    running.append(pool.submit(sealer.seal, table, ledger_id, now))
+                while running:
+                    yield running.popleft().result()
+            finally:
+                for future in running:
+                    future.cancel()
+
+
+def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Table]:
+    """Cut a stream of tables (INPUT_SCHEMA) into tables of at most `ledger_bytes` logical bytes, at least a message."""
+    pending: list[pa.Table] = []
+    pending_bytes = pending_rows = 0
+    for table in tables:
+        sizes = rows.logical_sizes(table)
+        first = 0
+        while first < len(table):
+            filled = np.cumsum(sizes[first : first + rows.MAX_ROWS - pending_rows])
+            take = int(np.searchsorted(filled, ledger_bytes - pending_bytes, "right"))
+            if take == 0 and not pending:
+                take = 1
+            if take:
+                pending.append(table.slice(first, take))
+                pending_bytes += int(filled[take - 1])
+                pending_rows += take
+                first += take
+            if first < len(table):
+                yield pa.concat_tables(pending)
+                pending, pending_bytes, pending_rows = [], 0, 0
+    if pending:
+        yield pa.concat_tables(pending)
+
+
+def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int) -> pa.Table:
+    """INPUT_SCHEMA to `rows.SCHEMA`: ids, offsets and defaults of a bulk import filled in."""
+    count = len(content)
+    given = {
+        "offset": pa.array(np.arange(first_offset, first_offset + count)),
+        "entry_id": pa.array(np.arange(count)),
+        "ledger_id": rows.constant(ledger_id, "ledger_id", count),
+        "publish_time": content.column("publish_time").fill_null(now),
+        **{name: content.column(name) for name in ("key", "payload", "event_time", "properties")},
+    }
+    defaults = {"batch_index": -1, "batch_size": 0, "key_base64": False, "codec": 0, "slot": 0}
+    columns = [
+        given[name] if name in given else rows.constant(defaults.get(name), name, count) for name in rows.SCHEMA.names
+    ]
+    return pa.table(columns, schema=rows.SCHEMA)

@@ -1,0 +1,21 @@
+"""CRC32C over anything with bytes: the checksum of every object, row group and fence.
+
+Checksums are our own because a store's may not be checked by it (design.md section 5: moto accepts a wrong one).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+
+
+def crc32c(data: Any) -> int:
+    """CRC32C (Castagnoli) of a bytes-like object, without copying it."""
+    return int(google_crc32c.value(pa.py_buffer(data)))
+
+
+def extend_crc32c(checksum: int, data: Any) -> int:
+    """The CRC32C of what `checksum` covers, followed by `data`."""
+    return int(google_crc32c.extend(checksum, pa.py_buffer(data)))

@@ -1,0 +1,46 @@
+"""Holding a topic's writer lease for as long as a piece of work takes.
+
+The lease lives in SQL (`MetadataStore.acquire_lease`): it has a term, and a token that grows with each holder and
+fences the holders before. Here it is waited for, renewed every third of its term, and given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from storage.clock import Clock
+from storage.errors import LeaseHeld
+from storage.heartbeat import Heartbeat
+from storage.metadata.records import Lease
+from storage.metadata.store import MetadataStore
+
+TERM_MS = 15_000
+_POLL_SECONDS = 0.2
+
+
+@contextmanager
+def writer_lease(
+    metadata: MetadataStore, clock: Clock, topic_id: int, holder: str, wait_ms: int
+) -> Iterator[Lease]:
+    """Inside the context the topic's lease is `holder`'s.
+
+    Waits up to `wait_ms` for another holder to finish or expire, then raises LeaseHeld, which names it.
+    """
+    lease = _acquire(metadata, clock, topic_id, holder, wait_ms)
+    try:
+        with Heartbeat(lambda: metadata.renew_lease(lease, TERM_MS), TERM_MS / 3000):
+            yield lease
+    finally:
+        metadata.release_lease(lease)
+
+
+def _acquire(metadata: MetadataStore, clock: Clock, topic_id: int, holder: str, wait_ms: int) -> Lease:
+    deadline = clock.now_ms() + wait_ms
+    while True:
+        try:
+            return metadata.acquire_lease(topic_id, holder, TERM_MS)
+        except LeaseHeld:
+            if clock.now_ms() >= deadline:
+                raise
+            clock.wait(_POLL_SECONDS)

@@ -1,0 +1,310 @@
+"""The key index of a ledger: which offset is the newest of each key, sorted by the key's hash.
+
+A *record* is (hash high, hash low, offset with flags). Records are sorted by the hash, one a key, and cut into
+*fences*, equal ranges of the hash; the number of fences is a power of two that grows with the records. Beside an
+index object there is a small *directory*, kept in the ledger's row or the manifest, that gives the records and the
+CRC32C of each fence: so any hash range is one ranged read, without opening a footer.
+
+Three areas, byte for byte in docs/format.md:
+
+    newest     the newest record of each key; all that offset-order compaction needs
+    events     where messages have event times: the event-time winner of each key (P9), in the order of `newest`
+    unkeyed    64-bit Roaring bitmaps of the offsets outside the key map: null keys (P6), whole entries (P8), chunks (P10)
+
+A ledger's index serves every policy, because policies may change after sealing; a compacted ledger's index has the
+same form, one object a hash range.
+
+Invariants: hashes ascend strictly within an index; an offset is below 2⁶²; fences of one index cover its hash range.
+Reads check the CRC of every fence they return: a wrong one is ObjectDamaged, never a shorter key set.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap64
+
+from storage.checksums import crc32c
+from storage.errors import ObjectDamaged
+from storage.metadata.records import IndexLocation
+from storage.objects.interface import ObjectStore
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
+FORMAT_VERSION = 1
+FENCE_RECORDS = 16_384
+"""The most records a fence should hold, on average; 384 KiB of `newest`."""
+RECORD_BYTES = 24
+EVENT_BYTES = 16
+
+TOMBSTONE = np.uint64(1 << 63)
+"""Flag in a record's offset: the message is a tombstone."""
+MARKER = np.uint64(1 << 62)
+"""Flag in a record's offset: index-only, its row is not in the data and is never delivered (P9)."""
+OFFSET_MASK = np.uint64((1 << 62) - 1)
+
+NO_EVENT_TIME = np.iinfo(np.int64).min
+"""The event time of a message that has none: older than any."""
+
+UNKEYED_CLASSES = ("null_keys", "whole_entries", "chunks")
+
+_HEADER = struct.Struct("<HBBI3I3I")
+_REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
+
+
+@dataclass(frozen=True)
+class HashRange:
+    """The keys whose hash begins with the `bits` bits of `prefix`; bits 0: all keys."""
+
+    prefix: int = 0
+    bits: int = 0
+
+    def narrow(self, hi: U64) -> slice:
+        """Where this range lies in ascending high halves."""
+        if self.bits == 0:
+            return slice(0, len(hi))
+        shift = 64 - self.bits
+        first = np.uint64(self.prefix << shift)
+        last = np.uint64(((self.prefix + 1) << shift) - 1)
+        return slice(int(np.searchsorted(hi, first, "left")), int(np.searchsorted(hi, last, "right")))
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records in hash order, as arrays of one length; `offset` carries the flags TOMBSTONE and MARKER.
+
+    `event_offset` and `event_time` are None unless they were asked for and the index has them.
+    """
+
+    hi: U64
+    lo: U64
+    offset: U64
+    event_offset: U64 | None = None
+    event_time: I64 | None = None
+
+    def __len__(self) -> int:
+        return len(self.hi)
+
+
+@dataclass(frozen=True)
+class IndexDirectory:
+    """How an index object is cut: the records and CRC32C of each fence, sizes of the unkeyed bitmaps."""
+
+    hash_range: HashRange
+    counts: tuple[int, ...]
+    checksums: tuple[int, ...]
+    event_checksums: tuple[int, ...] = ()
+    unkeyed_sizes: Mapping[str, int] = field(default_factory=dict)
+    unkeyed_checksums: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def records(self) -> int:
+        """Records of `newest`, that is keys."""
+        return sum(self.counts)
+
+    @property
+    def has_events(self) -> bool:
+        """Whether the index has event-time winners."""
+        return bool(self.event_checksums)
+
+    @property
+    def fence_bits(self) -> int:
+        """log2 of the number of fences."""
+        return len(self.counts).bit_length() - 1
+
+    def fences(self, wanted: HashRange) -> range:
+        """The fences that hold the part of `wanted` that is in this index; empty if it holds none."""
+        mine = self.hash_range
+        if wanted.bits <= mine.bits:
+            inside = mine.prefix >> (mine.bits - wanted.bits) == wanted.prefix
+            return range(len(self.counts)) if inside else range(0)
+        if wanted.prefix >> (wanted.bits - mine.bits) != mine.prefix:
+            return range(0)
+        below = wanted.prefix & ((1 << (wanted.bits - mine.bits)) - 1)
+        shift = self.fence_bits - (wanted.bits - mine.bits)
+        if shift >= 0:
+            return range(below << shift, (below + 1) << shift)
+        return range(below >> -shift, (below >> -shift) + 1)
+
+    def encode(self) -> bytes:
+        """The directory as bytes, for a database column or a manifest."""
+        sizes = [self.unkeyed_sizes.get(name, 0) for name in UNKEYED_CLASSES]
+        crcs = [self.unkeyed_checksums.get(name, 0) for name in UNKEYED_CLASSES]
+        bits, prefix = self.hash_range.bits, self.hash_range.prefix
+        header = _HEADER.pack(FORMAT_VERSION, bits, int(self.has_events), prefix, *sizes, *crcs)
+        columns = [self.counts, self.checksums, self.event_checksums]
+        return header + b"".join(np.asarray(column, dtype="<u4").tobytes() for column in columns)
+
+    @classmethod
+    def decode(cls, data: bytes) -> IndexDirectory:
+        """The inverse of `encode`. Raises ObjectDamaged for what this version cannot read."""
+        if len(data) < _HEADER.size:
+            raise ObjectDamaged(f"a key index directory has only {len(data)} bytes", _REMEDY)
+        version, bits, has_events, prefix, *rest = _HEADER.unpack_from(data)
+        columns = 3 if has_events else 2
+        body = np.frombuffer(data, dtype="<u4", offset=_HEADER.size)
+        if version != FORMAT_VERSION or len(body) % columns:
+            raise ObjectDamaged(
+                f"a key index directory of version {version} and {len(data)} bytes cannot be read", _REMEDY
+            )
+        table = body.reshape(columns, -1).tolist()
+        return cls(
+            HashRange(prefix, bits),
+            tuple(table[0]),
+            tuple(table[1]),
+            tuple(table[2]) if has_events else (),
+            dict(zip(UNKEYED_CLASSES, rest[:3], strict=True)),
+            dict(zip(UNKEYED_CLASSES, rest[3:], strict=True)),
+        )
+
+
+def latest(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
+    """Positions of the last record of each distinct hash, in hash order.
+
+    Input: halves of shape (n,), in offset order among equal hashes. Concatenated sorted runs are merged, not sorted.
+    Two keys that share the high half are told apart by the low half.
+    """
+    if len(hi) == 0:
+        return np.empty(0, dtype=np.int64)
+    order = np.argsort(hi, kind="stable")
+    high, low = hi[order], lo[order]
+    same_high = high[1:] == high[:-1]
+    differs = low[1:] != low[:-1]
+    if np.any(same_high & differs):
+        order = np.lexsort((np.arange(len(hi)), lo, hi))
+        high, low = hi[order], lo[order]
+        same_high = high[1:] == high[:-1]
+        differs = low[1:] != low[:-1]
+    last = np.append(~same_high | differs, True)
+    winners: npt.NDArray[np.int64] = order[last]
+    return winners
+
+
+def latest_by_event(hi: U64, lo: U64, event_time: I64) -> npt.NDArray[np.int64]:
+    """As `latest`, but the largest event time wins; of equal ones the later record (P9)."""
+    order = np.lexsort((np.arange(len(hi)), event_time, lo, hi))
+    high, low = hi[order], lo[order]
+    last = np.append((high[1:] != high[:-1]) | (low[1:] != low[:-1]), True)
+    winners: npt.NDArray[np.int64] = order[last] if len(hi) else np.empty(0, dtype=np.int64)
+    return winners
+
+
+def fence_count(records: int) -> int:
+    """The number of fences for so many records: a power of two, 1 if small."""
+    return 1 << max(0, (max(1, records) - 1) // FENCE_RECORDS).bit_length()
+
+
+def encode_index(
+    records: Records, hash_range: HashRange, unkeyed: Mapping[str, BitMap64] | None = None
+) -> tuple[bytes, IndexDirectory]:
+    """An index object and its directory.
+
+    `records`: hash order, one a key, all inside `hash_range`; `unkeyed`: bitmaps of offsets, by class.
+    """
+    fences = fence_count(len(records))
+    bits = fences.bit_length() - 1
+    shift = 64 - hash_range.bits - bits
+    first = (hash_range.prefix << bits) if shift < 64 else 0
+    inner = np.array([(first + fence) << shift for fence in range(1, fences)], dtype=np.uint64)
+    cuts = [0, *np.searchsorted(records.hi, inner, "left").tolist(), len(records)]
+    spans = list(zip(cuts[:-1], cuts[1:], strict=True))
+    newest = [_join(records.hi[a:b], records.lo[a:b], records.offset[a:b]) for a, b in spans]
+    events: list[bytes] = []
+    if records.event_offset is not None and records.event_time is not None:
+        events = [_join(records.event_offset[a:b], records.event_time[a:b]) for a, b in spans]
+    bitmaps = {name: _bitmap_bytes((unkeyed or {}).get(name)) for name in UNKEYED_CLASSES}
+    directory = IndexDirectory(
+        hash_range,
+        tuple(b - a for a, b in spans),
+        tuple(map(crc32c, newest)),
+        tuple(map(crc32c, events)),
+        {name: len(data) for name, data in bitmaps.items()},
+        {name: crc32c(data) for name, data in bitmaps.items()},
+    )
+    return b"".join([*newest, *events, *bitmaps.values()]), directory
+
+
+def read_records(store: ObjectStore, location: IndexLocation, wanted: HashRange, *, events: bool = False) -> Records:
+    """The records of `wanted`, in hash order: one ranged read, or two with `events`.
+
+    Raises ObjectMissing, ObjectDamaged.
+    """
+    directory = IndexDirectory.decode(location.directory)
+    fences = directory.fences(wanted)
+    if not len(fences) or not sum(directory.counts[fence] for fence in fences):
+        empty = np.empty(0, dtype=np.uint64)
+        return Records(empty, empty, empty)
+    blocks = _read_fences(store, location, directory.counts, directory.checksums, fences, 0, RECORD_BYTES)
+    columns = [_split(block, 3) for block in blocks]
+    hi, lo, offset = (np.concatenate([column[i] for column in columns]) for i in range(3))
+    inside = wanted.narrow(hi)
+    if not (events and directory.has_events):
+        return Records(hi[inside], lo[inside], offset[inside])
+    area = directory.records * RECORD_BYTES
+    blocks = _read_fences(store, location, directory.counts, directory.event_checksums, fences, area, EVENT_BYTES)
+    columns = [_split(block, 2) for block in blocks]
+    event_offset, event_time = (np.concatenate([column[i] for column in columns]) for i in range(2))
+    return Records(hi[inside], lo[inside], offset[inside], event_offset[inside], event_time[inside].view(np.int64))
+
+
+def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitMap64:
+    """The offsets of one unkeyed class.
+
+    Raises ObjectMissing, ObjectDamaged.
+    """
+    directory = IndexDirectory.decode(location.directory)
+    size = directory.unkeyed_sizes[name]
+    if not size:
+        return BitMap64()
+    before = UNKEYED_CLASSES[: UNKEYED_CLASSES.index(name)]
+    start = directory.records * (RECORD_BYTES + (EVENT_BYTES if directory.has_events else 0))
+    start += sum(directory.unkeyed_sizes[other] for other in before)
+    data = store.get(location.name, location.offset + start, size)
+    _check(location, data, directory.unkeyed_checksums[name], f"the bitmap of {name}")
+    return BitMap64.deserialize(data)
+
+
+def _read_fences(
+    store: ObjectStore,
+    location: IndexLocation,
+    counts: tuple[int, ...],
+    checksums: tuple[int, ...],
+    fences: range,
+    area: int,
+    width: int,
+) -> list[memoryview]:
+    """The blocks of consecutive fences of one area, each checked."""
+    start = area + sum(counts[: fences.start]) * width
+    sizes = [counts[fence] * width for fence in fences]
+    data = memoryview(store.get(location.name, location.offset + start, sum(sizes)))
+    ends = list(accumulate(sizes))
+    blocks = [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    for fence, block in zip(fences, blocks, strict=True):
+        _check(location, block, checksums[fence], f"fence {fence}")
+    return blocks
+
+
+def _check(location: IndexLocation, data: bytes | memoryview, checksum: int, what: str) -> None:
+    if crc32c(data) != checksum:
+        raise ObjectDamaged(f"{what} of the key index {location.name} does not match its checksum", _REMEDY)
+
+
+def _join(*columns: npt.NDArray[np.generic]) -> bytes:
+    return b"".join(np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("<")).tobytes() for column in columns)
+
+
+def _split(block: memoryview, columns: int) -> npt.NDArray[np.uint64]:
+    return np.frombuffer(block, dtype="<u8").reshape(columns, -1)
+
+
+def _bitmap_bytes(bitmap: BitMap64 | None) -> bytes:
+    if not bitmap:
+        return b""
+    bitmap.run_optimize()
+    return bytes(bitmap.serialize())

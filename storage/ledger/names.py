@@ -1,0 +1,102 @@
+"""Every object name, built and parsed in this one module.
+
+    topics/<topic uid>/ledgers/<ledger id>-<attempt>.parquet          rows of a sealed ledger
+    topics/<topic uid>/ledgers/<ledger id>-<attempt>.index            its key index
+    topics/<topic uid>/runs/<attempt>/part-<number>-<nonce>.parquet   a part of a compacted ledger
+    topics/<topic uid>/runs/<attempt>/index-<number>-<nonce>.index    one hash range of its key index
+    topics/<topic uid>/runs/<attempt>/rowsets-<number>-<nonce>.bin    row sets, from phase one to phase two
+    topics/<topic uid>/compacted/<ledger id>-<attempt>.json           the manifest of a compacted ledger
+
+Ids have 20 digits, so that names sort as numbers do. A name carries the topic's uid (a topic deleted and made again
+shares nothing), an attempt id (32 hex digits; a retried import or run never overwrites), and inside a run a nonce
+(a retried or speculative Spark task never overwrites). A name says nothing of what exists: only a row or a manifest
+does.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ObjectKind(StrEnum):
+    """What an object holds."""
+
+    LEDGER_ROWS = "ledger-rows"
+    LEDGER_INDEX = "ledger-index"
+    PART = "part"
+    INDEX = "index"
+    ROW_SETS = "row-sets"
+    MANIFEST = "manifest"
+
+
+@dataclass(frozen=True)
+class ParsedName:
+    """What a name tells: `number` is a ledger id, or the number of a part or hash range in its run."""
+
+    topic_uid: str
+    kind: ObjectKind
+    number: int
+    attempt_id: str
+
+
+_HEX = r"[0-9a-f]{32}"
+_TEMPLATES = {
+    ObjectKind.LEDGER_ROWS: rf"ledgers/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.parquet",
+    ObjectKind.LEDGER_INDEX: rf"ledgers/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.index",
+    ObjectKind.PART: rf"runs/(?P<attempt>{_HEX})/part-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.parquet",
+    ObjectKind.INDEX: rf"runs/(?P<attempt>{_HEX})/index-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.index",
+    ObjectKind.ROW_SETS: rf"runs/(?P<attempt>{_HEX})/rowsets-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",
+    ObjectKind.MANIFEST: rf"compacted/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.json",
+}
+_PATTERNS = {kind: re.compile(rf"topics/(?P<uid>{_HEX})/{pattern}") for kind, pattern in _TEMPLATES.items()}
+
+
+def topic_prefix(topic_uid: str) -> str:
+    """The prefix of every object of a topic."""
+    return f"topics/{topic_uid}/"
+
+
+def run_prefix(topic_uid: str, attempt_id: str) -> str:
+    """The prefix of the parts, indexes and row sets of one run."""
+    return f"topics/{topic_uid}/runs/{attempt_id}/"
+
+
+def ledger_rows(topic_uid: str, ledger_id: int, attempt_id: str) -> str:
+    """The rows of a sealed ledger."""
+    return f"topics/{topic_uid}/ledgers/{ledger_id:020d}-{attempt_id}.parquet"
+
+
+def ledger_index(topic_uid: str, ledger_id: int, attempt_id: str) -> str:
+    """The key index of a sealed ledger."""
+    return f"topics/{topic_uid}/ledgers/{ledger_id:020d}-{attempt_id}.index"
+
+
+def part(topic_uid: str, attempt_id: str, number: int) -> str:
+    """A part of a compacted ledger; a new name at each call."""
+    return f"{run_prefix(topic_uid, attempt_id)}part-{number:020d}-{secrets.token_hex(4)}.parquet"
+
+
+def compacted_index(topic_uid: str, attempt_id: str, number: int) -> str:
+    """One hash range of a compacted ledger's key index; a new name at each call."""
+    return f"{run_prefix(topic_uid, attempt_id)}index-{number:020d}-{secrets.token_hex(4)}.index"
+
+
+def row_sets(topic_uid: str, attempt_id: str, number: int) -> str:
+    """The row sets that one phase-one task hands to phase two; a new name at each call."""
+    return f"{run_prefix(topic_uid, attempt_id)}rowsets-{number:020d}-{secrets.token_hex(4)}.bin"
+
+
+def manifest(topic_uid: str, ledger_id: int, attempt_id: str) -> str:
+    """The manifest of a compacted ledger."""
+    return f"topics/{topic_uid}/compacted/{ledger_id:020d}-{attempt_id}.json"
+
+
+def parse(name: str) -> ParsedName | None:
+    """What `name` tells, or None if it is not one of ours."""
+    for kind, pattern in _PATTERNS.items():
+        if match := pattern.fullmatch(name):
+            return ParsedName(match["uid"], kind, int(match["number"]), match["attempt"])
+    return None

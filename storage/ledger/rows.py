@@ -1,0 +1,150 @@
+"""The rows of a ledger: one Arrow and Parquet schema for sealed ledgers and compacted parts, and how it is written.
+
+One row is one message, or one entry that passes whole (`slot`). Rows ascend by offset; ids and offsets agree in
+order. A row group holds at most `GROUP_ROWS` rows and about `GROUP_BYTES` bytes, so that one without survivors is
+never read and Arrow's 32-bit offsets never overflow. All columns of every row are kept through compaction (W1).
+
+Column by column in docs/format.md; `COLUMN_DOCS` is the same table, and a test keeps them equal.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+FORMAT_VERSION = 1
+GROUP_ROWS = 65_536
+GROUP_BYTES = 8 << 20
+MAX_ROWS = 2**32 - 1
+"""Rows and span of offsets of one ledger or part stay below 2³², so that 32-bit relative offsets and bitmaps serve."""
+MAX_MESSAGE_BYTES = 1 << 30
+"""Key and payload of one row together; Arrow's binary columns hold less than 2 GiB a row group."""
+
+
+class Slot(IntEnum):
+    """What a row holds (column `slot`)."""
+
+    MESSAGE = 0
+    """A message, alone or of a batch."""
+    COMPACTED_OUT = 1
+    """A batch's slot whose message was already dropped by its producer or an earlier log; never delivered (W2)."""
+    WHOLE_ENTRY = 2
+    """An entry that is encrypted or cannot be decoded, kept as it came (P8)."""
+    CHUNK = 3
+    """One chunk of a chunked message (P10)."""
+    MARKER = 4
+    """A broker's marker (transaction, replication); never delivered."""
+
+
+class Codec(IntEnum):
+    """Compression of the entry that a message came in (column `codec`), by Pulsar's numbers."""
+
+    NONE = 0
+    LZ4 = 1
+    ZLIB = 2
+    ZSTD = 3
+    SNAPPY = 4
+
+
+COLUMN_DOCS = {
+    "offset": "dense 64-bit position in the topic, never reused",
+    "ledger_id": "ledger part of the message id",
+    "entry_id": "entry part of the message id",
+    "batch_index": "index in the batch, -1 for a message that is not in a batch",
+    "batch_size": "messages in the batch as it was produced, 0 for a message that is not in a batch",
+    "key": "the key's bytes; null: no key",
+    "key_base64": "the producer gave the key as bytes (Pulsar's partition_key_b64_encoded)",
+    "payload": "uncompressed payload; null or empty with a key: a tombstone",
+    "publish_time": "milliseconds since the Unix epoch",
+    "event_time": "milliseconds since the Unix epoch; null: none given",
+    "producer": "name of the producer; null: not known (a bulk import)",
+    "sequence_id": "the producer's sequence id",
+    "properties": "the message's properties, in the order given; null: none",
+    "chunk_uuid": "id of the chunked message that this row is a chunk of",
+    "chunk_index": "number of the chunk, from 0",
+    "chunk_count": "number of chunks of the message",
+    "codec": "compression of the entry: 0 none, 1 LZ4, 2 ZLIB, 3 ZSTD, 4 SNAPPY",
+    "slot": "0 message, 1 compacted out, 2 whole entry, 3 chunk, 4 marker",
+    "metadata": "the rest of Pulsar's message metadata, as protobuf bytes",
+}
+
+SCHEMA = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("ledger_id", pa.int64(), nullable=False),
+        pa.field("entry_id", pa.int64(), nullable=False),
+        pa.field("batch_index", pa.int32(), nullable=False),
+        pa.field("batch_size", pa.int32(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("key_base64", pa.bool_(), nullable=False),
+        pa.field("payload", pa.binary()),
+        pa.field("publish_time", pa.int64(), nullable=False),
+        pa.field("event_time", pa.int64()),
+        pa.field("producer", pa.string()),
+        pa.field("sequence_id", pa.int64()),
+        pa.field("properties", pa.map_(pa.string(), pa.string())),
+        pa.field("chunk_uuid", pa.string()),
+        pa.field("chunk_index", pa.int32()),
+        pa.field("chunk_count", pa.int32()),
+        pa.field("codec", pa.int8(), nullable=False),
+        pa.field("slot", pa.int8(), nullable=False),
+        pa.field("metadata", pa.binary()),
+    ]
+)
+"""Schema of rows objects, and of what readers get."""
+
+_BYTES_COLUMNS = ("key", "payload", "metadata")
+_DELTA_COLUMNS = ("offset", "ledger_id", "entry_id", "batch_index", "batch_size", "publish_time", "event_time")
+
+WRITER_OPTIONS: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": False,
+    "write_statistics": [name for name in SCHEMA.names if name not in _BYTES_COLUMNS],
+    "column_encoding": {
+        **{name: "DELTA_BINARY_PACKED" for name in (*_DELTA_COLUMNS, "sequence_id", "chunk_index", "chunk_count")},
+        **{name: "DELTA_LENGTH_BYTE_ARRAY" for name in _BYTES_COLUMNS},
+    },
+    "store_schema": True,
+}
+"""Arguments of `pyarrow.parquet.ParquetWriter` for every rows object."""
+
+
+def constant(value: Any, name: str, length: int) -> pa.Array:
+    """A column of SCHEMA that holds one value in every row."""
+    data_type = SCHEMA.field(name).type
+    return pa.nulls(length, data_type) if value is None else pa.repeat(pa.scalar(value, data_type), length)
+
+
+def logical_sizes(rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Bytes of key, payload and properties of each row, shape (n,): the unit of thresholds (S1)."""
+    total = np.zeros(len(rows), dtype=np.int64)
+    for name in ("key", "payload"):
+        total += _lengths(rows.column(name))
+    properties = rows.column("properties")
+    if properties.null_count < len(properties):
+        total += _property_sizes(properties)
+    return total
+
+
+def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    lengths = pc.fill_null(pc.binary_length(column), 0)
+    return np.asarray(lengths.to_numpy(), dtype=np.int64)
+
+
+def _property_sizes(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    sizes = []
+    for chunk in column.chunks:
+        spans = np.asarray(chunk.offsets.to_numpy(), dtype=np.int64)
+        first, last = (int(spans[0]), int(spans[-1])) if len(spans) else (0, 0)
+        texts = np.zeros(last - first + 1, dtype=np.int64)
+        for items in (chunk.keys, chunk.items):
+            lengths = pc.fill_null(pc.binary_length(items.slice(first, last - first)), 0)
+            texts[1:] += np.cumsum(lengths.to_numpy())
+        sizes.append(texts[spans[1:] - first] - texts[spans[:-1] - first])
+    return np.concatenate(sizes) if sizes else np.empty(0, dtype=np.int64)

@@ -1,0 +1,328 @@
+"""Writing and reading one rows object: Parquet, whose footer vouches for every row group.
+
+The footer's key-value metadata holds the CRC32C of each row group's bytes; the CRC32C of the footer itself is in the
+row or manifest that names the object. So whatever part of it is read, one ranged read a row group, is checked, and
+the trust begins at the database. Other tools see plain Parquet.
+
+Reading does only what it must: a row group's bytes come in one ranged read; columns that the footer's statistics
+prove constant (most of Pulsar's metadata, most of the time) are not decoded but made anew.
+
+May go wrong: ObjectMissing, ObjectDamaged from any read; any store error from a write, which then leaves no object.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.checksums import crc32c, extend_crc32c
+from storage.errors import ObjectDamaged
+from storage.ledger import rows
+from storage.metadata.records import StoredObject
+from storage.objects.interface import ObjectStore, ObjectWriter
+
+VERSION_KEY = b"compactor.format_version"
+CHECKSUMS_KEY = b"compactor.row_group_crc32c"
+_MAGIC_BYTES = 4
+_REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
+
+
+@dataclass(frozen=True)
+class RowsObject:
+    """A rows object as its row or manifest names it; `stored.crc32c` is the CRC32C of the footer."""
+
+    stored: StoredObject
+    footer_size: int
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A row group: its place in the object, its rows, its offsets in the topic (inclusive).
+
+    `last_entry_id` None: the group spans ledgers, so statistics do not tell.
+    """
+
+    start: int
+    end: int
+    crc32c: int
+    first_row: int
+    rows: int
+    first_offset: int
+    last_offset: int
+    last_ledger_id: int
+    last_entry_id: int | None
+
+
+class RowsWriter:
+    """Writes tables of `rows.SCHEMA` as row groups of one new object; a context manager.
+
+    On a clean exit the object exists, durably, and `result` names it; on an exception nothing does.
+    """
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._checksums: list[int] = []
+        self._pending: list[pa.Table] = []
+        self._pending_rows = 0
+        self._pending_bytes = 0
+        self.result: RowsObject | None = None
+
+    def __enter__(self) -> RowsWriter:
+        self._object: ObjectWriter = self._store.create(self._name)
+        self._object.__enter__()
+        self._sink = _ChecksumSink(self._object)
+        try:
+            self._parquet = pq.ParquetWriter(self._sink, rows.SCHEMA, **rows.WRITER_OPTIONS)
+        except BaseException as error:
+            self._object.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def write(self, table: pa.Table, sizes: npt.NDArray[np.int64]) -> None:
+        """Append rows; `sizes`: logical bytes of each. Row groups are cut by rows and by bytes."""
+        first = 0
+        while first < len(table):
+            room = rows.GROUP_BYTES - self._pending_bytes
+            filled = np.cumsum(sizes[first : first + rows.GROUP_ROWS - self._pending_rows])
+            take = int(np.searchsorted(filled, room, "right"))
+            if take == 0 and not self._pending:
+                take = 1
+            if take:
+                self._pending.append(table.slice(first, take))
+                self._pending_rows += take
+                self._pending_bytes += int(filled[take - 1])
+                first += take
+            if first < len(table) or self._pending_rows >= rows.GROUP_ROWS:
+                self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        group = pa.concat_tables(self._pending).combine_chunks()
+        self._sink.restart()
+        self._parquet.write_table(group, row_group_size=len(group))
+        self._checksums.append(self._sink.checksum)
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._abandon()
+            self._object.__exit__(kind, error, trace)
+            return
+        try:
+            self._flush()
+            checksums = np.asarray(self._checksums, dtype="<u4").tobytes().hex()
+            self._parquet.add_key_value_metadata({VERSION_KEY: str(rows.FORMAT_VERSION), CHECKSUMS_KEY: checksums})
+            self._sink.restart()
+            start = self._sink.tell()
+            self._parquet.close()
+            size = self._sink.tell()
+        except BaseException as failure:
+            self._abandon()
+            self._object.__exit__(type(failure), failure, failure.__traceback__)
+            raise
+        self._object.__exit__(None, None, None)
+        self.result = RowsObject(StoredObject(self._name, size, self._sink.checksum), size - start)
+
+    def _abandon(self) -> None:
+        """Let pyarrow finish its file into nothing, so that no destructor writes later."""
+        self._sink.discard()
+        self._parquet.close()
+
+
+class RowsReader:
+    """Reads one rows object by row group. Every byte that it returns was checked."""
+
+    def __init__(self, store: ObjectStore, rows_object: RowsObject) -> None:
+        self._store = store
+        self._stored = rows_object.stored
+        self._footer_start = self._stored.size - rows_object.footer_size
+        footer = store.get(self._stored.name, self._footer_start, rows_object.footer_size)
+        if crc32c(footer) != self._stored.crc32c:
+            raise self._damaged("its footer")
+        self._metadata = pq.read_metadata(pa.BufferReader(footer))
+        self._window = _Window(self._stored.size)
+        self._file = pq.ParquetFile(pa.PythonFile(self._window, mode="r"), metadata=self._metadata, pre_buffer=False)
+
+    @cached_property
+    def groups(self) -> tuple[RowGroup, ...]:
+        """The row groups, in offset order."""
+        named = self._metadata.metadata or {}
+        if int(named.get(VERSION_KEY, 0)) != rows.FORMAT_VERSION:
+            raise ObjectDamaged(
+                f"{self._stored.name} is of format version {named.get(VERSION_KEY)!r}", "use a newer compactor to read it"
+            )
+        checksums = np.frombuffer(bytes.fromhex(named[CHECKSUMS_KEY].decode()), dtype="<u4").tolist()
+        described = [self._metadata.row_group(i) for i in range(self._metadata.num_row_groups)]
+        starts = [_group_start(group) for group in described]
+        ends = [*starts[1:], self._footer_start]
+        groups, first_row = [], 0
+        for group, start, end, checksum in zip(described, starts, ends, checksums, strict=True):
+            offset, ledger, entry = (group.column(i).statistics for i in range(3))
+            groups.append(
+                RowGroup(
+                    start,
+                    end,
+                    checksum,
+                    first_row,
+                    group.num_rows,
+                    offset.min,
+                    offset.max,
+                    ledger.max,
+                    entry.max if ledger.min == ledger.max else None,
+                )
+            )
+            first_row += group.num_rows
+        return tuple(groups)
+
+    def read(self, number: int, columns: list[str] | None = None) -> pa.Table:
+        """Rows of one row group, all columns or the given ones, in the order of `rows.SCHEMA`."""
+        return self._assemble(number, columns or rows.SCHEMA.names, None)
+
+    def take(self, number: int, wanted: npt.NDArray[np.int64]) -> pa.Table:
+        """All columns of some rows of one row group; `wanted` ascends and counts within the group."""
+        whole = len(wanted) == self._metadata.row_group(number).num_rows
+        return self._assemble(number, rows.SCHEMA.names, None if whole else wanted)
+
+    def offsets(self, number: int) -> npt.NDArray[np.int64]:
+        """The offsets of the rows of one row group, shape (rows,)."""
+        return np.asarray(self.read(number, ["offset"]).column("offset").to_numpy(), dtype=np.int64)
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        for number in range(len(self.groups)):
+            yield self.read(number)
+
+    def _assemble(self, number: int, columns: list[str], wanted: npt.NDArray[np.int64] | None) -> pa.Table:
+        group = self.groups[number]
+        if self._window.start != group.start:
+            data = self._store.get(self._stored.name, group.start, group.end - group.start)
+            if crc32c(data) != group.crc32c:
+                raise self._damaged(f"row group {number} (bytes {group.start} to {group.end})")
+            self._window.load(data, group.start)
+        constants = self._constants[number]
+        varying = [name for name in columns if name not in constants]
+        count = group.rows if wanted is None else len(wanted)
+        decoded = None
+        if varying:
+            decoded = self._file.read_row_group(number, columns=varying, use_threads=False)
+            if wanted is not None:
+                decoded = decoded.take(pa.array(wanted))
+        made = [
+            rows.constant(constants[name], name, count) if name in constants else decoded.column(name)  # type: ignore[union-attr]
+            for name in columns
+        ]
+        return pa.table(made, schema=pa.schema([rows.SCHEMA.field(name) for name in columns]))
+
+    @cached_property
+    def _constants(self) -> list[dict[str, Any]]:
+        """By row group, the columns that statistics prove constant, with their value."""
+        return [_constant_columns(self._metadata.row_group(i)) for i in range(self._metadata.num_row_groups)]
+
+    def _damaged(self, what: str) -> ObjectDamaged:
+        return ObjectDamaged(f"{what} of {self._stored.name} does not match its checksum", _REMEDY)
+
+
+def _group_start(group: Any) -> int:
+    starts = []
+    for i in range(group.num_columns):
+        column = group.column(i)
+        starts.append(column.dictionary_page_offset or column.data_page_offset)
+    return min(starts)
+
+
+def _constant_columns(group: Any) -> dict[str, Any]:
+    constant: dict[str, Any] = {}
+    leaves: dict[str, list[Any]] = {}
+    for i in range(group.num_columns):
+        column = group.column(i)
+        leaves.setdefault(column.path_in_schema.split(".")[0], []).append(column.statistics)
+    for name, statistics in leaves.items():
+        if any(one is None or not one.has_null_count for one in statistics):
+            continue
+        if all(one.null_count == group.num_rows and one.num_values == 0 for one in statistics):
+            constant[name] = None
+        elif len(statistics) == 1 and _is_one_value(statistics[0]):
+            constant[name] = statistics[0].min
+    return constant
+
+
+def _is_one_value(statistics: Any) -> bool:
+    return bool(
+        statistics.has_min_max
+        and statistics.null_count == 0
+        and statistics.min == statistics.max
+        and statistics.physical_type != "BYTE_ARRAY"  # bounds of long texts may be cut
+    )
+
+
+class _ChecksumSink(io.RawIOBase):
+    """A writable file over an object writer that keeps a running checksum since `restart`."""
+
+    def __init__(self, target: ObjectWriter) -> None:
+        self._target: ObjectWriter | None = target
+        self._position = 0
+        self.checksum = 0
+
+    def restart(self) -> None:
+        self.checksum = 0
+
+    def discard(self) -> None:
+        self._target = None
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Any) -> int:
+        if self._target is not None:
+            self._target.write(data)
+            self.checksum = extend_crc32c(self.checksum, data)
+        self._position += len(data)
+        return len(data)
+
+
+class _Window(io.RawIOBase):
+    """A readable file of the object's size, of which one row group's bytes are present."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._data = memoryview(b"")
+        self._position = 0
+        self.start = -1
+
+    def load(self, data: bytes, start: int) -> None:
+        self._data, self.start = memoryview(data), start
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset if whence == io.SEEK_SET else self._size + offset
+        return self._position
+
+    def read(self, size: int = -1) -> memoryview:  # type: ignore[override]
+        first = self._position - self.start
+        if first < 0 or size < 0 or first + size > len(self._data):
+            raise ValueError(f"bytes {self._position} and {size} after them are not in the loaded row group")
+        self._position += size
+        return self._data[first : first + size]

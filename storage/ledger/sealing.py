@@ -1,0 +1,116 @@
+"""Sealing: the rows of one ledger, in memory, become a rows object and its key index.
+
+The one place where a ledger's key index is built (its rows are in memory anyway). Writes two objects under the
+attempt's names; they exist for nobody until a row in SQL says so.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from storage.checksums import crc32c
+from storage.ledger import key_index, names, rows
+from storage.ledger.hashing import KeyHasher
+from storage.ledger.rows_file import RowsWriter
+from storage.metadata.records import IndexLocation, LedgerRecord
+from storage.model import MessageId
+from storage.objects.interface import ObjectStore
+
+
+@dataclass(frozen=True)
+class Sealer:
+    """Makes sealed ledgers of one topic, under one attempt's names."""
+
+    store: ObjectStore
+    topic_uid: str
+    partition: int
+    hasher: KeyHasher
+    attempt_id: str
+
+    def seal(self, table: pa.Table, ledger_id: int, created_at: int) -> LedgerRecord:
+        """Write `table` (`rows.SCHEMA`, at least one row, ascending) and its key index; the row to be committed."""
+        table = table.combine_chunks()
+        sizes = rows.logical_sizes(table)
+        name = names.ledger_rows(self.topic_uid, ledger_id, self.attempt_id)
+        with RowsWriter(self.store, name) as writer:
+            writer.write(table, sizes)
+        assert writer.result is not None
+        offsets = table.column("offset").to_numpy()
+        entries = table.column("entry_id").to_numpy()
+        publish = pc.min_max(table.column("publish_time")).as_py()
+        return LedgerRecord(
+            ledger_id=ledger_id,
+            first_offset=int(offsets[0]),
+            last_offset=int(offsets[-1]),
+            messages=len(table),
+            entries=int(np.count_nonzero(entries[1:] != entries[:-1])) + 1,
+            last_message_id=MessageId(
+                ledger_id, int(entries[-1]), self.partition, table.column("batch_index")[-1].as_py()
+            ),
+            logical_bytes=int(sizes.sum()),
+            min_publish_time=publish["min"],
+            max_publish_time=publish["max"],
+            rows=writer.result.stored,
+            footer_size=writer.result.footer_size,
+            index=self._write_index(table, ledger_id),
+            attempt_id=self.attempt_id,
+            created_at=created_at,
+        )
+
+    def _write_index(self, table: pa.Table, ledger_id: int) -> IndexLocation:
+        records = ledger_records(table, self.hasher)
+        data, directory = key_index.encode_index(records, key_index.HashRange(), unkeyed_rows(table))
+        name = names.ledger_index(self.topic_uid, ledger_id, self.attempt_id)
+        self.store.put(name, data)
+        return IndexLocation(name, 0, len(data), directory.encode())
+
+
+def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.Records:
+    """The newest record of each key in `table` (`rows.SCHEMA`), and the event-time winners if there are event times.
+
+    Only rows of slot MESSAGE with a key take part (P6, P8, P10).
+    """
+    keyed = pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.Slot.MESSAGE)))
+    if not pc.all(keyed).as_py():
+        table = table.filter(keyed)
+    hi, lo = hasher(_one_chunk(table.column("key")))
+    flagged = flagged_offsets(table)
+    newest = key_index.latest(hi, lo)
+    event_times = table.column("event_time")
+    if event_times.null_count == len(event_times):
+        return key_index.Records(hi[newest], lo[newest], flagged[newest])
+    events = pc.fill_null(event_times, key_index.NO_EVENT_TIME).to_numpy()
+    winners = newest if np.all(events[1:] >= events[:-1]) else key_index.latest_by_event(hi, lo, events)
+    return key_index.Records(hi[newest], lo[newest], flagged[newest], flagged[winners], events[winners])
+
+
+def flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
+    """Offsets of keyed rows with the tombstone flag set where the payload is null or empty (P5)."""
+    payload = table.column("payload")
+    empty = pc.fill_null(pc.equal(pc.binary_length(payload), 0), True).to_numpy()
+    offsets = table.column("offset").to_numpy().astype(np.uint64)
+    return np.where(empty, offsets | key_index.TOMBSTONE, offsets)
+
+
+def unkeyed_rows(table: pa.Table) -> dict[str, BitMap64]:
+    """Bitmaps of the offsets of rows outside the key map, by class."""
+    slot = table.column("slot")
+    is_message = pc.equal(slot, int(rows.Slot.MESSAGE))
+    masks = {
+        "null_keys": pc.and_(is_message, pc.is_null(table.column("key"))),
+        "whole_entries": pc.equal(slot, int(rows.Slot.WHOLE_ENTRY)),
+        "chunks": pc.equal(slot, int(rows.Slot.CHUNK)),
+    }
+    offsets = table.column("offset").to_numpy().astype(np.uint64)
+    return {name: BitMap64(array("Q", offsets[mask.to_numpy()].tobytes())) for name, mask in masks.items()}
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
