@@ -1,0 +1,98 @@
+"""What a fresh clone relies on: locks that pin and hash everything and name no place, and a Makefile that tells its
+targets.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = ("build", "runtime", "dev")
+
+
+def read_lock(name: str) -> str:
+    return (ROOT / "requirements" / f"{name}.lock").read_text()
+
+
+def entries(name: str) -> list[tuple[Requirement, list[str]]]:
+    """(requirement, hashes) of each logical line: pip joins lines that end in a backslash."""
+    lines = read_lock(name).replace("\\\n", " ").splitlines()
+    split = [line.split(" --hash=") for line in lines if line.strip()]
+    return [(Requirement(parts[0].strip()), [part.strip() for part in parts[1:]]) for parts in split]
+
+
+def pins(name: str) -> set[tuple[str, str, str]]:
+    """(package, ==version, marker) of every pin; a package may have one for older and one for newer Pythons."""
+    return {(canonicalize_name(r.name), str(r.specifier), str(r.marker or "")) for r, _ in entries(name)}
+
+
+def packages(name: str) -> set[str]:
+    return {package for package, _, _ in pins(name)}
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def wanted(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(text).name) for text in requirements}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_names_no_place(lock: str) -> None:
+    text = read_lock(lock)
+    assert not re.search(r"://|\bfile:|\s@\s|^/|^\.", text, re.MULTILINE)
+    options = set(re.findall(r"(?:^|\s)(--?[a-z][a-z-]*)", text))
+    assert options == {"--hash"}, "a lock must not choose an index, a host or how pip installs"
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_everything_in_a_lock_is_pinned_and_hashed(lock: str) -> None:
+    assert entries(lock)
+    for requirement, hashes in entries(lock):
+        assert re.fullmatch(r"==[^*,]+", str(requirement.specifier)), f"{requirement} is not pinned: run make lock"
+        assert hashes, f"{requirement} has no hash: run make lock"
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", value) for value in hashes), requirement
+
+
+def test_what_pyproject_asks_for_is_locked() -> None:
+    project = pyproject()["project"]
+    groups = pyproject()["dependency-groups"]
+    runtime = wanted(project["dependencies"]) | wanted(project["optional-dependencies"]["postgres"])
+    everything = runtime.union(*map(wanted, project["optional-dependencies"].values()), *map(wanted, groups.values()))
+    assert wanted(groups["build"]) <= packages("build")
+    assert runtime <= packages("runtime"), "run make lock"
+    assert everything <= packages("dev"), "run make lock"
+
+
+def test_the_pins_are_within_what_pyproject_allows() -> None:
+    project = pyproject()["project"]
+    asked = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
+    for requirement in map(Requirement, asked):
+        for locked, _ in entries("dev"):
+            if canonicalize_name(locked.name) == canonicalize_name(requirement.name):
+                version = str(locked.specifier).removeprefix("==")
+                assert requirement.specifier.contains(version), f"{locked} does not fit {requirement}: run make lock"
+
+
+def test_one_environment_can_hold_all_three_locks() -> None:
+    """install.sh takes a dev environment for a runtime one as well."""
+    assert pins("build") <= pins("runtime") <= pins("dev")
+
+
+def test_the_makefile_tells_every_target() -> None:
+    text = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", text, re.MULTILINE)
+    told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    # The two environments are steps of other targets, not something to type.
+    for target in set(phony.split()) - {"runtime-environment", "dev-environment"}:
+        assert re.search(rf"^{re.escape(target)} +\w", told, re.MULTILINE), f"make help does not tell {target}"
+    assert set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE)) == set(phony.split())
