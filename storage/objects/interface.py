@@ -116,6 +116,7 @@ class ObjectWriter(ABC):
 
     def flush(self) -> None:
         """Nothing: an object is durable once it exists, not before."""
+        return
 
     def close(self) -> None:
         """End the writing; the `with` block decides whether there will be an object."""

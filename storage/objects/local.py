@@ -104,7 +104,7 @@ class LocalStore(ObjectStore):
                     position += len(piece)
             finally:
                 os.close(descriptor)
-        if position < end or start > end:
+        if position < end or start > there:
             raise ObjectDamaged(
                 f"object {name} in {self.url} has {there} bytes, too few for start={start} length={length}",
                 "restore the object, or delete the ledger that names it and compact again",

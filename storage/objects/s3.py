@@ -18,7 +18,7 @@ import os
 import random
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -36,7 +36,7 @@ from storage.objects.interface import (
     check_object_name,
     check_range,
 )
-from storage.objects.probe import BODY_BYTES, ProbeReport, probe
+from storage.objects.probe import LARGE_BODY_BYTES, ProbeReport, probe
 from storage.objects.s3_errors import code_of, is_ambiguous, status_of, translate
 from storage.objects.s3_writer import S3Writer
 
@@ -163,7 +163,7 @@ class S3Store(ObjectStore):
         streamed = S3Store(
             self.location,
             multipart_threshold=0,
-            part_bytes=BODY_BYTES,
+            part_bytes=LARGE_BODY_BYTES,
             attempts=self._attempts,
             clock=self._clock,
         )
@@ -192,7 +192,7 @@ class S3Store(ObjectStore):
                 try:
                     send()
                     return
-                except (ClientError, HTTPClientError) as error:
+                except (BotoCoreError, ClientError) as error:
                     refused = status_of(error) in (404, 412) and code_of(error) != "NoSuchBucket"
                     if (refused or is_ambiguous(error)) and self._is_marked(name, metadata[MARK]):
                         return
@@ -225,8 +225,9 @@ class S3Store(ObjectStore):
         for attempt in range(1, self._attempts + 1):
             answer = self.client.get_object(Bucket=self.bucket, Key=key, **ranged)
             try:
-                with answer["Body"] as body:
-                    return bytes(body.read())
+                # Not `with answer["Body"] as body`: that is the raw stream, which ends early without a word.
+                with closing(answer["Body"]):
+                    return bytes(answer["Body"].read())
             except (HTTPClientError, IncompleteReadError) as error:
                 if attempt == self._attempts:
                     raise Unavailable(

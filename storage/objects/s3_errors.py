@@ -10,6 +10,7 @@ from __future__ import annotations
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConnectionError,
     HTTPClientError,
     InvalidProxiesConfigError,
     SSLError,
@@ -68,7 +69,7 @@ def status_of(error: Exception) -> int:
 
 def is_ambiguous(error: Exception) -> bool:
     """Whether the request may have taken effect although it seems to have failed: no answer, or the server's fault."""
-    return isinstance(error, HTTPClientError) or status_of(error) >= 500
+    return isinstance(error, (HTTPClientError, ConnectionError)) or status_of(error) >= 500
 
 
 def translate(error: BotoCoreError | ClientError, verb: str, name: str, url: str, bucket: str) -> CompactorError:
@@ -76,7 +77,7 @@ def translate(error: BotoCoreError | ClientError, verb: str, name: str, url: str
     if isinstance(error, ClientError):
         return _answered(error, verb, name, url, bucket)
     what = f"cannot {verb} object {name} in {url}, {type(error).__name__}: {error}"
-    if isinstance(error, HTTPClientError) and not isinstance(error, (SSLError, InvalidProxiesConfigError)):
+    if is_ambiguous(error) and not isinstance(error, (SSLError, InvalidProxiesConfigError)):
         return Unavailable(what, "see that the S3 endpoint is right and can be reached, then try again")
     return Misconfigured(
         what,
