@@ -34,6 +34,17 @@ class TopicRecord:
 
 
 @dataclass(frozen=True)
+class TopicSummary:
+    """A topic in a list: its raw ledgers counted, and the compacted ledger that serves, if any."""
+
+    name: TopicName
+    ledgers: int
+    messages: int
+    logical_bytes: int
+    compacted_ledger_id: int | None
+
+
+@dataclass(frozen=True)
 class StoredObject:
     """An object that a row refers to: name, size and CRC32C of all its bytes."""
 

@@ -1,0 +1,1 @@
+"""One file a revision, numbered in the order in which they happen."""

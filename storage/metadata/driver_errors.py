@@ -1,0 +1,128 @@
+"""What a database driver raises, in our error tree (storage/errors.py).
+
+    unreachable, locked, shutting down, deadlock -> Unavailable      disk full -> StorageFull
+    password, rights, missing database or table  -> Misconfigured    damaged file -> DataLoss
+
+Everything else (a constraint, a type) is a defect of ours and goes through as it is. SQLite and PostgreSQL say what
+happened by code; only a refused PostgreSQL login has no code, so there the server's English text is looked at, and
+what cannot be told apart counts as Unavailable. No message holds the password, whatever the driver wrote.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import URL
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from storage.errors import CompactorError, DataLoss, Misconfigured, StorageFull, Unavailable
+
+UPGRADE_REMEDY = "run `compactor db upgrade`"
+
+_RETRY = "try again; if it stays, look at the database"
+_FREE_SPACE = "free some space, then try again"
+_LOGIN = "check user, password and database name in the database URL, and the user's rights"
+_SQLITE_FILE = "check that its directory exists and that this user may write there"
+
+_BY_SQLITE_NAME: dict[str, tuple[type[CompactorError], str]] = {
+    "SQLITE_BUSY": (Unavailable, "another process is writing; try again"),
+    "SQLITE_LOCKED": (Unavailable, "another process is writing; try again"),
+    "SQLITE_FULL": (StorageFull, _FREE_SPACE),
+    "SQLITE_IOERR": (Unavailable, "check the disk, then try again"),
+    "SQLITE_PROTOCOL": (Unavailable, _RETRY),
+    "SQLITE_CANTOPEN": (Misconfigured, _SQLITE_FILE),
+    "SQLITE_READONLY": (Misconfigured, _SQLITE_FILE),
+    "SQLITE_PERM": (Misconfigured, _SQLITE_FILE),
+    "SQLITE_AUTH": (Misconfigured, _SQLITE_FILE),
+    "SQLITE_NOTADB": (Misconfigured, "the file is something else; check the path in the database URL"),
+    "SQLITE_CORRUPT": (DataLoss, "the file is damaged; bring it back from a backup"),
+}
+"""By SQLite's result code without its extension: SQLITE_IOERR stands for SQLITE_IOERR_FSYNC too."""
+
+_BY_SQLSTATE: dict[str, tuple[type[CompactorError], str]] = {
+    "08": (Unavailable, _RETRY),  # connection
+    "28": (Misconfigured, _LOGIN),
+    "3D": (Misconfigured, _LOGIN),
+    "40": (Unavailable, "another transaction was in the way; try again"),
+    "42501": (Misconfigured, _LOGIN),
+    "42P01": (Misconfigured, UPGRADE_REMEDY),  # no such table
+    "42703": (Misconfigured, UPGRADE_REMEDY),  # no such column
+    "25006": (Misconfigured, "the server is read-only (a standby?); use the primary's URL"),
+    "53": (Unavailable, _RETRY),  # out of memory, too many connections
+    "53100": (StorageFull, _FREE_SPACE),
+    "55P03": (Unavailable, "another transaction holds the row; try again"),
+    "57": (Unavailable, _RETRY),  # shutting down, starting, cancelled
+    "58": (Unavailable, _RETRY),  # the server's own disk
+    "XX001": (DataLoss, "the database is damaged; bring it back from a backup"),
+    "XX002": (DataLoss, "an index of the database is damaged; REINDEX or bring it back from a backup"),
+}
+"""By SQLSTATE or its class (the first two characters); the longer one wins."""
+
+_REFUSED_LOGIN = (
+    "password authentication failed",
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    'FATAL:  database "',
+    'FATAL:  role "',
+    "invalid connection option",
+    "invalid URI",
+)
+
+
+@contextmanager
+def translated(url: URL) -> Iterator[None]:
+    """Inside, errors of the driver become ours, with the driver's error as the cause."""
+    try:
+        yield
+    except DBAPIError as error:
+        named = _named(url, error)
+        if named is None:
+            raise
+        raise named from error.orig
+    except PoolTimeout as error:
+        raise Unavailable(
+            f"no connection to the database {shown(url)} came free in time", "try again, or run fewer things at once"
+        ) from error
+
+
+def shown(url: URL) -> str:
+    """The URL as people may see it: without the password, and without options, which may hold another one."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def _named(url: URL, error: DBAPIError) -> CompactorError | None:
+    original = error.orig
+    kind_and_remedy = _sqlite(original) if isinstance(original, sqlite3.Error) else _postgresql(original, error)
+    if kind_and_remedy is None:
+        return None
+    kind, remedy = kind_and_remedy
+    return kind(f"the database {shown(url)} failed: {_first_line(original, url)}", remedy)
+
+
+def _sqlite(original: sqlite3.Error) -> tuple[type[CompactorError], str] | None:
+    if "no such table" in str(original) or "no such column" in str(original):
+        return Misconfigured, UPGRADE_REMEDY
+    name = getattr(original, "sqlite_errorname", None) or ""
+    return _BY_SQLITE_NAME.get("_".join(name.split("_")[:2]))
+
+
+def _postgresql(original: object, error: DBAPIError) -> tuple[type[CompactorError], str] | None:
+    state = getattr(original, "sqlstate", None)
+    if state:
+        return _BY_SQLSTATE.get(state) or _BY_SQLSTATE.get(state[:2])
+    if any(part in str(original) for part in _REFUSED_LOGIN):
+        return Misconfigured, _LOGIN
+    # Without a code the server was never reached, or went away in the middle.
+    if error.connection_invalidated or type(original).__name__ == "OperationalError":
+        return Unavailable, "check that the database runs and can be reached from here, then try again"
+    return None
+
+
+def _first_line(original: object, url: URL) -> str:
+    lines = str(original).strip().splitlines()
+    text = lines[0] if lines else type(original).__name__
+    return text.replace(url.password, "***") if url.password else text

@@ -1,0 +1,148 @@
+"""Opening a database by URL, and its three kinds of transaction.
+
+    read      what one statement sees
+    snapshot  everything as of one moment, over several statements
+    write     all or nothing; a row that was looked at with `FOR UPDATE` stays as it is until the end
+
+PostgreSQL: READ COMMITTED with row locks for writes, REPEATABLE READ (read-only) for snapshots. SQLite: one writer at
+a time, by BEGIN IMMEDIATE, so that what a write reads is what it changes and a lock is waited for at the start, where
+SQLite waits, and not in the middle, where it fails at once; readers never wait (WAL). A commit is on disk when it
+returns (synchronous=FULL).
+
+What can go wrong is in driver_errors.py. Must not know: tables. Nothing here connects before it has to.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from storage.errors import Misconfigured
+from storage.metadata.driver_errors import shown, translated
+
+SQLITE = "sqlite"
+POSTGRESQL = "postgresql"
+
+LOCK_WAIT_SECONDS = 30
+"""How long a transaction waits for another's lock before it fails as Unavailable."""
+
+_URL_REMEDY = "use sqlite:///path/to/file.db or postgresql://user:password@host/database"
+# A server that is gone is noticed in half a minute, not after TCP's two hours.
+_POSTGRESQL_DEFAULTS = {
+    "connect_timeout": "10",
+    "application_name": "compactor",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+_MAX_CONNECTIONS = 5
+_MAX_MORE_CONNECTIONS = 20
+
+
+class Database:
+    """An engine and how to run transactions on it. Safe to share between threads, not between processes."""
+
+    def __init__(self, url: str | URL) -> None:
+        """Raises Misconfigured for a URL that cannot be used; does not connect."""
+        self.url = _parsed(url)
+        self.engine = _open(self.url)
+        self.dialect = self.engine.dialect.name
+        self._writing: Engine = self.engine
+        self._snapshots: Engine = self.engine
+        if self.dialect == SQLITE:
+            self._writing = self.engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
+        else:
+            self._snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without its password."""
+        return shown(self.url)
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads. Raises Unavailable, Misconfigured."""
+        with translated(self.url), self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A transaction that only reads, and in which all statements see the same moment."""
+        with translated(self.url), self._snapshots.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that commits at the end, or not at all if anything was raised.
+
+        Raises Unavailable, StorageFull, Misconfigured. After Unavailable from a lost connection the commit may have
+        happened: look before doing it again.
+        """
+        with translated(self.url), self._writing.begin() as connection:
+            if self.dialect == POSTGRESQL:
+                connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_WAIT_SECONDS}s'"))
+            yield connection
+
+    def close(self) -> None:
+        """Close all connections that are not in use. The object may be used again afterwards."""
+        self.engine.dispose()
+
+
+def _parsed(url: str | URL) -> URL:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        # The text is not repeated, and the cause not kept: there may be a password in it.
+        raise Misconfigured("the database URL cannot be read as a URL", _URL_REMEDY) from None
+    backend = parsed.drivername.partition("+")[0]
+    if backend in ("postgres", POSTGRESQL):
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend != SQLITE:
+        raise Misconfigured(f"the database URL {shown(parsed)} is neither SQLite's nor PostgreSQL's", _URL_REMEDY)
+    if parsed.database in (None, "", ":memory:"):
+        raise Misconfigured(f"the database URL {shown(parsed)} names no file, so nothing would last", _URL_REMEDY)
+    return parsed.set(drivername=SQLITE)
+
+
+def _open(url: URL) -> Engine:
+    options: dict[str, Any] = {
+        "pool_size": _MAX_CONNECTIONS,
+        "max_overflow": _MAX_MORE_CONNECTIONS,
+        "pool_timeout": LOCK_WAIT_SECONDS,
+        # Values may be large (index directories) and belong in no log and no error.
+        "hide_parameters": True,
+    }
+    if url.drivername == SQLITE:
+        engine = create_engine(url, connect_args={"timeout": LOCK_WAIT_SECONDS}, **options)
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    # What the URL says goes first; connect_args would override it.
+    defaults = {name: value for name, value in _POSTGRESQL_DEFAULTS.items() if name not in url.query}
+    try:
+        return create_engine(url, pool_pre_ping=True, connect_args=defaults, **options)
+    except ImportError as error:
+        raise Misconfigured(
+            f"the database {shown(url)} needs psycopg, which cannot be loaded ({error})",
+            "pip install 'compactor[postgres]'",
+        ) from error
+
+
+def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+    assert isinstance(connection, sqlite3.Connection)
+    # Python's own transaction control begins late and never IMMEDIATE; _begin_sqlite does it instead.
+    connection.isolation_level = None
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))

@@ -1,0 +1,59 @@
+"""Raw ledgers: their ids, and appending them to a topic all at once.
+
+Invariants: a ledger id is given out once, over all topics, raw and compacted ledgers together; ledgers of one append
+become visible together or never; see invariants.check_append for how they must follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from storage.metadata import attempts, leases, mapping, topics
+from storage.metadata.invariants import check_append
+from storage.metadata.records import Lease, LedgerRecord
+from storage.metadata.tables import ledgers, sequences
+from storage.metadata.tables import topics as topics_table
+
+LEDGER_SEQUENCE = "ledger"
+"""The row of `sequences`; the first migration makes it."""
+
+
+def allocate_ids(connection: Connection, count: int) -> int:
+    """The first of `count` consecutive ids. An id that was given out and not used is lost, not reused."""
+    if count < 1:
+        raise ValueError(f"{count} ledger ids cannot be allocated")
+    after = connection.execute(
+        update(sequences)
+        .where(sequences.c.name == LEDGER_SEQUENCE)
+        .values(next_value=sequences.c.next_value + count)
+        .returning(sequences.c.next_value)
+    ).scalar_one()
+    return int(after) - count
+
+
+def append(connection: Connection, lease: Lease, new: Sequence[LedgerRecord], now: int) -> None:
+    """Make sealed ledgers part of the topic, and finish their attempts.
+
+    Raises Fenced if the lease was overtaken, the topic has moved on, or an attempt was given up as dead.
+    """
+    leases.check(connection, lease)
+    topic = topics.locked(connection, lease.topic_id)
+    last_id = connection.execute(
+        select(func.max(ledgers.c.ledger_id)).where(ledgers.c.topic_id == topic.id)
+    ).scalar_one()
+    check_append(topic, last_id, new)
+    attempt_ids = {ledger.attempt_id for ledger in new}
+    attempts.check_open(connection, attempt_ids)
+    connection.execute(insert(ledgers), [mapping.ledger_values(topic.id, ledger) for ledger in new])
+    connection.execute(
+        update(topics_table).where(topics_table.c.id == topic.id).values(next_offset=new[-1].last_offset + 1)
+    )
+    attempts.finish(connection, attempt_ids, now)
+
+
+def of_topic(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
+    """In the order of offsets."""
+    statement = select(ledgers).where(ledgers.c.topic_id == topic_id).order_by(ledgers.c.first_offset)
+    return tuple(mapping.ledger(row) for row in connection.execute(statement).mappings())

@@ -1,0 +1,55 @@
+"""The commit point of a compaction: one transaction in which a new compacted ledger begins to serve (A1).
+
+Before it, all that a run has written are objects that no row names; after it, readers find the new ledger. Horizon,
+pointer, generation, compacted ledger and run change together or not at all. Of several publishers one wins: the
+topic's row is compared and swapped on (generation, epoch), whatever was read before.
+What must hold beforehand, and why, is in invariants.check_publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, insert, update
+
+from storage.errors import Fenced
+from storage.metadata import attempts, cursors, mapping, runs, topics
+from storage.metadata.invariants import RERUN, check_publish
+from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, RunRecord
+from storage.metadata.tables import compacted_ledgers
+from storage.metadata.tables import topics as topics_table
+
+
+def publish(
+    connection: Connection,
+    run: RunRecord,
+    expected_generation: int,
+    compacted: CompactedLedgerRecord,
+    statistics: Mapping[str, object],
+    now: int,
+) -> RunRecord:
+    """Let `compacted` serve and end the run. Raises Fenced; then everything is as it was (W3)."""
+    topic = topics.locked(connection, run.topic_id)
+    found = runs.get(connection, run.run_id)
+    cursor = cursors.find(connection, topic.id, COMPACTION_CURSOR)
+    check_publish(topic, found, expected_generation, cursor.mark_delete if cursor else None, compacted)
+    attempts.check_open(connection, [found.attempt_id])
+
+    swapped = connection.execute(
+        update(topics_table)
+        .where(
+            topics_table.c.id == topic.id,
+            topics_table.c.generation == expected_generation,
+            topics_table.c.epoch == found.epoch,
+        )
+        .values(generation=topics_table.c.generation + 1)
+    )
+    if swapped.rowcount != 1:
+        # The lock makes this impossible; the swap is what A1 promises, so it does not lean on the lock.
+        raise Fenced(f"generation or epoch of {topic.name} moved while run {run.run_id} published", RERUN)
+
+    cursors.retire_compacted(connection, topic.id, now)
+    connection.execute(insert(compacted_ledgers).values(**mapping.compacted_ledger_values(topic.id, compacted)))
+    cursors.move_horizon(connection, topic.id, compacted.horizon, compacted.ledger_id)
+    runs.succeed(connection, found, compacted.ledger_id, statistics, now)
+    return runs.get(connection, run.run_id)

@@ -1,0 +1,166 @@
+"""Compaction runs: one at a time a topic, each in an epoch of its own, none forgotten.
+
+States (S7): RUNNING, then once SUCCESS or ERROR; a finished run never changes again. A run that stops answering (its
+heartbeat is older than the claimant allows) is taken over: it gets ERROR, and its epoch is over, so if its worker
+wakes up it finds itself fenced. The database itself forbids a second RUNNING row (tables.py).
+Publishing a result is in publishing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, Select, insert, select, update
+
+from storage.errors import CompactionRunning, NotFound
+from storage.metadata import attempts, mapping, topics
+from storage.metadata.invariants import check_run_is_current
+from storage.metadata.leases import shown_time
+from storage.metadata.records import AttemptKind, RunRecord, RunState
+from storage.metadata.tables import runs
+from storage.metadata.tables import topics as topics_table
+from storage.model import Position
+
+CLAIMED = "claimed"
+"""The phase of a run that has not begun."""
+
+
+def claim(
+    connection: Connection, topic_id: int, holder: str, policies: Mapping[str, object], heartbeat_ttl_ms: int, now: int
+) -> RunRecord:
+    """Begin a run in a new epoch. Raises CompactionRunning (S4), TopicNotFound."""
+    topic = topics.locked(connection, topic_id)
+    running = _find(connection, select(runs).where(runs.c.topic_id == topic_id, runs.c.state == RunState.RUNNING.value))
+    if running is not None:
+        if now - running.heartbeat_at < heartbeat_ttl_ms:
+            raise CompactionRunning(
+                f"run {running.run_id} by {running.holder} is compacting {topic.name} since "
+                f"{shown_time(running.started_at)}",
+                "wait for it to finish; `compactor status` shows its progress",
+            )
+        # Before the insert: at most one row may be RUNNING. The text is completed when the new id is known.
+        _end(connection, running, RunState.ERROR, now)
+    epoch = topic.epoch + 1
+    connection.execute(update(topics_table).where(topics_table.c.id == topic_id).values(epoch=epoch))
+    attempt = attempts.begin(connection, topic_id, AttemptKind.RUN, holder, now)
+    made = connection.execute(
+        insert(runs).values(
+            topic_id=topic_id,
+            attempt_id=attempt.attempt_id,
+            holder=holder,
+            epoch=epoch,
+            state=RunState.RUNNING.value,
+            phase=CLAIMED,
+            policies=dict(policies),
+            started_at=now,
+            heartbeat_at=now,
+            error="",
+            statistics={},
+        )
+    )
+    assert made.inserted_primary_key is not None
+    run_id: int = made.inserted_primary_key[0]
+    if running is not None:
+        told = f"its worker {running.holder} stopped answering; taken over by run {run_id}"
+        connection.execute(update(runs).where(runs.c.run_id == running.run_id).values(error=told))
+    return get(connection, run_id)
+
+
+def progress(
+    connection: Connection,
+    run: RunRecord,
+    phase: str | None,
+    horizon: Position | None,
+    statistics: Mapping[str, object] | None,
+    now: int,
+) -> RunRecord:
+    """A heartbeat of a run, with what is new. Raises Fenced."""
+    current(connection, run)
+    values: dict[str, object] = {"heartbeat_at": now}
+    if phase is not None:
+        values["phase"] = phase
+    if horizon is not None:
+        values |= mapping.position_values("horizon", horizon)
+    if statistics is not None:
+        values["statistics"] = dict(statistics)
+    connection.execute(update(runs).where(runs.c.run_id == run.run_id).values(**values))
+    attempts.heartbeat(connection, run.attempt_id, now)
+    return get(connection, run.run_id)
+
+
+def succeed_without_result(
+    connection: Connection, run: RunRecord, statistics: Mapping[str, object], now: int
+) -> RunRecord:
+    """The run found nothing to do (P1). Raises Fenced."""
+    _end(connection, current(connection, run), RunState.SUCCESS, now, statistics=dict(statistics))
+    return get(connection, run.run_id)
+
+
+def succeed(
+    connection: Connection, run: RunRecord, compacted_ledger_id: int, statistics: Mapping[str, object], now: int
+) -> None:
+    """Only for publishing.py, which has checked that the run is current."""
+    _end(
+        connection,
+        run,
+        RunState.SUCCESS,
+        now,
+        statistics=dict(statistics),
+        compacted_ledger_id=compacted_ledger_id,
+    )
+
+
+def fail(connection: Connection, run: RunRecord, error: str, now: int) -> RunRecord:
+    """End a run as failed, in any epoch; one that has ended stays as it is (W3). Returns it as it is then."""
+    topics.locked(connection, run.topic_id)
+    found = get(connection, run.run_id)
+    if found.state is not RunState.RUNNING:
+        return found
+    _end(connection, found, RunState.ERROR, now, error=_storable(error))
+    return get(connection, run.run_id)
+
+
+def current(connection: Connection, run: RunRecord) -> RunRecord:
+    """The run as it is now, with its topic locked. Raises Fenced if it may not go on."""
+    topic = topics.locked(connection, run.topic_id)
+    found = get(connection, run.run_id)
+    check_run_is_current(topic, found)
+    return found
+
+
+def get(connection: Connection, run_id: int) -> RunRecord:
+    """Raises NotFound."""
+    run = _find(connection, select(runs).where(runs.c.run_id == run_id))
+    if run is None:
+        raise NotFound(f"the compaction run {run_id} does not exist", "`compactor status` shows the runs of a topic")
+    return run
+
+
+def last(connection: Connection, topic_id: int) -> RunRecord | None:
+    return _find(connection, _newest_first(topic_id).limit(1))
+
+
+def of_topic(connection: Connection, topic_id: int, limit: int) -> list[RunRecord]:
+    """The newest first."""
+    return [mapping.run(row) for row in connection.execute(_newest_first(topic_id).limit(limit)).mappings()]
+
+
+def _end(connection: Connection, run: RunRecord, state: RunState, now: int, **values: object) -> None:
+    connection.execute(
+        update(runs).where(runs.c.run_id == run.run_id).values(state=state.value, finished_at=now, **values)
+    )
+    attempts.finish(connection, [run.attempt_id], now)
+
+
+def _newest_first(topic_id: int) -> Select[tuple[object, ...]]:
+    return select(runs).where(runs.c.topic_id == topic_id).order_by(runs.c.run_id.desc())
+
+
+def _find(connection: Connection, statement: Select[tuple[object, ...]]) -> RunRecord | None:
+    row = connection.execute(statement).mappings().one_or_none()
+    return mapping.run(row) if row is not None else None
+
+
+def _storable(error: str) -> str:
+    """Any text of an exception, as every database takes it: no NUL, no half surrogates."""
+    return error.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

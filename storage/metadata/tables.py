@@ -1,0 +1,193 @@
+"""The tables: one description, from which both SQLite and PostgreSQL are asked.
+
+Invariants that the database itself keeps, whatever the code above it does:
+- a topic has one row a name, at most one RUNNING run, at most one compacted ledger that is not retired;
+- a generation of a topic is one compacted ledger, for ever;
+- a raw ledger starts where no other of its topic starts;
+- ids of topics and runs are never given to another row, also after a delete.
+
+`migrations/versions` makes the same tables; `tests/migration` fails if the two differ. Nobody calls `create_all`.
+Times are milliseconds since the Unix epoch, sizes are bytes: all of them 64-bit. A message id takes four columns, a
+position five; `mapping.py` knows their names.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+METADATA = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite numbers rows by itself only in a column of exactly this type; its integers have 64 bits anyway.
+BIG_KEY = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _message_id(prefix: str, *, nullable: bool = False) -> list[Column[int]]:
+    parts = ("ledger_id", "entry_id", "partition", "batch_index")
+    return [Column(f"{prefix}_{part}", BigInteger, nullable=nullable) for part in parts]
+
+
+def _position(prefix: str, *, nullable: bool = False) -> list[Column[int]]:
+    return [Column(f"{prefix}_offset", BigInteger, nullable=nullable), *_message_id(prefix, nullable=nullable)]
+
+
+def _topic_key(*, primary_key: bool = False) -> Column[int]:
+    return Column("topic_id", BIG_KEY, ForeignKey("topics.id"), primary_key=primary_key, nullable=False)
+
+
+topics = Table(
+    "topics",
+    METADATA,
+    Column("id", BIG_KEY, primary_key=True),
+    Column("uid", String(32), nullable=False, unique=True),
+    Column("name", String, nullable=False, unique=True),
+    Column("hash_seed", BigInteger, nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("next_offset", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+sequences = Table(
+    "sequences",
+    METADATA,
+    Column("name", String(32), primary_key=True),
+    Column("next_value", BigInteger, nullable=False),
+)
+"""Counters that never go back. `ledger`: ids of ledgers, raw and compacted together, over all topics (as Pulsar)."""
+
+leases = Table(
+    "leases",
+    METADATA,
+    _topic_key(primary_key=True),
+    Column("holder", String),
+    Column("token", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+"""One row a topic, made with it. `holder` null: nobody; the token stays, so that it never starts again."""
+
+attempts = Table(
+    "attempts",
+    METADATA,
+    Column("attempt_id", String(32), primary_key=True),
+    _topic_key(),
+    Column("kind", String(16), nullable=False),
+    Column("holder", String, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("heartbeat_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),
+    Index(None, "topic_id"),
+)
+
+ledgers = Table(
+    "ledgers",
+    METADATA,
+    Column("ledger_id", BIG_KEY, primary_key=True, autoincrement=False),
+    _topic_key(),
+    Column("first_offset", BigInteger, nullable=False),
+    Column("last_offset", BigInteger, nullable=False),
+    Column("messages", BigInteger, nullable=False),
+    Column("entries", BigInteger, nullable=False),
+    *_message_id("last_message"),
+    Column("logical_bytes", BigInteger, nullable=False),
+    Column("min_publish_time", BigInteger, nullable=False),
+    Column("max_publish_time", BigInteger, nullable=False),
+    Column("rows_name", String, nullable=False),
+    Column("rows_size", BigInteger, nullable=False),
+    Column("rows_crc32c", BigInteger, nullable=False),
+    Column("footer_size", BigInteger, nullable=False),
+    Column("index_name", String, nullable=False),
+    Column("index_offset", BigInteger, nullable=False),
+    Column("index_length", BigInteger, nullable=False),
+    Column("index_directory", LargeBinary, nullable=False),
+    Column("attempt_id", String(32), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    UniqueConstraint("topic_id", "first_offset"),
+)
+"""Sealed ledgers. `attempt_id` is no foreign key: rows of attempts may be swept long before their ledgers go."""
+
+cursors = Table(
+    "cursors",
+    METADATA,
+    _topic_key(primary_key=True),
+    Column("name", String, primary_key=True),
+    *_position("mark_delete", nullable=True),
+    Column("properties", JSON, nullable=False),
+)
+
+compacted_ledgers = Table(
+    "compacted_ledgers",
+    METADATA,
+    Column("ledger_id", BIG_KEY, primary_key=True, autoincrement=False),
+    _topic_key(),
+    Column("generation", BigInteger, nullable=False),
+    *_position("horizon"),
+    Column("manifest_name", String, nullable=False),
+    Column("manifest_size", BigInteger, nullable=False),
+    Column("manifest_crc32c", BigInteger, nullable=False),
+    Column("messages", BigInteger, nullable=False),
+    Column("logical_bytes", BigInteger, nullable=False),
+    Column("stored_bytes", BigInteger, nullable=False),
+    *_message_id("last_message", nullable=True),
+    Column("attempt_id", String(32), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("retired_at", BigInteger),
+    UniqueConstraint("topic_id", "generation"),
+)
+Index(
+    "uq_compacted_ledgers_serving",
+    compacted_ledgers.c.topic_id,
+    unique=True,
+    sqlite_where=text("retired_at IS NULL"),
+    postgresql_where=text("retired_at IS NULL"),
+)
+
+runs = Table(
+    "runs",
+    METADATA,
+    Column("run_id", BIG_KEY, primary_key=True),
+    _topic_key(),
+    Column("attempt_id", String(32), nullable=False, unique=True),
+    Column("holder", String, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("phase", String, nullable=False),
+    Column("policies", JSON, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("heartbeat_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),
+    Column("error", Text, nullable=False),
+    *_position("horizon", nullable=True),
+    Column("compacted_ledger_id", BigInteger),
+    Column("statistics", JSON, nullable=False),
+    Index(None, "topic_id", "run_id"),
+    sqlite_autoincrement=True,
+)
+Index(
+    "uq_runs_running",
+    runs.c.topic_id,
+    unique=True,
+    sqlite_where=text("state = 'RUNNING'"),
+    postgresql_where=text("state = 'RUNNING'"),
+)
