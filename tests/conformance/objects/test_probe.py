@@ -1,0 +1,150 @@
+"""The capability probe finds stores that break a promise, names it, and cleans up; and listing beyond one page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.errors import Misconfigured, ObjectExists, Unavailable
+from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter
+from storage.objects.local import LocalStore
+from storage.objects.probe import LARGE_BODY_BYTES, PROBE_PREFIX, probe
+from storage.objects.s3 import S3Store
+from tests.conformance.objects.conftest import s3_store
+from tests.servers.fixtures_s3 import S3Server, use_credentials
+
+
+class EveryoneWins(LocalStore):
+    def put(self, name: str, data: object) -> None:
+        try:
+            super().put(name, data)  # type: ignore[arg-type]
+        except ObjectExists:
+            return
+
+
+class NobodyWins(LocalStore):
+    def put(self, name: str, data: object) -> None:
+        super().put(name, data)  # type: ignore[arg-type]
+        if "/put-" in name:
+            raise ObjectExists(f"object {name} exists", "none")
+
+
+class KeepsAnothersBytes(LocalStore):
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        return b"another's" if "/put-" in name else super().get(name, start, length)
+
+
+class LosesObjects(LocalStore):
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        return super().get(name.replace("/put-", "/lost-"), start, length)
+
+
+class LargeOnesOverwrite(LocalStore):
+    def create(self, name: str) -> ObjectWriter:
+        return super().create(name if "/large-" not in name else f"{name}-{next(self.numbers)}")
+
+    numbers = iter(range(1000))
+
+
+class IgnoresRanges(LocalStore):
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        return super().get(name)
+
+
+class ListsByFolder(LocalStore):
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return iter(sorted(super().list(prefix), key=lambda found: found.name.split("/")[::-1]))
+
+
+class ListsLate(LocalStore):
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return iter([])
+
+
+class NeverDeletes(LocalStore):
+    def delete(self, name: str) -> None:
+        return
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken", "finding"),
+    [
+        (EveryoneWins, "conditional put", "3 of 3 racing writers won round 1"),
+        (NobodyWins, "conditional put", "0 of 3 racing writers won round 1"),
+        (KeepsAnothersBytes, "conditional put", "the object is not the winner's"),
+        (LosesObjects, "conditional put", "does not exist"),
+        (LargeOnesOverwrite, "conditional put of large objects", "3 of 3 racing writers won"),
+        (IgnoresRanges, "ranged get", "wrong bytes for start=0 length=1"),
+        (ListsByFolder, "list after write", "out of order"),
+        (ListsLate, "list after write", "was not listed"),
+        (NeverDeletes, "delete", "still listed"),
+    ],
+)
+def test_a_broken_promise_is_found_and_named(tmp_path: Path, kind: type[LocalStore], broken: str, finding: str) -> None:
+    store = kind(tmp_path)
+    # Bodies of large objects go through a sound store's writer except where that is what is broken.
+    report = probe(store, streamed=store if kind is LargeOnesOverwrite else LocalStore(tmp_path), rounds=2, racers=3)
+    (failed,) = [capability for capability in report.capabilities if not capability.held]
+    assert failed.name == broken
+    assert finding in failed.finding
+    with pytest.raises(Misconfigured, match=broken) as caught:
+        report.require()
+    assert store.url in caught.value.message
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("operation", "broken"),
+    [("PutObject", "conditional put"), ("CompleteMultipartUpload", "conditional put of large objects")],
+)
+def test_an_s3_server_that_takes_no_notice_of_conditions_is_found(
+    versitygw: S3Server, monkeypatch: pytest.MonkeyPatch, operation: str, broken: str
+) -> None:
+    def forget_condition(request: Any, **_: Any) -> None:
+        del request.headers["If-None-Match"]
+
+    use_credentials(monkeypatch, versitygw)
+    store = s3_store(versitygw, versitygw.make_bucket())
+    streamed = S3Store(store.location, multipart_threshold=0, part_bytes=LARGE_BODY_BYTES, attempts=1)
+    for each in (store, streamed):
+        each.client.meta.events.register(f"before-sign.s3.{operation}", forget_condition)
+    report = probe(store, streamed=streamed, rounds=1, racers=3)
+    assert [(found.name, found.finding) for found in report.capabilities if not found.held] == [
+        (broken, "3 of 3 racing writers won round 1")
+    ]
+    assert list(store.list()) == []
+    for each in (store, streamed):
+        each.close()
+
+
+def test_the_probe_cleans_up_after_a_failure(tmp_path: Path) -> None:
+    store = EveryoneWins(tmp_path)
+    with pytest.raises(Misconfigured, match="conditional put"):
+        store.check()
+    assert list(store.list(PROBE_PREFIX)) == []
+
+
+def test_a_failing_racer_does_not_leave_the_others_waiting(tmp_path: Path) -> None:
+    class FailsOnce(LocalStore):
+        def create(self, name: str) -> ObjectWriter:
+            if next(turns) == 1:
+                raise Unavailable(f"object {name} cannot be written", "try again")
+            return super().create(name)
+
+    turns = iter(range(1000))
+    sound = LocalStore(tmp_path)
+    with pytest.raises(Unavailable, match="cannot be written"):
+        probe(sound, streamed=FailsOnce(tmp_path), rounds=1, racers=3)
+    assert list(sound.list()) == []
+
+
+def test_listing_is_complete_beyond_one_page(store: ObjectStore) -> None:
+    made = [f"ledgers/{number:05}/data" for number in range(1010)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: store.put(name, b"x"), reversed(made)))
+    assert [found.name for found in store.list()] == made
+    assert [found.name for found in store.list("ledgers/0100")] == made[1000:1010]
