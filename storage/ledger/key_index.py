@@ -9,7 +9,7 @@ Three areas, byte for byte in docs/format.md:
 
     newest     the newest record of each key; all that offset-order compaction needs
     events     where messages have event times: the event-time winner of each key (P9), in the order of `newest`
-    unkeyed    64-bit Roaring bitmaps of the offsets outside the key map: null keys (P6), whole entries (P8), chunks (P10)
+    unkeyed    64-bit Roaring bitmaps of offsets outside the key map: null keys (P6), whole entries (P8), chunks (P10)
 
 A ledger's index serves every policy, because policies may change after sealing; a compacted ledger's index has the
 same form, one object a hash range.
@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,8 @@ I64 = npt.NDArray[np.int64]
 FORMAT_VERSION = 1
 FENCE_RECORDS = 16_384
 """The most records a fence should hold, on average; 384 KiB of `newest`."""
+MAX_RANGE_BITS = 32
+"""The most bits of a hash range's prefix: the directory has 32 for it."""
 RECORD_BYTES = 24
 EVENT_BYTES = 16
 
@@ -148,11 +150,13 @@ class IndexDirectory:
             raise ObjectDamaged(f"a key index directory has only {len(data)} bytes", _REMEDY)
         version, bits, has_events, prefix, *rest = _HEADER.unpack_from(data)
         columns = 3 if has_events else 2
-        body = np.frombuffer(data, dtype="<u4", offset=_HEADER.size)
-        if version != FORMAT_VERSION or len(body) % columns:
+        fences, odd = divmod(len(data) - _HEADER.size, 4 * columns)
+        known = version == FORMAT_VERSION and has_events <= 1 and bits <= MAX_RANGE_BITS and not prefix >> bits
+        if not known or odd or fences.bit_count() != 1:
             raise ObjectDamaged(
                 f"a key index directory of version {version} and {len(data)} bytes cannot be read", _REMEDY
             )
+        body = np.frombuffer(data, dtype="<u4", offset=_HEADER.size)
         table = body.reshape(columns, -1).tolist()
         return cls(
             HashRange(prefix, bits),
@@ -213,7 +217,7 @@ def encode_index(
     first = (hash_range.prefix << bits) if shift < 64 else 0
     inner = np.array([(first + fence) << shift for fence in range(1, fences)], dtype=np.uint64)
     cuts = [0, *np.searchsorted(records.hi, inner, "left").tolist(), len(records)]
-    spans = list(zip(cuts[:-1], cuts[1:], strict=True))
+    spans = list(pairwise(cuts))
     newest = [_join(records.hi[a:b], records.lo[a:b], records.offset[a:b]) for a, b in spans]
     events: list[bytes] = []
     if records.event_offset is not None and records.event_time is not None:
