@@ -12,6 +12,7 @@ Rules: semantics.md P3–P6, P8, P10.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +68,7 @@ def split_by_source(offsets: U64, sources: tuple[Source, ...]) -> dict[int, U64]
     if cuts[0] > 0:
         raise _not_in_a_source(offsets[0])
     split: dict[int, U64] = {}
-    for number, (first, end) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+    for number, (first, end) in enumerate(pairwise(cuts)):
         if end > first:
             if offsets[end - 1] > sources[number].last_offset:
                 raise _not_in_a_source(offsets[end - 1])

@@ -78,10 +78,13 @@ def _surviving_rows(store: ObjectStore, source: Source, offsets: I64, seen: _See
     if not len(offsets):
         return
     reader = RowsReader(store, source.rows)
-    for number, group in enumerate(reader.groups):
-        first, end = np.searchsorted(offsets, [group.first_offset, group.last_offset + 1], "left").tolist()
+    firsts = np.searchsorted(offsets, [group.first_offset for group in reader.groups], "left").tolist()
+    ends = np.searchsorted(offsets, [group.last_offset for group in reader.groups], "right").tolist()
+    reader.expect([number for number, (first, end) in enumerate(zip(firsts, ends, strict=True)) if first < end])
+    for number, (first, end) in enumerate(zip(firsts, ends, strict=True)):
         if first == end:
             continue
+        group = reader.groups[number]
         seen.groups_read += 1
         seen.bytes_read += group.end - group.start
         yield reader.take(number, _positions(reader, number, group, offsets[first:end]))
@@ -96,7 +99,7 @@ def _positions(reader: RowsReader, number: int, group: RowGroup, offsets: I64) -
     if np.any(positions >= len(present)) or np.any(present[np.minimum(positions, len(present) - 1)] != offsets):
         raise ObjectDamaged(
             f"the key index names rows between offsets {group.first_offset} and {group.last_offset} that are not there",
-            "restore the ledger or its index from a backup, or delete the cursor __compaction and compact again from raw",
+            "restore the ledger or its index from a backup, or delete the cursor __compaction and compact from raw",
         )
     return positions.astype(np.int64)
 

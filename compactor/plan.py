@@ -10,8 +10,10 @@ Nothing in a plan is per key or per message: it grows with the ledgers, their fe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+from storage.ledger import rows
 from storage.ledger.key_index import HashRange
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import IndexLocation
@@ -189,7 +191,8 @@ def promised(results: list[RangeResult]) -> dict[int, SourceTotals]:
 def cut_parts(plan: RunPlan, results: list[RangeResult], sizing: Sizing) -> list[PartPlan]:
     """Cut the survivors into parts of about equal cost, in offset order.
 
-    The cost of a source counts what is written and, for less, what must be read to find it. A cut may fall inside a
+    The cost of a source counts what is written and, for less, the row groups that must be read to find it, as if its
+    survivors were thrown at random. A cut may fall inside a
     source: then by offset, as if its survivors were spread evenly. Every part spans fewer than 2³² offsets.
     """
     totals = promised(results)
@@ -204,8 +207,10 @@ def cut_parts(plan: RunPlan, results: list[RangeResult], sizing: Sizing) -> list
     for number in alive:
         source = plan.sources[number]
         stored = source.rows.stored.size
-        written[number] = stored * totals[number].count / source.messages
-        cost[number] = written[number] + READ_COST * stored
+        survivors = totals[number].count
+        groups = max(1, stored // rows.GROUP_BYTES)
+        written[number] = stored * survivors / source.messages
+        cost[number] = written[number] + READ_COST * stored * (1 - math.exp(-survivors / groups))
     by_size = -(-int(sum(written.values())) // sizing.part_bytes)
     by_cores = min(sizing.parallelism, int(sum(cost.values())) // sizing.small_part_bytes)
     goal = sum(cost.values()) / max(1, by_size, by_cores)

@@ -14,11 +14,9 @@ import contextlib
 import os
 import pickle
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -151,7 +149,7 @@ def _task_body(task: Callable[[int], Any], max_failures: int) -> Callable[[Any],
 def _max_failures(session: SparkSession) -> int:
     if str(session.sparkContext.master).startswith("local"):
         return 1
-    return int(session.conf.get("spark.task.maxFailures", "4"))
+    return int(session.conf.get("spark.task.maxFailures", None) or 4)
 
 
 def _import_phases(_: int) -> None:
@@ -167,8 +165,8 @@ def _watch(session: SparkSession, group: str, on_done: Callable[[int], None]) ->
 
     def look() -> None:
         while not ended.wait(_POLL_SECONDS):
-            stages = [s for job in tracker.getJobIdsForGroup(group) for s in tracker.getJobInfo(job).stageIds]
-            infos = [info for info in map(tracker.getStageInfo, stages) if info]
+            jobs = [info for info in map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)) if info]
+            infos = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
             on_done(sum(info.numCompletedTasks for info in infos))
 
     thread = threading.Thread(target=look, name="spark-progress", daemon=True)

@@ -1,9 +1,9 @@
 """One compaction run, in call order: claim → snapshot → phase one → phase two → verify → publish → clean up.
 
     claim      one run a topic; the epoch grows, policies and clock are frozen in the run's row
-    snapshot   the end position, once (P2); sources are the previous compacted ledger's parts, then raw after the horizon
-    phase one  one task a hash range: key indexes in, row sets and the new key index out         (compactor/phase_one.py)
-    phase two  one task a part: survivors are copied, payloads are never shuffled                (compactor/phase_two.py)
+    snapshot   the end position, once (P2); sources are the previous compacted ledger's parts, then raw behind them
+    phase one  one task a hash range: key indexes in, row sets and the new key index out   (compactor/phase_one.py)
+    phase two  one task a part: survivors are copied, payloads are never shuffled          (compactor/phase_two.py)
     verify     phase two kept exactly what phase one promised, and the store has it
     publish    manifest create-if-absent, then one SQL transaction with compare-and-swap on generation and epoch (A1)
 
@@ -16,7 +16,7 @@ This module knows nothing of Spark: an `Engine` runs the tasks. Nothing here is 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from compactor.engine import Engine, Progress, Quiet
@@ -73,7 +73,7 @@ class TwoPhaseCompactor:
     store: ObjectStore
     clock: Clock
     engine: Engine
-    progress: Progress = Quiet()
+    progress: Progress = field(default_factory=Quiet)
     sizing: Sizing | None = None
 
     def compact(self, name: TopicName, policies: Policies = Policies()) -> Outcome:  # noqa: B008

@@ -18,10 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from storage.clock import Clock
+from storage.errors import InvalidRecord
+from storage.lease import writer_lease
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
-from storage.lease import writer_lease
 from storage.metadata.records import AttemptKind, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
@@ -82,9 +83,7 @@ class BulkAppend:
         with writer_lease(self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms) as lease:
             attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.holder)
             try:
-                sealer = Sealer(
-                    self.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id
-                )
+                sealer = Sealer(self.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id)
                 # The lease is ours, so nobody else moves it: read after taking it, not before.
                 next_offset = self.metadata.topic(self.topic.name).next_offset
                 ledgers = tuple(self._seal_all(sealer, next_offset, tables))
@@ -116,9 +115,15 @@ class BulkAppend:
 def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Table]:
     """Cut a stream of tables (INPUT_SCHEMA) into tables of at most `ledger_bytes` logical bytes, at least a message."""
     pending: list[pa.Table] = []
-    pending_bytes = pending_rows = 0
+    pending_bytes = pending_rows = seen = 0
     for table in tables:
         sizes = rows.logical_sizes(table)
+        if len(sizes) and sizes.max() > rows.MAX_MESSAGE_BYTES:
+            raise InvalidRecord(
+                f"message {seen + int(sizes.argmax()) + 1} has {int(sizes.max())} bytes",
+                f"a message holds at most {rows.MAX_MESSAGE_BYTES} bytes; nothing was kept",
+            )
+        seen += len(table)
         first = 0
         while first < len(table):
             filled = np.cumsum(sizes[first : first + rows.MAX_ROWS - pending_rows])

@@ -20,9 +20,7 @@ _POLL_SECONDS = 0.2
 
 
 @contextmanager
-def writer_lease(
-    metadata: MetadataStore, clock: Clock, topic_id: int, holder: str, wait_ms: int
-) -> Iterator[Lease]:
+def writer_lease(metadata: MetadataStore, clock: Clock, topic_id: int, holder: str, wait_ms: int) -> Iterator[Lease]:
     """Inside the context the topic's lease is `holder`'s.
 
     Waits up to `wait_ms` for another holder to finish or expire, then raises LeaseHeld, which names it.

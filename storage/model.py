@@ -50,7 +50,8 @@ class TopicName:
         for value in (self.tenant, self.namespace, self.topic):
             if len(value.encode()) > MAX_NAME_LENGTH:
                 raise InvalidTopicName(
-                    f"the topic name part {value[:32]!r}… is longer than {MAX_NAME_LENGTH} bytes", "choose a shorter one"
+                    f"the topic name part {value[:32]!r}… is longer than {MAX_NAME_LENGTH} bytes",
+                    "choose a shorter one",
                 )
 
     @classmethod
@@ -70,7 +71,9 @@ class TopicName:
         if not separator and len(parts) == 1:
             parts = [DEFAULT_TENANT, DEFAULT_NAMESPACE, *parts]
         if len(parts) != 3:
-            raise InvalidTopicName(f"the topic name {text!r} has {len(parts)} parts, not tenant/namespace/topic", _NAME_REMEDY)
+            raise InvalidTopicName(
+                f"the topic name {text!r} has {len(parts)} parts, not tenant/namespace/topic", _NAME_REMEDY
+            )
         return cls(*parts)
 
     @property
@@ -106,7 +109,8 @@ class MessageId:
         numbers = [int(part) for part in match.groups() if part is not None] if match else []
         if not numbers or min(numbers) < -1 or max(numbers) > 2**63 - 1:
             raise InvalidMessageId(
-                f"{text!r} is not a message id", "use ledger:entry:partition, or ledger:entry:partition:batch_index in a batch"
+                f"{text!r} is not a message id",
+                "use ledger:entry:partition, or ledger:entry:partition:batch_index in a batch",
             )
         return cls(*numbers)
 

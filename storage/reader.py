@@ -48,7 +48,7 @@ class SnapshotReader:
         self._store = store
         self._snapshot = snapshot
 
-    def batches(self, start: MessageId, read_compacted: bool, limits: Limits = Limits()) -> Iterator[pa.RecordBatch]:  # noqa: B008
+    def batches(self, start: MessageId, read_compacted: bool, limits: Limits = Limits()) -> Iterator[pa.RecordBatch]:
         """Messages at or after `start` as record batches of `rows.SCHEMA`, in order, none empty."""
         left_messages, left_bytes = limits.messages, limits.bytes
         if left_messages == 0:
@@ -110,9 +110,10 @@ class SnapshotReader:
 
     def _rows(self, rows_object: RowsObject, start: MessageId, deleted: BitMap) -> Iterator[pa.Table]:
         reader = RowsReader(self._store, rows_object)
-        for number, group in enumerate(reader.groups):
-            if _ends_before(group, start):
-                continue
+        wanted = [number for number, group in enumerate(reader.groups) if not _ends_before(group, start)]
+        reader.expect(wanted)
+        for number in wanted:
+            group = reader.groups[number]
             table = reader.read(number)
             if deleted:
                 dead = BitMap(deleted[group.first_row : group.first_row + group.rows])

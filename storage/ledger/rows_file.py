@@ -75,17 +75,13 @@ class RowsWriter:
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
         self._pending_bytes = 0
+        self._parquet: Any = None
         self.result: RowsObject | None = None
 
     def __enter__(self) -> RowsWriter:
         self._object: ObjectWriter = self._store.create(self._name)
         self._object.__enter__()
         self._sink = _ChecksumSink(self._object)
-        try:
-            self._parquet = pq.ParquetWriter(self._sink, rows.SCHEMA, **rows.WRITER_OPTIONS)
-        except BaseException as error:
-            self._object.__exit__(type(error), error, error.__traceback__)
-            raise
         return self
 
     def write(self, table: pa.Table, sizes: npt.NDArray[np.int64]) -> None:
@@ -109,10 +105,16 @@ class RowsWriter:
         if not self._pending:
             return
         group = pa.concat_tables(self._pending).combine_chunks()
+        if self._parquet is None:
+            self._parquet = self._open(group)
         self._sink.restart()
         self._parquet.write_table(group, row_group_size=len(group))
         self._checksums.append(self._sink.checksum)
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+
+    def _open(self, group: pa.Table) -> Any:
+        mean_payload = group.column("payload").nbytes / max(1, len(group))
+        return pq.ParquetWriter(self._sink, rows.SCHEMA, **rows.writer_options(mean_payload))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -123,6 +125,8 @@ class RowsWriter:
             return
         try:
             self._flush()
+            if self._parquet is None:
+                self._parquet = self._open(rows.SCHEMA.empty_table())
             checksums = np.asarray(self._checksums, dtype="<u4").tobytes().hex()
             self._parquet.add_key_value_metadata({VERSION_KEY: str(rows.FORMAT_VERSION), CHECKSUMS_KEY: checksums})
             self._sink.restart()
@@ -139,7 +143,8 @@ class RowsWriter:
     def _abandon(self) -> None:
         """Let pyarrow finish its file into nothing, so that no destructor writes later."""
         self._sink.discard()
-        self._parquet.close()
+        if self._parquet is not None:
+            self._parquet.close()
 
 
 class RowsReader:
@@ -154,6 +159,7 @@ class RowsReader:
             raise self._damaged("its footer")
         self._metadata = pq.read_metadata(pa.BufferReader(footer))
         self._window = _Window(self._stored.size)
+        self._expected: set[int] = set()
         self._file = pq.ParquetFile(pa.PythonFile(self._window, mode="r"), metadata=self._metadata, pre_buffer=False)
 
     @cached_property
@@ -162,12 +168,13 @@ class RowsReader:
         named = self._metadata.metadata or {}
         if int(named.get(VERSION_KEY, 0)) != rows.FORMAT_VERSION:
             raise ObjectDamaged(
-                f"{self._stored.name} is of format version {named.get(VERSION_KEY)!r}", "use a newer compactor to read it"
+                f"{self._stored.name} is of format version {named.get(VERSION_KEY)!r}",
+                "use a newer compactor to read it",
             )
         checksums = np.frombuffer(bytes.fromhex(named[CHECKSUMS_KEY].decode()), dtype="<u4").tolist()
         described = [self._metadata.row_group(i) for i in range(self._metadata.num_row_groups)]
         starts = [_group_start(group) for group in described]
-        ends = [*starts[1:], self._footer_start]
+        ends = [*starts[1:], self._footer_start] if starts else []
         groups, first_row = [], 0
         for group, start, end, checksum in zip(described, starts, ends, checksums, strict=True):
             offset, ledger, entry = (group.column(i).statistics for i in range(3))
@@ -196,21 +203,22 @@ class RowsReader:
         whole = len(wanted) == self._metadata.row_group(number).num_rows
         return self._assemble(number, rows.SCHEMA.names, None if whole else wanted)
 
+    def expect(self, numbers: list[int]) -> None:
+        """Say which row groups will be read, ascending, so that neighbours may come in one ranged read."""
+        self._expected = set(numbers)
+
     def offsets(self, number: int) -> npt.NDArray[np.int64]:
         """The offsets of the rows of one row group, shape (rows,)."""
         return np.asarray(self.read(number, ["offset"]).column("offset").to_numpy(), dtype=np.int64)
 
     def __iter__(self) -> Iterator[pa.Table]:
+        self.expect(list(range(len(self.groups))))
         for number in range(len(self.groups)):
             yield self.read(number)
 
     def _assemble(self, number: int, columns: list[str], wanted: npt.NDArray[np.int64] | None) -> pa.Table:
         group = self.groups[number]
-        if self._window.start != group.start:
-            data = self._store.get(self._stored.name, group.start, group.end - group.start)
-            if crc32c(data) != group.crc32c:
-                raise self._damaged(f"row group {number} (bytes {group.start} to {group.end})")
-            self._window.load(data, group.start)
+        self._load(number)
         constants = self._constants[number]
         varying = [name for name in columns if name not in constants]
         count = group.rows if wanted is None else len(wanted)
@@ -224,6 +232,24 @@ class RowsReader:
             for name in columns
         ]
         return pa.table(made, schema=pa.schema([rows.SCHEMA.field(name) for name in columns]))
+
+    def _load(self, number: int) -> None:
+        """See that the row group's bytes are in the window, with those expected behind it as far as one read goes."""
+        group = self.groups[number]
+        if self._window.holds(group.start, group.end):
+            return
+        last = number
+        while (
+            last + 1 in self._expected and self.groups[last + 1].end - group.start <= self._store.preferred_read_bytes
+        ):
+            last += 1
+        data = self._store.get(self._stored.name, group.start, self.groups[last].end - group.start)
+        view = memoryview(data)
+        for loaded in range(number, last + 1):
+            one = self.groups[loaded]
+            if crc32c(view[one.start - group.start : one.end - group.start]) != one.crc32c:
+                raise self._damaged(f"row group {loaded} (bytes {one.start} to {one.end})")
+        self._window.load(data, group.start)
 
     @cached_property
     def _constants(self) -> list[dict[str, Any]]:
@@ -239,7 +265,7 @@ def _group_start(group: Any) -> int:
     for i in range(group.num_columns):
         column = group.column(i)
         starts.append(column.dictionary_page_offset or column.data_page_offset)
-    return min(starts)
+    return int(min(starts))
 
 
 def _constant_columns(group: Any) -> dict[str, Any]:
@@ -296,16 +322,19 @@ class _ChecksumSink(io.RawIOBase):
 
 
 class _Window(io.RawIOBase):
-    """A readable file of the object's size, of which one row group's bytes are present."""
+    """A readable file of the object's size, of which some neighbouring row groups' bytes are present."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._data = memoryview(b"")
         self._position = 0
-        self.start = -1
+        self._start = 0
 
     def load(self, data: bytes, start: int) -> None:
-        self._data, self.start = memoryview(data), start
+        self._data, self._start = memoryview(data), start
+
+    def holds(self, start: int, end: int) -> bool:
+        return self._start <= start and end <= self._start + len(self._data)
 
     def readable(self) -> bool:
         return True
@@ -320,8 +349,8 @@ class _Window(io.RawIOBase):
         self._position = offset if whence == io.SEEK_SET else self._size + offset
         return self._position
 
-    def read(self, size: int = -1) -> memoryview:  # type: ignore[override]
-        first = self._position - self.start
+    def read(self, size: int = -1) -> memoryview:
+        first = self._position - self._start
         if first < 0 or size < 0 or first + size > len(self._data):
             raise ValueError(f"bytes {self._position} and {size} after them are not in the loaded row group")
         self._position += size

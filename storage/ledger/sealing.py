@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from storage.checksums import crc32c
 from storage.ledger import key_index, names, rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.rows_file import RowsWriter
@@ -96,7 +95,8 @@ def flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
     payload = table.column("payload")
     empty = pc.fill_null(pc.equal(pc.binary_length(payload), 0), True).to_numpy()
     offsets = table.column("offset").to_numpy().astype(np.uint64)
-    return np.where(empty, offsets | key_index.TOMBSTONE, offsets)
+    flagged: npt.NDArray[np.uint64] = np.where(empty, offsets | key_index.TOMBSTONE, offsets)
+    return flagged
 
 
 def unkeyed_rows(table: pa.Table) -> dict[str, BitMap64]:

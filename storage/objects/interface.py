@@ -168,6 +168,9 @@ class ObjectWriter(ABC):
 class ObjectStore(ABC):
     """Immutable objects by name; the module docstring says what it promises."""
 
+    preferred_read_bytes: int = 8 << 20
+    """Neighbouring ranges are best read together up to this many bytes: a request costs more than bytes not needed."""
+
     @property
     @abstractmethod
     def location(self) -> StoreLocation:

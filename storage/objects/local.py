@@ -63,6 +63,8 @@ _BAD_NAME = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
 class LocalStore(ObjectStore):
     """The objects below `root`, an absolute path that is made when the first object is."""
 
+    preferred_read_bytes = 0
+
     def __init__(self, root: Path) -> None:
         if not root.is_absolute():
             raise Misconfigured(f"folder {str(root)!r} of the object store is not absolute", "give an absolute path")

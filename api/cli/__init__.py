@@ -1,0 +1,1 @@
+"""Command lines: `compactor`, which works on the store and database itself."""

@@ -1,0 +1,81 @@
+"""`compactor import`."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from api.cli.talk import number, say, size
+from api.wiring import open_components
+from storage.errors import InvalidInput
+from storage.model import TopicName
+
+
+class FormatName(StrEnum):
+    """Input formats by name; `api.formats.inputs` has their readers (a test keeps the two equal)."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+class EncodingName(StrEnum):
+    """Text encodings by name; `api.formats.encoding` has them (a test keeps the two equal)."""
+
+    UTF8 = "utf8"
+    BASE64 = "base64"
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def parse_size(text: str) -> int:
+    """Bytes, from `134217728` or `128M` (K, M, G are powers of 1024). Raises InvalidInput."""
+    match = re.fullmatch(r"([1-9][0-9]{0,17})([KMG]?)", text, re.ASCII)
+    if not match:
+        raise InvalidInput(
+            f"{text!r} is not a size in bytes", "give a positive number, with K, M or G if you like: 128M"
+        )
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def import_files(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(help="persistent://tenant/namespace/topic, or short")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files to import, in order; - is standard input.")
+    ],
+    input_format: Annotated[
+        FormatName | None,
+        typer.Option(help="Default: parquet for names that end so, else jsonl."),
+    ] = None,
+    ledger_size: Annotated[
+        str, typer.Option(metavar="BYTES", help="Logical bytes a ledger, K, M, G allowed.")
+    ] = "128M",
+    key_encoding: Annotated[EncodingName, typer.Option(help="How keys stand in JSON Lines.")] = EncodingName.UTF8,
+    value_encoding: Annotated[EncodingName, typer.Option(help="How values stand in JSON Lines.")] = EncodingName.UTF8,
+) -> None:
+    """Append files to a topic as sealed ledgers. Each file is all or nothing; the topic is made if need be."""
+    name = TopicName.parse(topic)
+    ledger_bytes = parse_size(ledger_size)
+    from api.formats.encoding import TextEncoding
+    from api.formats.inputs import InputFormat, read_messages
+
+    given = InputFormat(input_format.value) if input_format else None
+    encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
+    with open_components(context.obj) as components:
+        sources = [(file, read_messages(file, given, *encodings)) for file in files]
+        writer = components.create_topic(name).bulk_append(ledger_bytes=ledger_bytes)
+        for file, tables in sources:
+            started = time.perf_counter()
+            appended = writer.append(tables)
+            seconds = time.perf_counter() - started
+            say(
+                f"{file}: {number(appended.messages)} messages, {size(appended.logical_bytes)} in "
+                f"{number(len(appended.ledgers))} ledgers ({size(appended.stored_bytes)} stored) in {seconds:.2f} s"
+            )
+    sys.stdout.flush()

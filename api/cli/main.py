@@ -1,0 +1,125 @@
+"""`compactor`: the commands, their help and their exit codes.
+
+Data goes to stdout, talk to stderr. Heavy libraries (Spark, boto3, SQLAlchemy, Arrow) are imported inside the command
+that uses them: `compactor --help` needs none. An error is one line that says what happened, to what, and what to do;
+`--debug` shows where it came from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from api.cli import exit_codes
+from api.cli.compact_command import compact_topic
+from api.cli.import_command import import_files
+from api.cli.read_command import read_topic
+from api.cli.service_commands import check_store, upgrade_database
+from api.cli.talk import say
+from api.cli.topics_commands import list_topics, show_stats
+from api.settings import Settings
+from storage.errors import CompactorError
+
+GLOBAL_OPTIONS = ("--data", "--store", "--s3-endpoint", "--database", "--spark-master")
+GLOBAL_FLAGS = ("--debug",)
+
+app = typer.Typer(
+    name="compactor",
+    help="Two-phase compaction of keyed logs: import, compact, read raw or compacted.",
+    epilog=exit_codes.HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+topics = typer.Typer(help="List topics and look at one.", no_args_is_help=True, rich_markup_mode=None)
+store = typer.Typer(help="The object store.", no_args_is_help=True, rich_markup_mode=None)
+db = typer.Typer(help="The metadata database.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(topics, name="topics")
+app.add_typer(store, name="store")
+app.add_typer(db, name="db")
+
+app.command("import")(import_files)
+app.command("compact-topic")(compact_topic)
+app.command("read")(read_topic)
+topics.command("list")(list_topics)
+topics.command("stats")(show_stats)
+store.command("check")(check_store)
+db.command("upgrade")(upgrade_database)
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    data: Annotated[
+        str | None, typer.Option(help="Directory of the embedded store and database [COMPACTOR_DATA]")
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="Object store: file:///… or s3://bucket/prefix [COMPACTOR_STORE]"),
+    ] = None,
+    s3_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Endpoint URL of an S3 server other than AWS [COMPACTOR_S3_ENDPOINT]"),
+    ] = None,
+    database: Annotated[str | None, typer.Option(help="Database URL [COMPACTOR_DATABASE]")] = None,
+    spark_master: Annotated[str | None, typer.Option(help="Spark master [COMPACTOR_SPARK_MASTER]")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    context.obj = Settings.load(
+        data=data, store=store, s3_endpoint=s3_endpoint, database=database, spark_master=spark_master
+    )
+
+
+def hoist_global_options(arguments: list[str]) -> list[str]:
+    """Move global options that stand after the command before it, so that both places work."""
+    front: list[str] = []
+    rest: list[str] = []
+    position = 0
+    while position < len(arguments):
+        one = arguments[position]
+        if one == "--":
+            rest += arguments[position:]
+            break
+        if one in GLOBAL_FLAGS or one.startswith(tuple(f"{option}=" for option in GLOBAL_OPTIONS)):
+            front.append(one)
+        elif one in GLOBAL_OPTIONS:
+            front += arguments[position : position + 2]
+            position += 1
+        else:
+            rest.append(one)
+        position += 1
+    return front + rest
+
+
+def main() -> None:
+    """The program. Exits with a code of `exit_codes`."""
+    arguments = hoist_global_options(sys.argv[1:])
+    try:
+        app(arguments, prog_name="compactor")
+    except Exception as error:
+        if isinstance(error, BrokenPipeError):
+            # Whoever read our output has enough; let the interpreter's last flush go nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(exit_codes.OK)
+        if "--debug" in arguments:
+            traceback.print_exc()
+        say(f"compactor: {describe(error)}")
+        sys.exit(exit_codes.of(error))
+
+
+def describe(error: Exception) -> str:
+    """An error in one line: what happened, to what, what to do."""
+    if isinstance(error, CompactorError):
+        return " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename or 'while working'}: check the disk and permissions, then try again"
+    return f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}: try --debug and report it"
+
+
+if __name__ == "__main__":
+    main()

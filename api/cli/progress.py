@@ -1,0 +1,44 @@
+"""Progress of a run on a terminal: phase, tasks done, messages a second. Silent when stderr is no terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from api.cli.talk import number
+
+if TYPE_CHECKING:
+    from compactor.engine import Progress
+
+
+def progress_for(stream: TextIO) -> Progress:
+    """A live line on a terminal, otherwise nothing."""
+    from compactor.engine import Quiet
+
+    return LiveLine(stream) if stream.isatty() else Quiet()
+
+
+class LiveLine:
+    """One line that is written over and over."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._name = ""
+        self._tasks = self._messages = 0
+        self._started = 0.0
+
+    def phase(self, name: str, tasks: int, messages: int) -> None:
+        self._name, self._tasks, self._messages = name, tasks, messages
+        self._started = time.perf_counter()
+        self.done(0)
+
+    def done(self, tasks: int) -> None:
+        seconds = time.perf_counter() - self._started
+        share = tasks / self._tasks if self._tasks else 1.0
+        rate = int(self._messages * share / seconds) if seconds > 0 else 0
+        self._stream.write(f"\r\x1b[K{self._name}: {tasks}/{self._tasks} tasks, {number(rate)} messages/s")
+        self._stream.flush()
+
+    def end(self) -> None:
+        self._stream.write("\r\x1b[K")
+        self._stream.flush()

@@ -1,0 +1,106 @@
+"""`compactor read`."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.cli.import_command import EncodingName
+from api.cli.talk import number, say
+from api.wiring import open_components
+from storage.errors import InvalidInput
+from storage.model import EARLIEST, LATEST, MessageId, TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from api.formats.encoding import TextEncoding
+
+
+class OutputName(StrEnum):
+    """Output formats."""
+
+    JSONL = "jsonl"
+    TABLE = "table"
+    PARQUET = "parquet"
+
+
+def parse_start(text: str) -> MessageId:
+    """`earliest`, `latest` or a message id. Raises InvalidMessageId."""
+    return {"earliest": EARLIEST, "latest": LATEST}.get(text) or MessageId.parse(text)
+
+
+def read_topic(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(help="persistent://tenant/namespace/topic, or short")],
+    file: Annotated[str | None, typer.Argument(help="Where --output parquet goes.")] = None,
+    read_compacted: Annotated[
+        bool, typer.Option("--read-compacted", help="The compacted ledger first, then raw after its horizon.")
+    ] = False,
+    start: Annotated[
+        str, typer.Option("--from", metavar="earliest|latest|MESSAGE_ID", help="Where to begin, inclusive.")
+    ] = "earliest",
+    limit: Annotated[int | None, typer.Option(min=0, help="At most so many messages.")] = None,
+    output: Annotated[OutputName, typer.Option(help="How messages are shown.")] = OutputName.JSONL,
+    key_encoding: Annotated[EncodingName, typer.Option(help="How keys are shown.")] = EncodingName.UTF8,
+    value_encoding: Annotated[EncodingName, typer.Option(help="How values are shown.")] = EncodingName.UTF8,
+) -> None:
+    """Read a topic, raw or compacted."""
+    name = TopicName.parse(topic)
+    first = parse_start(start)
+    if (output is OutputName.PARQUET) != (file is not None):
+        raise InvalidInput(
+            "--output parquet and a FILE belong together", "compactor read TOPIC --output parquet out.parquet"
+        )
+    from api.formats.encoding import TextEncoding
+
+    encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
+    with open_components(context.obj) as components:
+        batches = components.topic(name).read(first, read_compacted, limit)
+        if file is not None:
+            from api.formats.parquet import write_parquet
+
+            count = write_parquet(file, batches, name.partition, *encodings)
+            say(f"{file}: {number(count)} messages")
+        elif output is OutputName.TABLE:
+            _print_table(batches, name.partition, *encodings)
+        else:
+            _print_lines(batches, name.partition, *encodings)
+
+
+def _print_lines(
+    batches: Iterator[pa.RecordBatch], partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
+) -> None:
+    from api.formats.jsonl import JsonLines
+    from storage.reader import messages
+
+    lines = JsonLines(sys.stdout.buffer, key_encoding, value_encoding)
+    for message in messages(batches, partition):
+        lines.write(message)
+    sys.stdout.buffer.flush()
+
+
+def _print_table(
+    batches: Iterator[pa.RecordBatch], partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from api.formats.jsonl import shown
+    from storage.reader import messages
+
+    table = Table("message id", "offset", "key", "value", "event time")
+    for message in messages(batches, partition):
+        table.add_row(
+            str(message.message_id),
+            str(message.offset),
+            shown(message.key, key_encoding, message, "key"),
+            shown(message.payload, value_encoding, message, "value"),
+            "" if message.event_time is None else str(message.event_time),
+        )
+    Console(markup=False).print(table)

@@ -1,0 +1,114 @@
+"""`compactor topics list` and `compactor topics stats`."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from api.wiring import open_components
+from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from storage.metadata.records import TopicSnapshot
+    from storage.model import Position
+
+
+class ListingName(StrEnum):
+    """Output formats of listings."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+Output = Annotated[ListingName, typer.Option(help="For people, or for scripts.")]
+
+
+def list_topics(context: typer.Context, output: Output = ListingName.TABLE) -> None:
+    """List topics: ledgers, messages, logical bytes, compacted ledger."""
+    with open_components(context.obj) as components:
+        summaries = components.metadata.topic_summaries()
+    documents = [
+        {
+            "topic": str(one.name),
+            "ledgers": one.ledgers,
+            "messages": one.messages,
+            "logical_bytes": one.logical_bytes,
+            "compacted_ledger": one.compacted_ledger_id,
+        }
+        for one in summaries
+    ]
+    if output is ListingName.JSON:
+        print(json.dumps(documents, indent=2))  # noqa: T201
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("topic", "ledgers", "messages", "logical bytes", "compacted ledger")
+    for document in documents:
+        table.add_row(*("-" if value is None else str(value) for value in document.values()))
+    Console(markup=False).print(table)
+
+
+def show_stats(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(help="persistent://tenant/namespace/topic, or short")],
+    output: Output = ListingName.TABLE,
+) -> None:
+    """Show a topic: raw ledgers, compacted ledger, horizon, backlog of compaction, last run."""
+    name = TopicName.parse(topic)
+    with open_components(context.obj) as components:
+        from storage.reader import SnapshotReader
+
+        snapshot = components.topic(name).snapshot()
+        reader = SnapshotReader(components.store, snapshot)
+        last = {flag: str(reader.last_message_id(flag)) for flag in (False, True)}
+    document = stats(snapshot) | {"last_message_id": last[False], "last_compacted_message_id": last[True]}
+    if output is ListingName.JSON:
+        print(json.dumps(document, indent=2))  # noqa: T201
+        return
+    for key, value in document.items():
+        inner = value if isinstance(value, dict) else {"": value}
+        for field, content in inner.items():
+            print(f"{f'{key}.{field}'.rstrip('.'):40} {'-' if content is None else content}")  # noqa: T201
+
+
+def stats(snapshot: TopicSnapshot) -> dict[str, Any]:
+    """What one snapshot shows, as plain values."""
+    horizon = snapshot.horizon
+    backlog = [ledger for ledger in snapshot.ledgers if horizon is None or ledger.last_offset > horizon.offset]
+    compacted, run = snapshot.compacted, snapshot.last_run
+    return {
+        "topic": str(snapshot.topic.name),
+        "raw": {
+            "ledgers": len(snapshot.ledgers),
+            "messages": sum(ledger.messages for ledger in snapshot.ledgers),
+            "logical_bytes": sum(ledger.logical_bytes for ledger in snapshot.ledgers),
+            "stored_bytes": sum(ledger.rows.size + ledger.index.length for ledger in snapshot.ledgers),
+            "next_offset": snapshot.topic.next_offset,
+        },
+        "compacted": None
+        if compacted is None
+        else {
+            "ledger": compacted.ledger_id,
+            "generation": compacted.generation,
+            "messages": compacted.messages,
+            "logical_bytes": compacted.logical_bytes,
+            "stored_bytes": compacted.stored_bytes,
+            "horizon": _position(horizon),
+        },
+        "backlog": {
+            "ledgers": len(backlog),
+            "messages": sum(ledger.messages for ledger in backlog),
+            "logical_bytes": sum(ledger.logical_bytes for ledger in backlog),
+        },
+        "last_run": None
+        if run is None
+        else {"run": run.run_id, "status": run.state.value, "phase": run.phase, "error": run.error, **run.statistics},
+    }
+
+
+def _position(position: Position | None) -> str | None:
+    return None if position is None else f"{position.message_id} (offset {position.offset})"

@@ -1,0 +1,1 @@
+"""How messages look outside: input formats, output formats, text encodings of bytes."""

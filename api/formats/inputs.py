@@ -1,0 +1,43 @@
+"""Input formats of `compactor import`: the one place to add one.
+
+A format turns a file into tables of `storage.bulk_append.INPUT_SCHEMA`, streaming, and raises InvalidRecord (file,
+line or row, reason) at the first thing it cannot take: nothing of such a file is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+
+import pyarrow as pa
+
+from api.formats.encoding import TextEncoding
+from api.formats.jsonl import read_jsonl
+from api.formats.parquet import read_parquet
+from storage.errors import InvalidInput
+
+Reader = Callable[[str, TextEncoding, TextEncoding], Iterator[pa.Table]]
+
+
+class InputFormat(StrEnum):
+    """Names of input formats."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+READERS: dict[InputFormat, Reader] = {InputFormat.JSONL: read_jsonl, InputFormat.PARQUET: read_parquet}
+"""A reader takes the file's name, the encoding of keys and that of values."""
+
+
+def read_messages(
+    file: str, given: InputFormat | None, key_encoding: TextEncoding, value_encoding: TextEncoding
+) -> Iterator[pa.Table]:
+    """The messages of a file; its format by name where none is given (`.parquet`, else JSON Lines)."""
+    if file != "-" and not Path(file).is_file():
+        raise InvalidInput(
+            f"the file {file} does not exist or is not a file", "name files to import, or - for standard input"
+        )
+    chosen = given or (InputFormat.PARQUET if file.endswith(".parquet") else InputFormat.JSONL)
+    return READERS[chosen](file, key_encoding, value_encoding)

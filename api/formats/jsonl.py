@@ -1,0 +1,154 @@
+"""JSON Lines in and out: one message a line.
+
+In: {"key": str|null, "value": str|null, "event_time": ms?, "publish_time": ms?, "properties": {str: str}?}, plain or
+gzip, from a file or standard input. Strict: a wrong type, a field that is not known or an empty line is an error with
+its line number, because a message that is half understood is a message lost. "message_id" and "offset", which we
+write, are accepted and not used, so that an output can be an input.
+
+Out: the same fields with "message_id" in Pulsar's form and "offset".
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from typing import IO, Annotated, Any
+
+import msgspec
+import pyarrow as pa
+
+from api.formats.encoding import TextEncoding, to_bytes, to_text
+from storage.bulk_append import INPUT_SCHEMA
+from storage.errors import InvalidInput, InvalidRecord
+from storage.model import Message
+
+MAX_LINE_BYTES = 512 << 20
+"""The longest line that is read, so that a file without line ends cannot fill the memory."""
+_ROWS_A_TABLE = 16_384
+_BYTES_A_TABLE = 32 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+_REMEDY = "correct the file and import it again; nothing of it was kept"
+
+Millis = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Line(msgspec.Struct, forbid_unknown_fields=True):
+    """One line."""
+
+    key: str | None = None
+    value: str | None = None
+    event_time: Millis | None = None
+    publish_time: Millis | None = None
+    properties: dict[str, str] | None = None
+    message_id: str | None = None
+    offset: int | None = None
+
+
+def read_jsonl(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
+    """Messages of a JSON Lines file as tables of INPUT_SCHEMA. Raises InvalidRecord."""
+    decode = msgspec.json.Decoder(Line).decode
+    columns: dict[str, list[Any]] = {name: [] for name in INPUT_SCHEMA.names}
+    number = size = 0
+    shown = "standard input" if file == "-" else file
+    with _open(file) as stream:
+        while True:
+            number += 1
+            try:
+                text = stream.readline(MAX_LINE_BYTES + 1)
+                if not text:
+                    break
+                if len(text) > MAX_LINE_BYTES:
+                    raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
+                line = decode(text)
+                columns["key"].append(None if line.key is None else to_bytes(line.key, key_encoding))
+                columns["payload"].append(None if line.value is None else to_bytes(line.value, value_encoding))
+            except (msgspec.MsgspecError, ValueError, EOFError, OSError, zlib.error) as error:
+                raise InvalidRecord(f"{shown}, line {number}: {_reason(error)}", _REMEDY) from error
+            columns["publish_time"].append(line.publish_time)
+            columns["event_time"].append(line.event_time)
+            columns["properties"].append(list(line.properties.items()) if line.properties else None)
+            size += len(text)
+            if len(columns["key"]) >= _ROWS_A_TABLE or size >= _BYTES_A_TABLE:
+                yield pa.table(columns, schema=INPUT_SCHEMA)
+                columns, size = {name: [] for name in INPUT_SCHEMA.names}, 0
+    if columns["key"]:
+        yield pa.table(columns, schema=INPUT_SCHEMA)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text ({error.reason} at byte {error.start})"
+    if isinstance(error, msgspec.ValidationError):
+        return str(error)
+    if isinstance(error, msgspec.DecodeError):
+        return f"not JSON ({error})"
+    if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
+        return f"the gzip data is damaged or cut short ({error})"
+    return str(error)
+
+
+def _open(file: str) -> io.BufferedIOBase:
+    try:
+        # Standard input is not ours to close: read it through a duplicate.
+        raw = open(sys.stdin.fileno(), "rb", closefd=False) if file == "-" else open(file, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise InvalidInput(
+            f"the file {file} cannot be read ({error.strerror})", "check its name and permissions"
+        ) from error
+    if raw.peek(2)[:2] == _GZIP_MAGIC:
+        return _OwningGzip(raw)
+    return raw
+
+
+class _OwningGzip(gzip.GzipFile):
+    """A gzip reader that closes the file below it too."""
+
+    def __init__(self, raw: io.BufferedReader) -> None:
+        super().__init__(fileobj=raw, mode="rb")
+        self._raw = raw
+
+    def close(self) -> None:
+        super().close()
+        self._raw.close()
+
+
+class JsonLines:
+    """Writes messages as JSON Lines; raises InvalidInput for bytes that the encoding cannot show."""
+
+    def __init__(self, stream: IO[bytes], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
+        self._stream = stream
+        self._encode = msgspec.json.Encoder().encode
+        self._key_encoding = key_encoding
+        self._value_encoding = value_encoding
+
+    def write(self, message: Message) -> None:
+        self._stream.write(self._encode(self._document(message)) + b"\n")
+
+    def _document(self, message: Message) -> dict[str, object]:
+        document: dict[str, object] = {
+            "message_id": str(message.message_id),
+            "offset": message.offset,
+            "key": shown(message.key, self._key_encoding, message, "key"),
+            "value": shown(message.payload, self._value_encoding, message, "value"),
+            "publish_time": message.publish_time,
+        }
+        if message.event_time is not None:
+            document["event_time"] = message.event_time
+        if message.properties:
+            document["properties"] = dict(message.properties)
+        return document
+
+
+def shown(data: bytes | None, encoding: TextEncoding, message: Message, what: str) -> str | None:
+    """A key or value as text. Raises InvalidInput that names the message."""
+    if data is None:
+        return None
+    try:
+        return to_text(data, encoding)
+    except ValueError as error:
+        raise InvalidInput(
+            f"the {what} of message {message.message_id} is not UTF-8 text", f"read with --{what}-encoding base64"
+        ) from error

@@ -1,0 +1,144 @@
+"""Parquet in and out: one message a row.
+
+In: columns `key` and `value` (string or binary), optional `event_time` and `publish_time` (integer milliseconds or
+timestamps), `properties` (map of strings). Out: the same with `message_id` and `offset`, which an import accepts and
+does not use. Any other column is an error: what is not understood would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from api.formats.encoding import TextEncoding
+from storage.bulk_append import INPUT_SCHEMA
+from storage.errors import InvalidInput, InvalidRecord
+from storage.model import MessageId
+
+_BATCH_ROWS = 65_536
+_SOURCES = {"key": "key", "payload": "value", "event_time": "event_time", "publish_time": "publish_time"}
+_SOURCES["properties"] = "properties"
+_UNUSED = {"message_id", "offset"}
+_REMEDY = (
+    "give key and value (string or binary), optional event_time, publish_time (ms) and properties (map of strings)"
+)
+
+
+def read_parquet(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
+    """Messages of a Parquet file as tables of INPUT_SCHEMA. Raises InvalidRecord."""
+    if file == "-":
+        raise InvalidInput("Parquet cannot be read from standard input", "name a file")
+    if TextEncoding.BASE64 in (key_encoding, value_encoding):
+        raise InvalidInput(
+            "--key-encoding and --value-encoding do not apply to Parquet", "use binary columns for bytes"
+        )
+    try:
+        with pq.ParquetFile(file, pre_buffer=False) as source:
+            _check_columns(file, source.schema_arrow)
+            for batch in source.iter_batches(_BATCH_ROWS, use_threads=False):
+                yield _convert(file, pa.table(batch))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        raise InvalidRecord(
+            f"{file} cannot be read as Parquet ({_line(error)})", "check that the file is whole"
+        ) from error
+
+
+def _check_columns(file: str, schema: Any) -> None:
+    missing = {"key", "value"} - set(schema.names)
+    if missing:
+        raise InvalidRecord(f"{file} has no column {' and no column '.join(sorted(missing))}", _REMEDY)
+    unknown = sorted(set(schema.names) - set(_SOURCES.values()) - _UNUSED)
+    if unknown:
+        raise InvalidRecord(f"{file} has columns that a message has no place for: {', '.join(unknown)}", _REMEDY)
+
+
+def _convert(file: str, table: pa.Table) -> pa.Table:
+    columns = []
+    for field in INPUT_SCHEMA:
+        source = _SOURCES[field.name]
+        if source not in table.column_names:
+            columns.append(pa.nulls(len(table), field.type))
+            continue
+        column = table.column(source)
+        try:
+            columns.append(_cast(column, field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise InvalidRecord(f"{file}: column {source} is {column.type} ({_line(error)})", _REMEDY) from error
+    return pa.table(columns, schema=INPUT_SCHEMA)
+
+
+def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    given = column.type
+    if pa.types.is_dictionary(given):
+        column, given = column.cast(given.value_type), given.value_type
+    if pa.types.is_binary(target) and not (_is_bytes(given) or pa.types.is_null(given)):
+        raise pa.ArrowTypeError("not string or binary")
+    if pa.types.is_timestamp(given):
+        return column.cast(pa.timestamp("ms", given.tz)).cast(target)
+    if pa.types.is_int64(target) and not (pa.types.is_integer(given) or pa.types.is_null(given)):
+        raise pa.ArrowTypeError("not integer or timestamp")
+    return column.cast(target)
+
+
+def _is_bytes(given: pa.DataType) -> bool:
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    views = (pa.types.is_string_view, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
+    return any(kind(given) for kind in (*kinds, *views))
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def write_parquet(
+    file: str,
+    batches: Iterator[pa.RecordBatch],
+    partition: int,
+    key_encoding: TextEncoding,
+    value_encoding: TextEncoding,
+) -> int:
+    """Write messages (`rows.SCHEMA`) to a Parquet file; their number. UTF-8 gives string columns, base64 binary ones."""
+    types = {"key": key_encoding, "value": value_encoding}
+    schema = pa.schema(
+        [
+            ("message_id", pa.string()),
+            ("offset", pa.int64()),
+            *((n, pa.string() if e is TextEncoding.UTF8 else pa.binary()) for n, e in types.items()),
+            ("publish_time", pa.int64()),
+            ("event_time", pa.int64()),
+            ("properties", pa.map_(pa.string(), pa.string())),
+        ]
+    )
+    count = 0
+    try:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_table(_outside(batch, schema, partition))
+                count += len(batch)
+    except OSError as error:
+        raise InvalidInput(
+            f"the file {file} cannot be written ({_line(error)})", "check its folder and free space"
+        ) from error
+    return count
+
+
+def _outside(batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.Table:
+    ids = zip(*(batch.column(name).to_pylist() for name in ("ledger_id", "entry_id", "batch_index")), strict=True)
+    made = {
+        "message_id": pa.array([str(MessageId(ledger, entry, partition, index)) for ledger, entry, index in ids]),
+        "value": batch.column("payload"),
+    }
+    columns = []
+    for field in schema:
+        column = made[field.name] if field.name in made else batch.column(field.name)
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise InvalidInput(
+                f"a {field.name} is not UTF-8 text ({_line(error)})",
+                f"read with --{field.name}-encoding base64, which writes a binary column",
+            ) from error
+    return pa.table(columns, schema=schema)

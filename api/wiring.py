@@ -1,0 +1,80 @@
+"""Makes the components that settings describe. Heavy libraries are imported only when what needs them is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from api.settings import Settings
+
+if TYPE_CHECKING:
+    from storage.clock import Clock
+    from storage.metadata.store import MetadataStore
+    from storage.model import TopicName
+    from storage.objects.interface import ObjectStore
+    from storage.topic import Topic
+
+
+@dataclass(frozen=True)
+class Components:
+    """An open database and store, and the clock."""
+
+    metadata: MetadataStore
+    store: ObjectStore
+    clock: Clock
+
+    def topic(self, name: TopicName) -> Topic:
+        """The topic of that name. Raises TopicNotFound."""
+        from storage.topic import Topic
+
+        return Topic.open(self.metadata, self.store, self.clock, name)
+
+    def create_topic(self, name: TopicName) -> Topic:
+        """The topic of that name, made if it does not exist."""
+        from storage.topic import Topic
+
+        return Topic.create(self.metadata, self.store, self.clock, name)
+
+
+@contextmanager
+def open_components(settings: Settings) -> Iterator[Components]:
+    """Open what `settings` name; closed at the end of the context.
+
+    The embedded database is brought to the newest schema by itself; any other must have been, by
+    `compactor db upgrade`.
+    """
+    metadata = open_metadata(settings)
+    try:
+        if settings.embedded_database:
+            metadata.upgrade()
+        else:
+            metadata.check_schema()
+        store = open_object_store(settings)
+        try:
+            from storage.clock import SystemClock
+
+            yield Components(metadata, store, SystemClock())
+        finally:
+            store.close()
+    finally:
+        metadata.close()
+
+
+def open_metadata(settings: Settings) -> MetadataStore:
+    """The database, whatever its schema."""
+    from storage.clock import SystemClock
+    from storage.metadata.store import MetadataStore
+
+    settings.make_data_directory()
+    return MetadataStore(settings.database_url, SystemClock())
+
+
+def open_object_store(settings: Settings) -> ObjectStore:
+    """The object store."""
+    from storage.objects.interface import StoreLocation
+    from storage.objects.registry import open_store
+
+    settings.make_data_directory()
+    return open_store(StoreLocation(settings.store_url, settings.s3_endpoint or None))
