@@ -62,10 +62,8 @@ class Settings:
         """Whether the database is the embedded default, which upgrades itself."""
         return not self.database
 
-    def make_data_directory(self) -> None:
-        """Make the data directory if something embedded needs it. Raises Misconfigured."""
-        if self.store and self.database:
-            return
+    def make_data_directory(self) -> Path:
+        """The data directory, made if need be: embedded parts and Spark's log live there. Raises Misconfigured."""
         try:
             self.data_directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -73,3 +71,4 @@ class Settings:
                 f"the data directory {self.data_directory} cannot be made ({error.strerror})",
                 "set COMPACTOR_DATA, or --data, to a directory that can be written",
             ) from error
+        return self.data_directory

@@ -67,7 +67,8 @@ def open_metadata(settings: Settings) -> MetadataStore:
     from storage.clock import SystemClock
     from storage.metadata.store import MetadataStore
 
-    settings.make_data_directory()
+    if settings.embedded_database:
+        settings.make_data_directory()
     return MetadataStore(settings.database_url, SystemClock())
 
 
@@ -76,5 +77,6 @@ def open_object_store(settings: Settings) -> ObjectStore:
     from storage.objects.interface import StoreLocation
     from storage.objects.registry import open_store
 
-    settings.make_data_directory()
+    if not settings.store:
+        settings.make_data_directory()
     return open_store(StoreLocation(settings.store_url, settings.s3_endpoint or None))

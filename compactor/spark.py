@@ -13,10 +13,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import shlex
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -35,44 +38,75 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """How to reach or start Spark. `driver_memory` is the driver's heap; ignored by a session that already runs."""
+    """How to reach or start Spark. `driver_memory`: the driver's heap; `log_file`: where the driver's log goes."""
 
+    log_file: Path
     master: str = "local[*]"
     driver_memory: str = "2g"
     app_name: str = "compactor"
 
+    @property
+    def is_local(self) -> bool:
+        """Whether driver and executors are one process on this machine."""
+        return self.master.startswith("local")
+
 
 def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _: None) -> SparkSession:
-    """A session; `say` gets a line for the user when something deserves one. Raises Misconfigured."""
+    """A session, started quietly; `say` gets a line for the user when something deserves one.
+
+    Settings count only for the first session of a process: there is one JVM. Raises Misconfigured.
+    """
     java = find_java_home(os.environ)
     if java.note:
         say(java.note)
     os.environ["JAVA_HOME"] = str(java.path)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if settings.is_local:
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
-    for name, value in _configuration(settings).items():
-        builder = builder.config(name, value)
-    try:
-        session = builder.getOrCreate()
-    except Exception as error:
-        raise Misconfigured(
-            f"Spark could not start with master {settings.master} ({_first_line(error)})",
-            "set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached",
-        ) from error
-    session.sparkContext.setLogLevel("OFF")
-    return session
+    with tempfile.TemporaryDirectory(prefix="compactor-spark-") as folder:
+        for name, value in _configuration(settings, Path(folder)).items():
+            builder = builder.config(name, value)
+        try:
+            return builder.getOrCreate()
+        except Exception as error:
+            raise Misconfigured(
+                f"Spark could not start with master {settings.master} ({_first_line(error)})",
+                f"set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached; see {settings.log_file}",
+            ) from error
 
 
-def _configuration(settings: SparkSettings) -> dict[str, str]:
-    return {
+def _configuration(settings: SparkSettings, folder: Path) -> dict[str, str]:
+    """Spark's own settings. `folder` is needed only until the JVM has started."""
+    logging = folder / "log4j2.properties"
+    logging.write_text(_LOGGING, encoding="utf-8")
+    log_file = shlex.quote(f"-Dcompactor.spark.log={settings.log_file}")
+    configuration = {
         "spark.driver.memory": settings.driver_memory,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.as_uri()} {log_file}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.adaptive.enabled": "false",
+        # A task's answer is at once on its way to the driver, not kept until others fill a batch.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
     }
+    if settings.is_local:
+        configuration |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return configuration
+
+
+_LOGGING = """\
+appenders = file
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = ${sys:compactor.spark.log}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+logger.repl.name = org.apache.spark.api.python.PythonGatewayServer
+logger.repl.level = warn
+"""
 
 
 class SparkEngine:

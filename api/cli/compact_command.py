@@ -30,7 +30,8 @@ def compact_topic(
         from compactor.spark import SparkEngine, SparkSettings, open_session
         from compactor.two_phase import TwoPhaseCompactor
 
-        session = open_session(SparkSettings(master=context.obj.spark_master), say)
+        log_file = context.obj.make_data_directory() / "spark.log"
+        session = open_session(SparkSettings(log_file, context.obj.spark_master), say)
         try:
             compactor = TwoPhaseCompactor(
                 components.metadata,

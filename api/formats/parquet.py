@@ -100,7 +100,7 @@ def write_parquet(
     key_encoding: TextEncoding,
     value_encoding: TextEncoding,
 ) -> int:
-    """Write messages (`rows.SCHEMA`) to a Parquet file; their number. UTF-8 gives string columns, base64 binary ones."""
+    """Write messages (`rows.SCHEMA`) to a file; their number. UTF-8 gives string columns, base64 binary ones."""
     types = {"key": key_encoding, "value": value_encoding}
     schema = pa.schema(
         [
