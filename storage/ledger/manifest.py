@@ -68,6 +68,14 @@ class Manifest:
     index: tuple[tuple[IndexLocation, ...], ...]
 
     def __post_init__(self) -> None:
+        for part in self.parts:
+            deleted = part.deleted.cardinality if part.deleted else 0
+            # totals are added up from the parts, and readers are told them as the truth
+            if not (0 <= deleted <= part.messages and 0 < part.messages <= part.last.offset - part.first.offset + 1):
+                raise ValueError(
+                    f"a part of compacted ledger {self.ledger_id} counts {part.messages} messages, {deleted} of them "
+                    f"deleted, between offsets {part.first.offset} and {part.last.offset}"
+                )
         for part, following in zip(self.parts, self.parts[1:], strict=False):
             # a reader walks parts in list order and stops at the first that lies past its position
             if part.last.offset >= following.first.offset:
