@@ -1,0 +1,178 @@
+"""Phase one against the page of plain Python: the same survivors, whatever the keys' hashes and the hash ranges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyroaring import BitMap64
+
+from compactor import reference
+from compactor.phase_one import newest_live, run_range, split_by_source, unkeyed_survivors
+from compactor.phase_two import read_survivors
+from compactor.plan import Policies, RangeResult, RunPlan, Slice, Source, promised
+from storage.bulk_append import INPUT_SCHEMA, to_rows
+from storage.checksums import crc32c
+from storage.errors import ObjectDamaged, ObjectMissing
+from storage.ledger import key_index
+from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
+from storage.ledger.key_index import HashRange
+from storage.ledger.rows_file import RowsObject
+from storage.ledger.sealing import ledger_records
+from storage.metadata.records import LedgerRecord, StoredObject
+from storage.objects.interface import ObjectStore
+from storage.reader import messages
+from tests.sealed import SEED, CollidingHasher, new_id, seal_history, source
+from tests.strategies import histories
+
+HASHERS = st.sampled_from([Xxh3KeyHasher(SEED), CollidingHasher()])
+
+
+def plan_of(store: ObjectStore, ledgers: list[LedgerRecord], bits: int, retain_null_key: bool = False) -> RunPlan:
+    return RunPlan(
+        store.location,
+        new_id(),
+        -1,
+        new_id(),
+        Policies(retain_null_key),
+        tuple(map(source, ledgers)),
+        tuple(ledger.index for ledger in ledgers),
+        bits,
+    )
+
+
+def surviving_offsets(store: ObjectStore, plan: RunPlan, results: list[RangeResult]) -> list[int]:
+    """The offsets in the row sets, read as phase two reads them."""
+    offsets: list[int] = []
+    for number, one in enumerate(plan.sources):
+        row_sets = tuple((r.name, row_set) for r in results for row_set in r.row_sets if row_set.source == number)
+        offsets += read_survivors(store, one, Slice(number, one.first_offset, one.last_offset, row_sets)).tolist()
+    return offsets
+
+
+@given(histories(), HASHERS)
+def test_the_newest_live_record_of_each_key_is_that_of_the_reference(
+    history: list[pa.Table], hasher: KeyHasher
+) -> None:
+    tables = []
+    offset = 0
+    for number, content in enumerate(history):
+        tables.append(to_rows(content, number, offset, 0))
+        offset += len(content)
+    won = newest_live([ledger_records(table, hasher) for table in tables])
+    everything = list(messages(iter(pa.concat_tables(tables).to_batches()), -1))
+    expected = reference.compact([], everything)
+    assert sorted(won.live.offset.tolist()) == [message.offset for message in expected]
+    keys = {message.key for message in everything if message.key is not None}
+    assert won.tombstones == len(keys) - len(expected)
+    hashes = list(zip(won.live.hi.tolist(), won.live.lo.tolist(), strict=True))
+    assert hashes == sorted(set(hashes))
+
+
+def test_no_indexes_have_no_survivors() -> None:
+    won = newest_live([])
+    assert (len(won.live), won.tombstones) == (0, 0)
+
+
+@settings(max_examples=40)
+@given(histories(), HASHERS, st.integers(0, 3), st.booleans())
+def test_the_tasks_of_all_ranges_promise_the_survivors_of_the_reference(
+    object_store: ObjectStore, history: list[pa.Table], hasher: KeyHasher, bits: int, retain_null_key: bool
+) -> None:
+    table, ledgers = seal_history(object_store, history, hasher)
+    plan = plan_of(object_store, ledgers, bits, retain_null_key)
+    results = [run_range(plan, number) for number in range(2**bits)]
+    everything = list(messages(iter(table.to_batches()), -1))
+    expected = reference.compact([], everything, retain_null_key)
+    offsets = [message.offset for message in expected]
+    assert surviving_offsets(object_store, plan, results) == offsets
+
+    totals = promised(results)
+    assert sum(one.count for one in totals.values()) == len(offsets)
+    assert sum(one.offset_sum for one in totals.values()) == sum(offsets)
+    assert sum(result.statistics.keys for result in results) == len([m for m in expected if m.key is not None])
+    assert sum(result.statistics.null_keys for result in results) == len([m for m in expected if m.key is None])
+    assert sum(result.statistics.records for result in results) == sum(
+        len({m.key for m in messages(iter(one.to_batches()), -1) if m.key is not None})
+        for one in (table.slice(ledger.first_offset, ledger.messages) for ledger in ledgers)
+    )
+
+
+@settings(max_examples=30)
+@given(histories(), HASHERS, st.integers(0, 3), st.booleans())
+def test_the_new_index_names_the_survivors_and_nothing_else(
+    object_store: ObjectStore, history: list[pa.Table], hasher: KeyHasher, bits: int, retain_null_key: bool
+) -> None:
+    table, ledgers = seal_history(object_store, history, hasher)
+    plan = plan_of(object_store, ledgers, bits, retain_null_key)
+    results = [run_range(plan, number) for number in range(2**bits)]
+    indexes = [result.index for result in results if result.index is not None]
+    keyed = [
+        offset
+        for index in indexes
+        for offset in key_index.read_records(object_store, index, HashRange()).offset.tolist()
+    ]
+    unkeyed = [offset for index in indexes for offset in key_index.read_unkeyed(object_store, index, "null_keys")]
+    expected = reference.compact([], messages(iter(table.to_batches()), -1), retain_null_key)
+    assert sorted(keyed) == [message.offset for message in expected if message.key is not None]
+    assert sorted(unkeyed) == [message.offset for message in expected if message.key is None]
+
+
+def test_a_range_in_which_nothing_survives_writes_nothing(object_store: ObjectStore) -> None:
+    _, ledgers = seal_history(object_store, [pa.Table.from_pylist([{"key": b"k", "payload": None}], INPUT_SCHEMA)])
+    plan = plan_of(object_store, ledgers, 0)
+    result = run_range(plan, 0)
+    assert (result.row_sets, result.index) == ((), None)
+    assert list(object_store.list(f"topics/{plan.topic_uid}/")) == []
+
+
+def test_a_lost_index_fails_the_task(object_store: ObjectStore) -> None:
+    _, ledgers = seal_history(object_store, [pa.Table.from_pylist([{"key": b"k", "payload": b"v"}], INPUT_SCHEMA)])
+    object_store.delete(ledgers[0].index.name)
+    with pytest.raises(ObjectMissing, match=ledgers[0].index.name):
+        run_range(plan_of(object_store, ledgers, 0), 0)
+
+
+@pytest.mark.parametrize("retain_null_key", [False, True])
+def test_whole_entries_and_chunks_always_stay_and_null_keys_by_policy(retain_null_key: bool) -> None:
+    unkeyed = {"null_keys": BitMap64([1]), "whole_entries": BitMap64([2]), "chunks": BitMap64([3])}
+    kept = unkeyed_survivors(unkeyed, Policies(retain_null_key))
+    assert {name: list(bitmap) for name, bitmap in kept.items()} == {
+        "null_keys": [1] if retain_null_key else [],
+        "whole_entries": [2],
+        "chunks": [3],
+    }
+    assert list(unkeyed["null_keys"]) == [1]
+
+
+def spanning(*spans: tuple[int, int]) -> tuple[Source, ...]:
+    rows_object = RowsObject(StoredObject("rows", 1, 0), 1)
+    return tuple(Source(rows_object, first, last, last - first + 1) for first, last in spans)
+
+
+def test_offsets_are_split_by_the_source_that_holds_them() -> None:
+    offsets = np.array([0, 4, 10, 19, 2**40], dtype=np.uint64)
+    split = split_by_source(offsets, spanning((0, 4), (5, 9), (10, 19), (2**40, 2**40)))
+    assert {number: part.tolist() for number, part in split.items()} == {0: [0, 4], 2: [10, 19], 3: [2**40]}
+    assert split_by_source(offsets[:0], spanning((0, 4))) == {}
+    assert split_by_source(offsets[:0], ()) == {}
+
+
+@pytest.mark.parametrize("offset", [0, 4, 10, 14, 20])
+def test_an_offset_that_no_source_holds_is_damage(offset: int) -> None:
+    offsets = np.array(sorted([5, 15, offset]), dtype=np.uint64)
+    with pytest.raises(ObjectDamaged, match=f"offset {offset},"):
+        split_by_source(offsets, spanning((5, 9), (15, 19)))
+
+
+def test_row_sets_are_offsets_relative_to_their_source(object_store: ObjectStore) -> None:
+    rows = [{"key": b"%d" % number, "payload": b"v"} for number in range(3)]
+    _, ledgers = seal_history(object_store, [pa.Table.from_pylist(rows, INPUT_SCHEMA)] * 2)
+    result = run_range(plan_of(object_store, ledgers, 0), 0)
+    (row_set,) = result.row_sets
+    block = object_store.get(result.name)
+    assert (row_set.source, row_set.start, row_set.count, row_set.offset_sum) == (1, 0, 3, 3 + 4 + 5)
+    assert np.frombuffer(block, dtype="<u4").tolist() == [0, 1, 2]
+    assert row_set.crc32c == crc32c(block)

@@ -1,0 +1,273 @@
+"""The key index against plain dicts: what is written is read, from any hash range, or an error names the object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from pyroaring import BitMap64
+
+from storage.errors import ObjectDamaged, ObjectMissing
+from storage.ledger import key_index
+from storage.ledger.key_index import U64, HashRange, IndexDirectory, Records
+from storage.metadata.records import IndexLocation
+from storage.objects.interface import ObjectStore
+from tests.sealed import damaged_copy, new_id
+
+U64_MAX = 2**64 - 1
+FEW = st.integers(0, 3)
+HIGH = st.integers(0, U64_MAX) | FEW | FEW.map(lambda top: top << 62)
+"""High halves that often agree."""
+FLAGS = st.sampled_from([0, int(key_index.TOMBSTONE), int(key_index.MARKER)])
+EVENT_TIMES = st.integers(-5, 5) | st.just(key_index.NO_EVENT_TIME) | st.just(2**63 - 1)
+
+
+class Record(NamedTuple):
+    """One record as Python numbers."""
+
+    hi: int
+    lo: int
+    offset: int
+    event_offset: int
+    event_time: int
+
+
+RECORD = st.builds(
+    Record, HIGH, HIGH, st.builds(int.__or__, st.integers(0, 2**62 - 1), FLAGS), st.integers(0, U64_MAX), EVENT_TIMES
+)
+RECORDS = st.lists(RECORD, max_size=40, unique_by=lambda record: record[:2]).map(sorted)
+RANGES = st.integers(0, 6).flatmap(lambda bits: st.builds(HashRange, st.integers(0, 2**bits - 1), st.just(bits)))
+BITMAPS = st.fixed_dictionaries(
+    {name: st.sets(st.integers(0, 2**62 - 1), max_size=5).map(BitMap64) for name in key_index.UNKEYED_CLASSES}
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_fences() -> Iterator[None]:
+    """Fences of three records, so that few records already make many of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index, "FENCE_RECORDS", 3)
+        yield
+
+
+def u64(values: list[int]) -> U64:
+    return np.array(values, dtype=np.uint64)
+
+
+def columns(records: list[Record], events: bool) -> Records:
+    hi, lo, offset, event_offset = (u64([record[i] for record in records]) for i in range(4))
+    event_time = np.array([record.event_time for record in records], dtype=np.int64)
+    return Records(hi, lo, offset, event_offset, event_time) if events else Records(hi, lo, offset)
+
+
+def plain(records: Records) -> list[tuple[int, ...]]:
+    arrays = [records.hi, records.lo, records.offset]
+    if records.event_offset is not None and records.event_time is not None:
+        arrays += [records.event_offset, records.event_time]
+    return list(zip(*(array.tolist() for array in arrays), strict=True))
+
+
+def holds(hash_range: HashRange, hi: int) -> bool:
+    return hi >> (64 - hash_range.bits) == hash_range.prefix
+
+
+def write(
+    store: ObjectStore, records: Records, hash_range: HashRange, unkeyed: dict[str, BitMap64] | None = None
+) -> IndexLocation:
+    data, directory = key_index.encode_index(records, hash_range, unkeyed)
+    name = f"indexes/{new_id()}"
+    store.put(name, data)
+    return IndexLocation(name, 0, len(data), directory.encode())
+
+
+@given(RECORDS, RANGES, st.lists(RANGES, min_size=1, max_size=4), st.booleans())
+def test_any_hash_range_reads_as_a_filter_of_the_whole(
+    object_store: ObjectStore, drawn: list[Record], mine: HashRange, asked: list[HashRange], events: bool
+) -> None:
+    inside = [record for record in drawn if holds(mine, record.hi)]
+    location = write(object_store, columns(inside, events), mine)
+    for wanted in [HashRange(), mine, *asked]:
+        expected = [record for record in inside if holds(wanted, record.hi)]
+        assert plain(key_index.read_records(object_store, location, wanted)) == [record[:3] for record in expected]
+        with_events = key_index.read_records(object_store, location, wanted, events=True)
+        width = 5 if events and with_events.event_time is not None else 3
+        assert plain(with_events) == [record[:width] for record in expected]
+        assert width == (5 if events and expected else width)
+
+
+@given(RECORDS, st.integers(1, 6))
+def test_the_ranges_of_a_run_share_the_records_out(object_store: ObjectStore, drawn: list[Record], bits: int) -> None:
+    location = write(object_store, columns(drawn, events=False), HashRange())
+    read = [key_index.read_records(object_store, location, HashRange(prefix, bits)) for prefix in range(2**bits)]
+    assert [row for records in read for row in plain(records)] == [record[:3] for record in drawn]
+
+
+@given(RECORDS, RANGES)
+def test_fences_are_equal_ranges_of_the_hash(drawn: list[Record], mine: HashRange) -> None:
+    inside = [record for record in drawn if holds(mine, record.hi)]
+    _, directory = key_index.encode_index(columns(inside, events=False), mine)
+    count = len(directory.counts)
+    assert count == 1 or count * key_index.FENCE_RECORDS // 2 < len(inside) <= count * key_index.FENCE_RECORDS
+    narrower = [HashRange((mine.prefix * count) + i, mine.bits + count.bit_length() - 1) for i in range(count)]
+    assert [sum(holds(fence, record.hi) for record in inside) for fence in narrower] == list(directory.counts)
+
+
+def test_a_large_index_has_fences_of_bounded_size(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_index, "FENCE_RECORDS", 16_384)
+    random = np.random.default_rng(1)
+    hi = np.unique(random.integers(0, U64_MAX, 100_000, dtype=np.uint64))
+    records = Records(hi, hi ^ np.uint64(7), np.arange(len(hi), dtype=np.uint64))
+    location = write(object_store, records, HashRange())
+    assert len(IndexDirectory.decode(location.directory).counts) == 8
+    got = key_index.read_records(object_store, location, HashRange(0b101, 3))
+    assert np.array_equal(got.hi, hi[hi >> np.uint64(61) == 0b101])
+
+
+@given(BITMAPS, RECORDS, st.booleans())
+def test_unkeyed_offsets_are_read_back(
+    object_store: ObjectStore, unkeyed: dict[str, BitMap64], drawn: list[Record], events: bool
+) -> None:
+    expected = {name: set(bitmap) for name, bitmap in unkeyed.items()}
+    location = write(object_store, columns(drawn, events), HashRange(), unkeyed)
+    assert {name: set(key_index.read_unkeyed(object_store, location, name)) for name in expected} == expected
+
+
+def test_an_index_without_unkeyed_rows_has_empty_bitmaps(object_store: ObjectStore) -> None:
+    location = write(object_store, columns([], events=False), HashRange())
+    assert location.length == 0
+    assert not any(key_index.read_unkeyed(object_store, location, name) for name in key_index.UNKEYED_CLASSES)
+
+
+@given(RECORDS, RANGES, BITMAPS, st.booleans())
+def test_a_directory_is_read_back_whole(
+    drawn: list[Record], mine: HashRange, unkeyed: dict[str, BitMap64], events: bool
+) -> None:
+    inside = [record for record in drawn if holds(mine, record.hi)]
+    data, directory = key_index.encode_index(columns(inside, events), mine, unkeyed)
+    again = IndexDirectory.decode(directory.encode())
+    assert again == directory
+    assert again.records == len(inside)
+    assert again.has_events == events
+    assert len(data) == len(inside) * (40 if events else 24) + sum(again.unkeyed_sizes.values())
+
+
+def test_indexes_may_share_an_object(object_store: ObjectStore) -> None:
+    drawn = [Record(top << 60, 1, top, top, top) for top in range(16)]
+    first, second = columns(drawn[:9], events=True), columns(drawn[9:], events=True)
+    data, directory = key_index.encode_index(first, HashRange(), {"chunks": BitMap64([4])})
+    more, following = key_index.encode_index(second, HashRange(), {"chunks": BitMap64([5])})
+    name = f"indexes/{new_id()}"
+    object_store.put(name, data + more)
+    locations = [
+        IndexLocation(name, 0, len(data), directory.encode()),
+        IndexLocation(name, len(data), len(more), following.encode()),
+    ]
+    read = [key_index.read_records(object_store, location, HashRange(), events=True) for location in locations]
+    assert [plain(records) for records in read] == [plain(first), plain(second)]
+    assert [list(key_index.read_unkeyed(object_store, one, "chunks")) for one in locations] == [[4], [5]]
+
+
+@given(RECORDS, BITMAPS, st.booleans(), st.data())
+def test_a_flipped_byte_is_damage_for_the_read_that_covers_it(
+    object_store: ObjectStore, drawn: list[Record], unkeyed: dict[str, BitMap64], events: bool, data: st.DataObject
+) -> None:
+    location = write(object_store, columns(drawn, events), HashRange(), unkeyed)
+    assume(location.length)
+    position = data.draw(st.integers(0, location.length - 1))
+    name = damaged_copy(object_store, location.name, position, data.draw(st.integers(1, 255)))
+    damaged = replace(location, name=name)
+
+    ends = [24 * len(drawn), (40 if events else 24) * len(drawn)]
+    sizes = IndexDirectory.decode(location.directory).unkeyed_sizes
+    for class_ in key_index.UNKEYED_CLASSES:
+        ends.append(ends[-1] + sizes[class_])
+    area = next(number for number, end in enumerate(ends) if position < end)
+
+    for number, read_events in ((0, False), (1, True)):
+        if area <= number:
+            with pytest.raises(ObjectDamaged, match=name):
+                key_index.read_records(object_store, damaged, HashRange(), events=read_events)
+        else:
+            read = key_index.read_records(object_store, damaged, HashRange(), events=read_events)
+            assert [row[:3] for row in plain(read)] == [record[:3] for record in drawn]
+    for number, class_ in enumerate(key_index.UNKEYED_CLASSES, start=2):
+        if area == number:
+            with pytest.raises(ObjectDamaged, match=name):
+                key_index.read_unkeyed(object_store, damaged, class_)
+        else:
+            assert key_index.read_unkeyed(object_store, damaged, class_) == unkeyed[class_]
+
+
+def test_damage_of_one_fence_leaves_the_others_readable(object_store: ObjectStore) -> None:
+    drawn = [Record(top << 60, 1, top, 0, 0) for top in range(16)]
+    location = write(object_store, columns(drawn, events=False), HashRange())
+    damaged = replace(location, name=damaged_copy(object_store, location.name, 0))
+    with pytest.raises(ObjectDamaged, match="fence 0"):
+        key_index.read_records(object_store, damaged, HashRange(0, 1))
+    assert plain(key_index.read_records(object_store, damaged, HashRange(1, 1))) == [one[:3] for one in drawn[8:]]
+
+
+def test_a_cut_or_missing_object_is_an_error(object_store: ObjectStore) -> None:
+    location = write(object_store, columns([Record(1, 1, 1, 0, 0)], events=False), HashRange())
+    with pytest.raises(ObjectMissing):
+        key_index.read_records(object_store, replace(location, name=f"indexes/{new_id()}"), HashRange())
+    cut = f"indexes/{new_id()}"
+    object_store.put(cut, object_store.get(location.name)[:-1])
+    with pytest.raises(ObjectDamaged, match=cut):
+        key_index.read_records(object_store, replace(location, name=cut), HashRange())
+
+
+GOOD = IndexDirectory(HashRange(), (3, 2), (11, 12)).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(GOOD[:31], id="cut in the header"),
+        pytest.param(GOOD[:32], id="no fences"),
+        pytest.param(GOOD[:-1], id="cut in a number"),
+        pytest.param(GOOD[:-4], id="cut between numbers"),
+        pytest.param(GOOD + bytes(8), id="three fences"),
+        pytest.param(b"\x02\x00" + GOOD[2:], id="a later version"),
+        pytest.param(GOOD[:2] + b"\x21" + GOOD[3:], id="more bits than a prefix has"),
+        pytest.param(GOOD[:3] + b"\x02" + GOOD[4:], id="an unknown flag"),
+        pytest.param(GOOD[:4] + b"\x01" + GOOD[5:], id="a prefix outside its bits"),
+    ],
+)
+def test_a_directory_of_another_form_is_refused(data: bytes) -> None:
+    with pytest.raises(ObjectDamaged, match="key index directory"):
+        IndexDirectory.decode(data)
+
+
+def test_a_directory_that_is_not_damaged_is_not_refused() -> None:
+    assert IndexDirectory.decode(GOOD).counts == (3, 2)
+
+
+HASHES = st.lists(st.tuples(HIGH, HIGH), max_size=60)
+COLLIDING = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=60)
+"""Hashes of which many share the high half and not the low one."""
+
+
+@given(HASHES | COLLIDING)
+def test_the_last_record_of_each_hash_wins(hashes: list[tuple[int, int]]) -> None:
+    winners = key_index.latest(u64([hi for hi, _ in hashes]), u64([lo for _, lo in hashes]))
+    expected = {pair: position for position, pair in enumerate(hashes)}
+    assert winners.tolist() == [expected[pair] for pair in sorted(expected)]
+
+
+@given(st.lists(st.tuples(FEW, FEW, EVENT_TIMES), max_size=60))
+def test_the_largest_event_time_of_each_hash_wins_and_of_equal_ones_the_last(drawn: list[tuple[int, int, int]]) -> None:
+    hi, lo = (u64([record[i] for record in drawn]) for i in range(2))
+    winners = key_index.latest_by_event(hi, lo, np.array([record[2] for record in drawn], dtype=np.int64))
+    expected: dict[tuple[int, int], int] = {}
+    for position, (high, low, time) in enumerate(drawn):
+        best = expected.get((high, low))
+        if best is None or time >= drawn[best][2]:
+            expected[high, low] = position
+    assert winners.tolist() == [expected[pair] for pair in sorted(expected)]

@@ -1,0 +1,192 @@
+"""Manifests: read back whole, vouched for by their row, and never made or read with parts that cannot be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import ObjectDamaged, ObjectExists, ObjectMissing
+from storage.ledger.manifest import DeletedRows, Manifest, Part, read_manifest, write_manifest
+from storage.ledger.rows_file import RowsObject
+from storage.metadata.records import IndexLocation, StoredObject
+from storage.model import MessageId, Position
+from storage.objects.interface import ObjectStore
+from tests.sealed import damaged_copy, new_id
+
+NUMBERS = st.integers(0, 2**63 - 1)
+U32 = st.integers(0, 2**32 - 1)
+TEXTS = st.text(min_size=1, max_size=9)
+
+
+def position(offset: int, entry: int = 0) -> Position:
+    return Position(offset, MessageId(7, entry, 2, -1))
+
+
+def part(first: int, last: int, messages: int = 1, deleted: DeletedRows | None = None) -> Part:
+    rows_object = RowsObject(StoredObject(f"part-{first}", 900, 0xFFFF_FFFF), 300)
+    return Part(rows_object, position(first), position(last), messages, 10, -1, 2**62, deleted)
+
+
+def manifest(*parts: Part, horizon: int = 1000) -> Manifest:
+    index = (IndexLocation("i", 0, 9, b"\x00\xff"),)
+    return Manifest("persistent://a/b/ü", "0" * 32, 9, 3, 4, 5, position(horizon), parts, (index,))
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    edges = sorted(draw(st.lists(NUMBERS, min_size=2, max_size=12, unique=True)))
+    spans = [(edges[i], edges[i + 1] - 1) for i in range(0, len(edges) - 1, 2)]
+    parts = []
+    for first, last in spans:
+        messages = draw(st.integers(1, last - first + 1))
+        deleted = st.builds(DeletedRows, TEXTS, NUMBERS, NUMBERS, st.integers(1, messages), U32)
+        first_id, last_id = (
+            Position(
+                offset, MessageId(draw(NUMBERS), draw(NUMBERS), draw(st.integers(-1, 9)), draw(st.integers(-1, 9)))
+            )
+            for offset in (first, last)
+        )
+        stored = StoredObject(draw(TEXTS), draw(NUMBERS), draw(U32))
+        sums = [draw(NUMBERS), draw(NUMBERS), draw(NUMBERS)]
+        parts.append(
+            Part(RowsObject(stored, draw(NUMBERS)), first_id, last_id, messages, *sums, draw(st.none() | deleted))
+        )
+    location = st.builds(IndexLocation, TEXTS, NUMBERS, NUMBERS, st.binary(max_size=40))
+    levels = st.lists(st.lists(location, max_size=3).map(tuple), max_size=3).map(tuple)
+    ids = [draw(NUMBERS) for _ in range(4)]
+    horizon = Position(edges[-1], MessageId(draw(NUMBERS), draw(NUMBERS), -1, draw(st.integers(-1, 9))))
+    return Manifest(draw(TEXTS), draw(TEXTS), *ids, horizon, tuple(parts), draw(levels))
+
+
+def everything(value: Any) -> str:
+    """All numbers and texts of a manifest; message ids that are equal may still differ in their partition."""
+    return repr(value)
+
+
+@given(manifests())
+def test_a_manifest_is_read_back_whole(object_store: ObjectStore, made: Manifest) -> None:
+    stored = write_manifest(object_store, f"manifests/{new_id()}", made)
+    assert stored.size == object_store.size(stored.name)
+    assert everything(read_manifest(object_store, stored)) == everything(made)
+
+
+def test_equal_manifests_have_equal_bytes_in_json_with_sorted_keys() -> None:
+    data = manifest(part(1, 2), part(3, 4)).encode()
+    document = json.loads(data)
+    assert data == manifest(part(1, 2), part(3, 4)).encode()
+    assert data == json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_deleted_rows_and_index_levels_have_their_place() -> None:
+    deleted = DeletedRows("bitmaps", 10, 20, 2, 7)
+    levels = (
+        (IndexLocation("new", 0, 5, b"n"),),
+        (IndexLocation("old", 5, 6, b"o"), IndexLocation("old", 11, 6, b"p")),
+    )
+    made = replace(manifest(part(1, 3, messages=3, deleted=deleted), part(4, 4)), index=levels)
+    document = json.loads(made.encode())
+    assert document["parts"][0]["deleted"] == {
+        "name": "bitmaps",
+        "offset": 10,
+        "length": 20,
+        "cardinality": 2,
+        "crc32c": 7,
+    }
+    assert document["parts"][1]["deleted"] is None
+    assert [[one["name"] for one in level] for level in document["index"]["levels"]] == [["new"], ["old", "old"]]
+    assert Manifest.decode(made.encode(), "m") == made
+
+
+def test_the_totals_are_those_of_the_parts_without_their_deleted_rows() -> None:
+    made = manifest(part(1, 9, messages=8, deleted=DeletedRows("d", 0, 1, 3, 0)), part(10, 10))
+    assert (made.messages, made.logical_bytes, made.stored_bytes) == (6, 20, 1809)
+
+
+def test_an_empty_compacted_ledger_is_a_valid_one() -> None:
+    assert Manifest.decode(manifest().encode(), "m").messages == 0
+
+
+IMPOSSIBLE = {
+    "parts that overlap": (part(1, 5), part(5, 9)),
+    "parts in another order": (part(5, 9), part(1, 2)),
+    "a part above the horizon": (part(1, 5), part(6, 1001)),
+    "a part that ends before it begins": (part(5, 4),),
+    "more messages than offsets": (part(1, 2, messages=3),),
+    "a part without messages": (part(1, 2, messages=0),),
+    "more deleted rows than rows": (part(1, 9, messages=2, deleted=DeletedRows("d", 0, 1, 3, 0)),),
+}
+
+
+@pytest.mark.parametrize("parts", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+def test_impossible_parts_are_neither_made_nor_read(parts: tuple[Part, ...]) -> None:
+    with pytest.raises(ValueError, match="compacted ledger 9"):
+        manifest(*parts)
+    good = manifest(*(part(10 * number, 10 * number) for number in range(len(parts))))
+    object.__setattr__(good, "parts", parts)
+    with pytest.raises(ObjectDamaged, match="the manifest m cannot be read"):
+        Manifest.decode(good.encode(), "m")
+
+
+def test_a_part_may_end_at_the_horizon() -> None:
+    assert manifest(part(1, 1000)).parts[0].last.offset == 1000
+
+
+def without(*path: str | int) -> bytes:
+    document = json.loads(manifest(part(1, 2)).encode())
+    inner = document
+    for step in path[:-1]:
+        inner = inner[step]
+    del inner[path[-1]]
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"{}",
+        without("horizon"),
+        without("parts", 0, "footer_crc32c"),
+        without("parts", 0, "first", "batch_index"),
+        without("index", "levels"),
+        manifest().encode().replace(b'"parts":[]', b'"parts":[7]'),
+        manifest().encode().replace(b'"parts":[]', b'"parts":null'),
+        manifest().encode().replace(b'"directory":"', b'"directory":"*'),
+    ],
+)
+def test_json_that_is_no_manifest_is_damage(data: bytes) -> None:
+    with pytest.raises(ObjectDamaged, match="the manifest m cannot be read"):
+        Manifest.decode(data, "m")
+
+
+def test_a_later_format_version_is_refused() -> None:
+    data = manifest().encode().replace(b'"format_version":1', b'"format_version":2')
+    with pytest.raises(ObjectDamaged, match="format version 2"):
+        Manifest.decode(data, "m")
+
+
+@given(st.data())
+def test_a_flipped_byte_is_damage(object_store: ObjectStore, data: st.DataObject) -> None:
+    stored = write_manifest(object_store, f"manifests/{new_id()}", manifest(part(1, 2)))
+    position_ = data.draw(st.integers(0, stored.size - 1))
+    name = damaged_copy(object_store, stored.name, position_, data.draw(st.integers(1, 255)))
+    with pytest.raises(ObjectDamaged, match=f"{name} does not match its checksum"):
+        read_manifest(object_store, replace(stored, name=name))
+
+
+def test_a_manifest_is_made_once_and_must_be_there(object_store: ObjectStore) -> None:
+    stored = write_manifest(object_store, f"manifests/{new_id()}", manifest())
+    with pytest.raises(ObjectExists):
+        write_manifest(object_store, stored.name, manifest(part(1, 2)))
+    assert read_manifest(object_store, stored) == manifest()
+    with pytest.raises(ObjectMissing):
+        read_manifest(object_store, replace(stored, name=f"manifests/{new_id()}"))
