@@ -43,6 +43,7 @@ _POSTGRESQL_DEFAULTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
+_WAL_TRIES = 10
 _MAX_CONNECTIONS = 5
 _MAX_MORE_CONNECTIONS = 20
 
@@ -140,8 +141,27 @@ def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -
     assert isinstance(connection, sqlite3.Connection)
     # Python's own transaction control begins late and never IMMEDIATE; _begin_sqlite does it instead.
     connection.isolation_level = None
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
-        connection.execute(f"PRAGMA {pragma}").close()
+    try:
+        _use_write_ahead_log(connection)
+        for pragma in ("synchronous = FULL", "foreign_keys = ON"):
+            connection.execute(f"PRAGMA {pragma}").close()
+    except sqlite3.Error:
+        connection.close()  # not the pool's yet, so nobody else would
+        raise
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """The mode stays with the file. Only several first openings of a new file get into each other's way here."""
+    for tries_left in reversed(range(_WAL_TRIES)):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").close()
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or not tries_left:
+                raise
+        # SQLite does not wait for a lock when it changes the mode, but it does for this.
+        connection.execute("BEGIN IMMEDIATE").close()
+        connection.rollback()
 
 
 def _begin_sqlite(connection: Connection) -> None:
