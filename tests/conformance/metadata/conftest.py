@@ -1,0 +1,75 @@
+"""One suite that every database passes. A new one joins by a name in DATABASES and a branch in `database_url`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL, make_url
+
+from storage.metadata.records import TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from tests.clocks import ManualClock
+from tests.servers.fixtures_postgres import postgres_server
+from tests.servers.postgres import PostgresServer
+
+__all__ = ["postgres_server"]
+
+DATABASES = ["sqlite", "postgresql"]
+
+OpenStore = Callable[..., MetadataStore]
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: PostgresServer) -> str:
+    """The name of a database with our schema, to copy: quicker than migrating one for each test."""
+    url = postgres_server.new_database()
+    store = MetadataStore(url, ManualClock())
+    store.upgrade()
+    store.close()
+    assert url.database is not None
+    return url.database
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> URL:
+    """A database with our schema, of this test alone."""
+    if request.param == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        return server.new_database(template=request.getfixturevalue("postgres_template"))
+    url = make_url(f"sqlite:///{tmp_path / 'metadata.db'}")
+    store = MetadataStore(url, ManualClock())
+    store.upgrade()
+    store.close()
+    return url
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def open_store(clock: ManualClock) -> Iterator[OpenStore]:
+    """Opens stores, and closes them when the test is over."""
+    opened: list[MetadataStore] = []
+
+    def opener(url: URL | str) -> MetadataStore:
+        opened.append(MetadataStore(url, clock))
+        return opened[-1]
+
+    yield opener
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(database_url: URL, open_store: OpenStore) -> MetadataStore:
+    return open_store(database_url)
+
+
+@pytest.fixture
+def topic(store: MetadataStore) -> TopicRecord:
+    return store.create_topic(TopicName.parse("orders"))

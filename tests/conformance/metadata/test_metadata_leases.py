@@ -1,0 +1,232 @@
+"""The writer's lease, attempts, and that nobody appends without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import URL
+
+from storage.errors import Fenced, LeaseHeld
+from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from tests.clocks import ManualClock
+from tests.conformance.metadata.builders import TTL, Sabotage, append, at_once, fail_at, ledger
+from tests.conformance.metadata.conftest import OpenStore
+
+
+def prepared(store: MetadataStore, topic: TopicRecord, first_offset: int, messages: int = 1) -> LedgerRecord:
+    """A ledger that could be appended, with its attempt."""
+    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "someone")
+    return ledger(store.allocate_ledger_ids(1), first_offset, messages, attempt.attempt_id)
+
+
+def test_a_lease_has_one_holder(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    lease = store.acquire_lease(topic.id, "first:1", TTL)
+    assert lease == Lease(topic.id, "first:1", 1, clock.now_ms() + TTL)
+    with pytest.raises(LeaseHeld, match=r"first:1 .*persistent://public/default/orders.*2023-11-14T22:13:35"):
+        store.acquire_lease(topic.id, "second", TTL)
+    # Not even the same holder: it would not notice that it works twice.
+    with pytest.raises(LeaseHeld):
+        store.acquire_lease(topic.id, "first:1", TTL)
+    other = store.create_topic(TopicName.parse("other"))
+    assert store.acquire_lease(other.id, "second", TTL).token == 1
+
+
+def test_tokens_grow_also_after_release_and_expiry(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    first = store.acquire_lease(topic.id, "a", TTL)
+    store.release_lease(first)
+    second = store.acquire_lease(topic.id, "b", TTL)
+    clock.advance(TTL - 1)
+    with pytest.raises(LeaseHeld):
+        store.acquire_lease(topic.id, "c", TTL)
+    clock.advance(1)
+    third = store.acquire_lease(topic.id, "c", TTL)
+    assert [first.token, second.token, third.token] == [1, 2, 3]
+
+
+def test_renewal(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    lease = store.acquire_lease(topic.id, "a", TTL)
+    clock.advance(TTL - 1)
+    lease = store.renew_lease(lease, TTL)
+    assert lease.expires_at == clock.now_ms() + TTL
+    clock.advance(TTL - 1)
+    with pytest.raises(LeaseHeld):
+        store.acquire_lease(topic.id, "b", TTL)
+    clock.advance(10 * TTL)
+    # Long over, but nobody came.
+    lease = store.renew_lease(lease, TTL)
+    assert lease.token == 1
+    clock.advance(TTL)
+    store.acquire_lease(topic.id, "b", TTL)
+    with pytest.raises(Fenced, match="b has it now"):
+        store.renew_lease(lease, TTL)
+
+
+def test_a_lost_lease_is_released_in_silence(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    lost = store.acquire_lease(topic.id, "a", TTL)
+    clock.advance(TTL)
+    store.acquire_lease(topic.id, "b", TTL)
+    store.release_lease(lost)
+    with pytest.raises(LeaseHeld, match=r"^b is writing"):
+        store.acquire_lease(topic.id, "c", TTL)
+
+
+def test_a_lease_given_back_is_not_renewed(store: MetadataStore, topic: TopicRecord) -> None:
+    lease = store.acquire_lease(topic.id, "a", TTL)
+    store.release_lease(lease)
+    store.release_lease(lease)
+    with pytest.raises(Fenced, match="given back"):
+        store.renew_lease(lease, TTL)
+    with pytest.raises(Fenced, match="given back"):
+        store.append_ledgers(lease, [prepared(store, topic, 0)])
+
+
+def test_of_many_one_gets_the_lease(
+    database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    stores = [open_store(database_url) for _ in range(4)]
+    for round_number in range(1, 6):
+        results = at_once(
+            [
+                lambda store=store, number=number: store.acquire_lease(topic.id, f"holder-{number}", TTL)
+                for number, store in enumerate(stores * 2)
+            ]
+        )
+        won = [result for result in results if isinstance(result, Lease)]
+        assert [lease.token for lease in won] == [round_number]
+        assert [type(result) for result in results if result is not won[0]] == [LeaseHeld] * 7
+        clock.advance(TTL)
+
+
+def test_an_overtaken_lease_appends_nothing(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    late = store.acquire_lease(topic.id, "late", TTL)
+    mine = prepared(store, topic, 0)
+    clock.advance(TTL)
+    overtaking = store.acquire_lease(topic.id, "quick", TTL)
+    before = store.snapshot(topic.id)
+    with pytest.raises(Fenced, match=r"late no longer holds the lease of persistent://public/default/orders.*quick"):
+        store.append_ledgers(late, [mine])
+    assert store.snapshot(topic.id) == before
+    # Also when the overtaker is gone again.
+    store.release_lease(overtaking)
+    with pytest.raises(Fenced):
+        store.append_ledgers(late, [mine])
+    assert store.ledgers(topic.id) == ()
+
+
+def test_an_expired_lease_that_nobody_took_appends(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    lease = store.acquire_lease(topic.id, "slow", TTL)
+    mine = prepared(store, topic, 0, 3)
+    clock.advance(10 * TTL)
+    store.append_ledgers(lease, [mine])
+    assert store.ledgers(topic.id) == (mine,)
+    assert store.topic(topic.name).next_offset == 3
+
+
+def test_append_against_takeover_is_one_or_the_other(
+    database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    stores = [open_store(database_url) for _ in range(2)]
+    for _ in range(8):
+        lease = stores[0].acquire_lease(topic.id, "old", TTL)
+        offset = stores[0].topic(topic.name).next_offset
+        mine = prepared(stores[0], topic, offset)
+        clock.advance(TTL)
+        calls: list[Callable[[], object]] = [
+            lambda lease=lease, mine=mine: stores[0].append_ledgers(lease, [mine]),
+            lambda: stores[1].acquire_lease(topic.id, "new", TTL),
+        ]
+        appended, taken = at_once(calls)
+        assert isinstance(taken, Lease)
+        assert appended is None or isinstance(appended, Fenced)
+        assert stores[0].topic(topic.name).next_offset == offset + (appended is None)
+        stores[0].release_lease(taken)
+
+
+def test_ledgers_must_go_on_where_the_topic_ends(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 3)
+    stale = replace(prepared(store, topic, 3), ledger_id=0)
+    lease = store.acquire_lease(topic.id, "me", TTL)
+    before = store.snapshot(topic.id)
+    for wrong in (prepared(store, topic, 2), prepared(store, topic, 4)):
+        with pytest.raises(Fenced, match="offset"):
+            store.append_ledgers(lease, [wrong])
+    with pytest.raises(Fenced, match="ledger 0 cannot be appended"):
+        store.append_ledgers(lease, [stale])
+    first, second, third = (prepared(store, topic, offset) for offset in (3, 4, 6))
+    for wrong_list in ([first, third], [replace(first, ledger_id=10**6), second], []):
+        with pytest.raises(AssertionError, match="orders"):
+            store.append_ledgers(lease, wrong_list)
+    with pytest.raises(AssertionError, match="before its first"):
+        store.append_ledgers(lease, [replace(first, last_offset=2)])
+    assert store.snapshot(topic.id) == before
+    store.append_ledgers(lease, [first, second])
+    assert store.topic(topic.name).next_offset == 5
+
+
+def test_an_append_that_fails_in_the_middle_changes_nothing(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 3)
+    lease = store.acquire_lease(topic.id, "me", TTL)
+    mine = [prepared(store, topic, 3, 2), prepared(store, topic, 5)]
+    before = store.snapshot(topic.id)
+    statement = 0
+    while True:
+        statement += 1
+        undo = fail_at(store, statement)
+        try:
+            store.append_ledgers(lease, mine)
+        except Sabotage:
+            undo()
+            assert store.snapshot(topic.id) == before
+            attempt = store.attempt(mine[0].attempt_id)
+            assert attempt is not None
+            assert attempt.finished_at is None
+        else:
+            assert undo() == statement - 1
+            break
+    assert statement > 5
+    assert store.ledgers(topic.id) == (*before.ledgers, *mine)
+
+
+def test_an_attempt_from_beginning_to_end(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "me")
+    assert store.attempt(attempt.attempt_id) == attempt
+    begun = clock.now_ms()
+    clock.advance(5)
+    store.heartbeat_attempt(attempt)
+    assert store.attempt(attempt.attempt_id) == replace(attempt, heartbeat_at=begun + 5)
+    clock.advance(5)
+    store.finish_attempt(attempt.attempt_id)
+    ended = replace(attempt, heartbeat_at=begun + 5, finished_at=begun + 10)
+    assert store.attempt(attempt.attempt_id) == ended
+    clock.advance(5)
+    store.finish_attempt(attempt.attempt_id)
+    with pytest.raises(Fenced, match=attempt.attempt_id):
+        store.heartbeat_attempt(attempt)
+    assert store.attempt(attempt.attempt_id) == ended
+    assert store.attempt("0" * 32) is None
+
+
+def test_an_append_finishes_its_attempts(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    made = append(store, topic, 1, 1)
+    attempt = store.attempt(made[0].attempt_id)
+    assert attempt is not None
+    assert attempt.finished_at == clock.now_ms()
+
+
+def test_an_attempt_that_was_given_up_appends_nothing(store: MetadataStore, topic: TopicRecord) -> None:
+    lease = store.acquire_lease(topic.id, "me", TTL)
+    mine = prepared(store, topic, 0)
+    store.finish_attempt(mine.attempt_id)
+    with pytest.raises(Fenced, match=f"{mine.attempt_id} is finished"):
+        store.append_ledgers(lease, [mine])
+    with pytest.raises(Fenced, match="unheard-of"):
+        store.append_ledgers(lease, [replace(mine, attempt_id="unheard-of")])
+    assert store.ledgers(topic.id) == ()

@@ -1,0 +1,159 @@
+"""Topics, their lists, ledger ids, snapshots, and that all of it outlives the process."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import URL, event
+
+from storage.errors import TopicNotFound
+from storage.metadata.records import LedgerRecord, TopicRecord, TopicSummary
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from tests.clocks import ManualClock
+from tests.conformance.metadata.builders import append, at_once, claim, publish_all
+from tests.conformance.metadata.conftest import OpenStore
+
+
+def test_a_topic_is_made_once(store: MetadataStore, clock: ManualClock) -> None:
+    name = TopicName.parse("persistent://acme/eu/orders-partition-3")
+    made = store.create_topic(name)
+    assert made.name == name
+    assert (made.generation, made.epoch, made.next_offset) == (0, 0, 0)
+    assert made.created_at == clock.now_ms()
+    assert len(made.uid) == 32
+    assert int(made.uid, 16)
+    assert 0 <= made.hash_seed < 2**63
+    clock.advance(1)
+    assert store.create_topic(name) == made
+    assert store.topic(name) == made
+    other = store.create_topic(TopicName.parse("other"))
+    assert other.uid != made.uid
+    assert other.hash_seed != made.hash_seed
+
+
+def test_topics_made_at_once_are_one(database_url: URL, open_store: OpenStore) -> None:
+    stores = [open_store(database_url) for _ in range(4)]
+    for round_number in range(5):
+        name = TopicName.parse(f"race-{round_number}")
+        made = at_once([lambda store=store, name=name: store.create_topic(name) for store in stores * 2])
+        assert made == [stores[0].topic(name)] * 8
+
+
+def test_an_unknown_topic_is_named(store: MetadataStore) -> None:
+    with pytest.raises(TopicNotFound, match="persistent://public/default/nothing") as caught:
+        store.topic(TopicName.parse("nothing"))
+    assert "compactor topics list" in caught.value.remedy
+    for call in (
+        lambda: store.snapshot(77),
+        lambda: store.acquire_lease(77, "me", 1),
+        lambda: store.claim_run(77, "me", {}, 1),
+        lambda: store.create_cursor(77, "c"),
+    ):
+        with pytest.raises(TopicNotFound, match="77"):
+            call()
+
+
+def test_topics_are_listed_by_code_point(store: MetadataStore) -> None:
+    # Collations would put these in other orders.
+    for text in ("b", "B", "a", "é", "Z-1", "_"):
+        store.create_topic(TopicName.parse(text))
+    expected = ["B", "Z-1", "_", "a", "b", "é"]
+    assert [topic.name.topic for topic in store.topics()] == expected
+    assert [summary.name.topic for summary in store.topic_summaries()] == expected
+
+
+def test_summaries_add_up_in_one_statement(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 3, 4)
+    append(store, topic, 5)
+    publish_all(store, topic)
+    run = publish_all(store, topic)
+    empty = store.create_topic(TopicName.parse("zzz"))
+    statements = []
+    event.listen(store.database.engine, "before_cursor_execute", lambda *seen: statements.append(seen[2]))
+    assert store.topic_summaries() == [
+        TopicSummary(topic.name, 3, 12, 1200, run.compacted_ledger_id),
+        TopicSummary(empty.name, 0, 0, 0, None),
+    ]
+    assert len([text for text in statements if text.lstrip().startswith("SELECT")]) == 1
+
+
+def test_ledger_ids_are_given_out_once(database_url: URL, open_store: OpenStore) -> None:
+    stores = [open_store(database_url) for _ in range(4)]
+    counts = [1, 2, 3, 5] * 4
+    firsts = at_once(
+        [
+            lambda store=store, count=count: store.allocate_ledger_ids(count)
+            for store, count in zip(stores * 4, counts, strict=True)
+        ]
+    )
+    taken = [first + i for first, count in zip(firsts, counts, strict=True) for i in range(count)]  # type: ignore[operator]
+    assert sorted(taken) == list(range(min(taken), min(taken) + sum(counts)))
+    assert stores[0].allocate_ledger_ids(1) == max(taken) + 1
+
+
+def test_no_ids_cannot_be_allocated(store: MetadataStore) -> None:
+    with pytest.raises(ValueError, match="0 ledger ids"):
+        store.allocate_ledger_ids(0)
+
+
+def test_ledgers_come_back_as_they_went_in(store: MetadataStore, topic: TopicRecord) -> None:
+    first = append(store, topic, 3, 4)
+    second = append(store, topic, 1)
+    read = store.ledgers(topic.id)
+    assert read == (*first, *second)
+    # Message ids compare without their partition, so look at that by itself.
+    assert [ledger.last_message_id.partition for ledger in read] == [3, 3, 3]
+    assert store.topic(topic.name).next_offset == 8
+    assert store.ledgers(store.create_topic(TopicName.parse("other")).id) == ()
+
+
+def test_a_snapshot_is_of_one_moment(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
+    reader, writer = open_store(database_url), open_store(database_url)
+    before = append(writer, topic, 3)
+    done: list[LedgerRecord] = []
+
+    def append_in_the_middle(_c: object, _cursor: object, statement: str, *_rest: object) -> None:
+        if "FROM ledgers" in statement and not done:
+            # The snapshot has read the topic's row by now, and is about to read its ledgers.
+            done.extend(append(writer, topic, 4))
+
+    event.listen(reader.database.engine, "before_cursor_execute", append_in_the_middle)
+    snapshot = reader.snapshot(topic.id)
+    assert done
+    assert snapshot.topic.next_offset == 3
+    assert snapshot.ledgers == tuple(before)
+    assert reader.snapshot(topic.id).ledgers == (*before, *done)
+
+
+def test_everything_outlives_the_process(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
+    store = open_store(database_url)
+    append(store, topic, 3, 4)
+    publish_all(store, topic)
+    store.set_cursor_properties(topic.id, "__compaction", {"owner": "me"})
+    failed = store.fail_run(claim(store, topic), "disk on fire")
+    lease = store.acquire_lease(topic.id, "me", 1)
+    before = (store.snapshot(topic.id), store.runs(topic.id, 10), store.cursors(topic.id), store.topics())
+    next_id = store.allocate_ledger_ids(1) + 1
+    store.close()
+
+    again = open_store(database_url)
+    again.check_schema()
+    assert (again.snapshot(topic.id), again.runs(topic.id, 10), again.cursors(topic.id), again.topics()) == before
+    assert again.last_run(topic.id) == failed
+    assert again.allocate_ledger_ids(1) == next_id
+    assert again.renew_lease(lease, 1).token == lease.token
+
+
+def test_many_writers_do_not_die_of_locks(database_url: URL, open_store: OpenStore) -> None:
+    stores = [open_store(database_url) for _ in range(2)]
+
+    def work(number: int) -> int:
+        store = stores[number % 2]
+        topic = store.create_topic(TopicName.parse(f"topic-{number % 5}"))
+        for step in range(10):
+            cursor = store.create_cursor(topic.id, f"cursor-{number}")
+            store.set_cursor_properties(topic.id, cursor.name, {f"step-{step}": "done"})
+            store.snapshot(topic.id)
+        return len(store.cursor(topic.id, f"cursor-{number}").properties)
+
+    assert at_once([lambda number=number: work(number) for number in range(16)]) == [10] * 16
