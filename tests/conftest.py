@@ -1,13 +1,16 @@
-"""What every test may use: how hypothesis runs, and a local object store.
+"""What every test may use: how hypothesis runs, a local object store, a Spark.
 
 Hypothesis has no deadline: a test must not assert a time, not even through its tools.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
+from compactor.engine import Engine
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
 
@@ -19,3 +22,14 @@ settings.load_profile("compactor")
 def object_store(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
     """A local store that tests share, so that hypothesis can use it: give each object a name of its own."""
     return open_store(tmp_path_factory.mktemp("objects").as_uri())
+
+
+@pytest.fixture(scope="session")
+def spark_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Spark on two cores of this machine, shared by all tests."""
+    from compactor.spark import SparkEngine, SparkSettings, open_session
+
+    log_file = tmp_path_factory.mktemp("spark") / "spark.log"
+    session = open_session(SparkSettings(log_file, "local[2]", "1g"))
+    yield SparkEngine(session)
+    session.stop()

@@ -1,0 +1,462 @@
+"""docs/format.md is enough to read every object: a reader written from that page alone, against what is written.
+
+The reader (the functions up to the line of dashes) uses struct, json, pyarrow and pyroaring, nothing of ours; it may be
+copied out. `storage` only makes the objects, and is what the page's tables and examples are compared with.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import google_crc32c
+import numpy as np
+import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyroaring import BitMap, BitMap64
+
+from compactor.phase_one import run_range
+from compactor.plan import Policies, RunPlan
+from compactor.spark import SparkSettings, open_session
+from storage.bulk_append import INPUT_SCHEMA, to_rows
+from storage.ledger import key_index, rows
+from storage.ledger.hashing import Xxh3KeyHasher
+from storage.ledger.key_index import HashRange
+from storage.ledger.manifest import DeletedRows, Manifest, Part
+from storage.ledger.names import ObjectKind
+from storage.ledger.rows_file import RowsObject, RowsWriter
+from storage.ledger.sealing import ledger_records
+from storage.metadata.records import IndexLocation, LedgerRecord, StoredObject
+from storage.model import MessageId, Position
+from storage.objects.interface import ObjectStore
+from tests.sealed import new_id, seal, seal_history, source
+from tests.strategies import contents, rows_tables
+
+PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+
+
+def check(data: bytes, checksum: int) -> bytes:
+    assert google_crc32c.value(data) == checksum
+    return data
+
+
+def read_directory(data: bytes) -> dict[str, Any]:
+    version, bits, has_events, prefix = struct.unpack_from("<HBBI", data, 0)
+    assert version == 1
+    width = 3 if has_events else 2
+    fences = (len(data) - 32) // (4 * width)
+    assert len(data) == 32 + 4 * width * fences
+    assert fences.bit_count() == 1
+    tables = [struct.unpack_from(f"<{fences}I", data, 32 + 4 * fences * number) for number in range(width)]
+    return {
+        "bits": bits,
+        "prefix": prefix,
+        "sizes": struct.unpack_from("<3I", data, 8),
+        "bitmap_checksums": struct.unpack_from("<3I", data, 20),
+        "counts": tables[0],
+        "checksums": tables[1],
+        "event_checksums": tables[2] if has_events else None,
+    }
+
+
+def fence_of(directory: dict[str, Any], high: int) -> int:
+    fences = len(directory["counts"])
+    if fences == 1:
+        return 0
+    return (high >> (64 - directory["bits"] - (fences.bit_length() - 1))) & (fences - 1)
+
+
+def read_index(data: bytes, directory: dict[str, Any]) -> tuple[list[dict[str, int]], dict[str, list[int]]]:
+    """Records in hash order, and offsets by class."""
+    records: list[dict[str, int]] = []
+    total = sum(directory["counts"])
+    before = 0
+    for fence, count in enumerate(directory["counts"]):
+        block = check(data[24 * before : 24 * (before + count)], directory["checksums"][fence])
+        numbers = struct.unpack(f"<{3 * count}Q", block)
+        found = [dict(zip(("high", "low", "offset"), numbers[i::count], strict=True)) for i in range(count)]
+        if directory["event_checksums"] is not None:
+            start = 24 * total + 16 * before
+            block = check(data[start : start + 16 * count], directory["event_checksums"][fence])
+            winners, event_times = struct.unpack(f"<{count}Q{count}q", block)[:count], None
+            event_times = struct.unpack(f"<{count}Q{count}q", block)[count:]
+            for i, record in enumerate(found):
+                record |= {"event_offset": winners[i], "event_time": event_times[i]}
+        assert all(fence_of(directory, record["high"]) == fence for record in found)
+        records += found
+        before += count
+    start = total * (24 if directory["event_checksums"] is None else 40)
+    unkeyed = {}
+    for number, name in enumerate(("null_keys", "whole_entries", "chunks")):
+        block = check(data[start : start + directory["sizes"][number]], directory["bitmap_checksums"][number])
+        unkeyed[name] = list(BitMap64.deserialize(block)) if block else []
+        start += len(block)
+    assert start == len(data)
+    return records, unkeyed
+
+
+def read_rows(data: bytes, footer_size: int, footer_checksum: int) -> list[dict[str, Any]]:
+    """Every row, after every byte but Parquet's magic was checked."""
+    check(data[len(data) - footer_size :], footer_checksum)
+    file = pq.ParquetFile(pa.BufferReader(data))
+    named = file.metadata.metadata
+    assert named[b"compactor.format_version"] == b"1"
+    checksums = struct.unpack(
+        f"<{file.metadata.num_row_groups}I", bytes.fromhex(named[b"compactor.row_group_crc32c"].decode())
+    )
+    starts = []
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        chunks = [group.column(i) for i in range(group.num_columns)]
+        starts.append(min(chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks))
+    assert starts[:1] in ([4], [])
+    for start, end, checksum in zip(starts, [*starts[1:], len(data) - footer_size], checksums, strict=bool(starts)):
+        check(data[start:end], checksum)
+    found: list[dict[str, Any]] = file.read().to_pylist()
+    return found
+
+
+def parse_name(name: str) -> tuple[str, int] | None:
+    """(last part of the name's pattern, number) by the page's list of names."""
+    hexadecimal, number = "[0-9a-f]{32}", r"(\d{20})"
+    for pattern in re.findall(r"^(topics/\S+) {2,}", PAGE, re.MULTILINE):
+        expression = (
+            re.escape(pattern)
+            .replace("<topic\\ uid>", hexadecimal)
+            .replace("<attempt>", hexadecimal)
+            .replace("<nonce>", "[0-9a-f]{8}")
+            .replace("<ledger\\ id>", number)
+            .replace("<number>", number)
+        )
+        if found := re.fullmatch(expression, name):
+            return pattern.rsplit(">", 1)[-1], int(found[1])
+    return None
+
+
+# ------------------------------------------------------------------------------------------ what it is tried on
+
+
+def block(kind: str) -> str:
+    """The fenced block of that kind on the page."""
+    (found,) = re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def hex_block(kind: str) -> bytes:
+    """A hex block without its right-hand explanations."""
+    return bytes.fromhex(" ".join(line.split("   ")[0] for line in block(kind).splitlines()))
+
+
+def page_table(header: str) -> list[list[str]]:
+    """The cells of the table with that header."""
+    _, _, after = PAGE.partition(f"{header}\n")
+    assert after
+    body = after.split("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in body]
+
+
+def read_ledger(store: ObjectStore, index: IndexLocation) -> tuple[list[dict[str, int]], dict[str, list[int]]]:
+    data = store.get(index.name)[index.offset : index.offset + index.length]
+    return read_index(data, read_directory(index.directory))
+
+
+@settings(max_examples=40)
+@given(rows_tables(ledgers=1))
+def test_the_page_reads_the_rows_of_any_ledger(object_store: ObjectStore, table: pa.Table) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "GROUP_ROWS", 6)
+        ledger = seal(object_store, table)
+    data = object_store.get(ledger.rows.name)
+    assert len(data) == ledger.rows.size
+    assert read_rows(data, ledger.footer_size, ledger.rows.crc32c) == table.to_pylist()
+
+
+@settings(max_examples=40)
+@given(rows_tables(ledgers=1))
+def test_the_page_reads_the_index_of_any_ledger(object_store: ObjectStore, table: pa.Table) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index, "FENCE_RECORDS", 2)
+        ledger = seal(object_store, table)
+    records, unkeyed = read_ledger(object_store, ledger.index)
+    drawn = table.to_pylist()
+    newest = {row["key"]: row for row in drawn if row["slot"] == 0 and row["key"] is not None}
+    found = [(record["offset"] & (1 << 62) - 1, record["offset"] >> 63) for record in records]
+    assert sorted(found) == sorted((row["offset"], 0 if row["payload"] else 1) for row in newest.values())
+    assert [(r["high"], r["low"]) for r in records] == sorted({(r["high"], r["low"]) for r in records})
+    by_event: dict[bytes, tuple[int, int]] = {}
+    for row in drawn:
+        if row["slot"] == 0 and row["key"] is not None:
+            time = -(2**63) if row["event_time"] is None else row["event_time"]
+            by_event[row["key"]] = max(by_event.get(row["key"], (time, -1)), (time, row["offset"]))
+    if any(time > -(2**63) for time, _ in by_event.values()):
+        winners = [(record["event_time"], record["event_offset"] & (1 << 62) - 1) for record in records]
+        assert sorted(winners) == sorted(by_event.values())
+    assert unkeyed == {
+        "null_keys": [row["offset"] for row in drawn if row["slot"] == 0 and row["key"] is None],
+        "whole_entries": [row["offset"] for row in drawn if row["slot"] == 2],
+        "chunks": [row["offset"] for row in drawn if row["slot"] == 3],
+    }
+
+
+@settings(max_examples=30)
+@given(contents(max_size=40), st.integers(0, 3))
+def test_the_page_reads_the_index_of_a_compacted_ledger(
+    object_store: ObjectStore, content: pa.Table, bits: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index, "FENCE_RECORDS", 2)
+        table, ledgers = seal_history(object_store, [content])
+        policies = Policies(retain_null_key=True)
+        sources, indexes = tuple(map(source, ledgers)), tuple(ledger.index for ledger in ledgers)
+        plan = RunPlan(object_store.location, new_id(), -1, new_id(), policies, sources, indexes, bits)
+        results = [run_range(plan, number) for number in range(2**bits)]
+    offsets: list[int] = []
+    null_keys: list[int] = []
+    survivors: list[int] = []
+    for number, result in enumerate(results):
+        if result.index is not None:
+            directory = read_directory(result.index.directory)
+            assert (directory["bits"], directory["prefix"]) == (bits, number)
+            records, unkeyed = read_ledger(object_store, result.index)
+            assert all(record["high"] >> (64 - bits) == number for record in records)
+            offsets += [record["offset"] for record in records]
+            null_keys += unkeyed["null_keys"]
+        for row_set in result.row_sets:
+            block_ = check(object_store.get(result.name, row_set.start, 4 * row_set.count), row_set.crc32c)
+            first = ledgers[row_set.source].first_offset
+            survivors += [first + relative for relative in struct.unpack(f"<{row_set.count}I", block_)]
+    drawn = table.to_pylist()
+    newest = {row["key"]: row for row in drawn if row["key"] is not None}
+    assert sorted(offsets) == sorted(row["offset"] for row in newest.values() if row["payload"])
+    assert null_keys == [row["offset"] for row in drawn if row["key"] is None]
+    assert sorted(survivors) == sorted(offsets + null_keys)
+
+
+def example_ledger(store: ObjectStore) -> LedgerRecord:
+    """The ledger of the page's example."""
+    drawn = [
+        {"key": b"a", "payload": b"1"},
+        {"key": b"b", "payload": None, "event_time": 7},
+        {"key": None, "payload": b"2"},
+        {"key": b"a", "payload": b"3"},
+    ]
+    content = pa.Table.from_pylist(drawn, schema=INPUT_SCHEMA)
+    return seal(store, to_rows(content, 5, 100, 0), Xxh3KeyHasher(1))
+
+
+def test_the_example_is_what_is_written(object_store: ObjectStore) -> None:
+    ledger = example_ledger(object_store)
+    assert object_store.get(ledger.index.name) == hex_block("hex index")
+    assert ledger.index.directory == hex_block("hex directory")
+
+
+def test_the_example_says_what_its_text_says() -> None:
+    records, unkeyed = read_index(hex_block("hex index"), read_directory(hex_block("hex directory")))
+    digests = re.findall(r"`([0-9a-f]{32})`", PAGE)
+    assert sorted(f"{record['high']:016x}{record['low']:016x}" for record in records) == sorted(digests)
+    found = [(r["offset"] & (1 << 62) - 1, r["offset"] >> 63, r["event_time"]) for r in records]
+    assert found == [(101, 1, 7), (103, 0, -(2**63))]
+    assert unkeyed == {"null_keys": [102], "whole_entries": [], "chunks": []}
+
+
+def example_manifest() -> Manifest:
+    """The manifest of the page's example."""
+    first, last = (Position(offset, MessageId(5, offset - 100)) for offset in (100, 103))
+    _, directory = key_index.encode_index(ledger_records(rows.SCHEMA.empty_table(), Xxh3KeyHasher(1)), HashRange())
+    directory_bytes = directory.encode()[:32] + struct.pack("<2I", 1, 0)
+    part = Part(
+        RowsObject(StoredObject("part", 4000, 11), 3000), first, last, 2, 4, 8, 9, DeletedRows("bitmaps", 40, 18, 1, 7)
+    )
+    index = ((IndexLocation("index", 0, 24, directory_bytes),),)
+    return Manifest("persistent://public/default/t", "0" * 32, 6, 1, 2, 1_700_000_000_000, last, (part,), index)
+
+
+def test_the_example_manifest_is_what_is_written() -> None:
+    assert example_manifest().encode() == block("json manifest").strip().encode()
+
+
+def test_every_member_of_a_manifest_is_on_the_page() -> None:
+    document = json.loads(example_manifest().encode())
+    members = {cell.strip("`") for row in page_table("| member | meaning |") for cell in row[0].split(", ")}
+    assert members == set(document)
+    _, _, after = PAGE.partition("A **part** is a rows object:")
+    part_members = set(
+        re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in after.split("\n\n")[1].splitlines()[2:]))
+    )
+    assert part_members == set(document["parts"][0])
+    for text, member in (
+        ("A **position** is", document["horizon"]),
+        ("`deleted` has", document["parts"][0]["deleted"]),
+        ("A **location** in", document["index"]["levels"][0][0]),
+    ):
+        sentence = PAGE.split(text)[1].split(". ")[0]
+        assert set(member) <= set(re.findall(r"`(\w+)`", sentence))
+
+
+def test_the_deleted_rows_of_a_part_are_read_as_the_page_says(object_store: ObjectStore) -> None:
+    bitmap = BitMap([1, 70_000]).serialize()
+    name = f"bitmaps/{new_id()}"
+    object_store.put(name, b"before" + bitmap + b"after")
+    deleted = json.loads(example_manifest().encode())["parts"][0]["deleted"]
+    deleted |= {"name": name, "offset": 6, "length": len(bitmap), "crc32c": google_crc32c.value(bitmap)}
+    data = check(object_store.get(deleted["name"], deleted["offset"], deleted["length"]), deleted["crc32c"])
+    assert list(BitMap.deserialize(data)) == [1, 70_000]
+    directory = json.loads(example_manifest().encode())["index"]["levels"][0][0]["directory"]
+    assert read_directory(base64.b64decode(directory))["counts"] == (1,)
+
+
+def test_the_column_table_is_the_schema(object_store: ObjectStore) -> None:
+    table = {cells[0]: cells[1:] for cells in page_table("| column | type | Parquet | null | encoding | meaning |")}
+    assert list(table) == rows.SCHEMA.names == list(rows.COLUMN_DOCS)
+    ledger = example_ledger(object_store)
+    written = pq.ParquetFile(pa.BufferReader(object_store.get(ledger.rows.name))).metadata.row_group(0)
+    chunks: dict[str, list[Any]] = {}
+    for i in range(written.num_columns):
+        chunk = written.column(i)
+        chunks.setdefault(chunk.path_in_schema.split(".")[0], []).append(chunk)
+    for field in rows.SCHEMA:
+        type_, physical, null, encoding, meaning = table[field.name]
+        assert type_ == str(field.type)
+        assert null == ("yes" if field.nullable else "no")
+        assert meaning == rows.COLUMN_DOCS[field.name]
+        for chunk in chunks[field.name]:
+            assert chunk.physical_type == physical
+            assert chunk.compression == "ZSTD"
+            assert chunk.dictionary_page_offset is None
+            assert not encoding or encoding in chunk.encodings
+            unmeasured = field.name in ("key", "payload", "metadata", "properties")
+            assert chunk.is_stats_set is not unmeasured
+
+
+def test_the_page_names_the_limits_that_are_kept() -> None:
+    assert f"at most {rows.GROUP_ROWS:,} rows, and at most {rows.GROUP_BYTES >> 20} MiB" in PAGE
+    assert f"*n* · {key_index.FENCE_RECORDS:,} records" in PAGE
+    assert f"`bits` of the hash range, at most {key_index.MAX_RANGE_BITS}" in PAGE
+
+
+def test_names_are_built_as_the_page_says(object_store: ObjectStore) -> None:
+    from storage.ledger import names
+
+    uid, attempt = "0a" * 16, "f9" * 16
+    built = {
+        ObjectKind.LEDGER_ROWS: names.ledger_rows(uid, 7, attempt),
+        ObjectKind.LEDGER_INDEX: names.ledger_index(uid, 7, attempt),
+        ObjectKind.PART: names.part(uid, attempt, 7),
+        ObjectKind.INDEX: names.compacted_index(uid, attempt, 7),
+        ObjectKind.ROW_SETS: names.row_sets(uid, attempt, 7),
+        ObjectKind.MANIFEST: names.manifest(uid, 7, attempt),
+    }
+    assert set(built) == set(ObjectKind)
+    assert {kind: parse_name(name) for kind, name in built.items()} == {
+        ObjectKind.LEDGER_ROWS: (".parquet", 7),
+        ObjectKind.LEDGER_INDEX: (".index", 7),
+        ObjectKind.PART: (".parquet", 7),
+        ObjectKind.INDEX: (".index", 7),
+        ObjectKind.ROW_SETS: (".bin", 7),
+        ObjectKind.MANIFEST: (".json", 7),
+    }
+
+
+def some_of_everything() -> list[dict[str, Any]]:
+    """Rows with nulls, ends of ranges, several row groups and payloads of both encodings."""
+    plain = {
+        "ledger_id": 9,
+        "batch_index": -1,
+        "batch_size": 0,
+        "publish_time": 1_700_000_000_000,
+        "codec": 0,
+        "slot": 0,
+    }
+    drawn = []
+    for number in range(25):
+        row = dict.fromkeys(rows.SCHEMA.names) | plain | {"offset": 2**40 + 3 * number, "entry_id": number}
+        row |= {"key": b"\x00\xff%d" % number, "payload": b"\xfe" * number, "key_base64": number % 2 == 0}
+        if number % 3 == 0:
+            row |= {"event_time": -number, "sequence_id": 2**62, "producer": "p\u00fc", "metadata": b"\x08\x01"}
+            row |= {"properties": [("a", "1"), ("\U0001f600", "")], "codec": 4}
+        if number % 3 == 1:
+            row |= {"key": None, "payload": None, "properties": [], "slot": 3}
+            row |= {
+                "chunk_uuid": "u",
+                "chunk_index": number,
+                "chunk_count": 2**31 - 1,
+                "batch_index": 2,
+                "batch_size": 3,
+            }
+        drawn.append(row)
+    return drawn
+
+
+@pytest.fixture(scope="module", params=["small payloads", "large payloads"])
+def plain_file(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, object_store: ObjectStore
+) -> Any:
+    """A rows object as a file, and its rows with properties as a dict."""
+    drawn = some_of_everything()
+    if request.param == "large payloads":
+        for row in drawn:
+            row["payload"] = None if row["payload"] is None else row["payload"] * 4_000
+    name = f"rows/{new_id()}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "GROUP_ROWS", 10)
+        table = pa.Table.from_pylist(drawn, schema=rows.SCHEMA)
+        with RowsWriter(object_store, name) as writer:
+            writer.write(table, rows.logical_sizes(table))
+    path = tmp_path_factory.mktemp("plain") / "ledger.parquet"
+    path.write_bytes(object_store.get(name))
+    for row in drawn:
+        row["properties"] = None if row["properties"] is None else dict(row["properties"])
+    return path, drawn
+
+
+def test_duckdb_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, Any]]]) -> None:
+    path, drawn = plain_file
+    with duckdb.connect() as connection:
+        result = connection.execute('SELECT * FROM read_parquet(?) ORDER BY "offset"', [str(path)])
+        names = [column[0] for column in result.description]
+        found = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+    assert found == drawn
+
+
+def test_pandas_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, Any]]]) -> None:
+    path, drawn = plain_file
+    frame = pandas.read_parquet(path, engine="pyarrow", dtype_backend="pyarrow")
+    assert list(frame.columns) == rows.SCHEMA.names
+    for name in rows.SCHEMA.names:
+        found = [None if value is None or value is pandas.NA else value for value in frame[name].tolist()]
+        if name == "properties":
+            found = [None if value is None else dict(value) for value in found]
+        assert found == [row[name] for row in drawn], name
+
+
+@pytest.mark.slow
+def test_spark_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, Any]]]) -> None:
+    path, drawn = plain_file
+    session = open_session(SparkSettings(master="local[1]"))
+    frame = session.read.parquet(str(path))
+    types = dict(frame.dtypes)
+    assert (types["codec"], types["slot"], types["properties"]) == ("tinyint", "tinyint", "map<string,string>")
+    found = [row.asDict() for row in frame.orderBy("offset").collect()]
+    for row in found:
+        row |= {name: None if row[name] is None else bytes(row[name]) for name in ("key", "payload", "metadata")}
+    assert found == drawn
+
+
+def test_a_point_in_every_hash_range_is_in_the_fence_that_the_page_computes() -> None:
+    random = np.random.default_rng(3)
+    hi = np.unique(random.integers(0, 2**64 - 1, 70_000, dtype=np.uint64))
+    hi = hi[hi >> np.uint64(62) == 2]
+    records = key_index.Records(hi, hi, np.arange(len(hi), dtype=np.uint64))
+    data, directory = key_index.encode_index(records, HashRange(2, 2))
+    found, _ = read_index(data, read_directory(directory.encode()))
+    assert [record["high"] for record in found] == hi.tolist()
+    assert len(directory.counts) == 2

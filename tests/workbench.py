@@ -1,0 +1,90 @@
+"""A whole Compactor for tests: database, store, clock and engine, wired as `api/wiring.py` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from compactor.engine import Engine, InProcess
+from compactor.plan import Policies, Sizing
+from compactor.two_phase import Outcome, TwoPhaseCompactor
+from storage.bulk_append import INPUT_SCHEMA
+from storage.clock import Clock
+from storage.ledger.hashing import KeyHasher
+from storage.metadata.store import MetadataStore
+from storage.model import EARLIEST, Message, MessageId, TopicName
+from storage.objects.interface import ObjectStore
+from storage.objects.registry import open_store
+from storage.topic import Topic
+from tests.clocks import ManualClock
+
+TINY = Sizing(parallelism=3, range_records=4, part_bytes=400, small_range_records=1, small_part_bytes=1)
+"""Sizes at which a handful of messages has several hash ranges and parts."""
+
+
+def content(*messages: tuple[bytes | None, bytes | None]) -> pa.Table:
+    """Key and payload of each message, as a bulk append takes them."""
+    return pa.Table.from_pylist([{"key": key, "payload": payload} for key, payload in messages], schema=INPUT_SCHEMA)
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """One database and one store; `engine` and `sizing` decide how compactions run."""
+
+    metadata: MetadataStore
+    store: ObjectStore
+    clock: Clock
+    engine: Engine
+    sizing: Sizing | None = None
+
+    @classmethod
+    def embedded(cls, folder: Path, engine: Engine | None = None, sizing: Sizing | None = TINY) -> Workbench:
+        """SQLite and a local store below `folder`, a clock that stands still."""
+        clock = ManualClock()
+        metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", clock)
+        metadata.upgrade()
+        return cls(metadata, open_store((folder / "objects").as_uri()), clock, engine or InProcess(), sizing)
+
+    def topic(self, name: str = "t", hasher: KeyHasher | None = None) -> Topic:
+        """A topic, made if need be."""
+        record = self.metadata.create_topic(TopicName.parse(name))
+        return Topic(self.metadata, self.store, self.clock, record, hasher)
+
+    def append(self, topic: Topic, tables: Iterable[pa.Table], ledger_bytes: int = 1 << 20) -> list[Message]:
+        """Append as one import; the messages as they can now be read raw."""
+        appended = topic.bulk_append(ledger_bytes=ledger_bytes, workers=2).append(tables)
+        first = appended.ledgers[0].first_offset if appended.ledgers else 0
+        return [message for message in topic.messages() if message.offset >= first] if appended.ledgers else []
+
+    def compactor(self) -> TwoPhaseCompactor:
+        return TwoPhaseCompactor(self.metadata, self.store, self.clock, self.engine, sizing=self.sizing)
+
+    def compact(self, topic: Topic, retain_null_key: bool = False) -> Outcome:
+        """One run."""
+        return self.compactor().compact(topic.name, Policies(retain_null_key=retain_null_key))
+
+    def with_sizing(self, sizing: Sizing | None) -> Workbench:
+        return replace(self, sizing=sizing)
+
+
+def compacted_only(topic: Topic) -> list[Message]:
+    """The messages of the compacted ledger, without the raw ones after the horizon."""
+    horizon = topic.snapshot().horizon
+    return [m for m in topic.messages(read_compacted=True) if horizon is not None and m.offset <= horizon.offset]
+
+
+def ids(messages: Iterable[Message]) -> list[MessageId]:
+    return [message.message_id for message in messages]
+
+
+def raw(topic: Topic, start: MessageId = EARLIEST) -> list[Message]:
+    return list(topic.messages(start))
+
+
+def view(messages: Sequence[Message]) -> dict[bytes, bytes | None]:
+    """What a reader ends with who keeps the newest value of each key: written apart from compactor.reference."""
+    state = {message.key: message.payload for message in messages if message.key is not None}
+    return {key: payload for key, payload in state.items() if payload}
