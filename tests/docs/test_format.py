@@ -23,18 +23,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
+from pyspark.sql import SparkSession
 
+from compactor.engine import Engine
 from compactor.phase_one import run_range
 from compactor.plan import Policies, RunPlan
-from compactor.spark import SparkSettings, open_session
 from storage.bulk_append import INPUT_SCHEMA, to_rows
-from storage.ledger import key_index, rows
+from storage.ledger import key_index, names, rows
 from storage.ledger.hashing import Xxh3KeyHasher
-from storage.ledger.key_index import HashRange
+from storage.ledger.key_index import HashRange, IndexDirectory
 from storage.ledger.manifest import DeletedRows, Manifest, Part
 from storage.ledger.names import ObjectKind
 from storage.ledger.rows_file import RowsObject, RowsWriter
-from storage.ledger.sealing import ledger_records
 from storage.metadata.records import IndexLocation, LedgerRecord, StoredObject
 from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore
@@ -42,6 +42,7 @@ from tests.sealed import new_id, seal, seal_history, source
 from tests.strategies import contents, rows_tables
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+PROSE = " ".join(PAGE.split())
 
 
 def check(data: bytes, checksum: int) -> bytes:
@@ -87,10 +88,9 @@ def read_index(data: bytes, directory: dict[str, Any]) -> tuple[list[dict[str, i
         if directory["event_checksums"] is not None:
             start = 24 * total + 16 * before
             block = check(data[start : start + 16 * count], directory["event_checksums"][fence])
-            winners, event_times = struct.unpack(f"<{count}Q{count}q", block)[:count], None
-            event_times = struct.unpack(f"<{count}Q{count}q", block)[count:]
+            events = struct.unpack(f"<{count}Q{count}q", block)
             for i, record in enumerate(found):
-                record |= {"event_offset": winners[i], "event_time": event_times[i]}
+                record |= {"event_offset": events[i], "event_time": events[count + i]}
         assert all(fence_of(directory, record["high"]) == fence for record in found)
         records += found
         before += count
@@ -128,7 +128,7 @@ def read_rows(data: bytes, footer_size: int, footer_checksum: int) -> list[dict[
 def parse_name(name: str) -> tuple[str, int] | None:
     """(last part of the name's pattern, number) by the page's list of names."""
     hexadecimal, number = "[0-9a-f]{32}", r"(\d{20})"
-    for pattern in re.findall(r"^(topics/\S+) {2,}", PAGE, re.MULTILINE):
+    for pattern in re.findall(r"^(topics/.+?) {2,}", PAGE, re.MULTILINE):
         expression = (
             re.escape(pattern)
             .replace("<topic\\ uid>", hexadecimal)
@@ -271,12 +271,9 @@ def test_the_example_says_what_its_text_says() -> None:
 def example_manifest() -> Manifest:
     """The manifest of the page's example."""
     first, last = (Position(offset, MessageId(5, offset - 100)) for offset in (100, 103))
-    _, directory = key_index.encode_index(ledger_records(rows.SCHEMA.empty_table(), Xxh3KeyHasher(1)), HashRange())
-    directory_bytes = directory.encode()[:32] + struct.pack("<2I", 1, 0)
-    part = Part(
-        RowsObject(StoredObject("part", 4000, 11), 3000), first, last, 2, 4, 8, 9, DeletedRows("bitmaps", 40, 18, 1, 7)
-    )
-    index = ((IndexLocation("index", 0, 24, directory_bytes),),)
+    rows_object = RowsObject(StoredObject("part", 4000, 11), 3000)
+    part = Part(rows_object, first, last, 2, 4, 8, 9, DeletedRows("bitmaps", 40, 18, 1, 7))
+    index = ((IndexLocation("index", 0, 24, IndexDirectory(HashRange(), (1,), (0,)).encode()),),)
     return Manifest("persistent://public/default/t", "0" * 32, 6, 1, 2, 1_700_000_000_000, last, (part,), index)
 
 
@@ -298,7 +295,7 @@ def test_every_member_of_a_manifest_is_on_the_page() -> None:
         ("`deleted` has", document["parts"][0]["deleted"]),
         ("A **location** in", document["index"]["levels"][0][0]),
     ):
-        sentence = PAGE.split(text)[1].split(". ")[0]
+        sentence = PROSE.split(text)[1].split(". ")[0]
         assert set(member) <= set(re.findall(r"`(\w+)`", sentence))
 
 
@@ -338,14 +335,12 @@ def test_the_column_table_is_the_schema(object_store: ObjectStore) -> None:
 
 
 def test_the_page_names_the_limits_that_are_kept() -> None:
-    assert f"at most {rows.GROUP_ROWS:,} rows, and at most {rows.GROUP_BYTES >> 20} MiB" in PAGE
-    assert f"*n* · {key_index.FENCE_RECORDS:,} records" in PAGE
-    assert f"`bits` of the hash range, at most {key_index.MAX_RANGE_BITS}" in PAGE
+    assert f"at most {rows.GROUP_ROWS:,} rows, and at most {rows.GROUP_BYTES >> 20} MiB" in PROSE
+    assert f"*n* · {key_index.FENCE_RECORDS:,} records" in PROSE
+    assert f"`bits` of the hash range, at most {key_index.MAX_RANGE_BITS}" in PROSE
 
 
 def test_names_are_built_as_the_page_says(object_store: ObjectStore) -> None:
-    from storage.ledger import names
-
     uid, attempt = "0a" * 16, "f9" * 16
     built = {
         ObjectKind.LEDGER_ROWS: names.ledger_rows(uid, 7, attempt),
@@ -379,7 +374,7 @@ def some_of_everything() -> list[dict[str, Any]]:
     drawn = []
     for number in range(25):
         row = dict.fromkeys(rows.SCHEMA.names) | plain | {"offset": 2**40 + 3 * number, "entry_id": number}
-        row |= {"key": b"\x00\xff%d" % number, "payload": b"\xfe" * number, "key_base64": number % 2 == 0}
+        row |= {"key": b"\x00\xff%d" % (number % 20), "payload": b"\xfe" * number, "key_base64": number % 2 == 0}
         if number % 3 == 0:
             row |= {"event_time": -number, "sequence_id": 2**62, "producer": "p\u00fc", "metadata": b"\x08\x01"}
             row |= {"properties": [("a", "1"), ("\U0001f600", "")], "codec": 4}
@@ -422,9 +417,18 @@ def test_duckdb_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, An
     path, drawn = plain_file
     with duckdb.connect() as connection:
         result = connection.execute('SELECT * FROM read_parquet(?) ORDER BY "offset"', [str(path)])
-        names = [column[0] for column in result.description]
-        found = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+        columns = [column[0] for column in result.description]
+        found = [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
     assert found == drawn
+
+
+def test_the_query_for_duckdb_gives_the_newest_of_each_key(plain_file: tuple[Path, list[dict[str, Any]]]) -> None:
+    path, drawn = plain_file
+    with duckdb.connect() as connection:
+        found = connection.execute(block("sql").replace("ledger.parquet", str(path))).fetchall()
+    newest = {row["key"]: row["offset"] for row in drawn if row["slot"] == 0 and row["key"] is not None}
+    assert {(row[5], row[0]) for row in found} == set(newest.items())
+    assert len(newest) < sum(row["slot"] == 0 for row in drawn)
 
 
 def test_pandas_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, Any]]]) -> None:
@@ -439,9 +443,9 @@ def test_pandas_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, An
 
 
 @pytest.mark.slow
-def test_spark_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_spark_reads_rows_as_they_are(plain_file: tuple[Path, list[dict[str, Any]]], spark_engine: Engine) -> None:
     path, drawn = plain_file
-    session = open_session(SparkSettings(master="local[1]"))
+    session = SparkSession.builder.getOrCreate()  # the one that spark_engine started
     frame = session.read.parquet(str(path))
     types = dict(frame.dtypes)
     assert (types["codec"], types["slot"], types["properties"]) == ("tinyint", "tinyint", "map<string,string>")
