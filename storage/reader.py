@@ -116,7 +116,7 @@ class SnapshotReader:
             group = reader.groups[number]
             table = reader.read(number)
             if deleted:
-                dead = BitMap(deleted[group.first_row : group.first_row + group.rows])
+                dead = deleted & BitMap(range(group.first_row, group.first_row + group.rows))
                 alive = np.ones(group.rows, dtype=bool)
                 alive[np.asarray(dead.to_array(), dtype=np.int64) - group.first_row] = False
                 table = table.filter(pa.array(alive))
@@ -148,7 +148,9 @@ def _deleted_rows(store: ObjectStore, part: Part) -> BitMap:
         return BitMap()
     data = store.get(deleted.name, deleted.offset, deleted.length)
     if crc32c(data) != deleted.crc32c:
-        raise ObjectDamaged(f"the bitmap of {part.rows.stored.name} in {deleted.name} does not match its checksum", "")
+        raise ObjectDamaged(
+            f"the bitmap of {part.rows.stored.name} in {deleted.name} does not match its checksum", _COMPACTED_REMEDY
+        )
     return BitMap.deserialize(data)
 
 
