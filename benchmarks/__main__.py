@@ -1,0 +1,26 @@
+"""`python -m benchmarks` lists the benchmarks; `python -m benchmarks NAME …` runs one."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+BENCHMARKS = {"compaction": "this job beside DuckDB, Polars and Spark SQL on the same ledgers; the import of Parquet"}
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: python -m benchmarks NAME [options]; NAME --help shows the options\n")
+        for name, what in BENCHMARKS.items():
+            print(f"    {name:12} {what}")
+        return 0
+    name, *rest = arguments
+    if name not in BENCHMARKS:
+        print(f"no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    return int(importlib.import_module(f"benchmarks.{name}").main(rest))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""Others that keep the newest row of each key: DuckDB, Polars, Spark SQL. Each reads our rows objects as they are and
+writes all columns with zstd level 1, without the tombstones, in whatever order it likes.
+
+Each is given as many threads as this job has (`THREADS`), and warmed up. Two ways each, the best of those tried (see
+docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.child import Rewrite
+
+THREADS = 2
+
+_DUCKDB = {
+    "DuckDB semi-join": """
+        SELECT r.* FROM read_parquet({sources}) r
+        SEMI JOIN (SELECT max("offset") AS newest FROM read_parquet({sources}) WHERE key IS NOT NULL GROUP BY key) n
+        ON r."offset" = n.newest WHERE octet_length(r.payload) > 0""",
+    "DuckDB window": """
+        SELECT * EXCLUDE (place) FROM (
+            SELECT *, row_number() OVER (PARTITION BY key ORDER BY "offset" DESC) AS place
+            FROM read_parquet({sources}) WHERE key IS NOT NULL)
+        WHERE place = 1 AND octet_length(payload) > 0""",
+    "DuckDB arg_max": """
+        SELECT unnest(newest) FROM (
+            SELECT arg_max(r, r."offset") AS newest FROM read_parquet({sources}) r WHERE key IS NOT NULL GROUP BY key)
+        WHERE octet_length(newest.payload) > 0""",
+}
+
+
+def start_duckdb() -> dict[str, Rewrite]:
+    """DuckDB's rewrites, in one connection."""
+    import duckdb
+
+    connection = duckdb.connect()
+    connection.execute(f"SET threads = {THREADS}")
+    connection.execute("SET preserve_insertion_order = false")
+    connection.execute("SET enable_progress_bar = false")
+
+    def rewrite(query: str) -> Rewrite:
+        def run(sources: list[str], target: Path) -> None:
+            listed = "[" + ", ".join(f"'{source}'" for source in sources) + "]"
+            connection.execute(f"SET temp_directory = '{target}/spill'")
+            connection.execute(
+                f"COPY ({query.format(sources=listed)}) TO '{target}/all.parquet' "
+                "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
+            )
+
+        return run
+
+    return {name: rewrite(query) for name, query in _DUCKDB.items()}
+
+
+def start_polars() -> dict[str, Rewrite]:
+    """Polars' rewrites. POLARS_MAX_THREADS is in the environment: it counts only before the import."""
+    import polars as pl
+
+    assert pl.thread_pool_size() == THREADS
+
+    def write(rows: pl.LazyFrame, target: Path) -> None:
+        rows.filter(pl.col("payload").bin.size() > 0).sink_parquet(
+            target / "all.parquet", compression="zstd", compression_level=1, maintain_order=False, engine="streaming"
+        )
+
+    def semi_join(sources: list[str], target: Path) -> None:
+        rows = pl.scan_parquet(sources)
+        newest = rows.filter(pl.col("key").is_not_null()).group_by("key").agg(pl.col("offset").max()).select("offset")
+        write(rows.join(newest, on="offset", how="semi"), target)
+
+    def unique(sources: list[str], target: Path) -> None:
+        rows = pl.scan_parquet(sources).filter(pl.col("key").is_not_null())
+        write(rows.unique(subset="key", keep="last", maintain_order=True), target)
+
+    return {"Polars semi-join": semi_join, "Polars unique": unique}
+
+
+_SPARK = {
+    "Spark semi-join": """
+        SELECT /*+ BROADCAST(n) */ r.* FROM ledger_rows r
+        LEFT SEMI JOIN (SELECT max(offset) AS newest FROM ledger_rows WHERE key IS NOT NULL GROUP BY key) n
+        ON r.offset = n.newest WHERE length(r.payload) > 0""",
+    "Spark window": """
+        SELECT {columns} FROM (
+            SELECT *, row_number() OVER (PARTITION BY key ORDER BY offset DESC) AS place
+            FROM ledger_rows WHERE key IS NOT NULL)
+        WHERE place = 1 AND length(payload) > 0""",
+}
+
+
+def start_spark() -> dict[str, Rewrite]:
+    """Spark SQL's rewrites: in a session opened as this job's is, with the shuffle cut for two cores."""
+    from compactor.spark import SparkSettings, open_session
+
+    log = Path(tempfile.mkdtemp(prefix="benchmarks-spark-")) / "spark.log"
+    session = open_session(SparkSettings(log, f"local[{THREADS}]"))
+
+    def rewrite(query: str) -> Rewrite:
+        def run(sources: list[str], target: Path) -> None:
+            stored = sum(os.path.getsize(source) for source in sources)
+            session.conf.set("spark.sql.shuffle.partitions", str(max(THREADS, -(-stored // (128 << 20)))))
+            rows = session.read.parquet(*sources)
+            rows.createOrReplaceTempView("ledger_rows")
+            result = session.sql(query.format(columns=", ".join(rows.columns)))
+            writer = result.write.option("compression", "zstd").option("parquet.compression.codec.zstd.level", "1")
+            writer.parquet(str(target / "spark"))
+
+        return run
+
+    return {name: rewrite(query) for name, query in _SPARK.items()}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Ways of one engine: they share a process, and the best of them counts."""
+
+    name: str
+    start: Callable[[], dict[str, Rewrite]]
+    ways: tuple[str, ...]
+
+
+FAMILIES = (
+    Family("DuckDB", start_duckdb, ("DuckDB semi-join", "DuckDB window", "DuckDB arg_max")),
+    Family("Polars", start_polars, ("Polars semi-join", "Polars unique")),
+    Family("Spark", start_spark, ("Spark semi-join", "Spark window")),
+)

@@ -1,0 +1,84 @@
+"""What machine and which versions a run was on, and the peak memory of processes; read from /proc, so Linux only."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+PACKAGES = ("pyspark", "pyarrow", "numpy", "polars", "polars-hash", "duckdb", "google-crc32c", "sqlalchemy")
+
+
+def describe(folder: Path) -> dict[str, object]:
+    """The machine, as it matters here; `folder`: where the data will lie."""
+    return {
+        "cpu": _first(r"model name\s*:\s*(.*)", "/proc/cpuinfo") or platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
+        "file_system": _file_system(folder),
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+        "versions": {name: version(name) for name in PACKAGES},
+    }
+
+
+def summary(machine: dict[str, object]) -> str:
+    """One paragraph for a page."""
+    versions = machine["versions"]
+    assert isinstance(versions, dict)
+    memory = int(str(machine["memory_bytes"])) / 2**30
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {memory:.0f} GiB of memory, {machine['file_system']}, "
+        f"{machine['system']}, Python {machine['python']}, "
+        + ", ".join(f"{name} {number}" for name, number in versions.items())
+        + f"; load before the run {machine['load_before']:.2f}"
+    )
+
+
+def descendants(process: int) -> Iterator[tuple[int, str]]:
+    """Id and command name (`java`, `python3`) of every process below `process`."""
+    for child in _children(process):
+        try:
+            yield child, Path(f"/proc/{child}/comm").read_text().strip()
+        except OSError:
+            continue  # it has ended
+        yield from descendants(child)
+
+
+def peak_resident_bytes(process: int) -> int:
+    """The most memory that a process ever had resident (VmHWM); 0 if it has ended."""
+    found = _first(r"VmHWM:\s*(\d+) kB", f"/proc/{process}/status")
+    return int(found) * 1024 if found else 0
+
+
+def _children(process: int) -> list[int]:
+    """Children of all threads of a process."""
+    found: list[int] = []
+    try:
+        for task in Path(f"/proc/{process}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    except OSError:
+        return found
+    return found
+
+
+def _file_system(folder: Path) -> str:
+    """The type of the file system that holds `folder`: the longest mount point that it is below."""
+    best, kind = "", "unknown file system"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, point, this_kind, *_ = line.split()
+        if folder.resolve().is_relative_to(point) and len(point) >= len(best):
+            best, kind = point, this_kind
+    return kind
+
+
+def _first(pattern: str, file: str) -> str | None:
+    try:
+        found = re.search(pattern, Path(file).read_text())
+    except OSError:
+        return None
+    return found[1].strip() if found else None

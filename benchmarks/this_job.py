@@ -1,0 +1,179 @@
+"""This job, run as the product runs it (claim … publish), again and again on the same raw ledgers.
+
+`Without` leaves work out, to show what it costs: by patching functions inside the worker for as long as a task takes,
+and in the driver around a run. The product has no switch for any of this, and a ledger that was published so is
+thrown away at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+from benchmarks.machine import descendants, peak_resident_bytes
+from compactor import phase_one, phase_two, two_phase
+from compactor.spark import SparkEngine
+from storage.clock import Clock
+from storage.ledger import key_index, names, rows_file
+from storage.ledger.manifest import read_manifest
+from storage.metadata.records import COMPACTION_CURSOR, RunRecord
+from storage.metadata.store import MetadataStore
+from storage.objects.local import LocalStore
+from storage.topic import Topic
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Without:
+    """What is left out of a run."""
+
+    index: bool = False
+    checks: bool = False
+    fsync: bool = False
+
+
+WAYS = {
+    "this job": Without(),
+    "… without index": Without(index=True),
+    "… without index, checksums, verify": Without(index=True, checks=True),
+    "… without those and fsync": Without(index=True, checks=True, fsync=True),
+}
+
+
+class _Unchecked(int):
+    """A checksum that equals every other."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+def _no_checksum(*_: Any) -> int:
+    return _Unchecked(0)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+@contextlib.contextmanager
+def patched(without: Without) -> Iterator[None]:
+    """Leave work out of this process while the context lasts."""
+    with contextlib.ExitStack() as patches:
+        if without.index:
+            patches.enter_context(mock.patch.object(phase_one, "_write_index", _nothing))
+        if without.checks:
+            for module, name in (
+                (phase_one, "crc32c"),
+                (phase_two, "crc32c"),
+                (rows_file, "crc32c"),
+                (rows_file, "extend_crc32c"),
+                (key_index, "crc32c"),
+            ):
+                patches.enter_context(mock.patch.object(module, name, _no_checksum))
+            patches.enter_context(mock.patch.object(two_phase, "verify", _nothing))
+        if without.fsync:
+            patches.enter_context(mock.patch.object(os, "fsync", _nothing))
+        yield
+
+
+@dataclass(frozen=True)
+class _Stripped:
+    """A task that leaves work out; travels by pickle."""
+
+    task: Callable[[int], Any]
+    without: Without
+
+    def __call__(self, number: int) -> Any:
+        with patched(self.without):
+            return self.task(number)
+
+
+@dataclass(frozen=True)
+class _StrippingEngine:
+    """A Spark engine whose tasks leave work out."""
+
+    engine: SparkEngine
+    without: Without
+
+    @property
+    def parallelism(self) -> int:
+        return self.engine.parallelism
+
+    def run(self, count: int, task: Callable[[int], Answer], on_done: Callable[[int], None]) -> list[Answer]:
+        return self.engine.run(count, _Stripped(task, self.without), on_done)
+
+    def cancel(self) -> None:
+        self.engine.cancel()
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """One run: its wall time, its record, the Parquet files of its parts, and what is to be deleted after."""
+
+    seconds: float
+    run: RunRecord
+    files: list[str]
+
+
+@dataclass(frozen=True)
+class ThisJob:
+    """Compacts one topic from nothing, as often as asked."""
+
+    metadata: MetadataStore
+    store: LocalStore
+    clock: Clock
+    engine: SparkEngine
+    topic: Topic
+
+    def compact(self, without: Without) -> Compacted:
+        """One run in the warm session."""
+        self.engine.warm_up()  # Spark ends workers that were idle for a minute; a contender may have taken longer
+        plain = without == Without()
+        compactor = two_phase.TwoPhaseCompactor(
+            self.metadata, self.store, self.clock, self.engine if plain else _StrippingEngine(self.engine, without)
+        )
+        with patched(without):
+            started = time.perf_counter()
+            outcome = compactor.compact(self.topic.name)
+            seconds = time.perf_counter() - started
+        assert outcome.run is not None
+        compacted = self.topic.snapshot().compacted
+        assert compacted is not None
+        parts = read_manifest(self.store, compacted.manifest).parts
+        return Compacted(seconds, outcome.run, [str(self.store.root / part.rows.stored.name) for part in parts])
+
+    def forget(self) -> None:
+        """Delete the compacted ledger, its cursor and its objects; raw stays."""
+        self.metadata.delete_cursor(self.topic.record.id, COMPACTION_CURSOR)
+        for stored in list(self.store.list(names.topic_prefix(self.topic.record.uid))):
+            parsed = names.parse(stored.name)
+            if parsed is None or parsed.kind not in (names.ObjectKind.LEDGER_ROWS, names.ObjectKind.LEDGER_INDEX):
+                self.store.delete(stored.name)
+
+
+def peak_memory() -> dict[str, int]:
+    """Peak resident bytes so far: of the driver's JVM, of the largest Python worker below it, of this process (imports too)."""
+    java = [process for process, name in descendants(os.getpid()) if name == "java"]
+    workers = [process for jvm in java for process, _ in descendants(jvm)]
+    return {
+        "driver's JVM": max(map(peak_resident_bytes, java), default=0),
+        "largest Python worker": max(map(peak_resident_bytes, workers), default=0),
+        "this process (import, driver, checks)": peak_resident_bytes(os.getpid()),
+    }
+
+
+def source_files(topic: Topic, store: LocalStore) -> list[str]:
+    """The topic's raw rows objects as files, in offset order."""
+    return [str(Path(store.root) / ledger.rows.name) for ledger in topic.snapshot().ledgers]
