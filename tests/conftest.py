@@ -6,6 +6,7 @@ Hypothesis has no deadline: a test must not assert a time, not even through its 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -25,7 +26,16 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
 
 
 @pytest.fixture(scope="session")
-def spark_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def spark_credentials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The file where Spark's workers look for S3 credentials: their environment is fixed when Spark starts."""
+    file = tmp_path_factory.mktemp("aws") / "credentials"
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+        yield file
+
+
+@pytest.fixture(scope="session")
+def spark_engine(tmp_path_factory: pytest.TempPathFactory, spark_credentials: Path) -> Iterator[Engine]:
     """Spark on two cores of this machine, shared by all tests."""
     from compactor.spark import SparkEngine, SparkSettings, open_session
 

@@ -36,7 +36,7 @@ def claim(
             raise CompactionRunning(
                 f"run {running.run_id} by {running.holder} is compacting {topic.name} since "
                 f"{shown_time(running.started_at)}",
-                "wait for it to finish; `compactor status` shows its progress",
+                "wait for it to finish; `compactor topics stats` shows its progress",
             )
         # Before the insert: at most one row may be RUNNING. The text is completed when the new id is known.
         _end(connection, running, RunState.ERROR, now)
@@ -132,7 +132,7 @@ def get(connection: Connection, run_id: int) -> RunRecord:
     """Raises NotFound."""
     run = _find(connection, select(runs).where(runs.c.run_id == run_id))
     if run is None:
-        raise NotFound(f"the compaction run {run_id} does not exist", "`compactor status` shows the runs of a topic")
+        raise NotFound(f"the compaction run {run_id} does not exist", "`compactor topics stats` shows the last run of a topic")
     return run
 
 

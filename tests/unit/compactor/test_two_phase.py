@@ -1,0 +1,299 @@
+"""One run: what it refuses, what it leaves when it fails, what it publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.engine import InProcess
+from compactor.plan import PartResult, RangeResult, SourceTotals
+from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor, verify
+from storage.errors import CompactionRunning, DataLoss, Fenced, ObjectDamaged, ObjectMissing, TopicNotFound, Unavailable
+from storage.ledger import names
+from storage.ledger.manifest import read_manifest
+from storage.metadata.records import (
+    COMPACTED_LEDGER_PROPERTY,
+    COMPACTION_CURSOR,
+    CompactedLedgerRecord,
+    RunState,
+    TopicSnapshot,
+)
+from storage.model import EARLIEST, TopicName
+from storage.topic import Topic
+from tests.clocks import ManualClock
+from tests.workbench import Workbench, compacted_only, content, raw
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    bench = Workbench.embedded(tmp_path)
+    yield bench
+    bench.metadata.close()
+
+
+class BreaksIn(InProcess):
+    """An engine whose tasks of one phase fail: phase 1 or 2."""
+
+    def __init__(self, phase: int, error: BaseException) -> None:
+        self._left = phase
+        self._error = error
+
+    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None]) -> list[Any]:
+        self._left -= 1
+        if self._left == 0:
+            raise self._error
+        return super().run(count, task, on_done)
+
+
+class Tampers(InProcess):
+    """An engine that changes the answers of phase one or phase two."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        self._change = change
+
+    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None]) -> list[Any]:
+        return [self._change(answer) for answer in super().run(count, task, on_done)]
+
+
+def two_generations(bench: Workbench) -> Topic:
+    """A topic with a compacted ledger and messages after its horizon."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"), (b"b", b"2"), (None, b"n"), (b"b", b""))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"a", b"3"), (b"c", b"4"))])
+    return topic
+
+
+def test_publishes_cursor_property_and_ledger_together(bench: Workbench) -> None:
+    """A1: mark-delete is the snapshot's end, not the last survivor; the property names the ledger."""
+    topic = bench.topic()
+    messages = bench.append(topic, [content((b"a", b"1"), (b"b", b"2"), (b"b", None))])
+    outcome = bench.compact(topic)
+
+    snapshot = topic.snapshot()
+    assert snapshot.cursor is not None
+    assert snapshot.cursor.name == COMPACTION_CURSOR
+    assert snapshot.cursor.mark_delete is not None
+    assert snapshot.cursor.mark_delete.message_id == messages[-1].message_id
+    assert snapshot.cursor.properties == {COMPACTED_LEDGER_PROPERTY: str(outcome.compacted_ledger_id)}
+    assert snapshot.compacted is not None
+    assert snapshot.compacted.ledger_id == outcome.compacted_ledger_id
+    assert outcome.compacted_ledger_id not in {ledger.ledger_id for ledger in snapshot.ledgers}
+    assert [m.key for m in compacted_only(topic)] == [b"a"]
+    assert outcome.run is not None
+    assert outcome.run.state is RunState.SUCCESS
+    assert outcome.run.statistics["tombstones_removed"] == 1
+
+
+def test_an_empty_topic_succeeds_without_a_ledger(bench: Workbench) -> None:
+    """P1, and P11 for the second trigger."""
+    topic = bench.topic()
+    outcome = bench.compact(topic)
+    assert outcome.run is not None
+    assert outcome.run.state is RunState.SUCCESS
+    assert outcome.compacted_ledger_id is None
+    snapshot = topic.snapshot()
+    assert snapshot.cursor is None
+    assert snapshot.compacted is None
+    assert bench.compact(topic).run is None
+    assert list(bench.store.list()) == []
+
+
+def test_an_empty_result_is_a_valid_ledger(bench: Workbench) -> None:
+    """All keys deleted: a ledger without parts; readers go on right after the horizon (R2), last id -1:-1 (R6)."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"), (b"a", None))])
+    bench.compact(topic)
+    assert topic.snapshot().compacted is not None
+    assert list(topic.messages(read_compacted=True)) == []
+    assert topic.last_message_id(read_compacted=True) == EARLIEST
+    assert topic.last_message_id() == raw(topic)[-1].message_id
+    later = bench.append(topic, [content((b"z", b"9"))])
+    assert list(topic.messages(read_compacted=True)) == later
+    bench.compact(topic)
+    assert compacted_only(topic) == later
+
+
+def test_an_unknown_topic(bench: Workbench) -> None:
+    with pytest.raises(TopicNotFound, match="persistent://public/default/nosuch"):
+        bench.compactor().compact(TopicName.parse("nosuch"))
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+@pytest.mark.parametrize(
+    "error", [Unavailable("the store is away", "wait"), KeyboardInterrupt()], ids=["store", "ctrl-c"]
+)
+def test_a_failure_leaves_everything_as_it_was(bench: Workbench, phase: int, error: BaseException) -> None:
+    """W3: cursor and previous ledger stay, the original error is kept and shown, the next run succeeds."""
+    topic = two_generations(bench)
+    before, seen = topic.snapshot(), list(topic.messages(read_compacted=True))
+    with pytest.raises(type(error)):
+        replace(bench, engine=BreaksIn(phase, error)).compact(topic)
+
+    after = topic.snapshot()
+    assert (after.cursor, after.compacted, after.ledgers) == (before.cursor, before.compacted, before.ledgers)
+    assert list(topic.messages(read_compacted=True)) == seen
+    assert after.last_run is not None
+    assert after.last_run.state is RunState.ERROR
+    assert after.last_run.error == (str(error) or type(error).__name__)
+    assert bench.compact(topic).run is not None
+    assert [(m.key, m.payload) for m in compacted_only(topic)] == [(b"a", b"3"), (b"c", b"4")]
+
+
+def drop_a_survivor(answer: Any) -> Any:
+    if isinstance(answer, RangeResult) and answer.row_sets:
+        first = answer.row_sets[0]
+        return replace(answer, row_sets=(replace(first, offset_sum=first.offset_sum + 1), *answer.row_sets[1:]))
+    return answer
+
+
+def lie_about_size(answer: Any) -> Any:
+    if isinstance(answer, PartResult) and answer.rows:
+        stored = replace(answer.rows.stored, size=answer.rows.stored.size + 1)
+        return replace(answer, rows=replace(answer.rows, stored=stored))
+    return answer
+
+
+@pytest.mark.parametrize("change", [drop_a_survivor, lie_about_size])
+def test_a_broken_promise_is_never_published(bench: Workbench, change: Callable[[Any], Any]) -> None:
+    topic = two_generations(bench)
+    before = topic.snapshot()
+    with pytest.raises(ObjectDamaged):
+        replace(bench, engine=Tampers(change)).compact(topic)
+    assert topic.snapshot().compacted == before.compacted
+
+
+def test_verify_names_the_source_that_lost_rows(bench: Workbench) -> None:
+    with pytest.raises(ObjectDamaged, match=r"\[1\]"):
+        verify(
+            bench.store,
+            {0: SourceTotals(1, 5), 1: SourceTotals(2, 9)},
+            [PartResult(0, kept={0: SourceTotals(1, 5), 1: SourceTotals(1, 4)})],
+        )
+
+
+def test_one_run_a_topic(bench: Workbench) -> None:
+    """S4: a second trigger is refused while the first runs, with the run named; after its heartbeat ends it is not."""
+    assert isinstance(bench.clock, ManualClock)
+    topic = two_generations(bench)
+    running = bench.metadata.claim_run(topic.record.id, "elsewhere:1", {}, HEARTBEAT_MS)
+    with pytest.raises(CompactionRunning, match=f"run {running.run_id}"):
+        bench.compact(topic)
+    bench.clock.advance(HEARTBEAT_MS + 1)
+    assert bench.compact(topic).run is not None
+    assert bench.metadata.run(running.run_id).state is RunState.ERROR
+
+
+class LosesItsCursor(InProcess):
+    """An engine during whose second phase somebody deletes the cursor."""
+
+    def __init__(self, bench: Workbench, topic: Topic) -> None:
+        self._bench, self._topic, self._phase = bench, topic, 0
+
+    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None]) -> list[Any]:
+        self._phase += 1
+        if self._phase == 2:
+            self._bench.metadata.delete_cursor(self._topic.record.id, COMPACTION_CURSOR)
+        return super().run(count, task, on_done)
+
+
+def test_a_run_whose_epoch_passed_publishes_nothing(bench: Workbench) -> None:
+    """A1, S8: deleting the cursor raises the epoch; the zombie cannot publish, and the next run starts from raw."""
+    topic = two_generations(bench)
+    with pytest.raises(Fenced):
+        replace(bench, engine=LosesItsCursor(bench, topic)).compact(topic)
+    assert topic.snapshot().compacted is None
+    assert list(topic.messages(read_compacted=True)) == raw(topic)
+    bench.compact(topic)
+    assert [(m.key, m.payload) for m in compacted_only(topic)] == [(b"a", b"3"), (b"c", b"4")]
+
+
+class AppendsMeanwhile(InProcess):
+    """An engine during whose first phase more messages arrive."""
+
+    def __init__(self, bench: Workbench, topic: Topic) -> None:
+        self._bench, self._topic, self._phase = bench, topic, 0
+
+    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None]) -> list[Any]:
+        self._phase += 1
+        if self._phase == 1:
+            self._bench.append(self._topic, [content((b"a", None), (b"late", b"5"))])
+        return super().run(count, task, on_done)
+
+
+def test_what_arrives_during_a_run_belongs_to_the_next(bench: Workbench) -> None:
+    """P2: the end position is taken once."""
+    topic = two_generations(bench)
+    end = raw(topic)[-1].offset
+    replace(bench, engine=AppendsMeanwhile(bench, topic)).compact(topic)
+    horizon = topic.snapshot().horizon
+    assert horizon is not None
+    assert horizon.offset == end
+    assert [m.key for m in topic.messages(read_compacted=True)] == [b"a", b"c", b"a", b"late"]
+    bench.compact(topic)
+    assert [m.key for m in compacted_only(topic)] == [b"c", b"late"]
+
+
+def test_nothing_temporary_stays_after_a_run(bench: Workbench) -> None:
+    topic = two_generations(bench)
+    bench.compact(topic)
+    kinds = {parsed.kind for info in bench.store.list() if (parsed := names.parse(info.name))}
+    assert names.ObjectKind.PART in kinds
+    assert names.ObjectKind.ROW_SETS not in kinds
+
+
+def manifest_of(bench: Workbench, topic: Topic) -> tuple[TopicSnapshot, CompactedLedgerRecord]:
+    snapshot = topic.snapshot()
+    assert snapshot.compacted is not None
+    return snapshot, snapshot.compacted
+
+
+def test_a_lost_manifest_is_an_explicit_error(bench: Workbench) -> None:
+    """R8: named on compacted reads and on the next run; raw goes on; deleting the cursor starts anew."""
+    topic = two_generations(bench)
+    _, compacted = manifest_of(bench, topic)
+    bench.store.delete(compacted.manifest.name)
+    with pytest.raises(ObjectMissing, match=f"compacted ledger {compacted.ledger_id}"):
+        list(topic.messages(read_compacted=True))
+    with pytest.raises(ObjectMissing, match=f"compacted ledger {compacted.ledger_id}"):
+        bench.compact(topic)
+    assert len(raw(topic)) == 6
+    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    bench.compact(topic)
+    assert [(m.key, m.payload) for m in compacted_only(topic)] == [(b"a", b"3"), (b"c", b"4")]
+
+
+@pytest.mark.parametrize("what", ["part", "index"])
+def test_a_lost_part_or_index_is_an_explicit_error(bench: Workbench, what: str) -> None:
+    """R8 for the other objects: never a shorter key set in silence. (A part without survivors is not needed.)"""
+    topic = bench.topic()
+    bench.append(topic, [content((b"kept", b"1"))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"new", b"2"))])
+    _, compacted = manifest_of(bench, topic)
+    manifest = read_manifest(bench.store, compacted.manifest)
+    lost = manifest.parts[0].rows.stored.name if what == "part" else manifest.index[0][0].name
+    bench.store.delete(lost)
+    if what == "part":
+        with pytest.raises(ObjectMissing, match=lost):
+            list(topic.messages(read_compacted=True))
+    with pytest.raises(DataLoss, match=lost):
+        bench.compact(topic)
+    last = topic.snapshot().last_run
+    assert last is not None
+    assert last.state is RunState.ERROR
+    assert lost in last.error
+    assert len(raw(topic)) == 2
+
+
+def test_a_compactor_holds_no_state_between_runs(bench: Workbench) -> None:
+    one = TwoPhaseCompactor(bench.metadata, bench.store, bench.clock, bench.engine)
+    for name in ("x", "y"):
+        topic = bench.topic(name)
+        bench.append(topic, [content((b"k", name.encode()))])
+        one.compact(topic.name)
+        assert [m.payload for m in compacted_only(topic)] == [name.encode()]
