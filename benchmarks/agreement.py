@@ -40,7 +40,8 @@ def fingerprint(files: Iterable[str | Path], with_payloads: bool) -> Fingerprint
             f'SELECT count(*), sum("offset"::hugeint), {more} FROM read_parquet({listed})'
         ).fetchone()
     assert found is not None
-    return Fingerprint(*(None if value is None else int(value) for value in found))
+    count, offset_sum, keys, hashes = (None if value is None else int(value) for value in found)
+    return Fingerprint(count or 0, offset_sum or 0, keys, hashes)
 
 
 def check(name: str, found: Fingerprint, expected: Fingerprint) -> None:

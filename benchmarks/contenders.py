@@ -7,7 +7,9 @@ docs/benchmarks.md).
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,8 +99,14 @@ def start_spark() -> dict[str, Rewrite]:
     """Spark SQL's rewrites: in a session opened as this job's is, with the shuffle cut for two cores."""
     from compactor.spark import SparkSettings, open_session
 
-    log = Path(tempfile.mkdtemp(prefix="benchmarks-spark-")) / "spark.log"
-    session = open_session(SparkSettings(log, f"local[{THREADS}]"))
+    folder = tempfile.mkdtemp(prefix="benchmarks-spark-")
+    session = open_session(SparkSettings(Path(folder) / "spark.log", f"local[{THREADS}]"))
+
+    def stop() -> None:
+        session.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(stop)
 
     def rewrite(query: str) -> Rewrite:
         def run(sources: list[str], target: Path) -> None:

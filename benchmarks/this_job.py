@@ -164,7 +164,7 @@ class ThisJob:
 
 
 def peak_memory() -> dict[str, int]:
-    """Peak resident bytes so far: of the driver's JVM, of the largest Python worker below it, of this process (imports too)."""
+    """Peak resident bytes so far: the driver's JVM, the largest Python worker below it, this process (imports too)."""
     java = [process for process, name in descendants(os.getpid()) if name == "java"]
     workers = [process for jvm in java for process, _ in descendants(jvm)]
     return {
