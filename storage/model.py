@@ -11,6 +11,7 @@ Sources: Pulsar's TopicName, NamedEntity and MessageIdImpl; semantics.md P4, P5.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import total_ordering
@@ -25,6 +26,7 @@ MAX_NAME_LENGTH = 255
 
 _NAMED_ENTITY = re.compile(r"[-=:.\w]+", re.ASCII)
 _PARTITION = re.compile(r"^(?P<parent>.+)-partition-(?P<index>0|[1-9][0-9]*)$", re.DOTALL)
+_CONTROL = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _NAME_REMEDY = "use persistent://tenant/namespace/topic, or just topic for persistent://public/default/topic"
 
 
@@ -43,9 +45,9 @@ class TopicName:
                     f"the {what} {value!r} of a topic name has other characters than letters, digits, and _ - = : .",
                     _NAME_REMEDY,
                 )
-        if not self.topic or "/" in self.topic or not self.topic.isprintable():
+        if not self.topic or "/" in self.topic or any(unicodedata.category(c) in _CONTROL for c in self.topic):
             raise InvalidTopicName(
-                f"the topic name {self.topic!r} is empty or holds a slash or an unprintable character", _NAME_REMEDY
+                f"the topic name {self.topic!r} is empty or holds a slash or a control character", _NAME_REMEDY
             )
         for value in (self.tenant, self.namespace, self.topic):
             if len(value.encode()) > MAX_NAME_LENGTH:
@@ -122,8 +124,8 @@ class MessageId:
     def __eq__(self, other: object) -> bool:
         return self.order == other.order if isinstance(other, MessageId) else NotImplemented
 
-    def __lt__(self, other: MessageId) -> bool:
-        return self.order < other.order
+    def __lt__(self, other: object) -> bool:
+        return self.order < other.order if isinstance(other, MessageId) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.order)

@@ -46,7 +46,7 @@ class TopicSummary:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object that a row refers to: name, size and CRC32C of all its bytes."""
+    """An object that a row refers to; `crc32c` covers all its bytes, of a rows object the footer (docs/format.md)."""
 
     name: str
     size: int
