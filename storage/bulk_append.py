@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from storage.clock import Clock
 from storage.errors import InvalidRecord
+from storage.heartbeat import Heartbeat
 from storage.lease import writer_lease
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
@@ -29,6 +30,7 @@ from storage.objects.interface import ObjectStore
 
 DEFAULT_LEDGER_BYTES = 128 << 20
 DEFAULT_WAIT_MS = 30_000
+HEARTBEAT_SECONDS = 5.0
 
 INPUT_SCHEMA = pa.schema(
     [
@@ -84,9 +86,10 @@ class BulkAppend:
             attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.holder)
             try:
                 sealer = Sealer(self.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id)
-                # The lease is ours, so nobody else moves it: read after taking it, not before.
-                next_offset = self.metadata.topic(self.topic.name).next_offset
-                ledgers = tuple(self._seal_all(sealer, next_offset, tables))
+                with Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), HEARTBEAT_SECONDS):
+                    # The lease is ours, so nobody else moves it: read after taking it, not before.
+                    next_offset = self.metadata.topic(self.topic.name).next_offset
+                    ledgers = tuple(self._seal_all(sealer, next_offset, tables))
                 if ledgers:
                     self.metadata.append_ledgers(lease, ledgers)
                 return Appended(ledgers)

@@ -1,0 +1,288 @@
+"""A topic as its users have it: what reads give by flag, start and limit; who may write; what stays when it fails.
+
+semantics.md R1–R4, R6, R8, R10, A2, A4.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from storage.bulk_append import BulkAppend, cut_ledgers
+from storage.clock import SystemClock
+from storage.errors import Fenced, InvalidRecord, LeaseHeld, ObjectDamaged, ObjectMissing, TopicNotFound, Unavailable
+from storage.ledger import rows
+from storage.ledger.manifest import read_manifest
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
+from storage.metadata.store import MetadataStore
+from storage.model import EARLIEST, LATEST, MessageId, Position, TopicName
+from storage.objects.interface import ObjectWriter
+from storage.objects.local import LocalStore
+from storage.reader import Limits, SnapshotReader, messages
+from storage.topic import Topic
+from tests.workbench import Workbench, compacted_only, content, ids, raw
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    bench = Workbench.embedded(tmp_path)
+    yield bench
+    bench.metadata.close()
+
+
+@pytest.fixture
+def topic(bench: Workbench) -> Topic:
+    """a@0 b@1 a@2 c@3 | compacted: b@1 a@2 c@3 | b@4 -c@5 d@6"""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"a", b"2"), (b"c", b"3"))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"b", b"4"), (b"c", None), (b"d", b"6"))])
+    return topic
+
+
+def offsets(topic: Topic, start: MessageId = EARLIEST, read_compacted: bool = False) -> list[int]:
+    return [message.offset for message in topic.messages(start, read_compacted)]
+
+
+def test_flag_on_reads_compacted_then_raw(topic: Topic) -> None:
+    assert offsets(topic, read_compacted=True) == [1, 2, 3, 4, 5, 6]
+    assert offsets(topic) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_flag_on_from_inside_begins_with_the_first_compacted_at_or_after(topic: Topic) -> None:
+    """R1: at a message that was compacted away, at one that lives, at the horizon, and behind it."""
+    at = ids(raw(topic))
+    assert offsets(topic, at[0], read_compacted=True) == [1, 2, 3, 4, 5, 6]
+    assert offsets(topic, at[2], read_compacted=True) == [2, 3, 4, 5, 6]
+    assert offsets(topic, at[3], read_compacted=True) == [3, 4, 5, 6]
+    assert offsets(topic, at[4], read_compacted=True) == [4, 5, 6]
+    assert offsets(topic, at[5], read_compacted=True) == [5, 6]
+
+
+def test_an_id_between_messages_is_a_good_start(topic: Topic) -> None:
+    last = ids(raw(topic))[3]
+    beyond = MessageId(last.ledger_id, last.entry_id + 100)
+    assert offsets(topic, beyond) == [4, 5, 6]
+    assert offsets(topic, beyond, read_compacted=True) == [4, 5, 6]
+
+
+def test_never_compacted_with_the_flag_reads_raw(bench: Workbench) -> None:
+    """R3; and a `__compaction` made by hand has no horizon (A4)."""
+    topic = bench.topic("fresh")
+    bench.append(topic, [content((b"a", b"0"), (b"a", b"1"))])
+    assert offsets(topic, read_compacted=True) == [0, 1]
+    bench.metadata.create_cursor(topic.record.id, COMPACTION_CURSOR)
+    assert offsets(topic, read_compacted=True) == [0, 1]
+    assert topic.snapshot().horizon is None
+
+
+def test_earliest_with_the_flag_is_the_compacted_start_without_any_raw(bench: Workbench, topic: Topic) -> None:
+    """R4 (Pulsar #11287, #13629): a snapshot in which raw at or below the horizon is trimmed."""
+    snapshot = topic.snapshot()
+    trimmed = replace(snapshot, ledgers=snapshot.ledgers[1:])
+    reader = SnapshotReader(bench.store, trimmed)
+    assert [m.offset for m in messages(reader.batches(EARLIEST, True), -1)] == [1, 2, 3, 4, 5, 6]
+    assert [m.offset for m in messages(reader.batches(EARLIEST, False), -1)] == [4, 5, 6]
+    bare = SnapshotReader(bench.store, replace(snapshot, ledgers=()))
+    assert [m.offset for m in messages(bare.batches(EARLIEST, True), -1)] == [1, 2, 3]
+    assert bare.last_message_id(True) == ids(raw(topic))[3]
+
+
+def test_latest_gives_nothing_that_is_there(topic: Topic) -> None:
+    assert offsets(topic, LATEST) == []
+    assert offsets(topic, LATEST, read_compacted=True) == []
+
+
+def test_last_message_id(bench: Workbench, topic: Topic) -> None:
+    """R6: raw while there is raw after the horizon, else the last live compacted one; off never looks (#21969)."""
+    assert topic.last_message_id(True) == topic.last_message_id(False) == ids(raw(topic))[6]
+    bench.compact(topic)
+    bench.append(topic, [content((b"d", None))])
+    bench.compact(topic)
+    assert [m.key for m in compacted_only(topic)] == [b"a", b"b"]
+    assert topic.last_message_id(True) == ids(raw(topic))[4]
+    assert topic.last_message_id(False) == ids(raw(topic))[7]
+    assert bench.topic("empty").last_message_id(True) == EARLIEST
+
+
+@pytest.mark.parametrize("read_compacted", [False, True])
+def test_limits(topic: Topic, read_compacted: bool) -> None:
+    """R10: never more messages or bytes than asked; one message at least, however large (L3)."""
+    everything = list(topic.messages(read_compacted=read_compacted))
+    for limit in range(len(everything) + 2):
+        assert list(topic.messages(read_compacted=read_compacted, max_messages=limit)) == everything[:limit]
+    sizes = [len(m.key or b"") + len(m.payload or b"") for m in everything]
+    for limit in range(1, sum(sizes) + 2):
+        got = list(messages(topic.read(EARLIEST, read_compacted, max_bytes=limit), -1))
+        assert got == everything[: len(got)]
+        assert sum(sizes[: len(got)]) <= max(limit, sizes[0])
+        assert got == everything or sum(sizes[: len(got) + 1]) > limit
+
+
+def test_a_limit_of_bytes_counts_over_ledgers(bench: Workbench) -> None:
+    topic = bench.topic("many-ledgers")
+    bench.append(topic, [content(*((b"%d" % n, b"x" * 9) for n in range(10)))], ledger_bytes=10)
+    assert len(topic.snapshot().ledgers) == 10
+    reader = SnapshotReader(bench.store, topic.snapshot())
+    assert [len(b) for b in reader.batches(EARLIEST, False, Limits(bytes=35))] == [1, 1, 1]
+
+
+def test_a_reader_keeps_the_generation_it_began_with(bench: Workbench, topic: Topic) -> None:
+    """R7: a compaction and an import beside it change nothing of what it sees."""
+    reading = topic.messages(read_compacted=True)
+    first = next(reading)
+    bench.append(topic, [content((b"b", None), (b"e", b"8"))])
+    bench.compact(topic)
+    assert [first.offset, *(m.offset for m in reading)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_raw_is_the_same_before_and_after_compaction(bench: Workbench, topic: Topic) -> None:
+    before = raw(topic)
+    bench.compact(topic)
+    assert raw(topic) == before
+
+
+def test_a_damaged_part_is_named_and_raw_goes_on(bench: Workbench, topic: Topic) -> None:
+    """R8: one flipped byte; the message names the compacted ledger, the object and the way out."""
+    compacted = topic.snapshot().compacted
+    assert compacted is not None
+    assert isinstance(bench.store, LocalStore)
+    name = read_manifest(bench.store, compacted.manifest).parts[0].rows.stored.name
+    path = bench.store.root / name
+    damaged = bytearray(path.read_bytes())
+    damaged[10] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(ObjectDamaged, match=f"compacted ledger {compacted.ledger_id} of {topic.name}") as caught:
+        offsets(topic, read_compacted=True)
+    assert name in caught.value.message
+    assert "__compaction" in caught.value.remedy
+    assert offsets(topic) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_lost_raw_ledger_is_named(bench: Workbench, topic: Topic) -> None:
+    lost = topic.snapshot().ledgers[1].rows.name
+    bench.store.delete(lost)
+    with pytest.raises(ObjectMissing, match=lost):
+        offsets(topic)
+
+
+def test_other_metadata_writes_keep_the_pointer(bench: Workbench, topic: Topic) -> None:
+    """A2 (Pulsar #12698): new properties, other cursors, more messages."""
+    before = topic.snapshot().compacted
+    bench.metadata.set_cursor_properties(topic.record.id, COMPACTION_CURSOR, {"note": "x"})
+    bench.metadata.create_cursor(topic.record.id, "reader")
+    bench.metadata.reset_cursor(topic.record.id, "reader", Position(0, ids(raw(topic))[0]))
+    bench.append(topic, [content((b"z", b"7"))])
+    after = topic.snapshot()
+    assert after.compacted == before
+    assert before is not None
+    assert after.cursor is not None
+    assert after.cursor.properties == {COMPACTED_LEDGER_PROPERTY: str(before.ledger_id), "note": "x"}
+
+
+def test_an_unknown_topic(bench: Workbench) -> None:
+    with pytest.raises(TopicNotFound, match="nosuch"):
+        Topic.open(bench.metadata, bench.store, bench.clock, TopicName.parse("nosuch"))
+
+
+def test_an_append_that_fails_half_way_leaves_nothing(bench: Workbench, topic: Topic) -> None:
+    """One file = all or nothing: ledgers that were sealed before the bad message are not there, and ids go on."""
+
+    def tables() -> Iterator[pa.Table]:
+        yield content(*((b"k%d" % n, b"v") for n in range(50)))
+        raise InvalidRecord("line 51 is bad", "correct it")
+
+    before = topic.snapshot()
+    with pytest.raises(InvalidRecord):
+        topic.bulk_append(ledger_bytes=30).append(tables())
+    assert topic.snapshot() == before
+    (added,) = bench.append(topic, [content((b"after", b"1"))])
+    assert added.offset == 7
+    assert added.message_id > ids(raw(topic))[6]
+
+
+class FullAfter(LocalStore):
+    """A store whose disk is full after some objects."""
+
+    def __init__(self, root: Path, objects: int) -> None:
+        super().__init__(root)
+        self._left = objects
+
+    def create(self, name: str) -> ObjectWriter:
+        self._left -= 1
+        if self._left < 0:
+            raise Unavailable(f"no space left for object {name}", "free some")
+        return super().create(name)
+
+
+def test_a_full_disk_while_sealing_leaves_the_topic_as_it_was(bench: Workbench, topic: Topic) -> None:
+    assert isinstance(bench.store, LocalStore)
+    before = topic.snapshot()
+    full = replace(bench, store=FullAfter(bench.store.root, 3))
+    with pytest.raises(Unavailable, match="no space"):
+        full.topic().bulk_append(ledger_bytes=10).append([content(*((b"k", b"%d" % n) for n in range(40)))])
+    assert topic.snapshot() == before
+
+
+def test_an_append_while_another_holds_the_lease_waits_and_then_names_it(bench: Workbench, topic: Topic) -> None:
+    lease = bench.metadata.acquire_lease(topic.record.id, "other-host:42", 60_000)
+    with pytest.raises(LeaseHeld, match="other-host:42"):
+        topic.bulk_append(wait_ms=10_000).append([content((b"k", b"v"))])
+    # the clock that is waited on moves: a holder that dies is outlived
+    assert topic.bulk_append(wait_ms=60_000).append([content((b"k", b"v"))]).messages == 1
+    bench.metadata.release_lease(lease)
+
+
+def test_a_writer_that_was_overtaken_appends_nothing(bench: Workbench, topic: Topic) -> None:
+    """The lease is checked where it counts: in the commit."""
+
+    def tables() -> Iterator[pa.Table]:
+        yield content((b"zombie", b"1"))
+        bench.clock.wait(3600)
+        bench.metadata.acquire_lease(topic.record.id, "the new one", 60_000)
+
+    before = topic.snapshot().ledgers
+    with pytest.raises(Fenced):
+        topic.bulk_append().append(tables())
+    assert topic.snapshot().ledgers == before
+
+
+def test_two_imports_at_once_keep_ids_in_order(bench: Workbench) -> None:
+    """Both are there, each whole, one behind the other, ids and offsets ascending. On the real clock: one waits."""
+    clock = SystemClock()
+    metadata = MetadataStore(bench.metadata.url, clock)
+    topic = Workbench(metadata, bench.store, clock, bench.engine).topic("racing")
+    barrier = threading.Barrier(2)
+    failures: list[BaseException] = []
+
+    def append(name: bytes) -> None:
+        try:
+            barrier.wait()
+            writer: BulkAppend = topic.bulk_append(ledger_bytes=60, wait_ms=3_600_000)
+            writer.append([content(*((name, b"%d" % n) for n in range(30)))])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=append, args=(name,)) for name in (b"x", b"y")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    metadata.close()
+    assert failures == []
+    got = raw(topic)
+    assert [m.offset for m in got] == list(range(60))
+    assert ids(got) == sorted(set(ids(got)))
+    assert [m.key for m in got] in ([b"x"] * 30 + [b"y"] * 30, [b"y"] * 30 + [b"x"] * 30)
+
+
+def test_a_message_above_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_MESSAGE_BYTES", 10)
+    with pytest.raises(InvalidRecord, match="message 3 has 11 bytes"):
+        list(cut_ledgers([content((b"k", b"v" * 9)), content((b"k", b""), (b"k", b"v" * 10))], 100))
