@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import shlex
 import sys
 import tempfile
@@ -56,6 +57,7 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
 
     Settings count only for the first session of a process: there is one JVM. Raises Misconfigured.
     """
+    _check_master(settings.master)
     java = find_java_home(os.environ)
     if java.note:
         say(java.note)
@@ -74,6 +76,15 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
                 f"Spark could not start with master {settings.master} ({_first_line(error)})",
                 f"set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached; see {settings.log_file}",
             ) from error
+
+
+def _check_master(master: str) -> None:
+    """Spark itself would say so with a Java stack trace on stderr, some seconds later."""
+    if not re.fullmatch(r"local(\[(\*|[1-9]\d*)(, *\d+)?\]|-cluster\[.+\])?|(spark|k8s)://.+|yarn", master, re.ASCII):
+        raise Misconfigured(
+            f"{master!r} is no Spark master",
+            "set COMPACTOR_SPARK_MASTER to local[*], local[N], spark://host:7077, k8s://… or yarn",
+        )
 
 
 def _configuration(settings: SparkSettings, folder: Path) -> dict[str, str]:
@@ -213,5 +224,7 @@ def _watch(session: SparkSession, group: str, on_done: Callable[[int], None]) ->
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    # Py4J says first that something went wrong in Java, then what.
+    cause = lines[1] if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else lines[0]
+    return cause.removeprefix(": ")[:300]
