@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from api.cli.names import TOPIC_HELP
 from api.cli.progress import progress_for
-from api.cli.talk import number, say, size
+from api.cli.talk import counted, number, say, size
 from api.wiring import open_components
 from storage.model import TopicName
 
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
 
 def compact_topic(
     context: typer.Context,
-    topic: Annotated[str, typer.Option(help="persistent://tenant/namespace/topic, or short")],
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help=TOPIC_HELP)],
     retain_null_key: Annotated[bool, typer.Option("--retain-null-key", help="Keep messages without a key.")] = False,
 ) -> None:
-    """Compact a topic: the newest message of each key goes to a new compacted ledger, raw stays as it is."""
+    """Keep the newest message of each key.
+
+    They go to a new compacted ledger; the topic's raw messages stay as they are.
+    """
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
         components.metadata.topic(name)  # an unknown topic is known before Spark starts
@@ -63,10 +67,10 @@ def describe(outcome: Outcome) -> list[str]:
 def _phases(run: RunRecord) -> list[str]:
     seen = {name: value for name, value in run.statistics.items() if isinstance(value, int)}
     return [
-        f"phase one: {number(seen['index_records'])} index records of {number(seen['messages_in'])} messages, "
-        f"{number(seen['keys'])} live keys, {number(seen['tombstones_removed'])} deleted, "
+        f"phase one: {counted(seen['index_records'], 'index record')} of {counted(seen['messages_in'], 'message')}, "
+        f"{counted(seen['keys'], 'live key')}, {number(seen['tombstones_removed'])} deleted, "
         f"{seen['phase_one_ms'] / 1000:.2f} s",
-        f"phase two: {number(seen['messages_out'])} survivors in {number(seen['parts'])} parts, "
+        f"phase two: {counted(seen['messages_out'], 'survivor')} in {counted(seen['parts'], 'part')}, "
         f"{size(seen['logical_bytes_out'])}, {seen['phase_two_ms'] / 1000:.2f} s",
         f"read {size(seen['bytes_read'])}, wrote {size(seen['bytes_written'])}; "
         f"verified and published in {(seen['verify_ms'] + seen['publish_ms']) / 1000:.2f} s",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typer
+
 from storage import errors
 
 OK = 0
@@ -12,6 +14,7 @@ CONFLICT = 4
 MISCONFIGURED = 5
 UNAVAILABLE = 6
 DATA_LOSS = 7
+INTERRUPTED = 130
 
 BY_KIND: dict[type[Exception], int] = {
     errors.InvalidInput: INVALID_INPUT,
@@ -21,13 +24,14 @@ BY_KIND: dict[type[Exception], int] = {
     errors.Unavailable: UNAVAILABLE,
     errors.DataLoss: DATA_LOSS,
     OSError: UNAVAILABLE,
+    typer.TyperException: INVALID_INPUT,
 }
 
 HELP = (
     "Exit codes: 0 done; 1 unexpected error; 2 wrong usage or input; 3 no such topic; "
     "4 conflict (another writer or run); "
     "5 settings, credentials, bucket, schema or Java are wrong; 6 store, database or disk cannot serve now; "
-    "7 data is missing or damaged."
+    "7 data is missing or damaged; 130 interrupted."
 )
 
 

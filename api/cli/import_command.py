@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from api.cli.talk import number, say, size
+from api.cli.names import TOPIC_HELP, EncodingName
+from api.cli.talk import counted, say, size
 from api.wiring import open_components
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -21,13 +21,6 @@ class FormatName(StrEnum):
 
     JSONL = "jsonl"
     PARQUET = "parquet"
-
-
-class EncodingName(StrEnum):
-    """Text encodings by name; `api.formats.encoding` has them (a test keeps the two equal)."""
-
-    UTF8 = "utf8"
-    BASE64 = "base64"
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -45,21 +38,23 @@ def parse_size(text: str) -> int:
 
 def import_files(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(help="persistent://tenant/namespace/topic, or short")],
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files to import, in order; - is standard input.")
-    ],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Files to import, in order; - is standard input.")],
     input_format: Annotated[
         FormatName | None,
-        typer.Option(help="Default: parquet for names that end so, else jsonl."),
+        typer.Option(help="How the files are read. [default: parquet for names that end so, else jsonl]"),
     ] = None,
     ledger_size: Annotated[
-        str, typer.Option(metavar="BYTES", help="Logical bytes a ledger, K, M, G allowed.")
+        str, typer.Option(metavar="BYTES", help="Logical bytes a ledger, with K, M or G if you like.")
     ] = "128M",
     key_encoding: Annotated[EncodingName, typer.Option(help="How keys stand in JSON Lines.")] = EncodingName.UTF8,
     value_encoding: Annotated[EncodingName, typer.Option(help="How values stand in JSON Lines.")] = EncodingName.UTF8,
 ) -> None:
-    """Append files to a topic as sealed ledgers. Each file is all or nothing; the topic is made if need be."""
+    """Append files to a topic.
+
+    They become sealed ledgers, each file wholly or not at all; the topic is made if it does not exist. JSON Lines
+    may be compressed by gzip.
+    """
     name = TopicName.parse(topic)
     ledger_bytes = parse_size(ledger_size)
     from api.formats.encoding import TextEncoding
@@ -75,7 +70,7 @@ def import_files(
             appended = writer.append(tables)
             seconds = time.perf_counter() - started
             say(
-                f"{file}: {number(appended.messages)} messages, {size(appended.logical_bytes)} in "
-                f"{number(len(appended.ledgers))} ledgers ({size(appended.stored_bytes)} stored) in {seconds:.2f} s"
+                f"{'standard input' if file == '-' else file}: {counted(appended.messages, 'message')}, "
+                f"{size(appended.logical_bytes)} in {counted(len(appended.ledgers), 'ledger')} "
+                f"({size(appended.stored_bytes)} stored) in {seconds:.2f} s"
             )
-    sys.stdout.flush()

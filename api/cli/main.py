@@ -7,9 +7,13 @@ that uses them: `compactor --help` needs none. An error is one line that says wh
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import select
 import sys
 import traceback
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -22,10 +26,11 @@ from api.cli.service_commands import check_store, upgrade_database
 from api.cli.talk import say
 from api.cli.topics_commands import list_topics, show_stats
 from api.settings import Settings
-from storage.errors import CompactorError
+from storage.errors import CompactorError, InvalidInput
 
 GLOBAL_OPTIONS = ("--data", "--store", "--s3-endpoint", "--database", "--spark-master")
 GLOBAL_FLAGS = ("--debug",)
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 app = typer.Typer(
     name="compactor",
@@ -34,6 +39,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 topics = typer.Typer(help="List topics and look at one.", no_args_is_help=True, rich_markup_mode=None)
@@ -88,6 +94,8 @@ def hoist_global_options(arguments: list[str]) -> list[str]:
         if one in GLOBAL_FLAGS or one.startswith(tuple(f"{option}=" for option in GLOBAL_OPTIONS)):
             front.append(one)
         elif one in GLOBAL_OPTIONS:
+            if position + 1 == len(arguments):
+                raise InvalidInput(f"the option {one} needs a value", "see `compactor --help`")
             front += arguments[position : position + 2]
             position += 1
         else:
@@ -98,27 +106,70 @@ def hoist_global_options(arguments: list[str]) -> list[str]:
 
 def main() -> None:
     """The program. Exits with a code of `exit_codes`."""
-    arguments = hoist_global_options(sys.argv[1:])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end a listing
     try:
-        app(arguments, prog_name="compactor")
+        # Not `app()`: that takes a broken pipe for an error.
+        command = typer.main.get_command(app)
+        with command.make_context("compactor", hoist_global_options(sys.argv[1:])) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    except KeyboardInterrupt:
+        say("compactor: interrupted; nothing half done is visible, and it can be started again")
+        sys.exit(exit_codes.INTERRUPTED)
     except Exception as error:
-        if isinstance(error, BrokenPipeError):
-            # Whoever read our output has enough; let the interpreter's last flush go nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        enough = isinstance(error, BrokenPipeError) and _nobody_reads_output()
+        if isinstance(error, OSError):
+            _abandon_output()
+        if enough:
             sys.exit(exit_codes.OK)
-        if "--debug" in arguments:
+        if "--debug" in sys.argv:
             traceback.print_exc()
-        say(f"compactor: {describe(error)}")
+        say(describe(error))
         sys.exit(exit_codes.of(error))
+    sys.exit(exit_codes.OK)
+
+
+def _nobody_reads_output() -> bool:
+    """Whether the broken pipe is our standard output (`compactor read … | head`), and not some other connection."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):
+        return False
+
+
+def _abandon_output() -> None:
+    """Let the interpreter's last flush go nowhere: it would fail again, and say so."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def describe(error: Exception) -> str:
-    """An error in one line: what happened, to what, what to do."""
+    """An error in one line: what happened, to what, what to do. Help that was asked for by no command, as it is."""
     if isinstance(error, CompactorError):
-        return " ".join(str(error).split())
+        return f"compactor: {' '.join(str(error).split())}"
+    if isinstance(error, typer.TyperException):
+        return _usage(error)
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename or 'while working'}: check the disk and permissions, then try again"
-    return f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}: try --debug and report it"
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        remedy = "free some space" if error.errno in _FULL else "check the disk and permissions"
+        return f"compactor: {what}: {remedy}, then try again"
+    text = " ".join(str(error).split())[:300]
+    return f"compactor: unexpected {type(error).__name__}: {text}: try again with --debug and report it"
+
+
+def _usage(error: typer.TyperException) -> str:
+    """What typer found wrong with the command line."""
+    said = getattr(error, "format_message", error.__str__)()
+    if "\n" in said:  # the help of a command that was given no arguments
+        return str(said)
+    command = getattr(getattr(error, "ctx", None), "command_path", "compactor")
+    what = said.removesuffix(".").replace("Value error, ", "")
+    return f"compactor: {what[:1].lower()}{what[1:]}: see `{command} --help`"
 
 
 if __name__ == "__main__":

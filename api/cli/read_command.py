@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.import_command import EncodingName
-from api.cli.talk import number, say
+from api.cli.names import TOPIC_HELP, EncodingName
+from api.cli.talk import counted, say
 from api.wiring import open_components
 from storage.errors import InvalidInput
 from storage.model import EARLIEST, LATEST, MessageId, TopicName
@@ -37,20 +37,20 @@ def parse_start(text: str) -> MessageId:
 
 def read_topic(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(help="persistent://tenant/namespace/topic, or short")],
-    file: Annotated[str | None, typer.Argument(help="Where --output parquet goes.")] = None,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    file: Annotated[str | None, typer.Argument(metavar="FILE", help="Where --output parquet goes.")] = None,
     read_compacted: Annotated[
         bool, typer.Option("--read-compacted", help="The compacted ledger first, then raw after its horizon.")
     ] = False,
     start: Annotated[
         str, typer.Option("--from", metavar="earliest|latest|MESSAGE_ID", help="Where to begin, inclusive.")
     ] = "earliest",
-    limit: Annotated[int | None, typer.Option(min=0, help="At most so many messages.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=0, help="At most so many messages.")] = None,
     output: Annotated[OutputName, typer.Option(help="How messages are shown.")] = OutputName.JSONL,
     key_encoding: Annotated[EncodingName, typer.Option(help="How keys are shown.")] = EncodingName.UTF8,
     value_encoding: Annotated[EncodingName, typer.Option(help="How values are shown.")] = EncodingName.UTF8,
 ) -> None:
-    """Read a topic, raw or compacted."""
+    """Read a topic, raw or compacted, to standard output or a Parquet file."""
     name = TopicName.parse(topic)
     first = parse_start(start)
     if (output is OutputName.PARQUET) != (file is not None):
@@ -66,7 +66,7 @@ def read_topic(
             from api.formats.parquet import write_parquet
 
             count = write_parquet(file, batches, name.partition, *encodings)
-            say(f"{file}: {number(count)} messages")
+            say(f"{file}: {counted(count, 'message')}")
         elif output is OutputName.TABLE:
             _print_table(batches, name.partition, *encodings)
         else:
@@ -88,19 +88,22 @@ def _print_lines(
 def _print_table(
     batches: Iterator[pa.RecordBatch], partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from api.cli.tables import print_table
     from api.formats.jsonl import shown
     from storage.reader import messages
 
-    table = Table("message id", "offset", "key", "value", "event time")
-    for message in messages(batches, partition):
-        table.add_row(
+    def cell(value: object) -> str:
+        return "null" if value is None else str(value)
+
+    rows = (
+        (
             str(message.message_id),
             str(message.offset),
-            shown(message.key, key_encoding, message, "key"),
-            shown(message.payload, value_encoding, message, "value"),
-            "" if message.event_time is None else str(message.event_time),
+            cell(shown(message.key, key_encoding, message, "key")),
+            cell(shown(message.payload, value_encoding, message, "value")),
+            str(message.publish_time),
+            cell(message.event_time),
         )
-    Console(markup=False).print(table)
+        for message in messages(batches, partition)
+    )
+    print_table(("message id", "offset", "key", "value", "publish time", "event time"), rows)

@@ -8,7 +8,10 @@ from api.wiring import open_metadata, open_object_store
 
 
 def check_store(context: typer.Context) -> None:
-    """Try out what the object store must be able to do, races included; its own objects are removed again."""
+    """Try out the object store.
+
+    Everything that compactor relies on, races included; the objects of the trial are removed again.
+    """
     store = open_object_store(context.obj)
     try:
         report = store.check()
@@ -21,7 +24,10 @@ def check_store(context: typer.Context) -> None:
 
 
 def upgrade_database(context: typer.Context) -> None:
-    """Bring the database to the newest schema; does nothing when it is there."""
+    """Bring the database to the newest schema.
+
+    Does nothing when it is there.
+    """
     metadata = open_metadata(context.obj)
     try:
         metadata.upgrade()

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 
 def say(text: str) -> None:
-    """One line for the user, on stderr."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    """One line for the user, on stderr. Work goes on when nobody listens."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def number(value: int) -> str:
     """1,234,567."""
     return f"{value:,}"
+
+
+def counted(value: int, noun: str) -> str:
+    """1 ledger, 1,234 ledgers."""
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
 
 
 def size(value: float) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli.names import TOPIC_HELP
 from api.wiring import open_components
 from storage.model import TopicName
 
@@ -27,7 +28,10 @@ Output = Annotated[ListingName, typer.Option(help="For people, or for scripts.")
 
 
 def list_topics(context: typer.Context, output: Output = ListingName.TABLE) -> None:
-    """List topics: ledgers, messages, logical bytes, compacted ledger."""
+    """List topics.
+
+    Of each: raw ledgers, messages, their logical bytes, and the compacted ledger.
+    """
     with open_components(context.obj) as components:
         summaries = components.metadata.topic_summaries()
     documents = [
@@ -43,21 +47,23 @@ def list_topics(context: typer.Context, output: Output = ListingName.TABLE) -> N
     if output is ListingName.JSON:
         print(json.dumps(documents, indent=2))  # noqa: T201
         return
-    from rich.console import Console
-    from rich.table import Table
+    from api.cli.tables import print_table
 
-    table = Table("topic", "ledgers", "messages", "logical bytes", "compacted ledger")
-    for document in documents:
-        table.add_row(*("-" if value is None else str(value) for value in document.values()))
-    Console(markup=False).print(table)
+    print_table(
+        ("topic", "ledgers", "messages", "logical bytes", "compacted ledger"),
+        (["-" if value is None else str(value) for value in document.values()] for document in documents),
+    )
 
 
 def show_stats(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(help="persistent://tenant/namespace/topic, or short")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
     output: Output = ListingName.TABLE,
 ) -> None:
-    """Show a topic: raw ledgers, compacted ledger, horizon, backlog of compaction, last run."""
+    """Show one topic.
+
+    Its raw ledgers, compacted ledger and horizon, what is not compacted yet, the last run, and the last message ids.
+    """
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
         from storage.reader import SnapshotReader
@@ -106,7 +112,13 @@ def stats(snapshot: TopicSnapshot) -> dict[str, Any]:
         },
         "last_run": None
         if run is None
-        else {"run": run.run_id, "status": run.state.value, "phase": run.phase, "error": run.error, **run.statistics},
+        else {
+            "run": run.run_id,
+            "status": run.state.value,
+            "phase": run.phase,
+            "error": run.error or None,
+            **run.statistics,
+        },
     }
 
 

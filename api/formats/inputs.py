@@ -6,6 +6,7 @@ line or row, reason) at the first thing it cannot take: nothing of such a file i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -35,9 +36,17 @@ def read_messages(
     file: str, given: InputFormat | None, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> Iterator[pa.Table]:
     """The messages of a file; its format by name where none is given (`.parquet`, else JSON Lines)."""
-    if file != "-" and not Path(file).is_file():
-        raise InvalidInput(
-            f"the file {file} does not exist or is not a file", "name files to import, or - for standard input"
-        )
+    if file != "-":
+        _check_file(file)
     chosen = given or (InputFormat.PARQUET if file.endswith(".parquet") else InputFormat.JSONL)
     return READERS[chosen](file, key_encoding, value_encoding)
+
+
+def _check_file(file: str) -> None:
+    """Anything that can be read will do, pipes too (`<(…)` of a shell). Raises InvalidInput."""
+    if Path(file).is_dir():
+        raise InvalidInput(f"{file} is a directory, not a file", "name the files in it")
+    if not Path(file).exists():
+        raise InvalidInput(f"the file {file} does not exist", "name files to import, or - for standard input")
+    if not os.access(file, os.R_OK):
+        raise InvalidInput(f"the file {file} may not be read", "change its permissions, or run as another user")

@@ -38,8 +38,8 @@ Millis = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 class Line(msgspec.Struct, forbid_unknown_fields=True):
     """One line."""
 
-    key: str | None = None
-    value: str | None = None
+    key: str | None
+    value: str | None
     event_time: Millis | None = None
     publish_time: Millis | None = None
     properties: dict[str, str] | None = None
@@ -62,6 +62,8 @@ def read_jsonl(file: str, key_encoding: TextEncoding, value_encoding: TextEncodi
                     break
                 if len(text) > MAX_LINE_BYTES:
                     raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
+                if text.isspace():
+                    raise ValueError("the line is empty")
                 line = decode(text)
                 columns["key"].append(None if line.key is None else to_bytes(line.key, key_encoding))
                 columns["payload"].append(None if line.value is None else to_bytes(line.value, value_encoding))
@@ -80,7 +82,7 @@ def read_jsonl(file: str, key_encoding: TextEncoding, value_encoding: TextEncodi
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"not UTF-8 text ({error.reason} at byte {error.start})"
+        return f"not UTF-8 text ({error.reason})"
     if isinstance(error, msgspec.ValidationError):
         return str(error)
     if isinstance(error, msgspec.DecodeError):
@@ -91,6 +93,8 @@ def _reason(error: Exception) -> str:
 
 
 def _open(file: str) -> io.BufferedIOBase:
+    if file == "-" and sys.stdin is None:
+        raise InvalidInput("there is no standard input to read", "name a file, or pipe something in")
     try:
         # Standard input is not ours to close: read it through a duplicate.
         raw = open(sys.stdin.fileno(), "rb", closefd=False) if file == "-" else open(file, "rb")  # noqa: SIM115

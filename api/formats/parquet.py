@@ -1,13 +1,17 @@
 """Parquet in and out: one message a row.
 
-In: columns `key` and `value` (string or binary), optional `event_time` and `publish_time` (integer milliseconds or
-timestamps), `properties` (map of strings). Out: the same with `message_id` and `offset`, which an import accepts and
-does not use. Any other column is an error: what is not understood would be lost.
+In: columns `key` and `value` (string or binary), optional `event_time` and `publish_time` (integer milliseconds, or
+timestamps, which are cut to milliseconds), `properties` (map of strings). Out: the same with `message_id` and
+`offset`, which an import accepts and does not use. Any other column is an error: what is not understood would be lost.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +19,7 @@ import pyarrow.parquet as pq
 
 from api.formats.encoding import TextEncoding
 from storage.bulk_append import INPUT_SCHEMA
-from storage.errors import InvalidInput, InvalidRecord
+from storage.errors import InvalidInput, InvalidRecord, StorageFull
 from storage.model import MessageId
 
 _BATCH_ROWS = 65_536
@@ -42,7 +46,8 @@ def read_parquet(file: str, key_encoding: TextEncoding, value_encoding: TextEnco
                 yield _convert(file, pa.table(batch))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise InvalidRecord(
-            f"{file} cannot be read as Parquet ({_line(error)})", "check that the file is whole"
+            f"{file} cannot be read as Parquet ({_line(error)})",
+            "check that it is a whole Parquet file; nothing of it was kept",
         ) from error
 
 
@@ -50,6 +55,9 @@ def _check_columns(file: str, schema: Any) -> None:
     missing = {"key", "value"} - set(schema.names)
     if missing:
         raise InvalidRecord(f"{file} has no column {' and no column '.join(sorted(missing))}", _REMEDY)
+    twice = sorted(name for name, times in Counter(schema.names).items() if times > 1)
+    if twice:
+        raise InvalidRecord(f"{file} has more than one column {', '.join(twice)}", _REMEDY)
     unknown = sorted(set(schema.names) - set(_SOURCES.values()) - _UNUSED)
     if unknown:
         raise InvalidRecord(f"{file} has columns that a message has no place for: {', '.join(unknown)}", _REMEDY)
@@ -66,7 +74,9 @@ def _convert(file: str, table: pa.Table) -> pa.Table:
         try:
             columns.append(_cast(column, field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise InvalidRecord(f"{file}: column {source} is {column.type} ({_line(error)})", _REMEDY) from error
+            raise InvalidRecord(
+                f"{file}: column {source} is {_named(column.type)} ({_line(error)})", _REMEDY
+            ) from error
     return pa.table(columns, schema=INPUT_SCHEMA)
 
 
@@ -77,16 +87,24 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_binary(target) and not (_is_bytes(given) or pa.types.is_null(given)):
         raise pa.ArrowTypeError("not string or binary")
     if pa.types.is_timestamp(given):
-        return column.cast(pa.timestamp("ms", given.tz)).cast(target)
+        # What is finer than a millisecond has no place; seconds may be too large, which must be an error.
+        return column.cast(pa.timestamp("ms", given.tz), safe=given.unit in ("s", "ms")).cast(target)
     if pa.types.is_int64(target) and not (pa.types.is_integer(given) or pa.types.is_null(given)):
         raise pa.ArrowTypeError("not integer or timestamp")
-    return column.cast(target)
+    cast = column.cast(target)
+    if pa.types.is_map(target) and any(chunk.items.null_count for chunk in cast.chunks):
+        raise pa.ArrowTypeError("a property without a value")
+    return cast
 
 
 def _is_bytes(given: pa.DataType) -> bool:
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     views = (pa.types.is_string_view, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
     return any(kind(given) for kind in (*kinds, *views))
+
+
+def _named(given: pa.DataType) -> str:
+    return str(given.value_type if pa.types.is_dictionary(given) else given)
 
 
 def _line(error: BaseException) -> str:
@@ -114,15 +132,31 @@ def write_parquet(
     )
     count = 0
     try:
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        with _whole_or_not(file), pq.ParquetWriter(file, schema, compression="zstd") as writer:
             for batch in batches:
                 writer.write_table(_outside(batch, schema, partition))
                 count += len(batch)
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else _line(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise StorageFull(
+                f"the file {file} cannot be written ({reason})", "free some space, then try again"
+            ) from error
         raise InvalidInput(
-            f"the file {file} cannot be written ({_line(error)})", "check its folder and free space"
+            f"the file {file} cannot be written ({reason})", "name a file in a folder of yours"
         ) from error
     return count
+
+
+@contextmanager
+def _whole_or_not(file: str) -> Iterator[None]:
+    """A file that could not be finished is taken away; a pipe or device stays."""
+    try:
+        yield
+    except BaseException:
+        if os.path.isfile(file):
+            os.unlink(file)
+        raise
 
 
 def _outside(batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.Table:

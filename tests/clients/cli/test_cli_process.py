@@ -1,0 +1,131 @@
+"""The command line as a process: what only a real one shows.
+
+Imports at start, pipes that close, disks that fill up, and one compaction by Spark itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients.cli.conftest import write_lines
+
+COMMAND = [sys.executable, "-m", "api.cli.main"]
+HEAVY = ("pyspark", "boto3", "botocore", "sqlalchemy", "alembic", "pyarrow", "pandas", "numpy", "polars", "fastapi")
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.fixture
+def big_topic(folder: Path) -> str:
+    """More than any pipe holds."""
+    write_lines(folder / "big.jsonl", *({"key": f"k{n}", "value": "v" * 1000} for n in range(1000)))
+    assert run("import", "big", "big.jsonl").returncode == 0
+    return "big"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["read", "--help"], ["import", "t"], ["read", "a/b"]], ids=" ".join)
+def test_help_and_usage_import_nothing_heavy(arguments: list[str]) -> None:
+    """What makes `compactor --help` quick, without a stopwatch."""
+    probe = (
+        "import sys; from api.cli.main import main; sys.argv = ['compactor', *sys.argv[1:]]\n"
+        "try: main()\n"
+        f"finally: print(sorted(set({HEAVY}) & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_the_installed_script_is_the_program() -> None:
+    script = Path(sys.executable).parent / "compactor"
+    assert subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout.startswith("Usage:")
+
+
+@pytest.mark.parametrize("output", ["jsonl", "table"])
+def test_a_reader_that_has_enough(big_topic: str, output: str) -> None:
+    """`compactor read … | head -1`"""
+    with subprocess.Popen(
+        [*COMMAND, "read", big_topic, "--output", output], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["topics", "list"], ["topics", "stats", "big"], ["read", "big", "--limit", "1"]])
+def test_a_reader_that_was_never_there(big_topic: str, arguments: list[str]) -> None:
+    """Little output is written only when the program ends."""
+    ends = os.pipe()
+    os.close(ends[0])
+    done = subprocess.run([*COMMAND, *arguments], stdout=ends[1], stderr=subprocess.PIPE, check=False)
+    os.close(ends[1])
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("arguments", [["read", "big"], ["topics", "list"]])
+def test_output_to_a_full_disk(big_topic: str, arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, check=False, text=True)
+    assert done.returncode == 6
+    assert done.stderr == "compactor: No space left on device: free some space, then try again\n"
+
+
+def test_a_disk_that_fills_up(big_topic: str, folder: Path) -> None:
+    """A real limit of the operating system, in the middle of an import of incompressible data."""
+    values = [os.urandom(3000).hex() for _ in range(500)]
+    write_lines(folder / "more.jsonl", *({"key": value[:9], "value": value} for value in values))
+    size = 600_000
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    done = run("import", big_topic, "more.jsonl", preexec_fn=limit)
+    assert done.returncode == 6, done.stderr
+    assert done.stderr.startswith("compactor: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert len(run("read", big_topic).stdout.splitlines()) == 1000
+    assert run("import", big_topic, "more.jsonl").returncode == 0
+    assert len(run("read", big_topic).stdout.splitlines()) == 1500
+
+
+def test_a_terminal_that_is_not_utf8(folder: Path) -> None:
+    write_lines(folder / "in.jsonl", {"key": "ключ", "value": "🎉"})
+    assert run("import", "t", "in.jsonl").returncode == 0
+    environment = dict(os.environ, LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
+    table = run("read", "t", "--output", "table", env=environment)
+    assert (table.returncode, table.stderr) == (0, "")
+    assert "\\u043a" in table.stdout
+    lines = subprocess.run([*COMMAND, "read", "t"], env=environment, capture_output=True, check=True).stdout
+    assert json.loads(lines)["key"] == "ключ", "data is UTF-8 everywhere"
+
+
+def test_closed_standard_input() -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$0" -m api.cli.main import t - <&-', sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("compactor: there is no standard input")
+
+
+@pytest.mark.slow
+def test_a_compaction_by_spark_says_only_what_it_did(big_topic: str) -> None:
+    done = run("compact-topic", "--topic", big_topic, "--spark-master", "local[2]")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Compaction of topic persistent://public/default/big complete. Compacted to ledger ")
+    assert [line.split(":")[0].split(" ")[0] for line in done.stderr.splitlines()] == ["phase", "phase", "read"]
+    assert len(run("read", big_topic, "--read-compacted").stdout.splitlines()) == 1000

@@ -1,0 +1,225 @@
+"""`compactor read`, `topics`, `store`, `db`, `compact-topic`: what they print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.clients.cli.conftest import Compactor, write_lines
+
+
+def ids(result_lines: list[dict[str, object]]) -> list[object]:
+    return [line["message_id"] for line in result_lines]
+
+
+def test_json_lines_have_the_documented_fields_in_order(compactor_command: Compactor, history: str) -> None:
+    read = compactor_command("read", history).done()
+    assert read.stderr == "", "data alone needs no talk"
+    first, second = read.stdout.splitlines()[:2]
+    assert first == (
+        '{"message_id":"1:0:-1","offset":0,"key":"a","value":"1","publish_time":9,"event_time":5,"properties":{"p":"q"}}'
+    )
+    assert list(json.loads(second)) == ["message_id", "offset", "key", "value", "publish_time"]
+    assert "значение 🎉" in read.stdout, "text is not escaped"
+
+
+@pytest.mark.parametrize(
+    ("start", "offsets"),
+    [
+        ("earliest", [0, 1, 2, 3, 4, 5]),
+        ("latest", []),
+        ("1:0", [0, 1, 2, 3, 4, 5]),
+        ("1:3", [3, 4, 5]),
+        ("1:3:-1", [3, 4, 5]),
+        ("1:3:-1:-1", [3, 4, 5]),
+        ("1:3:-1:0", [4, 5]),  # a message inside a batch comes after the whole entry of that id
+        ("1:5:7", [5]),  # the partition takes no part in the order
+        ("1:6:-1", []),
+        ("0:99:-1", [0, 1, 2, 3, 4, 5]),
+        ("2:0:-1", []),
+        ("-1:-1", [0, 1, 2, 3, 4, 5]),
+        ("9223372036854775807:0", []),
+    ],
+)
+def test_from(compactor_command: Compactor, history: str, start: str, offsets: list[int]) -> None:
+    assert [one["offset"] for one in compactor_command("read", history, "--from", start).done().messages] == offsets
+
+
+@pytest.mark.parametrize(
+    "start", ["", "1", "first", "1:", "1:2:3:4:5", "1:-2", "1:2:x", "9223372036854775808:0", "1;2"]
+)
+def test_bad_message_ids(compactor_command: Compactor, history: str, start: str) -> None:
+    compactor_command("read", history, f"--from={start}").refused(2, "is not a message id", "ledger:entry:partition")
+
+
+def test_limit(compactor_command: Compactor, history: str) -> None:
+    for limit, found in ((0, 0), (1, 1), (5, 5), (6, 6), (7, 6)):
+        assert len(compactor_command("read", history, "--limit", str(limit)).done().messages) == found
+    read = compactor_command("read", history, "--from", "1:4", "--limit", "1").done().messages
+    assert ids(read) == ["1:4:-1"]
+    compactor_command("read", history, "--limit", "-1").refused(2, "--limit")
+    compactor_command("read", history, "--limit", "many").refused(2, "--limit")
+
+
+def test_the_table(compactor_command: Compactor, history: str) -> None:
+    lines = compactor_command("read", history, "--output", "table").done().stdout.splitlines()
+    assert len(lines) == 3 + 6 + 1
+    for column in ("message id", "offset", "key", "value", "publish time", "event time"):
+        assert column in lines[1]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines[3:-1]]
+    assert cells[0] == ["1:0:-1", "0", "a", "1", "9", "5"]
+    assert cells[3][2:4] == ["a", "null"]
+    assert cells[4][2:4] == ["c", ""]
+
+
+def test_a_table_understands_nothing_in_a_message(compactor_command: Compactor, folder: Path) -> None:
+    write_lines(folder / "in.jsonl", {"key": "[bold]k[/bold] :smile:", "value": "a\nb\x1b[2J\x07" + "x" * 300})
+    compactor_command("import", "t", "in.jsonl").done()
+    table = compactor_command("read", "t", "--output", "table").done().stdout
+    assert "[bold]k[/bold] :smile:" in table
+    assert "a\\nb\\x1b[2J\\x07" + "x" * 300 in table, "escaped, on one line, not cut"
+
+
+def test_parquet_out_and_in_again(compactor_command: Compactor, history: str, folder: Path) -> None:
+    done = compactor_command("read", history, "--output", "parquet", "out.parquet").done()
+    assert done.raw_stdout == b""
+    assert done.stderr == "out.parquet: 6 messages\n"
+    table = pq.read_table(folder / "out.parquet")
+    assert table.schema.names == ["message_id", "offset", "key", "value", "publish_time", "event_time", "properties"]
+    assert table.column("message_id").to_pylist()[:2] == ["1:0:-1", "1:1:-1"]
+    assert [str(table.schema.field(name).type) for name in ("key", "value")] == ["string", "string"]
+    compactor_command("import", "again", "out.parquet").done()
+    first, second = (compactor_command("read", topic).messages for topic in (history, "again"))
+    assert [one | {"message_id": ""} for one in first] == [one | {"message_id": ""} for one in second]
+
+
+def test_parquet_of_bytes(compactor_command: Compactor, folder: Path) -> None:
+    compactor_command("import", "t", "-", "--value-encoding", "base64", stdin=b'{"key":"a","value":"/w=="}').done()
+    out = ("--output", "parquet", "out.parquet")
+    compactor_command("read", "t", *out).refused(2, "a value is not UTF-8 text", "--value-encoding base64")
+    assert not (folder / "out.parquet").exists(), "half a file is not left behind"
+    compactor_command("read", "t", *out, "--value-encoding", "base64").done()
+    assert pq.read_table(folder / "out.parquet").column("value").to_pylist() == [b"\xff"]
+
+
+def test_parquet_belongs_to_a_file(compactor_command: Compactor, history: str, folder: Path) -> None:
+    compactor_command("read", history, "--output", "parquet").refused(2, "a FILE", "--output parquet out.parquet")
+    compactor_command("read", history, "out.parquet").refused(2, "--output parquet and a FILE belong together")
+    out = ("--output", "parquet")
+    compactor_command("read", history, *out, "no/such/out.parquet").refused(2, "no/such/out.parquet cannot be written")
+    compactor_command("read", history, *out, str(folder)).refused(2, "cannot be written (Is a directory)")
+
+
+def test_read_compacted(compactor_command: Compactor, history: str, folder: Path, in_process_engine: None) -> None:
+    raw = compactor_command("read", history).messages
+    never = compactor_command("read", history, "--read-compacted").done().messages
+    assert never == raw, "R3: never compacted reads raw"
+    done = compactor_command("compact-topic", "--topic", history).done()
+    assert done.stdout == ("Compaction of topic persistent://public/default/t complete. Compacted to ledger 2\n")
+    assert "6 messages, 2 live keys, 2 deleted" in done.stderr
+    assert "2 survivors in 1 part" in done.stderr
+    compacted = compactor_command("read", history, "--read-compacted").done().messages
+    assert compacted == [raw[1], raw[5]]
+    assert compactor_command("read", history).messages == raw
+
+    again = compactor_command("compact-topic", "--topic", history).done()
+    assert again.stdout == "Compaction of topic persistent://public/default/t complete. Nothing to compact\n"
+
+    write_lines(folder / "more.jsonl", {"key": "b", "value": None}, {"key": "d", "value": "4"})
+    compactor_command("import", history, "more.jsonl").done()
+    tail = compactor_command("read", history).messages[6:]
+    assert compactor_command("read", history, "--read-compacted").messages == [raw[1], raw[5], *tail]
+    assert compactor_command("read", history, "--read-compacted", "--limit", "3").messages == [raw[1], raw[5], tail[0]]
+    compactor_command("compact-topic", "--topic", history).done()
+    assert compactor_command("read", history, "--read-compacted").messages == [raw[5], tail[1]]
+    late = compactor_command("read", history, "--read-compacted", "--from", str(tail[1]["message_id"])).messages
+    assert late == [tail[1]]
+
+
+def test_retain_null_key(compactor_command: Compactor, history: str, in_process_engine: None) -> None:
+    raw = compactor_command("read", history).messages
+    compactor_command("compact-topic", "--topic", history, "--retain-null-key").done()
+    assert compactor_command("read", history, "--read-compacted").messages == [raw[1], raw[2], raw[5]]
+    compactor_command("compact-topic", "--topic", history).done()
+    assert compactor_command("read", history, "--read-compacted").messages == [raw[1], raw[5]], "a policy changed"
+
+
+def test_compacting_an_empty_topic(compactor_command: Compactor, in_process_engine: None) -> None:
+    compactor_command("import", "t", "-").done()
+    done = compactor_command("compact-topic", "--topic", "t").done()
+    assert "Nothing to compact" in done.stdout
+    assert "no messages" in done.stderr
+
+
+def test_topics_list(compactor_command: Compactor, history: str, folder: Path) -> None:
+    long = "persistent://tenant/namespace/" + "x" * 200
+    compactor_command("import", long, "history.jsonl", "--ledger-size", "4").done()
+    table = compactor_command("topics", "list").done()
+    assert table.stderr == ""
+    assert long in table.stdout, "a name is not cut"
+    assert (
+        compactor_command("topics", "list", "--output", "json").done().stdout
+        == json.dumps(
+            [
+                {
+                    "topic": "persistent://public/default/t",
+                    "ledgers": 1,
+                    "messages": 6,
+                    "logical_bytes": 38,
+                    "compacted_ledger": None,
+                },
+                {"topic": long, "ledgers": 4, "messages": 6, "logical_bytes": 38, "compacted_ledger": None},
+            ],
+            indent=2,
+        )
+        + "\n"
+    )
+
+
+def test_topics_stats(compactor_command: Compactor, history: str, in_process_engine: None) -> None:
+    before = json.loads(compactor_command("topics", "stats", history, "--output", "json").done().stdout)
+    assert before["raw"]["messages"] == before["backlog"]["messages"] == 6
+    assert before["compacted"] is before["last_run"] is None
+    compactor_command("compact-topic", "--topic", history).done()
+    after = json.loads(compactor_command("topics", "stats", history, "--output", "json").done().stdout)
+    assert after["raw"] == before["raw"]
+    assert after["backlog"] == {"ledgers": 0, "messages": 0, "logical_bytes": 0}
+    assert after["compacted"]["ledger"] == 2
+    assert after["compacted"]["messages"] == 2
+    assert after["compacted"]["horizon"] == "1:5:-1 (offset 5)"
+    assert (after["last_run"]["status"], after["last_run"]["error"]) == ("SUCCESS", None)
+    assert after["last_message_id"] == after["last_compacted_message_id"] == "1:5:-1"
+    lines = compactor_command("topics", "stats", history).done().stdout.splitlines()
+    shown = dict(line.split(maxsplit=1) for line in lines)
+    assert shown["topic"] == "persistent://public/default/t"
+    assert shown["compacted.messages"] == "2"
+    assert shown["last_run.error"] == "-"
+
+
+def test_an_unknown_topic(compactor_command: Compactor, history: str) -> None:
+    for command in (("read", "nope"), ("compact-topic", "--topic", "nope"), ("topics", "stats", "nope")):
+        compactor_command(*command).refused(3, "persistent://public/default/nope", "compactor topics list")
+
+
+def test_store_check(compactor_command: Compactor, folder: Path) -> None:
+    done = compactor_command("store", "check").done()
+    assert done.stdout.splitlines()[-1].endswith("/data/objects can serve as object store")
+    assert all(line.startswith("ok ") for line in done.stdout.splitlines()[:-1])
+    assert done.stderr == ""
+    assert not [path for path in (folder.parent / "data").rglob("*") if path.is_file()]
+
+
+def test_db_upgrade(compactor_command: Compactor, folder: Path) -> None:
+    for _ in range(2):
+        done = compactor_command("db", "upgrade").done()
+        assert done.stdout.endswith("/data/metadata.db has the newest schema\n")
+        assert done.stderr == ""
+    other = f"sqlite:///{folder}/other.db"
+    compactor_command("topics", "list", "--database", other).refused(
+        5, "other.db does not exist", "compactor db upgrade"
+    )
+    compactor_command("db", "upgrade", "--database", other).done()
+    assert compactor_command("topics", "list", "--database", other, "--output", "json").done().stdout == "[]\n"

