@@ -2,24 +2,30 @@
 
 The repository's own first-parent history is a changelog: key = path, value = "mode blob-id", a deleted path = a
 tombstone. Imported, compacted and read with read-compacted on, it must be exactly what `git ls-tree -r HEAD` says.
-Every step is one that a user can type: the commands are printed as they are run.
+Every step is a command that a user can paste; it runs in the environment that the demo was started in. Each demo
+makes a topic of its own, so it can be run again.
+
+Any history will do: merges, shallow clones, submodules, paths that are not UTF-8 (then keys travel as base64).
+Goes wrong with one line and exit code 1: no git, no repository, no commits, or a step that fails.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shlex
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from api.cli.talk import number, say
+from api.cli.talk import counted, say, size
+from api.settings import Settings
 
-TOPIC = "git-history"
 _DELETED_MODE = "000000"
+_HEADER = b"\x01"
 
 
 class DemoFailed(Exception):
@@ -33,80 +39,155 @@ def main() -> int:
     except DemoFailed as error:
         say(f"demo: {error}")
         return 1
+    except KeyboardInterrupt:
+        say("demo: interrupted")
+        return 130
     return 0
 
 
 def run(repository: Path) -> None:
     """Import, compact, read, compare. Raises DemoFailed."""
-    data = Path(os.environ.get("COMPACTOR_DATA", ".compactor"))
-    head = _git(repository, "rev-parse", "--short", "HEAD").decode().strip()
-    topic = f"{TOPIC}-{head}-{os.getpid()}"
-    with tempfile.TemporaryDirectory(prefix="compactor-demo-") as folder:
-        changes = Path(folder) / "history.jsonl"
-        count = write_changelog(repository, changes)
-        say(f"1. The git history of this repository up to {head} has {number(count)} changes of files.\n")
-        say("2. Import it as a changelog: key = path, value = mode and blob id, deleted = tombstone.")
-        _compactor("import", topic, str(changes))
-    say("\n3. Compact it: two phases on Spark, the newest message of each path goes to a compacted ledger.")
+    started = time.perf_counter()
+    settings = Settings.load()
+    head = find_head(repository)
+    changes = _new_file(settings, f"git-history-{head[:8]}")
+    history = read_history(repository)
+    encoding = key_encoding(history)
+    count = write_changelog(history, encoding, changes)
+    topic = changes.stem
+    keys = [] if encoding == "utf8" else ["--key-encoding", encoding]
+
+    say(f"1. The git history of this repository, up to {head[:12]}, as a changelog:")
+    say(f"   {counted(count, 'change')}, {size(changes.stat().st_size)} of JSON Lines in {_shown(changes)}, such as")
+    say(f"   {_last_line(changes)}")
+    say(f"\n2. Import it as the topic {topic}: the key is the path; a deleted path is a tombstone.")
+    _compactor("import", topic, _shown(changes), *keys)
+    say("\n3. Compact it: phase one finds the newest message of each key, phase two copies those.")
+    say("   (Most of the time goes to starting Spark.)")
     _compactor("compact-topic", "--topic", topic)
-    say("\n4. Read it with read-compacted on, and compare with git ls-tree -r HEAD.")
-    compacted = _compactor("read", topic, "--read-compacted")
+    say("\n4. Read it with read-compacted on, and compare with `git ls-tree -r HEAD`.")
+    compacted = _compactor("read", topic, "--read-compacted", *keys)
     view = {line["key"]: line["value"] for line in map(json.loads, compacted.splitlines())}
-    tree = read_tree(repository)
+    tree = read_tree(repository, encoding)
     if view != tree:
         wrong = sorted(path for path in view.keys() | tree.keys() if view.get(path) != tree.get(path))
         raise DemoFailed(f"the compacted view differs from git ls-tree in {len(wrong)} paths, first {wrong[:3]}")
-    say(f"   Identical: {number(len(view))} paths of {number(count)} changes.\n")
-    say(f"The ledgers lie in {data.absolute()}/objects (plain Parquet), the metadata in {data.absolute()}/metadata.db.")
-    compactor = shlex.quote(os.path.relpath(Path(sys.executable).parent / "compactor"))
+    say(f"   Identical: {counted(len(view), 'path')} of {counted(count, 'change')}.")
+    say(f"\nDone in {time.perf_counter() - started:.1f} s.")
+    for line in _places(settings):
+        say(line)
     say("Try next:")
-    say(f"   {compactor} topics stats {topic}")
-    say(f"   {compactor} read {topic} --read-compacted --limit 5 --output table")
-    say(f"   {compactor} --help")
+    for command in (
+        ["topics", "stats", topic],
+        ["read", topic, "--read-compacted", "--limit", "5", "--output", "table", *keys],
+        ["read", topic, "--limit", "5", *keys],
+        ["--help"],
+    ):
+        say(f"   {_typed(*command)}")
 
 
-def write_changelog(repository: Path, target: Path) -> int:
-    """Write the first-parent history as JSON Lines, oldest first; the number of changes."""
+def find_head(repository: Path) -> str:
+    """The commit id of HEAD. Raises DemoFailed."""
+    _git(repository, "rev-parse", "--git-dir")
+    try:
+        return _git(repository, "rev-parse", "--verify", "HEAD^{commit}").decode().strip()
+    except DemoFailed as error:
+        raise DemoFailed("the git repository here has no commits: commit something, then run it again") from error
+
+
+def read_history(repository: Path) -> bytes:
+    """`git log --raw`, oldest first: `\\x01commit seconds NUL`, then `:modes blobs status NUL path NUL` a change.
+
+    First-parent: what a merge brought is one step. A shallow clone begins with its oldest commit, whole.
+    """
+    return _git(
+        repository,
+        *("-c", "log.showSignature=false", "log", "--first-parent", "-m", "--reverse", "--root", "--raw"),
+        *("--no-renames", "--no-relative", "--no-ext-diff", "--ignore-submodules=none", "--no-abbrev", "--no-color"),
+        *("-z", "--format=%x01%H %ct", "HEAD"),
+    )
+
+
+def key_encoding(history: bytes) -> str:
+    """How keys of this history can stand in JSON: paths are bytes, and now and then no UTF-8."""
+    try:
+        history.decode()
+    except UnicodeDecodeError:
+        return "base64"
+    return "utf8"
+
+
+def write_changelog(history: bytes, encoding: str, target: Path) -> int:
+    """Write a history as JSON Lines, oldest first; the number of changes. Raises DemoFailed if there are none."""
     count = 0
     with target.open("w", encoding="utf-8") as lines:
-        for change in _changes(repository):
-            lines.write(json.dumps(change) + "\n")
+        for change in _changes(history, encoding):
+            lines.write(json.dumps(change, ensure_ascii=False) + "\n")
             count += 1
     if not count:
-        raise DemoFailed("the git history here has no changes: run it in a clone with at least one commit")
+        raise DemoFailed("the git history here changes no file: commit one, then run it again")
     return count
 
 
-def _changes(repository: Path) -> Iterator[dict[str, object]]:
-    """The changes of `git log --raw`: `:old-mode new-mode old-blob new-blob status NUL path NUL`, after each commit."""
-    log = _git(
-        repository,
-        *("log", "--first-parent", "--diff-merges=first-parent", "--reverse", "--root", "--raw", "--no-renames"),
-        *("--no-abbrev", "-z", "--format=%x01%H %ct"),
-    )
-    for commit in log.split(b"\x01")[1:]:
-        header, *fields = commit.split(b"\0")
-        commit_id, seconds = header.decode().split()
-        fields = [field.lstrip(b"\n") for field in fields if field.strip(b"\n")]
-        for described, path in zip(fields[0::2], fields[1::2], strict=True):
-            _, mode, _, blob, _ = described[1:].decode().split(" ")
+def _changes(history: bytes, encoding: str) -> Iterator[dict[str, object]]:
+    # A path may hold anything but NUL, so it is known only by its place: behind a description.
+    pieces = iter(history.split(b"\0"))
+    commit, seconds = "", 0
+    for piece in pieces:
+        piece = piece.lstrip(b"\n")
+        if piece.startswith(_HEADER):
+            commit, time_of_commit = piece[1:].decode().split()
+            seconds = int(time_of_commit)
+        elif piece:
+            _, mode, _, blob, _ = piece.removeprefix(b":").decode().split(" ")
             yield {
-                "key": path.decode(),
+                "key": _key(next(pieces), encoding),
                 "value": None if mode == _DELETED_MODE else f"{mode} {blob}",
-                "event_time": int(seconds) * 1000,
-                "properties": {"commit": commit_id},
+                "event_time": seconds * 1000,
+                "properties": {"commit": commit},
             }
 
 
-def read_tree(repository: Path) -> dict[str, str]:
+def read_tree(repository: Path, encoding: str) -> dict[str, str]:
     """The oracle: path → "mode blob-id" of HEAD."""
     tree = {}
-    for entry in _git(repository, "ls-tree", "-r", "-z", "HEAD").split(b"\0"):
+    for entry in _git(repository, "ls-tree", "-r", "-z", "--full-tree", "HEAD").split(b"\0"):
         if entry:
             described, path = entry.split(b"\t", 1)
             mode, _, blob = described.decode().split(" ")
-            tree[path.decode()] = f"{mode} {blob}"
+            tree[_key(path, encoding)] = f"{mode} {blob}"
     return tree
+
+
+def _key(path: bytes, encoding: str) -> str:
+    return path.decode() if encoding == "utf8" else base64.b64encode(path).decode()
+
+
+def _new_file(settings: Settings, stem: str) -> Path:
+    """A file that no other demo has, kept so that the commands shown can be run again; its stem names the topic."""
+    folder = settings.make_data_directory() / "demo"
+    folder.mkdir(exist_ok=True)
+    for attempt in range(1, 1_000_000):
+        file = folder / (f"{stem}.jsonl" if attempt == 1 else f"{stem}-{attempt}.jsonl")
+        try:
+            file.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return file
+    raise DemoFailed(f"{folder} is full of demos: remove it")
+
+
+def _last_line(file: Path) -> str:
+    with file.open(encoding="utf-8") as lines:
+        *_, last = lines
+    return last.strip() if len(last) < 300 else last[:300] + "…"
+
+
+def _places(settings: Settings) -> list[str]:
+    objects = settings.store or f"{settings.data_directory / 'objects'} (plain Parquet)"
+    database = "the database of COMPACTOR_DATABASE" if settings.database else settings.data_directory / "metadata.db"
+    log = settings.data_directory / "spark.log"
+    return [f"Ledgers:     {objects}", f"Metadata:    {database}", f"Spark's log: {log}"]
 
 
 def _git(repository: Path, *arguments: str) -> bytes:
@@ -115,23 +196,35 @@ def _git(repository: Path, *arguments: str) -> bytes:
     except OSError as error:
         raise DemoFailed(f"git cannot be run ({error.strerror}): install git") from error
     if done.returncode:
-        raise DemoFailed(
-            f"git {arguments[0]} failed ({done.stderr.decode().strip()}): run it in a clone of the repository"
-        )
+        said = (done.stderr.decode(errors="replace").strip().splitlines() or ["it does not say why"])[0]
+        raise DemoFailed(f"git failed ({said}): run the demo in a clone of the repository")
     return done.stdout
 
 
 def _compactor(*arguments: str) -> str:
-    """Run a command as a user would; what it wrote to stdout."""
-    say(f"   $ compactor {shlex.join(arguments)}")
+    """Run a command as a user would, and show what it says; what it wrote to stdout."""
+    say(f"   $ {_typed(*arguments)}")
     command = [sys.executable, "-m", "api.cli.main", *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False, encoding="utf-8")  # noqa: S603
+    done = subprocess.run(command, capture_output=True, check=False, encoding="utf-8")  # noqa: S603
+    data = "" if arguments[0] == "read" else done.stdout
+    for line in (done.stderr + data).splitlines():
+        say(f"   {line}")
     if done.returncode:
-        raise DemoFailed(f"compactor {arguments[0]} ended with exit code {done.returncode}")
-    if arguments[0] != "read":
-        sys.stdout.write(done.stdout)
-        sys.stdout.flush()
+        raise DemoFailed(f"compactor {arguments[0]} ended with exit code {done.returncode}; see above")
     return done.stdout
+
+
+def _typed(*arguments: str) -> str:
+    """A command as it can be pasted in the current directory."""
+    script = Path(sys.executable).parent / "compactor"
+    program = _shown(script) if script.exists() else f"{_shown(Path(sys.executable))} -m api.cli.main"
+    return f"{program} {shlex.join(arguments)}"
+
+
+def _shown(path: Path) -> str:
+    """A path as short as it can be from here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
 
 
 if __name__ == "__main__":
