@@ -15,6 +15,7 @@ import os
 import pickle
 import re
 import shlex
+import shutil
 import sys
 import tempfile
 import threading
@@ -58,6 +59,8 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
     Settings count only for the first session of a process: there is one JVM. Raises Misconfigured.
     """
     _check_master(settings.master)
+    if shutil.which("bash") is None:
+        raise Misconfigured("Spark's start scripts need bash, and PATH has none", "install bash")
     java = find_java_home(os.environ)
     if java.note:
         say(java.note)
