@@ -1,0 +1,137 @@
+"""docs/cli.md and README.md against the program: nothing undocumented, nothing documented that is not there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from api.cli import exit_codes
+from api.cli.import_command import FormatName
+from api.cli.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
+from api.cli.names import EncodingName
+from api.formats.encoding import TextEncoding
+from api.formats.inputs import READERS, InputFormat
+from api.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each command that does something, by its words."""
+    if not hasattr(command, "commands"):
+        yield path, command
+        return
+    for name, inner in command.commands.items():
+        yield from leaves(inner, (*path, name))
+
+
+PROGRAM: Any = typer.main.get_command(app)
+COMMANDS = dict(leaves(PROGRAM))
+
+
+def section(title: str) -> str:
+    """The text below a heading, up to the next one."""
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/cli.md has no section {title!r}"
+    return found[1]
+
+
+def examples(text: str) -> list[list[str]]:
+    """The indented `compactor …` lines that are no synopsis, as words after `compactor`."""
+    lines = re.findall(r"^ {4}(?:.*\| *|[A-Z_0-9]+=\S+ +)*(?:\S*/)?compactor +(.*)$", text, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines if "[" not in line]
+
+
+def command_of(words: list[str]) -> tuple[str, ...] | None:
+    """The command that these words begin with."""
+    return next((path for path in COMMANDS if tuple(words[: len(path)]) == path), None)
+
+
+def options(command: Any) -> set[str]:
+    return {name for parameter in command.params for name in parameter.opts if name.startswith("-")} - {"--help", "-h"}
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_and_option_is_documented(path: tuple[str, ...]) -> None:
+    text = section(f"compactor {' '.join(path)}")
+    documented = set(re.findall(r"--[a-z][a-z0-9-]+", text)) - {"--store", "--s3-endpoint", "--database"}
+    assert documented == options(COMMANDS[path])
+    for option in options(COMMANDS[path]):
+        assert f"[{option}" in text or f" {option} " in text.split("\n\n")[1], f"{option} is not in the synopsis"
+    assert any(command_of(words) == path for words in examples(text)), "there is no example"
+
+
+def test_no_command_is_documented_that_is_not_there() -> None:
+    titles = re.findall(r"^## compactor (.+)$", PAGE, re.MULTILINE)
+    assert {tuple(title.split()) for title in titles} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("page", ["docs/cli.md", "README.md"])
+def test_examples_are_commands_with_options_that_exist(page: str) -> None:
+    known = options(PROGRAM)
+    for words in examples((ROOT / page).read_text(encoding="utf-8")):
+        path = command_of(words)
+        if path is None:
+            assert words[0] in known | {"--help"}, f"{page}: compactor {' '.join(words)}"
+            continue
+        used = {word.partition("=")[0] for word in words if word.startswith("--") and word != "--"}
+        assert used <= known | options(COMMANDS[path]) | {"--help"}, f"{page}: compactor {' '.join(words)}"
+
+
+def test_every_choice_is_documented() -> None:
+    for path, command in COMMANDS.items():
+        text = section(f"compactor {' '.join(path)}")
+        for parameter in command.params:
+            names = (
+                [str(choice) for choice in getattr(parameter.type, "choices", [])] if hasattr(parameter, "type") else []
+            )
+            for name in names:
+                assert name in text, f"{path}: {parameter.name} {name}"
+
+
+def test_global_options_are_one_list() -> None:
+    """What may stand after the command is what is an option of the program."""
+    assert set(GLOBAL_OPTIONS) | set(GLOBAL_FLAGS) == options(PROGRAM)
+
+
+def test_every_setting_is_documented_with_its_flag_and_default() -> None:
+    text = section("Settings and global options")
+    rows = {
+        row[2].strip("` "): row for row in (line.split("|") for line in text.splitlines() if line.startswith("| `"))
+    }
+    for setting in fields(Settings):
+        row = rows[setting.metadata["env"]]
+        assert f"--{setting.name.replace('_', '-')} " in row[1]
+        if setting.default:
+            assert f"`{setting.default}`" in row[3]
+    documented = set(re.findall(r"COMPACTOR_[A-Z0-9_]+", PAGE))
+    assert documented == {setting.metadata["env"] for setting in fields(Settings)}
+    for flag in (*GLOBAL_FLAGS, *GLOBAL_OPTIONS):
+        assert f"| `{flag}" in text
+
+
+def test_every_setting_has_a_flag_and_the_help_names_its_variable() -> None:
+    helps = {parameter.name: parameter.help for parameter in PROGRAM.params}
+    for setting in fields(Settings):
+        assert f"[{setting.metadata['env']}]" in helps[setting.name]
+
+
+def test_every_exit_code_is_documented() -> None:
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    rows = re.findall(r"^\| (\d+) \|", section("Exit codes"), re.MULTILINE)
+    assert [int(row) for row in rows] == sorted(codes)
+    assert {int(code) for code in re.findall(r"(?:^|; |: )(\d+) ", exit_codes.HELP)} == codes
+
+
+def test_names_of_formats_and_encodings_are_those_of_what_reads_them() -> None:
+    """The command line repeats them so that its help needs no Arrow."""
+    assert [one.value for one in FormatName] == [one.value for one in InputFormat] == [one.value for one in READERS]
+    assert [one.value for one in EncodingName] == [one.value for one in TextEncoding]
