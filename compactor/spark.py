@@ -11,6 +11,7 @@ Fenced (the job was cancelled). Errors of this project raised in a task come out
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import re
@@ -61,6 +62,9 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
     _check_master(settings.master)
     if shutil.which("bash") is None:
         raise Misconfigured("Spark's start scripts need bash, and PATH has none", "install bash")
+    # Py4J logs stack traces when a call is interrupted or Java dies; what matters is raised. Python prints what no
+    # handler takes, so give it one that an application's own handlers stand beside.
+    logging.getLogger("py4j").addHandler(logging.NullHandler())
     java = find_java_home(os.environ)
     if java.note:
         say(java.note)

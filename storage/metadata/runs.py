@@ -132,7 +132,9 @@ def get(connection: Connection, run_id: int) -> RunRecord:
     """Raises NotFound."""
     run = _find(connection, select(runs).where(runs.c.run_id == run_id))
     if run is None:
-        raise NotFound(f"the compaction run {run_id} does not exist", "`compactor topics stats` shows the last run of a topic")
+        raise NotFound(
+            f"the compaction run {run_id} does not exist", "`compactor topics stats` shows the last run of a topic"
+        )
     return run
 
 
