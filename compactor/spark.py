@@ -17,6 +17,7 @@ import pickle
 import re
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -60,12 +61,12 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
     Settings count only for the first session of a process: there is one JVM. Raises Misconfigured.
     """
     _check_master(settings.master)
-    if shutil.which("bash") is None:
-        raise Misconfigured("Spark's start scripts need bash, and PATH has none", "install bash")
     # Py4J logs stack traces when a call is interrupted or Java dies; what matters is raised. Python prints what no
     # handler takes, so give it one that an application's own handlers stand beside.
     logging.getLogger("py4j").addHandler(logging.NullHandler())
     java = find_java_home(os.environ)
+    if shutil.which("bash") is None:
+        raise Misconfigured("Spark's start scripts need bash, and PATH has none", "install bash")
     if java.note:
         say(java.note)
     os.environ["JAVA_HOME"] = str(java.path)
@@ -77,12 +78,34 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
         for name, value in _configuration(settings, Path(folder)).items():
             builder = builder.config(name, value)
         try:
-            return builder.getOrCreate()
+            with _interrupts_wait():
+                return builder.getOrCreate()
         except Exception as error:
             raise Misconfigured(
                 f"Spark could not start with master {settings.master} ({_first_line(error)})",
                 f"set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached; see {settings.log_file}",
             ) from error
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Inside, Ctrl-C waits for the end: a JVM that is left while it starts would never end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupted = threading.Event()
+
+    def remember(*_: object) -> None:
+        interrupted.set()
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is remember:  # PySpark has put its own in place otherwise
+            signal.signal(signal.SIGINT, before)
+        if interrupted.is_set():
+            raise KeyboardInterrupt
 
 
 def _check_master(master: str) -> None:
