@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +35,8 @@ def compact_topic(
         from compactor.spark import SparkEngine, SparkSettings, open_session
         from compactor.two_phase import TwoPhaseCompactor
 
+        # Py4J logs stack traces of its own when a run is interrupted; without any handler Python would print them.
+        logging.getLogger().addHandler(logging.NullHandler())
         log_file = context.obj.make_data_directory() / "spark.log"
         session = open_session(SparkSettings(log_file, context.obj.spark_master), say)
         try:

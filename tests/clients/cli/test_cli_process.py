@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,27 @@ def test_a_compaction_by_spark_says_only_what_it_did(big_topic: str) -> None:
     assert done.stdout.startswith("Compaction of topic persistent://public/default/big complete. Compacted to ledger ")
     assert [line.split(":")[0].split(" ")[0] for line in done.stderr.splitlines()] == ["phase", "phase", "read"]
     assert len(run("read", big_topic, "--read-compacted").stdout.splitlines()) == 1000
+
+
+def test_ctrl_c_while_spark_starts_waits_until_it_has_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Otherwise PySpark forgets a JVM that then never ends."""
+    from compactor import spark
+
+    steps: list[str] = []
+
+    class Builder:
+        def __getattr__(self, _: str) -> Callable[..., Builder]:
+            return lambda *_: self
+
+        def getOrCreate(self) -> None:  # noqa: N802 (PySpark's name)
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("started")
+
+    monkeypatch.setattr(spark, "SparkSession", type("SparkSession", (), {"builder": Builder()}))
+    for variable in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        spark.open_session(spark.SparkSettings(tmp_path / "spark.log"))
+    assert steps == ["started"]
+    assert signal.getsignal(signal.SIGINT) is before
