@@ -74,20 +74,23 @@ def read_survivors(store: ObjectStore, source: Source, one: Slice) -> I64:
 
 
 def _surviving_rows(store: ObjectStore, source: Source, offsets: I64, seen: _Seen) -> Iterator[pa.Table]:
-    """The rows of `offsets`, ascending, a row group at a time; groups without any are not read."""
+    """The rows of `offsets`, ascending, about an output row group at a time; groups without any are not read."""
     if not len(offsets):
         return
     reader = RowsReader(store, source.rows)
     firsts = np.searchsorted(offsets, [group.first_offset for group in reader.groups], "left").tolist()
     ends = np.searchsorted(offsets, [group.last_offset for group in reader.groups], "right").tolist()
-    reader.expect([number for number, (first, end) in enumerate(zip(firsts, ends, strict=True)) if first < end])
-    for number, (first, end) in enumerate(zip(firsts, ends, strict=True)):
-        if first == end:
-            continue
-        group = reader.groups[number]
-        seen.groups_read += 1
-        seen.bytes_read += group.end - group.start
-        yield reader.take(number, _positions(reader, number, group, offsets[first:end]))
+    spans = [(number, *span) for number, span in enumerate(zip(firsts, ends, strict=True)) if span[0] < span[1]]
+    reader.expect([number for number, _, _ in spans])
+
+    def wanted() -> Iterator[tuple[int, I64]]:
+        for number, first, end in spans:
+            group = reader.groups[number]
+            seen.groups_read += 1
+            seen.bytes_read += group.end - group.start
+            yield number, _positions(reader, number, group, offsets[first:end])
+
+    yield from reader.take(wanted())
 
 
 def _positions(reader: RowsReader, number: int, group: RowGroup, offsets: I64) -> I64:

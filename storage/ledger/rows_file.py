@@ -13,7 +13,7 @@ May go wrong: ObjectMissing, ObjectDamaged from any read; any store error from a
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -160,6 +160,7 @@ class RowsReader:
         self._metadata = pq.read_metadata(pa.BufferReader(footer))
         self._window = _Window(self._stored.size)
         self._expected: set[int] = set()
+        self._known_constants: dict[int, dict[str, Any]] = {}
         self._file = pq.ParquetFile(pa.PythonFile(self._window, mode="r"), metadata=self._metadata, pre_buffer=False)
 
     @cached_property
@@ -196,12 +197,30 @@ class RowsReader:
 
     def read(self, number: int, columns: list[str] | None = None) -> pa.Table:
         """Rows of one row group, all columns or the given ones, in the order of `rows.SCHEMA`."""
-        return self._assemble(number, columns or rows.SCHEMA.names, None)
+        names = columns or rows.SCHEMA.names
+        return _assemble(names, [self._decode(number, names, None)], self._constants(number), self.groups[number].rows)
 
-    def take(self, number: int, wanted: npt.NDArray[np.int64]) -> pa.Table:
-        """All columns of some rows of one row group; `wanted` ascends and counts within the group."""
-        whole = len(wanted) == self._metadata.row_group(number).num_rows
-        return self._assemble(number, rows.SCHEMA.names, None if whole else wanted)
+    def take(self, wanted: Iterable[tuple[int, npt.NDArray[np.int64]]]) -> Iterator[pa.Table]:
+        """All columns of some rows: row groups, ascending, and the positions in each, ascending and not empty.
+
+        Groups of which little is wanted come in one table, up to about `rows.GROUP_BYTES`, so that what a table costs
+        is not paid for each of them.
+        """
+        pieces: list[pa.Table] = []
+        constants: dict[str, Any] = {}
+        count = size = 0
+        for number, positions in wanted:
+            group, mine = self.groups[number], self._constants(number)
+            full = size >= rows.GROUP_BYTES or count + len(positions) > rows.GROUP_ROWS
+            if pieces and (full or mine != constants):
+                yield _assemble(rows.SCHEMA.names, pieces, constants, count)
+                pieces, count, size = [], 0, 0
+            constants = mine
+            pieces.append(self._decode(number, rows.SCHEMA.names, None if len(positions) == group.rows else positions))
+            count += len(positions)
+            size += (group.end - group.start) * len(positions) // group.rows
+        if pieces:
+            yield _assemble(rows.SCHEMA.names, pieces, constants, count)
 
     def expect(self, numbers: list[int]) -> None:
         """Say which row groups will be read, ascending, so that neighbours may come in one ranged read."""
@@ -216,22 +235,12 @@ class RowsReader:
         for number in range(len(self.groups)):
             yield self.read(number)
 
-    def _assemble(self, number: int, columns: list[str], wanted: npt.NDArray[np.int64] | None) -> pa.Table:
-        group = self.groups[number]
+    def _decode(self, number: int, columns: list[str], wanted: npt.NDArray[np.int64] | None) -> pa.Table:
+        """Those of `columns` that vary in a row group; its bytes are checked even if none does."""
         self._load(number)
-        constants = self._constants[number]
-        varying = [name for name in columns if name not in constants]
-        count = group.rows if wanted is None else len(wanted)
-        decoded = None
-        if varying:
-            decoded = self._file.read_row_group(number, columns=varying, use_threads=False)
-            if wanted is not None:
-                decoded = decoded.take(pa.array(wanted))
-        made = [
-            rows.constant(constants[name], name, count) if name in constants else decoded.column(name)  # type: ignore[union-attr]
-            for name in columns
-        ]
-        return pa.table(made, schema=pa.schema([rows.SCHEMA.field(name) for name in columns]))
+        varying = [name for name in columns if name not in self._constants(number)]
+        decoded = self._file.read_row_group(number, columns=varying, use_threads=False)
+        return decoded if wanted is None else decoded.take(pa.array(wanted))
 
     def _load(self, number: int) -> None:
         """See that the row group's bytes are in the window, with those expected behind it as far as one read goes."""
@@ -251,13 +260,23 @@ class RowsReader:
                 raise self._damaged(f"row group {loaded} (bytes {one.start} to {one.end})")
         self._window.load(data, group.start)
 
-    @cached_property
-    def _constants(self) -> list[dict[str, Any]]:
-        """By row group, the columns that statistics prove constant, with their value."""
-        return [_constant_columns(self._metadata.row_group(i)) for i in range(self._metadata.num_row_groups)]
+    def _constants(self, number: int) -> dict[str, Any]:
+        """The columns of a row group that statistics prove constant, with their value."""
+        if number not in self._known_constants:
+            self._known_constants[number] = _constant_columns(self._metadata.row_group(number))
+        return self._known_constants[number]
 
     def _damaged(self, what: str) -> ObjectDamaged:
         return ObjectDamaged(f"{what} of {self._stored.name} does not match its checksum", _REMEDY)
+
+
+def _assemble(columns: list[str], pieces: list[pa.Table], constants: dict[str, Any], count: int) -> pa.Table:
+    """The decoded columns of `pieces`, one after the other, with the constant ones made anew."""
+    decoded = pa.concat_tables(pieces)
+    made = [
+        rows.constant(constants[name], name, count) if name in constants else decoded.column(name) for name in columns
+    ]
+    return pa.table(made, schema=pa.schema([rows.SCHEMA.field(name) for name in columns]))
 
 
 def _group_start(group: Any) -> int:

@@ -80,7 +80,7 @@ def test_some_rows_and_some_columns_read_as_those_of_the_whole(
     reader = RowsReader(object_store, write(object_store, table))
     wanted = data.draw(st.sets(st.integers(0, len(table) - 1), min_size=1).map(sorted))
     names = data.draw(st.lists(st.sampled_from(rows.SCHEMA.names), min_size=1, unique=True))
-    assert reader.take(0, np.array(wanted)).to_pylist() == table.take(wanted).to_pylist()
+    assert next(reader.take([(0, np.array(wanted))])).to_pylist() == table.take(wanted).to_pylist()
     assert reader.read(0, names).to_pylist() == table.select(names).to_pylist()
     assert reader.offsets(0).tolist() == table.column("offset").to_pylist()
 
@@ -174,7 +174,7 @@ def test_a_flipped_byte_is_damage_of_its_group_or_of_the_footer(
             with pytest.raises(ObjectDamaged, match=f"row group {number} .* of {name}"):
                 reader.read(number)
             with pytest.raises(ObjectDamaged, match=f"row group {number} .* of {name}"):
-                reader.take(number, np.array([1]))
+                next(reader.take([(number, np.array([1]))]))
         else:
             assert reader.read(number).to_pylist() == table.slice(group.first_row, group.rows).to_pylist()
 
