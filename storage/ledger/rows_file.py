@@ -160,6 +160,7 @@ class RowsReader:
         self._metadata = pq.read_metadata(pa.BufferReader(footer))
         self._window = _Window(self._stored.size)
         self._expected: set[int] = set()
+        self._scratch = bytearray()
         self._known_constants: dict[int, dict[str, Any]] = {}
         self._file = pq.ParquetFile(pa.PythonFile(self._window, mode="r"), metadata=self._metadata, pre_buffer=False)
 
@@ -252,13 +253,18 @@ class RowsReader:
             last + 1 in self._expected and self.groups[last + 1].end - group.start <= self._store.preferred_read_bytes
         ):
             last += 1
-        data = self._store.get(self._stored.name, group.start, self.groups[last].end - group.start)
-        view = memoryview(data)
+        size = self.groups[last].end - group.start
+        if size > len(self._scratch):
+            self._scratch = bytearray(size)
+        # The tables decoded from it do not refer to it: zstd pages are decompressed into memory of their own.
+        view = memoryview(self._scratch)[:size]
+        self._window.clear()
+        self._store.read_into(self._stored.name, group.start, view)
         for loaded in range(number, last + 1):
             one = self.groups[loaded]
             if crc32c(view[one.start - group.start : one.end - group.start]) != one.crc32c:
                 raise self._damaged(f"row group {loaded} (bytes {one.start} to {one.end})")
-        self._window.load(data, group.start)
+        self._window.load(view, group.start)
 
     def _constants(self, number: int) -> dict[str, Any]:
         """The columns of a row group that statistics prove constant, with their value."""
@@ -349,8 +355,11 @@ class _Window(io.RawIOBase):
         self._position = 0
         self._start = 0
 
-    def load(self, data: bytes, start: int) -> None:
-        self._data, self._start = memoryview(data), start
+    def load(self, data: memoryview, start: int) -> None:
+        self._data, self._start = data, start
+
+    def clear(self) -> None:
+        self._data, self._start = memoryview(b""), 0
 
     def holds(self, start: int, end: int) -> bool:
         return self._start <= start and end <= self._start + len(self._data)

@@ -196,6 +196,10 @@ class ObjectStore(ABC):
         `ObjectMissing` if there is no such object, `ObjectDamaged` if it ends before the range does.
         """
 
+    def read_into(self, name: str, start: int, target: memoryview) -> None:
+        """As `get`, into memory that the caller keeps and uses again: fills all of `target`."""
+        target[:] = self.get(name, start, len(target))
+
     @abstractmethod
     def size(self, name: str) -> int:
         """Its bytes; `ObjectMissing` if there is no such object."""
