@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from compactor.phase_one import ascending
 from compactor.plan import PartPlan, PartResult, PartStatistics, RunPlan, Slice, Source, SourceTotals
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
@@ -67,7 +68,7 @@ def read_survivors(store: ObjectStore, source: Source, one: Slice) -> I64:
         if crc32c(block) != row_set.crc32c:
             raise ObjectDamaged(f"the row sets {name} do not match their checksum", "run the compaction again")
         relative.append(np.frombuffer(block, dtype="<u4"))
-    merged = np.sort(np.concatenate(relative)) if relative else np.empty(0, dtype=np.uint32)
+    merged = ascending(np.concatenate(relative) if relative else np.empty(0, dtype=np.uint32))
     first, last = (np.uint32(bound - source.first_offset) for bound in (one.first_offset, one.last_offset))
     inside = merged[np.searchsorted(merged, first, "left") : np.searchsorted(merged, last, "right")]
     return inside.astype(np.int64) + source.first_offset

@@ -20,8 +20,8 @@ from storage.metadata.records import IndexLocation
 from storage.model import MessageId
 from storage.objects.interface import StoreLocation
 
-RANGE_RECORDS = 4_000_000
-"""The most index records of one phase-one task: about 320 MiB of memory."""
+RANGE_RECORDS = 8_000_000
+"""The most index records of one phase-one task: about 640 MiB of memory."""
 SMALL_RANGE_RECORDS = 100_000
 """Below this a second task costs more than it saves."""
 PART_BYTES = 128 << 20
@@ -213,7 +213,9 @@ def cut_parts(plan: RunPlan, results: list[RangeResult], sizing: Sizing) -> list
         cost[number] = written[number] + READ_COST * stored * (1 - math.exp(-survivors / groups))
     by_size = -(-int(sum(written.values())) // sizing.part_bytes)
     by_cores = min(sizing.parallelism, int(sum(cost.values())) // sizing.small_part_bytes)
-    goal = sum(cost.values()) / max(1, by_size, by_cores)
+    # Whole rounds of tasks: a last round with one task would leave the other cores idle.
+    rounds = -(-by_size // sizing.parallelism) if by_size > 1 else 0
+    goal = sum(cost.values()) / max(1, by_cores, rounds * sizing.parallelism)
 
     parts: list[PartPlan] = []
     slices: list[Slice] = []

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyspark import TaskContext
+from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from compactor.java import find_java_home
@@ -72,18 +73,29 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if settings.is_local:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
     with tempfile.TemporaryDirectory(prefix="compactor-spark-") as folder:
-        for name, value in _configuration(settings, Path(folder)).items():
-            builder = builder.config(name, value)
+        configuration = SparkConf().setMaster(settings.master).setAppName(settings.app_name)
+        configuration.setAll(list(_configuration(settings, Path(folder)).items()))
         try:
             with _interrupts_wait():
-                return builder.getOrCreate()
+                return _start(configuration, settings.log_file)
         except Exception as error:
             raise Misconfigured(
                 f"Spark could not start with master {settings.master} ({_first_line(error)})",
                 f"set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached; see {settings.log_file}",
             ) from error
+
+
+def _start(configuration: SparkConf, log_file: Path) -> SparkSession:
+    """Start the JVM, if this process has none, with the log file as its stderr, which Python workers inherit.
+
+    They write stack traces there that mean nothing to a user, as when Spark hangs up on an idle worker.
+    """
+    if SparkContext._gateway is None:
+        with log_file.open("ab") as log:
+            gateway = launch_gateway(configuration, popen_kwargs={"stderr": log})  # type: ignore[no-untyped-call]
+        SparkContext(conf=configuration, gateway=gateway)
+    return SparkSession.builder.config(conf=configuration).getOrCreate()
 
 
 @contextlib.contextmanager

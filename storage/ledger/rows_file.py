@@ -32,7 +32,8 @@ from storage.objects.interface import ObjectStore, ObjectWriter
 
 VERSION_KEY = b"compactor.format_version"
 CHECKSUMS_KEY = b"compactor.row_group_crc32c"
-_MAGIC_BYTES = 4
+_WRITE_BYTES = 1 << 20
+"""Pyarrow writes in many small pieces; they go on in pieces of this size."""
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 
@@ -82,6 +83,7 @@ class RowsWriter:
         self._object: ObjectWriter = self._store.create(self._name)
         self._object.__enter__()
         self._sink = _ChecksumSink(self._object)
+        self._buffered = io.BufferedWriter(self._sink, _WRITE_BYTES)
         return self
 
     def write(self, table: pa.Table, sizes: npt.NDArray[np.int64]) -> None:
@@ -104,17 +106,18 @@ class RowsWriter:
     def _flush(self) -> None:
         if not self._pending:
             return
-        group = pa.concat_tables(self._pending).combine_chunks()
+        group = pa.concat_tables(self._pending)
         if self._parquet is None:
             self._parquet = self._open(group)
-        self._sink.restart()
+        self._restart_checksum()
         self._parquet.write_table(group, row_group_size=len(group))
+        self._buffered.flush()
         self._checksums.append(self._sink.checksum)
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
     def _open(self, group: pa.Table) -> Any:
         mean_payload = group.column("payload").nbytes / max(1, len(group))
-        return pq.ParquetWriter(self._sink, rows.SCHEMA, **rows.writer_options(mean_payload))
+        return pq.ParquetWriter(self._buffered, rows.SCHEMA, **rows.writer_options(mean_payload))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -129,9 +132,10 @@ class RowsWriter:
                 self._parquet = self._open(rows.SCHEMA.empty_table())
             checksums = np.asarray(self._checksums, dtype="<u4").tobytes().hex()
             self._parquet.add_key_value_metadata({VERSION_KEY: str(rows.FORMAT_VERSION), CHECKSUMS_KEY: checksums})
-            self._sink.restart()
+            self._restart_checksum()
             start = self._sink.tell()
             self._parquet.close()
+            self._buffered.flush()
             size = self._sink.tell()
         except BaseException as failure:
             self._abandon()
@@ -139,6 +143,10 @@ class RowsWriter:
             raise
         self._object.__exit__(None, None, None)
         self.result = RowsObject(StoredObject(self._name, size, self._sink.checksum), size - start)
+
+    def _restart_checksum(self) -> None:
+        self._buffered.flush()
+        self._sink.checksum = 0
 
     def _abandon(self) -> None:
         """Let pyarrow finish its file into nothing, so that no destructor writes later."""
@@ -319,14 +327,11 @@ def _is_one_value(statistics: Any) -> bool:
 
 
 class _ChecksumSink(io.RawIOBase):
-    """A writable file over an object writer that keeps a running checksum since `restart`."""
+    """A writable file over an object writer that keeps a running checksum."""
 
     def __init__(self, target: ObjectWriter) -> None:
         self._target: ObjectWriter | None = target
         self._position = 0
-        self.checksum = 0
-
-    def restart(self) -> None:
         self.checksum = 0
 
     def discard(self) -> None:

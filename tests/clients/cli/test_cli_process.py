@@ -11,7 +11,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -139,15 +138,11 @@ def test_ctrl_c_while_spark_starts_waits_until_it_has_started(monkeypatch: pytes
 
     steps: list[str] = []
 
-    class Builder:
-        def __getattr__(self, _: str) -> Callable[..., Builder]:
-            return lambda *_: self
+    def start(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        steps.append("started")
 
-        def getOrCreate(self) -> None:  # noqa: N802 (PySpark's name)
-            os.kill(os.getpid(), signal.SIGINT)
-            steps.append("started")
-
-    monkeypatch.setattr(spark, "SparkSession", type("SparkSession", (), {"builder": Builder()}))
+    monkeypatch.setattr(spark, "_start", start)
     for variable in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
     before = signal.getsignal(signal.SIGINT)
