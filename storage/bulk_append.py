@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from storage.clock import Clock
-from storage.errors import InvalidRecord
+from storage.errors import CompactorError, InvalidRecord, Unavailable
 from storage.heartbeat import Heartbeat
-from storage.lease import writer_lease
+from storage.lease import afterwards, writer_lease
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
-from storage.metadata.records import AttemptKind, LedgerRecord, TopicRecord
+from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
 
@@ -84,17 +84,30 @@ class BulkAppend:
         """
         with writer_lease(self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms) as lease:
             attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.holder)
-            try:
+            with afterwards(lambda: self.metadata.finish_attempt(attempt.attempt_id)):
                 sealer = Sealer(self.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id)
                 with Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), HEARTBEAT_SECONDS):
                     # The lease is ours, so nobody else moves it: read after taking it, not before.
                     next_offset = self.metadata.topic(self.topic.name).next_offset
                     ledgers = tuple(self._seal_all(sealer, next_offset, tables))
                 if ledgers:
-                    self.metadata.append_ledgers(lease, ledgers)
+                    self._commit(lease, ledgers)
                 return Appended(ledgers)
-            finally:
-                self.metadata.finish_attempt(attempt.attempt_id)
+
+    def _commit(self, lease: Lease, ledgers: tuple[LedgerRecord, ...]) -> None:
+        """A connection may be lost after the commit: told that it failed, its user would append everything again."""
+        try:
+            self.metadata.append_ledgers(lease, ledgers)
+        except Unavailable as error:
+            try:
+                there = {ledger.ledger_id for ledger in self.metadata.ledgers(self.topic.id)}
+            except CompactorError:
+                raise Unavailable(
+                    f"whether messages were appended to {self.topic.name} is not known: {error.message}",
+                    "see with `compactor topics stats` whether they are there before you import them again",
+                ) from error
+            if ledgers[-1].ledger_id not in there:
+                raise
 
     def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
         now = self.clock.now_ms()

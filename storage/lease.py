@@ -6,11 +6,11 @@ fences the holders before. Here it is waited for, renewed every third of its ter
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from storage.clock import Clock
-from storage.errors import LeaseHeld
+from storage.errors import CompactorError, LeaseHeld
 from storage.heartbeat import Heartbeat
 from storage.metadata.records import Lease
 from storage.metadata.store import MetadataStore
@@ -26,11 +26,30 @@ def writer_lease(metadata: MetadataStore, clock: Clock, topic_id: int, holder: s
     Waits up to `wait_ms` for another holder to finish or expire, then raises LeaseHeld, which names it.
     """
     lease = _acquire(metadata, clock, topic_id, holder, wait_ms)
+    with (
+        afterwards(lambda: metadata.release_lease(lease)),
+        Heartbeat(lambda: metadata.renew_lease(lease, TERM_MS), TERM_MS / 3000),
+    ):
+        yield lease
+
+
+@contextmanager
+def afterwards(give_back: Callable[[], object]) -> Iterator[None]:
+    """Call `give_back` at the end of the context; that it cannot changes nothing of what happened inside.
+
+    For what ends by itself some time later. Raised, it would hide the error before it, or make work that is committed
+    look as if it had failed: who then imports again has every message twice.
+    """
     try:
-        with Heartbeat(lambda: metadata.renew_lease(lease, TERM_MS), TERM_MS / 3000):
-            yield lease
-    finally:
-        metadata.release_lease(lease)
+        yield
+    except BaseException as error:
+        try:
+            give_back()
+        except CompactorError as second:
+            error.add_note(f"and afterwards: {second}")
+        raise
+    with suppress(CompactorError):
+        give_back()
 
 
 def _acquire(metadata: MetadataStore, clock: Clock, topic_id: int, holder: str, wait_ms: int) -> Lease:
