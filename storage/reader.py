@@ -51,6 +51,7 @@ class SnapshotReader:
     def batches(self, start: MessageId, read_compacted: bool, limits: Limits = Limits()) -> Iterator[pa.RecordBatch]:
         """Messages at or after `start` as record batches of `rows.SCHEMA`, in order, none empty."""
         left_messages, left_bytes = limits.messages, limits.bytes
+        first = True
         if left_messages == 0:
             return
         for table in self._tables(start, read_compacted):
@@ -58,11 +59,12 @@ class SnapshotReader:
             if left_bytes is not None:
                 filled = np.cumsum(rows.logical_sizes(table))
                 fits = int(np.searchsorted(filled, left_bytes, "right"))
-                if limits.bytes == left_bytes:
+                if first:  # not "nothing was used of the limit": messages may be empty
                     fits = max(fits, 1)
                 taken = min(taken, fits)
                 left_bytes -= int(filled[taken - 1]) if taken else 0
             if taken:
+                first = False
                 yield from table.slice(0, taken).combine_chunks().to_batches()
             if left_messages is not None:
                 left_messages -= taken

@@ -141,6 +141,15 @@ def test_a_limit_of_bytes_counts_over_ledgers(bench: Workbench) -> None:
     assert [len(b) for b in reader.batches(EARLIEST, False, Limits(bytes=35))] == [1, 1, 1]
 
 
+def test_a_limit_of_bytes_holds_after_messages_without_any(bench: Workbench) -> None:
+    """R10: only the first message of a read may be larger than the limit, not the first that has bytes."""
+    topic = bench.topic("empty-messages")
+    bench.append(topic, [content((b"", None), (None, b""), (b"k", b"x" * 99))], ledger_bytes=1)
+    assert len(topic.snapshot().ledgers) == 2
+    reader = SnapshotReader(bench.store, topic.snapshot())
+    assert [len(b) for b in reader.batches(EARLIEST, False, Limits(bytes=10))] == [2]
+
+
 def test_a_reader_keeps_the_generation_it_began_with(bench: Workbench, topic: Topic) -> None:
     """R7: a compaction and an import beside it change nothing of what it sees."""
     reading = topic.messages(read_compacted=True)
