@@ -212,8 +212,8 @@ class RowsReader:
     def take(self, wanted: Iterable[tuple[int, npt.NDArray[np.int64]]]) -> Iterator[pa.Table]:
         """All columns of some rows: row groups, ascending, and the positions in each, ascending and not empty.
 
-        Groups of which little is wanted come in one table, up to about `rows.GROUP_BYTES`, so that what a table costs
-        is not paid for each of them.
+        Groups of which little is wanted come in one table, up to about `rows.GROUP_BYTES` as they are in memory (stored,
+        they may be a thousandth of it), so that what a table costs is not paid for each of them.
         """
         pieces: list[pa.Table] = []
         constants: dict[str, Any] = {}
@@ -227,7 +227,7 @@ class RowsReader:
             constants = mine
             pieces.append(self._decode(number, rows.SCHEMA.names, None if len(positions) == group.rows else positions))
             count += len(positions)
-            size += (group.end - group.start) * len(positions) // group.rows
+            size += self._metadata.row_group(number).total_byte_size * len(positions) // group.rows
         if pieces:
             yield _assemble(rows.SCHEMA.names, pieces, constants, count)
 

@@ -85,6 +85,26 @@ def test_some_rows_and_some_columns_read_as_those_of_the_whole(
     assert reader.offsets(0).tolist() == table.column("offset").to_pylist()
 
 
+def test_row_groups_are_gathered_by_what_they_are_in_memory(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Payloads that compress to nearly nothing: many row groups are little in the store, and much when read."""
+    monkeypatch.setattr(rows, "GROUP_BYTES", 100_000)
+    table = small_rows(200, payload=bytes(10_000))
+    reader = RowsReader(object_store, write(object_store, table))
+    assert len(reader.groups) > 20
+    everything = [(number, np.arange(group.rows)) for number, group in enumerate(reader.groups)]
+    taken = list(reader.take(everything))
+    assert max(int(rows.logical_sizes(one).sum()) for one in taken) <= 2 * rows.GROUP_BYTES
+    assert pa.concat_tables(taken).equals(table)
+
+    few = [(number, np.array([0])) for number in range(len(reader.groups))]
+    gathered = list(reader.take(few))
+    assert len(gathered) < len(few) / 4, "a little of many row groups comes in one table"
+    firsts = [group.first_row for group in reader.groups]
+    assert pa.concat_tables(gathered).column("offset").to_pylist() == firsts
+
+
 @given(rows_tables())
 def test_any_parquet_reader_sees_the_same_rows(object_store: ObjectStore, table: pa.Table) -> None:
     written = write(object_store, table)
