@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
+import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -132,7 +133,7 @@ def write_parquet(
     )
     count = 0
     try:
-        with _whole_or_not(file), pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        with _whole_or_not(file) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
             for batch in batches:
                 writer.write_table(_outside(batch, schema, partition))
                 count += len(batch)
@@ -149,13 +150,24 @@ def write_parquet(
 
 
 @contextmanager
-def _whole_or_not(file: str) -> Iterator[None]:
-    """A file that could not be finished is taken away; a pipe or device stays."""
+def _whole_or_not(file: str) -> Iterator[str]:
+    """The name to write to: once it is whole, it takes the place of `file`, which stays as it was until then.
+
+    A pipe or device is written as it is.
+    """
+    target = os.path.realpath(file)
+    if os.path.exists(target) and not os.path.isfile(target):
+        yield file
+        return
+    if os.path.exists(target) and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
+    partial = f"{target}.{uuid.uuid4().hex}.partial"
     try:
-        yield
+        yield partial
+        os.replace(partial, target)
     except BaseException:
-        if os.path.isfile(file):
-            os.unlink(file)
+        with suppress(FileNotFoundError):
+            os.unlink(partial)
         raise
 
 

@@ -105,6 +105,18 @@ def test_parquet_of_bytes(compactor_command: Compactor, folder: Path) -> None:
     assert pq.read_table(folder / "out.parquet").column("value").to_pylist() == [b"\xff"]
 
 
+def test_a_file_that_was_there_is_replaced_by_a_whole_one_or_stays(compactor_command: Compactor, folder: Path) -> None:
+    compactor_command("import", "t", "-", "--value-encoding", "base64", stdin=b'{"key":"a","value":"/w=="}').done()
+    (folder / "out.parquet").write_text("of yesterday")
+    out = ("--output", "parquet", "out.parquet")
+    before = sorted(folder.iterdir())
+    compactor_command("read", "t", *out).refused(2, "a value is not UTF-8 text")
+    assert (folder / "out.parquet").read_text() == "of yesterday"
+    compactor_command("read", "t", *out, "--value-encoding", "base64").done()
+    assert pq.read_table(folder / "out.parquet").num_rows == 1
+    assert sorted(folder.iterdir()) == before, "nothing half written lies beside it"
+
+
 def test_parquet_belongs_to_a_file(compactor_command: Compactor, history: str, folder: Path) -> None:
     compactor_command("read", history, "--output", "parquet").refused(2, "a FILE", "--output parquet out.parquet")
     compactor_command("read", history, "out.parquet").refused(2, "--output parquet and a FILE belong together")
