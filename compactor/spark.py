@@ -22,13 +22,13 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pyspark import SparkConf, SparkContext, TaskContext
-from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
@@ -169,8 +169,7 @@ class SparkEngine:
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
-        self._group = ""
-        self._cancelled = threading.Event()
+        self._group = self._cancelled_group = ""
 
     @property
     def parallelism(self) -> int:
@@ -190,23 +189,25 @@ class SparkEngine:
         try:
             with _watch(self._session, self._group, on_done):
                 rows = numbers.mapPartitions(body).collect()
-        except PySparkException as error:
-            raise self._failure(error) from error
         except Exception as error:
             raise self._failure(error) from error
         answers = {number: pickle.loads(answer) for number, answer in rows}  # noqa: S301  our own workers' answers
         for answer in answers.values():
             if isinstance(answer, CompactorError):
                 raise answer
+            if isinstance(answer, _Defect):
+                error = RuntimeError(f"a task failed with {answer.what}")
+                error.add_note(answer.trace)
+                raise error
         return [answers[number] for number in range(count)]
 
     def cancel(self) -> None:
         """Stop the running job; safe from another thread."""
-        self._cancelled.set()
-        self._session.sparkContext.cancelJobGroup(self._group)
+        self._cancelled_group = self._group
+        self._session.sparkContext.cancelJobGroup(self._cancelled_group)
 
     def _failure(self, error: Exception) -> CompactorError:
-        if self._cancelled.is_set():
+        if self._cancelled_group == self._group:
             return Fenced("the compaction was cancelled", "start it again if it is still wanted")
         return Unavailable(
             f"Spark gave up on a task ({_first_line(error)})",
@@ -214,21 +215,32 @@ class SparkEngine:
         )
 
 
+@dataclass(frozen=True)
+class _Defect:
+    """An error that no store or user made: its kind and text, and where it was raised in the worker."""
+
+    what: str
+    trace: str
+
+
 def _task_body(task: Callable[[int], Any], max_failures: int) -> Callable[[Iterable[int]], Iterable[tuple[int, bytes]]]:
     """The function that Spark workers run: a task a number, its answer or its error pickled."""
 
     def body(numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
         for number in numbers:
+            answer: object
             try:
                 answer = task(number)
-            except Unavailable as error:
-                # Spark's retry may find the store back; only the last try reports.
+            except Exception as error:
                 context = TaskContext.get()
-                if context is not None and context.attemptNumber() + 1 < max_failures:
-                    raise
-                answer = error
-            except CompactorError as error:
-                answer = error
+                last = context is None or context.attemptNumber() + 1 >= max_failures
+                if isinstance(error, CompactorError) and (last or not isinstance(error, Unavailable)):
+                    answer = error
+                elif last and not isinstance(error, MemoryError):
+                    # W3: of an error that is left to Spark, only Java's stack trace would be seen.
+                    answer = _Defect(f"{type(error).__name__}: {error}", traceback.format_exc())
+                else:
+                    raise  # Spark's retry may find the store back, or more memory
             yield number, pickle.dumps(answer)
 
     return body
@@ -251,11 +263,16 @@ def _watch(session: SparkSession, group: str, on_done: Callable[[int], None]) ->
     ended = threading.Event()
     tracker = session.sparkContext.statusTracker()
 
+    def tell() -> None:
+        jobs = [info for info in map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)) if info]
+        infos = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
+        on_done(sum(info.numCompletedTasks for info in infos))
+
     def look() -> None:
+        # Progress is to look at: when Java is gone, or the terminal, the job says so, or goes on.
         while not ended.wait(_POLL_SECONDS):
-            jobs = [info for info in map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)) if info]
-            infos = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
-            on_done(sum(info.numCompletedTasks for info in infos))
+            with contextlib.suppress(Exception):
+                tell()
 
     thread = threading.Thread(target=look, name="spark-progress", daemon=True)
     thread.start()

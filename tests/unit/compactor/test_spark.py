@@ -1,0 +1,86 @@
+"""The Spark engine: whose error comes out of a phase, and that a cancel is over with its phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from compactor.engine import Engine
+from compactor.spark import SparkEngine
+from storage.errors import Fenced, ObjectMissing, Unavailable
+
+
+def test_answers_come_in_order(spark_engine: Engine) -> None:
+    seen: list[int] = []
+    assert spark_engine.run(5, lambda number: number * number, seen.append) == [0, 1, 4, 9, 16]
+
+
+# Tasks are functions inside functions: these travel whole, and a worker need not find this module.
+
+
+def test_an_error_of_ours_comes_out_as_it_was_raised(spark_engine: Engine) -> None:
+    def missing(number: int) -> int:
+        raise ObjectMissing(f"object {number} is gone", "restore it")
+
+    def away(number: int) -> int:
+        raise Unavailable("the store is away", "wait")
+
+    with pytest.raises(ObjectMissing, match="object 0 is gone: restore it"):
+        spark_engine.run(1, missing, print)
+    with pytest.raises(Unavailable, match="^the store is away: wait$"):
+        spark_engine.run(1, away, print)
+
+
+def test_any_other_error_keeps_its_kind_text_and_place(spark_engine: Engine) -> None:
+    """W3: the original error is kept and shown, and a defect is not taken for a machine that is busy."""
+
+    def defect(number: int) -> int:
+        return {0: 1}[number + 41]
+
+    with pytest.raises(RuntimeError, match="KeyError: 41") as raised:
+        spark_engine.run(1, defect, print)
+    assert "in defect" in raised.value.__notes__[0]
+
+
+class FakeSpark:
+    """A session, its context, tracker and data, whose jobs fail after `meanwhile` was called."""
+
+    master = "local[1]"
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.sparkContext = self
+
+    def statusTracker(self) -> FakeSpark:
+        return self
+
+    def getJobIdsForGroup(self, group: str) -> list[int]:
+        raise ConnectionRefusedError
+
+    def setJobGroup(self, *_: object, **__: object) -> None: ...
+
+    def cancelJobGroup(self, group: str) -> None: ...
+
+    def parallelize(self, *_: object) -> FakeSpark:
+        return self
+
+    def mapPartitions(self, body: object) -> FakeSpark:
+        return self
+
+    def collect(self) -> Any:
+        self.meanwhile()
+        raise OSError("the job ended")
+
+
+def test_a_cancel_is_over_with_its_phase() -> None:
+    """One engine serves many runs: a later failure is not the cancel of an earlier run."""
+    spark = FakeSpark()
+    engine = SparkEngine(spark)  # type: ignore[arg-type]
+    spark.meanwhile = engine.cancel
+    with pytest.raises(Fenced, match="cancelled"):
+        engine.run(1, str, print)
+    spark.meanwhile = lambda: None
+    with pytest.raises(Unavailable, match="the job ended"):
+        engine.run(1, str, print)
