@@ -11,6 +11,7 @@ Rules: semantics.md P3–P6, P8, P10.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -95,7 +96,11 @@ def split_by_source(offsets: U64, sources: tuple[Source, ...]) -> dict[int, U64]
 
 def run_range(plan: RunPlan, number: int) -> RangeResult:
     """One phase-one task: hash range `number` of `plan`. Raises ObjectMissing, ObjectDamaged, any store error."""
-    store = open_store(plan.store)
+    with closing(open_store(plan.store)) as store:
+        return _compact_range(store, plan, number)
+
+
+def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResult:
     wanted = plan.ranges[number]
     runs = [key_index.read_records(store, location, wanted) for location in plan.indexes]
     won = newest_live(runs)

@@ -4,12 +4,14 @@ One task writes one part: for each of its slices it merges the row sets of all h
 groups, skips those without survivors, takes the surviving rows of the others and appends them. Rows keep every
 column (W1) and their order. Payloads go from the store to the store through one task; nothing is shuffled.
 
-Memory: one row group read, one being gathered, and 12 bytes a survivor of the slice.
+Memory: one row group read, one being gathered, 12 bytes a survivor of the part (`plan.PART_ROWS`), and while a slice's
+row sets are merged 4 bytes a survivor of its source and at most 32 a survivor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +33,11 @@ I64 = npt.NDArray[np.int64]
 
 def run_part(plan: RunPlan, parts: tuple[PartPlan, ...], number: int) -> PartResult:
     """One phase-two task: write part `number` of `parts`. Raises ObjectMissing, ObjectDamaged, any store error."""
-    store = open_store(plan.store)
-    part = parts[number]
+    with closing(open_store(plan.store)) as store:
+        return _write_part(store, plan, parts[number], number)
+
+
+def _write_part(store: ObjectStore, plan: RunPlan, part: PartPlan, number: int) -> PartResult:
     survivors = [read_survivors(store, plan.sources[one.source], one) for one in part.slices]
     if not any(map(len, survivors)):
         return PartResult(number)

@@ -26,6 +26,8 @@ SMALL_RANGE_RECORDS = 100_000
 """Below this a second task costs more than it saves."""
 PART_BYTES = 128 << 20
 """The size that a part is cut at: stored bytes, about."""
+PART_ROWS = 4_000_000
+"""The most rows of a part, however small: phase two holds up to 32 bytes of each survivor's offset."""
 SMALL_PART_BYTES = 8 << 20
 """Below this a second part costs more than it saves."""
 READ_COST = 0.3
@@ -46,6 +48,7 @@ class Sizing:
     parallelism: int
     range_records: int = RANGE_RECORDS
     part_bytes: int = PART_BYTES
+    part_rows: int = PART_ROWS
     small_range_records: int = SMALL_RANGE_RECORDS
     small_part_bytes: int = SMALL_PART_BYTES
 
@@ -188,12 +191,22 @@ def promised(results: list[RangeResult]) -> dict[int, SourceTotals]:
     return totals
 
 
+def part_count(written: float, cost: float, survivors: int, sizing: Sizing) -> int:
+    """Into how many parts to cut: as many as their limits ask for, in whole rounds of tasks unless parts get small.
+
+    A last round with one task would leave the other cores idle.
+    """
+    least = max(1, -(-int(written) // sizing.part_bytes), -(-survivors // sizing.part_rows))
+    rounds = -(-least // sizing.parallelism) * sizing.parallelism
+    return max(least, min(rounds, int(cost) // sizing.small_part_bytes))
+
+
 def cut_parts(plan: RunPlan, results: list[RangeResult], sizing: Sizing) -> list[PartPlan]:
     """Cut the survivors into parts of about equal cost, in offset order.
 
     The cost of a source counts what is written and, for less, the row groups that must be read to find it, as if its
-    survivors were thrown at random. A cut may fall inside a
-    source: then by offset, as if its survivors were spread evenly. Every part spans fewer than 2³² offsets.
+    survivors were thrown at random. A cut may fall inside a source: then by offset, as if its survivors were spread
+    evenly. Every part spans fewer than 2³² offsets.
     """
     totals = promised(results)
     located: dict[int, list[tuple[str, RowSet]]] = {}
@@ -211,11 +224,8 @@ def cut_parts(plan: RunPlan, results: list[RangeResult], sizing: Sizing) -> list
         groups = max(1, stored // rows.GROUP_BYTES)
         written[number] = stored * survivors / source.messages
         cost[number] = written[number] + READ_COST * stored * (1 - math.exp(-survivors / groups))
-    by_size = -(-int(sum(written.values())) // sizing.part_bytes)
-    by_cores = min(sizing.parallelism, int(sum(cost.values())) // sizing.small_part_bytes)
-    # Whole rounds of tasks: a last round with one task would leave the other cores idle.
-    rounds = -(-by_size // sizing.parallelism) if by_size > 1 else 0
-    goal = sum(cost.values()) / max(1, by_cores, rounds * sizing.parallelism)
+    kept = sum(totals[number].count for number in alive)
+    goal = sum(cost.values()) / part_count(sum(written.values()), sum(cost.values()), kept, sizing)
 
     parts: list[PartPlan] = []
     slices: list[Slice] = []

@@ -196,9 +196,9 @@ class SparkEngine:
             if isinstance(answer, CompactorError):
                 raise answer
             if isinstance(answer, _Defect):
-                error = RuntimeError(f"a task failed with {answer.what}")
-                error.add_note(answer.trace)
-                raise error
+                defect = RuntimeError(f"a task failed with {answer.what}")
+                defect.add_note(answer.trace)
+                raise defect
         return [answers[number] for number in range(count)]
 
     def cancel(self) -> None:

@@ -84,12 +84,20 @@ class TwoPhaseCompactor:
         run = self.metadata.claim_run(topic.id, holder_name(), asdict(policies), HEARTBEAT_MS)
         try:
             with Heartbeat(lambda: self.metadata.update_run(run), HEARTBEAT_MS / 5000, self.engine.cancel):
-                return Outcome(name, self._run(run, policies))
+                return Outcome(name, self._run_or_say_why_not(run, policies))
         except BaseException as error:
             self._record_failure(run, error)
             raise
         finally:
             self.progress.end()
+
+    def _run_or_say_why_not(self, run: RunRecord, policies: Policies) -> RunRecord:
+        """A run that was fenced finds its engine cancelled; the database knows by whom it was overtaken."""
+        try:
+            return self._run(run, policies)
+        except Fenced:
+            self.metadata.update_run(run)
+            raise
 
     def _run(self, run: RunRecord, policies: Policies) -> RunRecord:
         timer = _PhaseTimer(self.clock)
@@ -145,6 +153,8 @@ class TwoPhaseCompactor:
                 sources.append(Source(rows_object, ledger.first_offset, ledger.last_offset, ledger.messages))
                 indexes.append(ledger.index)
         records = sum(IndexDirectory.decode(location.directory).records for location in indexes)
+        if policies.retain_null_key:  # null keys have no record, but take as much memory
+            records = max(records, sum(source.messages for source in sources))
         topic = snapshot.topic
         return RunPlan(
             self.store.location,

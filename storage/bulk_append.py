@@ -3,8 +3,9 @@
 All or nothing: objects are written while the topic's writer lease is held; one SQL transaction, fenced by the lease's
 token, makes them exist. A failure, or a crash, leaves objects that no row names.
 
-Memory: at most `workers` + 1 ledgers of `ledger_bytes` each are in memory (about four times their logical size while
-one is sealed).
+Memory: at most `workers` + 1 ledgers are in memory: `workers` that are sealed and one that is cut. Each has at most
+`ledger_bytes` logical bytes and `rows.LEDGER_ROWS` rows, and takes about four times its logical size and 250 bytes a
+row.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class BulkAppend:
         with ThreadPoolExecutor(self.workers, thread_name_prefix="sealer") as pool:
             try:
                 for content in cut_ledgers(tables, self.ledger_bytes):
-                    if len(running) > self.workers:
+                    if len(running) >= self.workers:
                         yield running.popleft().result()
                     ledger_id = self.metadata.allocate_ledger_ids(1)
                     table = to_rows(content, ledger_id, next_offset, now)
@@ -129,7 +130,7 @@ class BulkAppend:
 
 
 def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Table]:
-    """Cut a stream of tables (INPUT_SCHEMA) into tables of at most `ledger_bytes` logical bytes, at least a message."""
+    """Cut a stream of tables (INPUT_SCHEMA) into ledgers: `ledger_bytes` logical bytes at most, at least a message."""
     pending: list[pa.Table] = []
     pending_bytes = pending_rows = seen = 0
     for table in tables:
@@ -142,7 +143,7 @@ def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Ta
         seen += len(table)
         first = 0
         while first < len(table):
-            filled = np.cumsum(sizes[first : first + rows.MAX_ROWS - pending_rows])
+            filled = np.cumsum(sizes[first : first + rows.LEDGER_ROWS - pending_rows])
             take = int(np.searchsorted(filled, ledger_bytes - pending_bytes, "right"))
             if take == 0 and not pending:
                 take = 1

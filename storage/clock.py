@@ -1,7 +1,7 @@
 """Time, as a component that is handed in.
 
-Nothing in this project reads the wall clock or sleeps by itself: whoever needs either is given a `Clock`.
-Tests hand in one that they move by hand.
+What is written down, compared or waited for goes by a `Clock` that is handed in; tests hand in one that they move by
+hand. Only what nobody decides by has a time of its own: how often a heart beats, how fast progress is shown.
 """
 
 from __future__ import annotations

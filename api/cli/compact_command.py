@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,7 +50,9 @@ def compact_topic(
             )
             outcome = compactor.compact(name, Policies(retain_null_key=retain_null_key))
         finally:
-            session.stop()
+            # Stopping a Java that has died fails, too, and would hide why.
+            with suppress(Exception):
+                session.stop()
     for line in describe(outcome):
         say(line)
     if outcome.compacted_ledger_id is not None:

@@ -12,7 +12,7 @@ import typer
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import counted, say, size
 from api.wiring import open_components
-from storage.errors import InvalidInput
+from storage.errors import InvalidInput, InvalidRecord
 from storage.model import TopicName
 
 
@@ -34,6 +34,12 @@ def parse_size(text: str) -> int:
             f"{text!r} is not a size in bytes", "give a positive number, with K, M or G if you like: 128M"
         )
     return int(match[1]) * _UNITS[match[2]]
+
+
+def name_file(message: str, file: str) -> str:
+    """The message with the file's name before it, unless it has it: what is found behind the reader knows no file."""
+    shown = "standard input" if file == "-" else file
+    return message if shown in message else f"{shown}: {message}"
 
 
 def import_files(
@@ -67,7 +73,10 @@ def import_files(
         writer = components.create_topic(name).bulk_append(ledger_bytes=ledger_bytes)
         for file, tables in sources:
             started = time.perf_counter()
-            appended = writer.append(tables)
+            try:
+                appended = writer.append(tables)
+            except InvalidRecord as error:
+                raise InvalidRecord(name_file(error.message, file), error.remedy) from error
             seconds = time.perf_counter() - started
             say(
                 f"{'standard input' if file == '-' else file}: {counted(appended.messages, 'message')}, "

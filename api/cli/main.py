@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import select
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -112,6 +113,7 @@ def main() -> None:
     """The program. Exits with a code of `exit_codes`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end a listing
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         # Not `app()`: that takes a broken pipe for an error.
         command = typer.main.get_command(app)
@@ -121,7 +123,9 @@ def main() -> None:
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except KeyboardInterrupt:
-        say("compactor: interrupted; nothing half done is visible, and it can be started again")
+        say(
+            "compactor: interrupted: nothing half done is visible; files that were reported are imported, the others are not"
+        )
         sys.exit(exit_codes.INTERRUPTED)
     except Exception as error:
         enough = isinstance(error, BrokenPipeError) and _nobody_reads_output()
@@ -134,6 +138,11 @@ def main() -> None:
         say(describe(error))
         sys.exit(exit_codes.of(error))
     sys.exit(exit_codes.OK)
+
+
+def _terminate(*_: object) -> None:
+    """End as after Ctrl-C: leases are given back and a run is recorded as failed, not left to its heartbeat's end."""
+    raise KeyboardInterrupt
 
 
 def _nobody_reads_output() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from api.cli.talk import number
@@ -36,9 +37,12 @@ class LiveLine:
         seconds = time.perf_counter() - self._started
         share = tasks / self._tasks if self._tasks else 1.0
         rate = int(self._messages * share / seconds) if seconds > 0 else 0
-        self._stream.write(f"\r\x1b[K{self._name}: {tasks}/{self._tasks} tasks, {number(rate)} messages/s")
-        self._stream.flush()
+        self._write(f"\r\x1b[K{self._name}: {tasks}/{self._tasks} tasks, {number(rate)} messages/s")
 
     def end(self) -> None:
-        self._stream.write("\r\x1b[K")
-        self._stream.flush()
+        self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # the terminal is gone: the run goes on
+            self._stream.write(text)
+            self._stream.flush()

@@ -24,6 +24,7 @@ from storage.errors import InvalidInput, InvalidRecord, StorageFull
 from storage.model import MessageId
 
 _BATCH_ROWS = 65_536
+_BATCH_BYTES = 32 << 20
 _SOURCES = {"key": "key", "payload": "value", "event_time": "event_time", "publish_time": "publish_time"}
 _SOURCES["properties"] = "properties"
 _UNUSED = {"message_id", "offset"}
@@ -43,13 +44,20 @@ def read_parquet(file: str, key_encoding: TextEncoding, value_encoding: TextEnco
     try:
         with pq.ParquetFile(file, pre_buffer=False) as source:
             _check_columns(file, source.schema_arrow)
-            for batch in source.iter_batches(_BATCH_ROWS, use_threads=False):
+            for batch in source.iter_batches(_batch_rows(source.metadata), use_threads=False):
                 yield _convert(file, pa.table(batch))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise InvalidRecord(
             f"{file} cannot be read as Parquet ({_line(error)})",
             "check that it is a whole Parquet file; nothing of it was kept",
         ) from error
+
+
+def _batch_rows(metadata: Any) -> int:
+    """Rows that are read at once: fewer where they are large."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    return min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, row_bytes)))
 
 
 def _check_columns(file: str, schema: Any) -> None:

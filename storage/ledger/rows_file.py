@@ -212,8 +212,8 @@ class RowsReader:
     def take(self, wanted: Iterable[tuple[int, npt.NDArray[np.int64]]]) -> Iterator[pa.Table]:
         """All columns of some rows: row groups, ascending, and the positions in each, ascending and not empty.
 
-        Groups of which little is wanted come in one table, up to about `rows.GROUP_BYTES` as they are in memory (stored,
-        they may be a thousandth of it), so that what a table costs is not paid for each of them.
+        Groups of which little is wanted come in one table, up to about `rows.GROUP_BYTES` as they are in memory
+        (stored, they may be a thousandth of it), so that what a table costs is not paid for each of them.
         """
         pieces: list[pa.Table] = []
         constants: dict[str, Any] = {}

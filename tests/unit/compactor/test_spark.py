@@ -29,7 +29,7 @@ def test_an_error_of_ours_comes_out_as_it_was_raised(spark_engine: Engine) -> No
 
     with pytest.raises(ObjectMissing, match="object 0 is gone: restore it"):
         spark_engine.run(1, missing, print)
-    with pytest.raises(Unavailable, match="^the store is away: wait$"):
+    with pytest.raises(Unavailable, match=r"^the store is away: wait$"):
         spark_engine.run(1, away, print)
 
 
@@ -53,20 +53,20 @@ class FakeSpark:
         self.meanwhile: Callable[[], object] = lambda: None
         self.sparkContext = self
 
-    def statusTracker(self) -> FakeSpark:
+    def statusTracker(self) -> FakeSpark:  # noqa: N802 (PySpark's name)
         return self
 
-    def getJobIdsForGroup(self, group: str) -> list[int]:
+    def getJobIdsForGroup(self, group: str) -> list[int]:  # noqa: N802 (PySpark's name)
         raise ConnectionRefusedError
 
-    def setJobGroup(self, *_: object, **__: object) -> None: ...
+    def setJobGroup(self, *_: object, **__: object) -> None: ...  # noqa: N802 (PySpark's name)
 
-    def cancelJobGroup(self, group: str) -> None: ...
+    def cancelJobGroup(self, group: str) -> None: ...  # noqa: N802 (PySpark's name)
 
     def parallelize(self, *_: object) -> FakeSpark:
         return self
 
-    def mapPartitions(self, body: object) -> FakeSpark:
+    def mapPartitions(self, body: object) -> FakeSpark:  # noqa: N802 (PySpark's name)
         return self
 
     def collect(self) -> Any:

@@ -37,8 +37,8 @@ def test_ledgers_keep_every_message_in_order_and_below_the_limit(tables: list[pa
         assert sum(ledger) + following[0] > limit, "a ledger was cut although the next message fitted"
 
 
-def test_a_ledger_has_no_more_rows_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "MAX_ROWS", 4)
+def test_a_ledger_has_no_more_rows_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "LEDGER_ROWS", 4)
     table = pa.table({name: pa.nulls(10, INPUT_SCHEMA.field(name).type) for name in INPUT_SCHEMA.names})
     assert [len(ledger) for ledger in cut_ledgers([table.cast(INPUT_SCHEMA)], 1000)] == [4, 4, 2]
 
