@@ -123,9 +123,7 @@ def main() -> None:
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except KeyboardInterrupt:
-        say(
-            "compactor: interrupted: nothing half done is visible; files that were reported are imported, the others are not"
-        )
+        say(say("compactor: interrupted: files that were reported are imported, nothing half done is visible"))
         sys.exit(exit_codes.INTERRUPTED)
     except Exception as error:
         enough = isinstance(error, BrokenPipeError) and _nobody_reads_output()
