@@ -123,7 +123,7 @@ def main() -> None:
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except KeyboardInterrupt:
-        say(say("compactor: interrupted: files that were reported are imported, nothing half done is visible"))
+        say("compactor: interrupted: files that were reported are imported, nothing half done is visible")
         sys.exit(exit_codes.INTERRUPTED)
     except Exception as error:
         enough = isinstance(error, BrokenPipeError) and _nobody_reads_output()
