@@ -33,9 +33,16 @@ def compact_topic(
     with open_components(context.obj) as components:
         components.metadata.topic(name)  # an unknown topic is known before Spark starts
         from compactor.plan import Policies
-        from compactor.spark import SparkEngine, SparkSettings, open_session
-        from compactor.two_phase import TwoPhaseCompactor
+        from compactor.two_phase import Outcome, TwoPhaseCompactor, nothing_new
 
+        policies = Policies(retain_null_key=retain_null_key)
+        if nothing_new(components.topic(name).snapshot(), policies):
+            report(Outcome(name, None))  # known without Spark, which takes seconds to start
+            return
+        from compactor.spark import SparkEngine, SparkSettings, open_session
+
+        if sys.stderr.isatty():
+            say("starting Spark …")
         # Py4J logs stack traces of its own when a run is interrupted; without any handler Python would print them.
         logging.getLogger().addHandler(logging.NullHandler())
         log_file = context.obj.make_data_directory() / "spark.log"
@@ -48,17 +55,22 @@ def compact_topic(
                 SparkEngine(session),
                 progress_for(sys.stderr),
             )
-            outcome = compactor.compact(name, Policies(retain_null_key=retain_null_key))
+            outcome = compactor.compact(name, policies)
         finally:
             # Stopping a Java that has died fails, too, and would hide why.
             with suppress(Exception):
                 session.stop()
+    report(outcome)
+
+
+def report(outcome: Outcome) -> None:
+    """Say what was done on stderr, and its result on stdout."""
     for line in describe(outcome):
         say(line)
     if outcome.compacted_ledger_id is not None:
-        print(f"Compaction of topic {name} complete. Compacted to ledger {outcome.compacted_ledger_id}")  # noqa: T201
+        print(f"Compaction of topic {outcome.topic} complete. Compacted to ledger {outcome.compacted_ledger_id}")  # noqa: T201
     else:
-        print(f"Compaction of topic {name} complete. Nothing to compact")  # noqa: T201
+        print(f"Compaction of topic {outcome.topic} complete. Nothing to compact")  # noqa: T201
 
 
 def describe(outcome: Outcome) -> list[str]:

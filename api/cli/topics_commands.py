@@ -14,7 +14,6 @@ from storage.model import TopicName
 
 if TYPE_CHECKING:
     from storage.metadata.records import TopicSnapshot
-    from storage.model import Position
 
 
 class ListingName(StrEnum):
@@ -103,7 +102,8 @@ def stats(snapshot: TopicSnapshot) -> dict[str, Any]:
             "messages": compacted.messages,
             "logical_bytes": compacted.logical_bytes,
             "stored_bytes": compacted.stored_bytes,
-            "horizon": _position(horizon),
+            "horizon": None if horizon is None else str(horizon.message_id),
+            "horizon_offset": None if horizon is None else horizon.offset,
         },
         "backlog": {
             "ledgers": len(backlog),
@@ -120,7 +120,3 @@ def stats(snapshot: TopicSnapshot) -> dict[str, Any]:
             **run.statistics,
         },
     }
-
-
-def _position(position: Position | None) -> str | None:
-    return None if position is None else f"{position.message_id} (offset {position.offset})"

@@ -128,7 +128,7 @@ class LocalStore(ObjectStore):
     def _too_short(self, name: str, there: int, start: int, length: int | None) -> ObjectDamaged:
         return ObjectDamaged(
             f"object {name} in {self.url} has {there} bytes, too few for start={start} length={length}",
-            "restore the object, or delete the ledger that names it and compact again",
+            "check that COMPACTOR_STORE is the store this was written to, else restore it (docs/operations.md)",
         )
 
     def size(self, name: str) -> int:
@@ -241,7 +241,7 @@ class LocalStore(ObjectStore):
             if verb == "read" and isinstance(error, (FileNotFoundError, NotADirectoryError)):
                 raise ObjectMissing(
                     f"object {name} does not exist in {self.url}",
-                    "restore the object, or delete the ledger that names it and compact again",
+                    "check that COMPACTOR_STORE is the store this was written to, else restore it (docs/operations.md)",
                 ) from error
             if isinstance(error, FileNotFoundError):
                 self._durable_folders.clear()  # somebody took folders away from under us; make them again next time

@@ -240,7 +240,7 @@ class S3Store(ObjectStore):
     def _too_short(self, name: str, start: int, length: int | None) -> NoReturn:
         raise ObjectDamaged(
             f"object {name} in {self.url} is too short for start={start} length={length}",
-            "restore the object, or delete the ledger that names it and compact again",
+            "check that COMPACTOR_STORE is the store this was written to, else restore it (docs/operations.md)",
         )
 
     def _need_bucket(self, name: str) -> None:

@@ -100,7 +100,7 @@ def _answered(error: ClientError, verb: str, name: str, url: str, bucket: str) -
     if code in ("NoSuchKey", "404", "NotFound"):
         return ObjectMissing(
             f"object {name} does not exist in {url}",
-            "restore the object, or delete the ledger that names it and compact again",
+            "check that COMPACTOR_STORE is the store this was written to, else restore it (docs/operations.md)",
         )
     if code in _FULL or status == 507:
         return StorageFull(what, "free space or raise the bucket's quota, then try again")
