@@ -236,7 +236,7 @@ def cut_parts(plan: RunPlan, results: list[RangeResult], sizing: Sizing) -> list
         while True:
             span = source.last_offset - first + 1
             last = source.last_offset if rest <= room * 1.01 else first + max(1, int(span * room / rest)) - 1
-            if slices and last - slices[0].first_offset >= 2**32:
+            if slices and last - slices[0].first_offset >= rows.MAX_ROWS:
                 parts.append(PartPlan(len(parts), tuple(slices)))
                 slices, room = [], goal
                 continue
