@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
@@ -31,20 +30,18 @@ def compact_topic(
     """
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
-        components.metadata.topic(name)  # an unknown topic is known before Spark starts
+        snapshot = components.topic(name).snapshot()  # an unknown topic is known before Spark starts
         from compactor.plan import Policies
         from compactor.two_phase import Outcome, TwoPhaseCompactor, nothing_new
 
         policies = Policies(retain_null_key=retain_null_key)
-        if nothing_new(components.topic(name).snapshot(), policies):
+        if nothing_new(snapshot, policies):
             report(Outcome(name, None))  # known without Spark, which takes seconds to start
             return
         from compactor.spark import SparkEngine, SparkSettings, open_session
 
         if sys.stderr.isatty():
             say("starting Spark …")
-        # Py4J logs stack traces of its own when a run is interrupted; without any handler Python would print them.
-        logging.getLogger().addHandler(logging.NullHandler())
         log_file = context.obj.make_data_directory() / "spark.log"
         session = open_session(SparkSettings(log_file, context.obj.spark_master), say)
         try:
