@@ -1,0 +1,110 @@
+"""The steps at which work may be cut off: one table of named points, which the code and its crash tests share.
+
+Code says `reached(Step.X)` right after what the table says of X has happened. Nothing listens in production, and the
+call is one look at a variable; a test listens with `observed` and does there what a crash, a fault or a racing process
+would do. No setting and no environment variable turns anything on.
+
+tests/faults kills a process at each of these points, on each store that reaches it (`Step.store`), and asks what must
+hold afterwards; a point that no scenario reaches fails a test. So a new step is a line here, a call where it happens,
+and a scenario that comes by.
+
+Must not know: what the steps are steps of. A listener may raise, which is how tests put faults in; calls may come from
+any thread, and from many at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+_LOCAL = "file"
+_S3 = "s3"
+
+
+class Step(Enum):
+    """A point in the code: what has just happened there and, if not all stores come by, the URL scheme that does."""
+
+    IMPORT_LEASE_TAKEN = "The import holds the topic's writer lease; nothing else of it exists."
+    IMPORT_ATTEMPT_BEGUN = "The import's attempt is a row, before its first object."
+    IMPORT_ROWS_BEGUN = "A ledger's rows object is open for writing; no byte of it is in the store."
+    IMPORT_ROWS_WRITTEN = "A ledger's rows object exists, its key index does not."
+    IMPORT_INDEX_WRITTEN = "A ledger's rows and key index exist, and no row names them."
+    IMPORT_BEFORE_COMMIT = "All objects of the import exist; the transaction has not begun."
+    IMPORT_INSIDE_COMMIT = "The import's ledgers are inserted, the transaction is not committed."
+    IMPORT_AFTER_COMMIT = "The import is committed and nobody has been told."
+    IMPORT_ATTEMPT_FINISHED = "The import's attempt is finished, its lease is still held."
+    IMPORT_LEASE_RELEASED = "The import's lease is given back."
+
+    LOCAL_TEMPORARY_WRITTEN = ("An object's bytes are in a temporary file that is not durable.", _LOCAL)
+    LOCAL_FSYNCED = ("The temporary file is durable, the object's name does not exist.", _LOCAL)
+    LOCAL_LINKED = ("The object's name exists, its folder is not durable.", _LOCAL)
+    LOCAL_FOLDER_SYNCED = ("The object is durable, its temporary file is still there.", _LOCAL)
+
+    S3_PUT_SENT = ("A conditional PUT was answered: the object exists.", _S3)
+    S3_UPLOAD_BEGUN = ("A multipart upload exists without a part.", _S3)
+    S3_PART_UPLOADED = ("One part of a multipart upload is in the store.", _S3)
+    S3_BEFORE_COMPLETE = ("All parts are in the store, the upload is not completed.", _S3)
+    S3_AFTER_COMPLETE = ("The upload was completed: the object exists.", _S3)
+
+    RUN_CLAIMED = "The run's row and its attempt exist, in a new epoch."
+    RUN_SNAPSHOT_TAKEN = "The run knows its end position (P2)."
+    RUN_SCAN_DONE = "The run knows which index levels and parts there are; it has written nothing."
+    PHASE_ONE_INDEX_READ = "A task of phase one has read its hash range of the key indexes."
+    PHASE_ONE_ROW_SETS_WRITTEN = "The row sets of one hash range exist."
+    PHASE_ONE_INDEX_WRITTEN = "The new key index of one hash range exists."
+    PHASE_ONE_DONE = "All hash ranges are resolved."
+    RUN_LAYOUT_DECIDED = "The run knows which parts it keeps, rewrites and makes."
+    PHASE_TWO_PART_BEGUN = "A task of phase two has opened its part for writing."
+    PHASE_TWO_PART_WRITTEN = "One part exists."
+    PHASE_TWO_BITMAPS_WRITTEN = "An object of bitmaps for kept parts exists."
+    PHASE_TWO_DONE = "All parts and bitmaps exist."
+    RUN_VERIFIED = "The run's result is verified; it has no manifest."
+    MANIFEST_BEFORE_PUT = "The manifest is made, its object does not exist."
+    MANIFEST_PUT = "The manifest exists and no row names it."
+    PUBLISH_BEFORE_TRANSACTION = "The transaction that publishes has not begun."
+    PUBLISH_INSIDE_TRANSACTION = "Generation, pointer, horizon and run are changed, the transaction is not committed."
+    PUBLISH_AFTER_COMMIT = "The new generation serves, and the run has not been told."
+    RUN_ROW_SETS_CLEANED = "The run's row sets are deleted; nothing is left to do."
+
+    GC_LISTED = "Garbage collection has listed a topic's objects."
+    GC_REFERENCES_READ = "Garbage collection knows what rows and manifests refer to."
+    GC_ATTEMPTS_FENCED = "Attempts whose heartbeat ended are finished, their objects are still there."
+    GC_COMPACTED_COLLECTED = "The row of a retired compacted ledger is gone, its objects are still there."
+    GC_BEFORE_DELETE = "Garbage collection is about to delete an object."
+    GC_DELETED_ONE = "Garbage collection has deleted one object."
+    GC_DONE = "Garbage collection of a topic is over."
+
+    PIN_TAKEN = "A reader has pinned the generation that it will read."
+    PIN_RENEWED = "A reader's pin has a new term."
+    PIN_RELEASED = "A reader's pin is gone."
+
+    def __init__(self, happened: str, store: str | None = None) -> None:
+        self.happened = happened
+        self.store = store
+
+
+Listener = Callable[[Step], object]
+
+_listeners: tuple[Listener, ...] = ()
+
+
+def reached(step: Step) -> None:
+    """Say that `step` has happened. Raises what a listening test raises; in production nothing listens."""
+    for listener in _listeners:
+        listener(step)
+
+
+@contextmanager
+def observed(listener: Listener) -> Iterator[None]:
+    """For tests: inside the context `listener` is called at each step of this process, in the thread that reached it.
+
+    Contexts nest, and must not be entered from several threads at once.
+    """
+    global _listeners
+    before = _listeners
+    _listeners = (*before, listener)
+    try:
+        yield
+    finally:
+        _listeners = before
