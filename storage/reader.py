@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from storage.checksums import crc32c
-from storage.errors import DataLoss, ObjectDamaged
+from storage.errors import DataLoss
 from storage.ledger import rows
-from storage.ledger.manifest import Part, read_manifest
+from storage.ledger.deleted import alive, read_deleted
+from storage.ledger.manifest import read_manifest
 from storage.ledger.rows_file import RowGroup, RowsObject, RowsReader
 from storage.metadata.records import CompactedLedgerRecord, TopicSnapshot
 from storage.model import EARLIEST, Message, MessageId
@@ -93,7 +93,7 @@ class SnapshotReader:
         try:
             for part in read_manifest(self._store, compacted.manifest).parts:
                 if part.last.message_id >= start:
-                    yield from self._rows(part.rows, start, _deleted_rows(self._store, part))
+                    yield from self._rows(part.rows, start, read_deleted(self._store, part), part.first.offset)
         except DataLoss as error:
             raise type(error)(
                 f"the compacted ledger {compacted.ledger_id} of {self._snapshot.topic.name} cannot be read: "
@@ -104,24 +104,26 @@ class SnapshotReader:
     def _raw_tables(self, start: MessageId, after_offset: int) -> Iterator[pa.Table]:
         for ledger in self._snapshot.ledgers:
             if ledger.last_message_id >= start and ledger.last_offset > after_offset:
-                for table in self._rows(RowsObject(ledger.rows, ledger.footer_size), start, BitMap()):
+                for table in self._rows(RowsObject(ledger.rows, ledger.footer_size), start):
                     if table.column("offset")[0].as_py() <= after_offset:
                         table = table.filter(pc.greater(table.column("offset"), after_offset))
                     if len(table):
                         yield table
 
-    def _rows(self, rows_object: RowsObject, start: MessageId, deleted: BitMap) -> Iterator[pa.Table]:
+    def _rows(
+        self,
+        rows_object: RowsObject,
+        start: MessageId,
+        deleted: BitMap = BitMap(),
+        first_offset: int = 0,  # noqa: B008
+    ) -> Iterator[pa.Table]:
         reader = RowsReader(self._store, rows_object)
         wanted = [number for number, group in enumerate(reader.groups) if not _ends_before(group, start)]
         reader.expect(wanted)
         for number in wanted:
-            group = reader.groups[number]
             table = reader.read(number)
             if deleted:
-                dead = deleted & BitMap(range(group.first_row, group.first_row + group.rows))
-                alive = np.ones(group.rows, dtype=bool)
-                alive[np.asarray(dead.to_array(), dtype=np.int64) - group.first_row] = False
-                table = table.filter(pa.array(alive))
+                table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
             table = _delivered(table)
             if len(table) and _first_id(table) < start:
                 table = table.filter(_at_or_after(table, start))
@@ -142,18 +144,6 @@ def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Mess
                 event_time=row["event_time"],
                 properties=dict(row["properties"] or ()),
             )
-
-
-def _deleted_rows(store: ObjectStore, part: Part) -> BitMap:
-    deleted = part.deleted
-    if deleted is None:
-        return BitMap()
-    data = store.get(deleted.name, deleted.offset, deleted.length)
-    if crc32c(data) != deleted.crc32c:
-        raise ObjectDamaged(
-            f"the bitmap of {part.rows.stored.name} in {deleted.name} does not match its checksum", _COMPACTED_REMEDY
-        )
-    return BitMap.deserialize(data)
 
 
 def _delivered(table: pa.Table) -> pa.Table:

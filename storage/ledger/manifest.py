@@ -4,17 +4,18 @@ JSON, written create-if-absent, never changed. `CompactedLedgerRecord` in SQL na
 vouches for the footers of its parts and the fences of its indexes.
 
 Invariants, checked whenever one is made or read: parts ascend by offset and do not overlap; nothing lies above the
-horizon (P2, W1); counts add up. An empty list of parts is a valid compacted ledger.
+horizon (P2, W1); counts add up, and no part is without a live row. An empty list of parts is a valid compacted ledger.
 
-The format has a place for what a later writer may use: `deleted` of a part is a bitmap of superseded rows inside a
-shared object, `levels` of the index may be more than one, the newest first.
+A run leaves most parts as they are: `deleted` of a part says which of its rows no longer count (storage/ledger/
+deleted.py). The key index is a list of levels, as in an LSM tree: each run adds one in front, and merges some.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from storage.checksums import crc32c
@@ -24,13 +25,13 @@ from storage.metadata.records import IndexLocation, StoredObject
 from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 
 @dataclass(frozen=True)
 class DeletedRows:
-    """A Roaring bitmap of the superseded rows of a part (row numbers), inside an object."""
+    """A Roaring bitmap of the superseded rows of a part (offsets less the part's first), inside an object."""
 
     name: str
     offset: int
@@ -41,7 +42,11 @@ class DeletedRows:
 
 @dataclass(frozen=True)
 class Part:
-    """A Parquet object of survivors, with what a reader needs to choose it. Positions are inclusive."""
+    """A Parquet object of survivors, with what a reader needs to choose it. Positions are inclusive.
+
+    `messages`, `logical_bytes` and the times are of all its rows; `offset_sum` is the sum of the offsets of its live
+    rows modulo 2⁶⁴; `oldest_tombstone` is the least `retained_at` of its live rows, None if it keeps no tombstone.
+    """
 
     rows: RowsObject
     first: Position
@@ -51,11 +56,28 @@ class Part:
     min_publish_time: int
     max_publish_time: int
     deleted: DeletedRows | None = None
+    offset_sum: int = 0
+    oldest_tombstone: int | None = None
+
+    @property
+    def dead(self) -> int:
+        """Rows that no longer count."""
+        return self.deleted.cardinality if self.deleted else 0
+
+    @property
+    def live(self) -> int:
+        """Rows that a reader gets."""
+        return self.messages - self.dead
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A compacted ledger. `index`: levels, newest first; each a tuple of objects in hash order."""
+    """A compacted ledger.
+
+    `index`: levels, newest first; each a tuple of objects in hash order. `frozen_at`: the time by which the run's
+    policies were applied; `policies`: those. `tombstones_dropped_to`: the highest offset of a tombstone that is in
+    this generation, or was in any before, no more; -1: none. A reader that has got less far may have missed a delete.
+    """
 
     topic: str
     topic_uid: str
@@ -66,14 +88,16 @@ class Manifest:
     horizon: Position
     parts: tuple[Part, ...]
     index: tuple[tuple[IndexLocation, ...], ...]
+    frozen_at: int = 0
+    policies: Mapping[str, Any] = field(default_factory=dict)
+    tombstones_dropped_to: int = -1
 
     def __post_init__(self) -> None:
         for part in self.parts:
-            deleted = part.deleted.cardinality if part.deleted else 0
             # totals are added up from the parts, and readers are told them as the truth
-            if not (0 <= deleted <= part.messages and 0 < part.messages <= part.last.offset - part.first.offset + 1):
+            if not (0 <= part.dead < part.messages <= part.last.offset - part.first.offset + 1):
                 raise ValueError(
-                    f"a part of compacted ledger {self.ledger_id} counts {part.messages} messages, {deleted} of them "
+                    f"a part of compacted ledger {self.ledger_id} counts {part.messages} messages, {part.dead} of them "
                     f"deleted, between offsets {part.first.offset} and {part.last.offset}"
                 )
         for part, following in zip(self.parts, self.parts[1:], strict=False):
@@ -87,7 +111,7 @@ class Manifest:
     @property
     def messages(self) -> int:
         """Messages that a reader of the compacted ledger gets."""
-        return sum(part.messages - (part.deleted.cardinality if part.deleted else 0) for part in self.parts)
+        return sum(part.live for part in self.parts)
 
     @property
     def logical_bytes(self) -> int:
@@ -96,10 +120,16 @@ class Manifest:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the parts and indexes in the store."""
-        return sum(part.rows.stored.size for part in self.parts) + sum(
-            location.length for level in self.index for location in level
-        )
+        """Bytes of the parts, bitmaps and indexes in the store."""
+        parts = sum(part.rows.stored.size + (part.deleted.length if part.deleted else 0) for part in self.parts)
+        return parts + sum(location.length for level in self.index for location in level)
+
+    @property
+    def objects(self) -> set[str]:
+        """The names of all objects that this manifest refers to."""
+        names = {part.rows.stored.name for part in self.parts}
+        names |= {part.deleted.name for part in self.parts if part.deleted}
+        return names | {location.name for level in self.index for location in level}
 
     def encode(self) -> bytes:
         """The manifest's bytes: JSON with sorted keys."""
@@ -112,6 +142,9 @@ class Manifest:
             "run_id": self.run_id,
             "created_at": self.created_at,
             "horizon": _position(self.horizon),
+            "frozen_at": self.frozen_at,
+            "policies": dict(self.policies),
+            "tombstones_dropped_to": self.tombstones_dropped_to,
             "parts": [_part(part) for part in self.parts],
             "index": {"levels": [[_index(location) for location in level] for level in self.index]},
         }
@@ -124,8 +157,8 @@ class Manifest:
             document = json.loads(data)
             if document["format_version"] != FORMAT_VERSION:
                 raise ObjectDamaged(
-                    f"the manifest {name} is of format version {document['format_version']}",
-                    "use a newer compactor to read it",
+                    f"the manifest {name} is of format version {document['format_version']}, not {FORMAT_VERSION}",
+                    "read it with the compactor that wrote it, or delete the cursor __compaction and compact again",
                 )
             return cls(
                 topic=document["topic"],
@@ -137,6 +170,9 @@ class Manifest:
                 horizon=_parse_position(document["horizon"]),
                 parts=tuple(_parse_part(part) for part in document["parts"]),
                 index=tuple(tuple(_parse_index(one) for one in level) for level in document["index"]["levels"]),
+                frozen_at=document["frozen_at"],
+                policies=document["policies"],
+                tombstones_dropped_to=document["tombstones_dropped_to"],
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ObjectDamaged(f"the manifest {name} cannot be read ({error})", _REMEDY) from error
@@ -186,6 +222,8 @@ def _part(part: Part) -> dict[str, Any]:
         "logical_bytes": part.logical_bytes,
         "min_publish_time": part.min_publish_time,
         "max_publish_time": part.max_publish_time,
+        "offset_sum": part.offset_sum,
+        "oldest_tombstone": part.oldest_tombstone,
         "deleted": None
         if deleted is None
         else {
@@ -208,6 +246,8 @@ def _parse_part(value: dict[str, Any]) -> Part:
         min_publish_time=value["min_publish_time"],
         max_publish_time=value["max_publish_time"],
         deleted=None if value["deleted"] is None else DeletedRows(**value["deleted"]),
+        offset_sum=value["offset_sum"],
+        oldest_tombstone=value["oldest_tombstone"],
     )
 
 

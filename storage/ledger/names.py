@@ -5,6 +5,7 @@
     topics/<topic uid>/runs/<attempt>/part-<number>-<nonce>.parquet   a part of a compacted ledger
     topics/<topic uid>/runs/<attempt>/index-<number>-<nonce>.index    one hash range of its key index
     topics/<topic uid>/runs/<attempt>/rowsets-<number>-<nonce>.bin    row sets, from phase one to phase two
+    topics/<topic uid>/runs/<attempt>/bitmaps-<number>-<nonce>.bin    deleted rows of parts that are kept
     topics/<topic uid>/compacted/<ledger id>-<attempt>.json           the manifest of a compacted ledger
 
 Ids have 20 digits, so that names sort as numbers do. A name carries the topic's uid (a topic deleted and made again
@@ -29,6 +30,7 @@ class ObjectKind(StrEnum):
     PART = "part"
     INDEX = "index"
     ROW_SETS = "row-sets"
+    BITMAPS = "bitmaps"
     MANIFEST = "manifest"
 
 
@@ -49,6 +51,7 @@ _TEMPLATES = {
     ObjectKind.PART: rf"runs/(?P<attempt>{_HEX})/part-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.parquet",
     ObjectKind.INDEX: rf"runs/(?P<attempt>{_HEX})/index-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.index",
     ObjectKind.ROW_SETS: rf"runs/(?P<attempt>{_HEX})/rowsets-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",
+    ObjectKind.BITMAPS: rf"runs/(?P<attempt>{_HEX})/bitmaps-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",
     ObjectKind.MANIFEST: rf"compacted/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.json",
 }
 _PATTERNS = {kind: re.compile(rf"topics/(?P<uid>{_HEX})/{pattern}") for kind, pattern in _TEMPLATES.items()}
@@ -87,6 +90,11 @@ def compacted_index(topic_uid: str, attempt_id: str, number: int) -> str:
 def row_sets(topic_uid: str, attempt_id: str, number: int) -> str:
     """The row sets that one phase-one task hands to phase two; a new name at each call."""
     return f"{run_prefix(topic_uid, attempt_id)}rowsets-{number:020d}-{secrets.token_hex(4)}.bin"
+
+
+def bitmaps(topic_uid: str, attempt_id: str, number: int) -> str:
+    """The deleted rows of some parts that a run keeps; a new name at each call."""
+    return f"{run_prefix(topic_uid, attempt_id)}bitmaps-{number:020d}-{secrets.token_hex(4)}.bin"
 
 
 def manifest(topic_uid: str, ledger_id: int, attempt_id: str) -> str:

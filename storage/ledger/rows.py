@@ -74,6 +74,7 @@ COLUMN_DOCS = {
     "codec": "compression of the entry: 0 none, 1 LZ4, 2 ZLIB, 3 ZSTD, 4 SNAPPY",
     "slot": "0 message, 1 compacted out, 2 whole entry, 3 chunk, 4 marker",
     "metadata": "the rest of Pulsar's message metadata, as protobuf bytes",
+    "retained_at": "when a compaction first kept this tombstone, milliseconds since the Unix epoch; null: no such row",
 }
 
 SCHEMA = pa.schema(
@@ -97,6 +98,7 @@ SCHEMA = pa.schema(
         pa.field("codec", pa.int8(), nullable=False),
         pa.field("slot", pa.int8(), nullable=False),
         pa.field("metadata", pa.binary()),
+        pa.field("retained_at", pa.int64()),
     ]
 )
 """Schema of rows objects, and of what readers get."""
@@ -110,7 +112,7 @@ LARGE_PAYLOAD_BYTES = 512
 
 def writer_options(mean_payload: float) -> dict[str, Any]:
     """Arguments of `pyarrow.parquet.ParquetWriter` for a rows object whose payloads have that mean size."""
-    deltas = (*_DELTA_COLUMNS, "sequence_id", "chunk_index", "chunk_count")
+    deltas = (*_DELTA_COLUMNS, "sequence_id", "chunk_index", "chunk_count", "retained_at")
     payload = "PLAIN" if mean_payload >= LARGE_PAYLOAD_BYTES else "DELTA_LENGTH_BYTE_ARRAY"
     return {
         "compression": "zstd",

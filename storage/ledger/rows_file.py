@@ -275,9 +275,13 @@ class RowsReader:
         self._window.load(view, group.start)
 
     def _constants(self, number: int) -> dict[str, Any]:
-        """The columns of a row group that statistics prove constant, with their value."""
+        """The columns of a row group that statistics prove constant, with their value.
+
+        One that the object does not have, because it is older than the column, is null throughout.
+        """
         if number not in self._known_constants:
-            self._known_constants[number] = _constant_columns(self._metadata.row_group(number))
+            absent = dict.fromkeys(set(rows.SCHEMA.names) - set(self._file.schema_arrow.names))
+            self._known_constants[number] = absent | _constant_columns(self._metadata.row_group(number))
         return self._known_constants[number]
 
     def _damaged(self, what: str) -> ObjectDamaged:

@@ -21,6 +21,7 @@ from storage.ledger.rows_file import RowsWriter
 from storage.metadata.records import IndexLocation, LedgerRecord
 from storage.model import MessageId
 from storage.objects.interface import ObjectStore
+from storage.steps import Step, reached
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Sealer:
         sizes = rows.logical_sizes(table)
         name = names.ledger_rows(self.topic_uid, ledger_id, self.attempt_id)
         with RowsWriter(self.store, name) as writer:
+            reached(Step.IMPORT_ROWS_BEGUN)
             writer.write(table, sizes)
+        reached(Step.IMPORT_ROWS_WRITTEN)
         assert writer.result is not None
         offsets = table.column("offset").to_numpy()
         entries = table.column("entry_id").to_numpy()
@@ -68,6 +71,7 @@ class Sealer:
         data, directory = key_index.encode_index(records, key_index.HashRange(), unkeyed_rows(table))
         name = names.ledger_index(self.topic_uid, ledger_id, self.attempt_id)
         self.store.put(name, data)
+        reached(Step.IMPORT_INDEX_WRITTEN)
         return IndexLocation(name, 0, len(data), directory.encode())
 
 

@@ -1,0 +1,86 @@
+"""Deleted rows of parts: bitmaps that say which rows of a part no longer count.
+
+A later run supersedes rows of a part without writing the part anew: it writes a bitmap, and its manifest names that
+beside the part. The bitmap holds *offsets relative to the part's first*, not row numbers, so phase one, which knows
+offsets only, makes it without a look at the part. Bitmaps of several parts share an object; each is a ranged read
+with a checksum of its own.
+
+May go wrong: ObjectMissing, ObjectDamaged; a bitmap that cannot be read is never taken for an empty one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap
+
+from storage.checksums import crc32c
+from storage.errors import ObjectDamaged
+from storage.ledger.manifest import DeletedRows, Part
+from storage.objects.interface import ObjectStore
+
+_REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
+
+
+def encode_deleted(name: str, bitmaps: Iterable[BitMap]) -> tuple[bytes, list[DeletedRows]]:
+    """The object `name` that bitmaps share, and where each lies in it, in order."""
+    blocks: list[bytes] = []
+    places: list[DeletedRows] = []
+    start = 0
+    for bitmap in bitmaps:
+        bitmap.run_optimize()
+        block = bytes(bitmap.serialize())
+        places.append(DeletedRows(name, start, len(block), len(bitmap), crc32c(block)))
+        blocks.append(block)
+        start += len(block)
+    return b"".join(blocks), places
+
+
+def read_deleted(store: ObjectStore, part: Part) -> BitMap:
+    """The deleted rows of a part, as offsets relative to its first; empty if it has none."""
+    (bitmap,) = read_all_deleted(store, [part.deleted])
+    return bitmap
+
+
+def read_all_deleted(store: ObjectStore, places: list[DeletedRows | None]) -> list[BitMap]:
+    """Several bitmaps; neighbours in one object come in one ranged read."""
+    bitmaps = [BitMap() for _ in places]
+    for run in _neighbours(places):
+        start, last = run[0][1], run[-1][1]
+        data = memoryview(store.get(start.name, start.offset, last.offset + last.length - start.offset))
+        for number, place in run:
+            block = data[place.offset - start.offset :][: place.length]
+            if crc32c(block) != place.crc32c:
+                raise ObjectDamaged(
+                    f"bytes {place.offset} to {place.offset + place.length} of the bitmaps {place.name} do not match "
+                    "their checksum",
+                    _REMEDY,
+                )
+            bitmaps[number] = BitMap.deserialize(bytes(block))
+    return bitmaps
+
+
+def alive(bitmap: BitMap, first_offset: int, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which of some ascending offsets of a part that begins at `first_offset` still count. Shape (n,)."""
+    if not bitmap or not len(offsets):
+        return np.ones(len(offsets), dtype=np.bool_)
+    low, high = int(offsets[0]) - first_offset, int(offsets[-1]) - first_offset
+    inside = bitmap & BitMap(range(low, high + 1)) if high - low + 1 < len(bitmap) else bitmap
+    dead = np.frombuffer(inside.to_array(), dtype=np.uint32).astype(np.int64) + first_offset
+    return np.isin(offsets, dead, assume_unique=True, invert=True)
+
+
+def _neighbours(places: list[DeletedRows | None]) -> Iterator[list[tuple[int, DeletedRows]]]:
+    """Places by number, cut where the next one does not begin where the one before ends."""
+    found = [(number, place) for number, place in enumerate(places) if place is not None]
+    found.sort(key=lambda one: (one[1].name, one[1].offset))
+    run: list[tuple[int, DeletedRows]] = []
+    for number, place in found:
+        if run and (run[-1][1].name, run[-1][1].offset + run[-1][1].length) != (place.name, place.offset):
+            yield run
+            run = []
+        run.append((number, place))
+    if run:
+        yield run
