@@ -28,6 +28,7 @@ from storage.ledger.sealing import Sealer
 from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
+from storage.steps import Step, reached
 
 DEFAULT_LEDGER_BYTES = 128 << 20
 DEFAULT_WAIT_MS = 30_000
@@ -84,7 +85,9 @@ class BulkAppend:
         Raises LeaseHeld, Fenced, any store error, and whatever `tables` raises; then nothing was appended.
         """
         with writer_lease(self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms) as lease:
+            reached(Step.IMPORT_LEASE_TAKEN)
             attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.holder)
+            reached(Step.IMPORT_ATTEMPT_BEGUN)
             with afterwards(lambda: self.metadata.finish_attempt(attempt.attempt_id)):
                 sealer = Sealer(self.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id)
                 with Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), HEARTBEAT_SECONDS):
@@ -92,8 +95,12 @@ class BulkAppend:
                     next_offset = self.metadata.topic(self.topic.name).next_offset
                     ledgers = tuple(self._seal_all(sealer, next_offset, tables))
                 if ledgers:
+                    reached(Step.IMPORT_BEFORE_COMMIT)
                     self._commit(lease, ledgers)
-                return Appended(ledgers)
+                    reached(Step.IMPORT_AFTER_COMMIT)
+            reached(Step.IMPORT_ATTEMPT_FINISHED)
+        reached(Step.IMPORT_LEASE_RELEASED)
+        return Appended(ledgers)
 
     def _commit(self, lease: Lease, ledgers: tuple[LedgerRecord, ...]) -> None:
         """A connection may be lost after the commit: told that it failed, its user would append everything again."""

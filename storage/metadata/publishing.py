@@ -18,6 +18,7 @@ from storage.metadata.invariants import RERUN, check_publish
 from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, RunRecord
 from storage.metadata.tables import compacted_ledgers
 from storage.metadata.tables import topics as topics_table
+from storage.steps import Step, reached
 
 
 def publish(
@@ -52,4 +53,5 @@ def publish(
     connection.execute(insert(compacted_ledgers).values(**mapping.compacted_ledger_values(topic.id, compacted)))
     cursors.move_horizon(connection, topic.id, compacted.horizon, compacted.ledger_id)
     runs.succeed(connection, found, compacted.ledger_id, statistics, now)
+    reached(Step.PUBLISH_INSIDE_TRANSACTION)
     return runs.get(connection, run.run_id)

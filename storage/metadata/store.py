@@ -31,6 +31,7 @@ from storage.metadata.records import (
     TopicSummary,
 )
 from storage.model import Position, TopicName
+from storage.steps import Step, reached
 
 
 class MetadataStore:
@@ -144,6 +145,7 @@ class MetadataStore:
         """
         with self.database.write() as connection:
             ledgers.append(connection, lease, new, self._clock.now_ms())
+            reached(Step.IMPORT_INSIDE_COMMIT)
 
     def ledgers(self, topic_id: int) -> tuple[LedgerRecord, ...]:
         """The topic's raw ledgers in the order of offsets."""
@@ -215,8 +217,13 @@ class MetadataStore:
 
         Raises Fenced if run, epoch or generation are not the topic's any more; nothing has changed then.
         """
+        reached(Step.PUBLISH_BEFORE_TRANSACTION)
         with self.database.write() as connection:
-            return publishing.publish(connection, run, expected_generation, compacted, statistics, self._clock.now_ms())
+            published = publishing.publish(
+                connection, run, expected_generation, compacted, statistics, self._clock.now_ms()
+            )
+        reached(Step.PUBLISH_AFTER_COMMIT)
+        return published
 
     def finish_run(self, run: RunRecord, statistics: Mapping[str, object]) -> RunRecord:
         """End a run that had nothing to write: cursor and compacted ledger stay (P1). Raises Fenced."""

@@ -44,6 +44,7 @@ from storage.objects.interface import (
     check_range,
 )
 from storage.objects.probe import ProbeReport, probe
+from storage.steps import Step, reached
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -226,11 +227,13 @@ class LocalStore(ObjectStore):
                 f"object {name} exists already in {self.url}", "read it, or write under another name"
             ) from None
         try:
+            reached(Step.LOCAL_LINKED)
             _sync_folder(path.parent)
         except OSError:
             with suppress(OSError):
                 os.unlink(path)
             raise
+        reached(Step.LOCAL_FOLDER_SYNCED)
 
     @contextmanager
     def _speaking_of(self, name: str, verb: str) -> Iterator[None]:
@@ -288,7 +291,9 @@ class _LocalWriter(ObjectWriter):
     def _commit(self) -> None:
         assert self._path is not None
         with self._store._speaking_of(self.name, "write"):
+            reached(Step.LOCAL_TEMPORARY_WRITTEN)
             os.fsync(self._descriptor)
+            reached(Step.LOCAL_FSYNCED)
             self._store.publish(self._path, self.name)
 
     def _discard(self) -> None:

@@ -39,6 +39,7 @@ from storage.objects.interface import (
 from storage.objects.probe import LARGE_BODY_BYTES, ProbeReport, probe
 from storage.objects.s3_errors import code_of, is_ambiguous, status_of, translate
 from storage.objects.s3_writer import S3Writer
+from storage.steps import Step, reached
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -104,6 +105,7 @@ class S3Store(ObjectStore):
             metadata,
             lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*", Metadata=metadata),
         )
+        reached(Step.S3_PUT_SENT)
 
     def create(self, name: str) -> ObjectWriter:
         return S3Writer(self, check_object_name(name), _new_mark(), self._multipart_threshold, self._part_bytes)
