@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from unittest import mock
 
 from benchmarks.machine import descendants, peak_resident_bytes
 from compactor import phase_one, phase_two, two_phase
+from compactor.engine import Failed
 from compactor.spark import SparkEngine
 from storage.clock import Clock
 from storage.ledger import key_index, names, rows_file
@@ -111,8 +112,14 @@ class _StrippingEngine:
     def parallelism(self) -> int:
         return self.engine.parallelism
 
-    def run(self, count: int, task: Callable[[int], Answer], on_done: Callable[[int], None]) -> list[Answer]:
-        return self.engine.run(count, _Stripped(task, self.without), on_done)
+    def run(
+        self,
+        count: int,
+        task: Callable[[int], Answer],
+        on_done: Callable[[int], None],
+        weights: Sequence[float] | None = None,
+    ) -> list[Answer | Failed]:
+        return self.engine.run(count, _Stripped(task, self.without), on_done, weights)
 
     def cancel(self) -> None:
         self.engine.cancel()

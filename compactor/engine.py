@@ -1,16 +1,70 @@
 """What runs the tasks of a phase. The job knows no more of Spark than this.
 
 An engine calls one function for the numbers 0 … n-1, wherever and however often it likes (tasks may be retried, or
-run twice at once by speculation), and gives back one answer a number. `compactor/spark.py` is the real one;
-`InProcess` is for tests, for a look with a debugger, and as the shortest description of the contract.
+run twice at once by speculation), and gives back one outcome a number: an answer, or `Failed` where the task failed
+for good, so that one bad topic fails alone. `compactor/spark.py` is the real one; `InProcess` is for tests, for a
+look with a debugger, and as the shortest description of the contract.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 Answer = TypeVar("Answer")
+
+LIGHT = 32 << 20
+"""A task that weighs less shares a partition: starting one costs Spark 40–70 ms of a core, about what this much data
+takes. Weights are bytes to read and write, or anything in their place; small numbers count as light."""
+
+PARTITIONS_PER_CORE = 3
+"""Partitions of light tasks for each core, so that no core waits long for the last one."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What stands in the place of an answer: the task failed for good (retries are over), with this error.
+
+    A CompactorError is as it was raised; a defect is a RuntimeError whose notes tell the place.
+    """
+
+    error: Exception
+
+
+def answers(outcomes: Iterable[Answer | Failed]) -> list[Answer]:
+    """The answers, when all tasks must have one. Raises the error of the first that failed."""
+    good: list[Answer] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        good.append(outcome)
+    return good
+
+
+def pack(count: int, weights: Sequence[float] | None, cores: int) -> list[list[int]]:
+    """Task numbers by partition: light tasks together, at about equal weight, others alone; heavy partitions first.
+
+    Without weights every task is a partition of its own.
+    """
+    if weights is None:
+        return [[number] for number in range(count)]
+    if len(weights) != count:
+        raise ValueError(f"{len(weights)} weights for {count} tasks")
+    heaviest_first = sorted(range(count), key=lambda number: -weights[number])
+    heavy = [[number] for number in heaviest_first if weights[number] >= LIGHT]
+    light = heaviest_first[len(heavy) :]
+    wanted = max(PARTITIONS_PER_CORE * cores, math.ceil(math.fsum(weights[number] for number in light) / LIGHT))
+    bins: list[tuple[float, int, list[int]]] = [(0.0, slot, []) for slot in range(min(wanted, len(light)))]
+    for number in light:
+        # Weights of nothing must spread as well, so a task weighs at least a little.
+        weight, slot, numbers = heapq.heappop(bins)
+        numbers.append(number)
+        heapq.heappush(bins, (weight + max(weights[number], 1e-9), slot, numbers))
+    packed = sorted(bins, key=lambda one: (-one[0], one[1]))
+    return heavy + [numbers for _, _, numbers in packed]
 
 
 class Progress(Protocol):
@@ -50,10 +104,18 @@ class Engine(Protocol):
         """Tasks that can run at once."""
         ...
 
-    def run(self, count: int, task: Callable[[int], Answer], on_done: Callable[[int], None]) -> list[Answer]:
-        """The answers of `task(0)` … `task(count - 1)`, in order; `task` must travel by pickle.
+    def run(
+        self,
+        count: int,
+        task: Callable[[int], Answer],
+        on_done: Callable[[int], None],
+        weights: Sequence[float] | None = None,
+    ) -> list[Answer | Failed]:
+        """The outcomes of `task(0)` … `task(count - 1)`, in order; `task` must travel by pickle.
 
-        `on_done` hears from time to time how many have ended. Raises what a task raised.
+        `on_done` hears from time to time about how many have ended. `weights`: what each task costs, about, in bytes
+        that it reads and writes; light tasks then share partitions. Raises Fenced (cancelled), Unavailable (the
+        engine itself gave up).
         """
         ...
 
@@ -67,12 +129,21 @@ class InProcess:
 
     parallelism = 1
 
-    def run(self, count: int, task: Callable[[int], Answer], on_done: Callable[[int], None]) -> list[Answer]:
-        answers = []
+    def run(
+        self,
+        count: int,
+        task: Callable[[int], Answer],
+        on_done: Callable[[int], None],
+        weights: Sequence[float] | None = None,
+    ) -> list[Answer | Failed]:
+        outcomes: list[Answer | Failed] = []
         for number in range(count):
-            answers.append(task(number))
+            try:
+                outcomes.append(task(number))
+            except Exception as error:
+                outcomes.append(Failed(error))
             on_done(number + 1)
-        return answers
+        return outcomes
 
     def cancel(self) -> None:
         return

@@ -6,7 +6,7 @@ Python worker to the object store, never through the JVM or the driver. One warm
 pays for starting Python workers.
 
 What may go wrong: Misconfigured (no usable Java, a session that cannot start), Unavailable (Spark gave up on a task),
-Fenced (the job was cancelled). Errors of this project raised in a task come out as they were raised.
+Fenced (the job was cancelled). What fails in a task comes back in its place, as `Failed`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from compactor.engine import Failed, answers, pack
 from compactor.java import find_java_home
 from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
 
@@ -178,28 +180,34 @@ class SparkEngine:
 
     def warm_up(self) -> None:
         """Start the Python workers and let them import what tasks need."""
-        self.run(self.parallelism, _import_phases, lambda _: None)
+        answers(self.run(self.parallelism, _import_phases, lambda _: None))
 
-    def run(self, count: int, task: Callable[[int], Answer], on_done: Callable[[int], None]) -> list[Answer]:
+    def run(
+        self,
+        count: int,
+        task: Callable[[int], Answer],
+        on_done: Callable[[int], None],
+        weights: Sequence[float] | None = None,
+    ) -> list[Answer | Failed]:
+        if count == 0:
+            return []
         context = self._session.sparkContext
         self._group = f"compactor-{os.urandom(8).hex()}"
         context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
+        partitions = pack(count, weights, self.parallelism)
         body = _task_body(task, _max_failures(self._session))
-        numbers = context.parallelize(range(count), count)
+        numbers = context.parallelize(partitions, len(partitions))
+
+        def tell(ended: int) -> None:
+            on_done(ended * count // len(partitions))
+
         try:
-            with _watch(self._session, self._group, on_done):
+            with _watch(self._session, self._group, tell):
                 rows = numbers.mapPartitions(body).collect()
         except Exception as error:
             raise self._failure(error) from error
-        answers = {number: pickle.loads(answer) for number, answer in rows}  # noqa: S301  our own workers' answers
-        for answer in answers.values():
-            if isinstance(answer, CompactorError):
-                raise answer
-            if isinstance(answer, _Defect):
-                defect = RuntimeError(f"a task failed with {answer.what}")
-                defect.add_note(answer.trace)
-                raise defect
-        return [answers[number] for number in range(count)]
+        outcomes = {number: pickle.loads(outcome) for number, outcome in rows}  # noqa: S301  our own workers'
+        return [outcomes[number] for number in range(count)]
 
     def cancel(self) -> None:
         """Stop the running job; safe from another thread."""
@@ -215,35 +223,36 @@ class SparkEngine:
         )
 
 
-@dataclass(frozen=True)
-class _Defect:
-    """An error that no store or user made: its kind and text, and where it was raised in the worker."""
+def _task_body(
+    task: Callable[[int], Any], max_failures: int
+) -> Callable[[Iterable[list[int]]], Iterable[tuple[int, bytes]]]:
+    """The function that Spark workers run over a partition: each task's number, and its outcome pickled."""
 
-    what: str
-    trace: str
-
-
-def _task_body(task: Callable[[int], Any], max_failures: int) -> Callable[[Iterable[int]], Iterable[tuple[int, bytes]]]:
-    """The function that Spark workers run: a task a number, its answer or its error pickled."""
-
-    def body(numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        for number in numbers:
-            answer: object
+    def body(partition: Iterable[list[int]]) -> Iterator[tuple[int, bytes]]:
+        context = TaskContext.get()
+        last = context is None or context.attemptNumber() + 1 >= max_failures
+        for number in chain.from_iterable(partition):
+            outcome: object
             try:
-                answer = task(number)
+                outcome = task(number)
             except Exception as error:
-                context = TaskContext.get()
-                last = context is None or context.attemptNumber() + 1 >= max_failures
-                if isinstance(error, CompactorError) and (last or not isinstance(error, Unavailable)):
-                    answer = error
-                elif last and not isinstance(error, MemoryError):
-                    # W3: of an error that is left to Spark, only Java's stack trace would be seen.
-                    answer = _Defect(f"{type(error).__name__}: {error}", traceback.format_exc())
-                else:
+                if not last and not (isinstance(error, CompactorError) and not isinstance(error, Unavailable)):
                     raise  # Spark's retry may find the store back, or more memory
-            yield number, pickle.dumps(answer)
+                outcome = Failed(_told(error))
+            yield number, pickle.dumps(outcome)
 
     return body
+
+
+def _told(error: Exception) -> Exception:
+    """The error as it goes to the driver. W3: of one that is left to Spark, only Java's stack trace would be seen."""
+    if isinstance(error, CompactorError):
+        return error
+    if isinstance(error, MemoryError):
+        return Unavailable("a task ran out of memory", "give Spark's Python workers more memory, then run it again")
+    defect = RuntimeError(f"a task failed with {type(error).__name__}: {error}")
+    defect.add_note(traceback.format_exc())
+    return defect
 
 
 def _max_failures(session: SparkSession) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
-from compactor.engine import Engine, Progress, Quiet
+from compactor.engine import Engine, Progress, Quiet, answers
 from compactor.phase_one import run_range
 from compactor.phase_two import run_part
 from compactor.plan import (
@@ -113,7 +113,7 @@ class TwoPhaseCompactor:
         timer.lap("snapshot")
 
         self.progress.phase("phase one", len(plan.ranges), messages_in)
-        ranges = self.engine.run(len(plan.ranges), partial(run_range, plan), self.progress.done)
+        ranges = answers(self.engine.run(len(plan.ranges), partial(run_range, plan), self.progress.done))
         timer.lap("phase_one")
 
         run = self.metadata.update_run(run, phase="phase two")
@@ -121,7 +121,7 @@ class TwoPhaseCompactor:
         expected = promised(ranges)
         survivors = sum(totals.count for totals in expected.values())
         self.progress.phase("phase two", len(parts), survivors)
-        results = self.engine.run(len(parts), partial(run_part, plan, parts), self.progress.done) if parts else []
+        results = answers(self.engine.run(len(parts), partial(run_part, plan, parts), self.progress.done))
         timer.lap("phase_two")
 
         run = self.metadata.update_run(run, phase="verify")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from compactor.engine import Engine
+from compactor.engine import PARTITIONS_PER_CORE, Engine, Failed, answers
 from compactor.spark import SparkEngine
 from storage.errors import Fenced, ObjectMissing, Unavailable
 
@@ -15,12 +16,13 @@ from storage.errors import Fenced, ObjectMissing, Unavailable
 def test_answers_come_in_order(spark_engine: Engine) -> None:
     seen: list[int] = []
     assert spark_engine.run(5, lambda number: number * number, seen.append) == [0, 1, 4, 9, 16]
+    assert spark_engine.run(0, lambda number: number, seen.append) == []
 
 
 # Tasks are functions inside functions: these travel whole, and a worker need not find this module.
 
 
-def test_an_error_of_ours_comes_out_as_it_was_raised(spark_engine: Engine) -> None:
+def test_an_error_of_ours_comes_back_as_it_was_raised(spark_engine: Engine) -> None:
     def missing(number: int) -> int:
         raise ObjectMissing(f"object {number} is gone", "restore it")
 
@@ -28,9 +30,9 @@ def test_an_error_of_ours_comes_out_as_it_was_raised(spark_engine: Engine) -> No
         raise Unavailable("the store is away", "wait")
 
     with pytest.raises(ObjectMissing, match="object 0 is gone: restore it"):
-        spark_engine.run(1, missing, print)
+        answers(spark_engine.run(1, missing, print))
     with pytest.raises(Unavailable, match=r"^the store is away: wait$"):
-        spark_engine.run(1, away, print)
+        answers(spark_engine.run(1, away, print))
 
 
 def test_any_other_error_keeps_its_kind_text_and_place(spark_engine: Engine) -> None:
@@ -40,14 +42,31 @@ def test_any_other_error_keeps_its_kind_text_and_place(spark_engine: Engine) -> 
         return {0: 1}[number + 41]
 
     with pytest.raises(RuntimeError, match="KeyError: 41") as raised:
-        spark_engine.run(1, defect, print)
+        answers(spark_engine.run(1, defect, print))
     assert "in defect" in raised.value.__notes__[0]
+
+
+def test_light_tasks_share_partitions_and_a_bad_one_fails_alone(spark_engine: Engine) -> None:
+    def where(number: int) -> int:
+        from pyspark import TaskContext
+
+        if number == 400:
+            raise ObjectMissing("object 400 is gone", "restore it")
+        return int(TaskContext.get().partitionId())
+
+    outcomes = spark_engine.run(1000, where, print, weights=[100.0] * 1000)
+    assert isinstance(outcomes[400], Failed)
+    assert str(outcomes[400].error) == "object 400 is gone: restore it"
+    partitions = Counter(one for one in outcomes if not isinstance(one, Failed))
+    assert len(partitions) == PARTITIONS_PER_CORE * spark_engine.parallelism
+    assert sum(partitions.values()) == 999
 
 
 class FakeSpark:
     """A session, its context, tracker and data, whose jobs fail after `meanwhile` was called."""
 
     master = "local[1]"
+    defaultParallelism = 1
 
     def __init__(self) -> None:
         self.meanwhile: Callable[[], object] = lambda: None

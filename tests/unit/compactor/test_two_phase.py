@@ -42,11 +42,13 @@ class BreaksIn(InProcess):
         self._left = phase
         self._error = error
 
-    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None]) -> list[Any]:
+    def run(
+        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
+    ) -> list[Any]:
         self._left -= 1
         if self._left == 0:
             raise self._error
-        return super().run(count, task, on_done)
+        return super().run(count, task, on_done, weights)
 
 
 class Tampers(InProcess):
@@ -55,8 +57,10 @@ class Tampers(InProcess):
     def __init__(self, change: Callable[[Any], Any]) -> None:
         self._change = change
 
-    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None]) -> list[Any]:
-        return [self._change(answer) for answer in super().run(count, task, on_done)]
+    def run(
+        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
+    ) -> list[Any]:
+        return [self._change(answer) for answer in super().run(count, task, on_done, weights)]
 
 
 def two_generations(bench: Workbench) -> Topic:
@@ -194,11 +198,13 @@ class LosesItsCursor(InProcess):
     def __init__(self, bench: Workbench, topic: Topic) -> None:
         self._bench, self._topic, self._phase = bench, topic, 0
 
-    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None]) -> list[Any]:
+    def run(
+        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
+    ) -> list[Any]:
         self._phase += 1
         if self._phase == 2:
             self._bench.metadata.delete_cursor(self._topic.record.id, COMPACTION_CURSOR)
-        return super().run(count, task, on_done)
+        return super().run(count, task, on_done, weights)
 
 
 def test_a_run_whose_epoch_passed_publishes_nothing(bench: Workbench) -> None:
@@ -218,11 +224,13 @@ class AppendsMeanwhile(InProcess):
     def __init__(self, bench: Workbench, topic: Topic) -> None:
         self._bench, self._topic, self._phase = bench, topic, 0
 
-    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None]) -> list[Any]:
+    def run(
+        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
+    ) -> list[Any]:
         self._phase += 1
         if self._phase == 1:
             self._bench.append(self._topic, [content((b"a", None), (b"late", b"5"))])
-        return super().run(count, task, on_done)
+        return super().run(count, task, on_done, weights)
 
 
 def test_what_arrives_during_a_run_belongs_to_the_next(bench: Workbench) -> None:

@@ -1,0 +1,60 @@
+"""The contract of engines, on the one in this process, and how light tasks are packed."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compactor.engine import LIGHT, PARTITIONS_PER_CORE, Failed, InProcess, answers, pack
+from storage.errors import ObjectMissing
+
+GONE = ObjectMissing("object 1 is gone", "restore it")
+
+
+def second_fails(number: int) -> int:
+    if number == 1:
+        raise GONE
+    return 10 // (number - 3)
+
+
+def test_what_fails_stands_in_its_place() -> None:
+    seen: list[int] = []
+    outcomes = InProcess().run(4, second_fails, seen.append)
+    assert outcomes[:3] == [-4, Failed(GONE), -10]
+    assert isinstance(outcomes[3], Failed)
+    assert isinstance(outcomes[3].error, ZeroDivisionError)
+    assert seen == [1, 2, 3, 4]
+    with pytest.raises(ObjectMissing, match="object 1 is gone"):
+        answers(outcomes)
+    assert answers([1, 2]) == [1, 2]
+
+
+def test_without_weights_every_task_is_a_partition() -> None:
+    assert pack(3, None, 8) == [[0], [1], [2]]
+
+
+@given(st.lists(st.floats(0, 4 * LIGHT), max_size=200), st.integers(1, 8))
+def test_light_tasks_share_partitions_of_about_equal_weight(weights: list[float], cores: int) -> None:
+    packed = pack(len(weights), weights, cores)
+    assert sorted(chain.from_iterable(packed)) == list(range(len(weights)))
+    assert all(packed), "an empty partition costs as much to start as any"
+    loads = [sum(weights[number] for number in numbers) for numbers in packed]
+    for load, numbers in zip(loads, packed, strict=True):
+        assert len(numbers) == 1 or max(weights[number] for number in numbers) < LIGHT
+        assert load < 2 * LIGHT or len(numbers) == 1
+    light = [load for load, numbers in zip(loads, packed, strict=True) if weights[numbers[0]] < LIGHT]
+    if light:
+        assert max(light) - min(light) <= max(weight for weight in weights if weight < LIGHT) + 1e-3
+        assert len(light) <= max(PARTITIONS_PER_CORE * cores, sum(weights) / LIGHT + 1)
+
+
+def test_weights_of_nothing_spread_as_well() -> None:
+    assert [len(numbers) for numbers in pack(12, [0.0] * 12, 1)] == [4, 4, 4]
+
+
+def test_a_weight_a_task() -> None:
+    with pytest.raises(ValueError, match="2 weights for 3 tasks"):
+        pack(3, [1.0, 2.0], 1)
