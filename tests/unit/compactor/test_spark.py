@@ -66,11 +66,11 @@ class FakeSpark:
     """A session, its context, tracker and data, whose jobs fail after `meanwhile` was called."""
 
     master = "local[1]"
-    defaultParallelism = 1
 
     def __init__(self) -> None:
         self.meanwhile: Callable[[], object] = lambda: None
         self.sparkContext = self
+        self.defaultParallelism = 1
 
     def statusTracker(self) -> FakeSpark:  # noqa: N802 (PySpark's name)
         return self
