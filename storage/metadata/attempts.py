@@ -1,7 +1,10 @@
 """Attempts: somebody at work who may write objects, known before the first object and until the end.
 
 Invariant: objects of an attempt become part of a topic only while the attempt is not finished (`check_open`). So
-whoever clears away what dead attempts left finishes them first, and no late commit can name an object that is gone.
+whoever clears away what dead attempts left finishes them first (`expire`), and no late commit can name an object that
+is gone. A row may be forgotten once its attempt is finished: an attempt that nobody knows counts as finished.
+
+Rows of several attempts are locked in the order of their ids, so that two transactions never wait for each other.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from storage.errors import Fenced
 from storage.metadata import mapping, topics
@@ -50,6 +53,7 @@ def check_open(connection: Connection, attempt_ids: Collection[str]) -> None:
     statement = (
         select(attempts.c.attempt_id)
         .where(attempts.c.attempt_id.in_(attempt_ids), attempts.c.finished_at.is_(None))
+        .order_by(attempts.c.attempt_id)
         .with_for_update()
     )
     closed = set(attempt_ids) - set(connection.execute(statement).scalars())
@@ -67,3 +71,42 @@ def finish(connection: Connection, attempt_ids: Collection[str], now: int) -> No
         .where(attempts.c.attempt_id.in_(attempt_ids), attempts.c.finished_at.is_(None))
         .values(finished_at=now)
     )
+
+
+def of_topic(connection: Connection, topic_id: int) -> tuple[Attempt, ...]:
+    """All that are known, finished or not, the oldest first."""
+    statement = (
+        select(attempts).where(attempts.c.topic_id == topic_id).order_by(attempts.c.started_at, attempts.c.attempt_id)
+    )
+    return tuple(mapping.attempt(row) for row in connection.execute(statement).mappings())
+
+
+def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) -> list[str]:
+    """Finish the topic's attempts whose heartbeat is that old; their ids. Raises TopicNotFound.
+
+    Their runs are for the caller to end (runs.give_up). One that beats at the same moment is either seen in time or
+    told at its next beat.
+    """
+    topics.locked(connection, topic_id)
+    statement = (
+        select(attempts.c.attempt_id)
+        .where(
+            attempts.c.topic_id == topic_id,
+            attempts.c.finished_at.is_(None),
+            attempts.c.heartbeat_at <= now - older_than_ms,
+        )
+        .order_by(attempts.c.attempt_id)
+        .with_for_update()
+    )
+    expired = list(connection.execute(statement).scalars())
+    finish(connection, expired, now)
+    return expired
+
+
+def forget(connection: Connection, topic_id: int, finished_before: int) -> int:
+    """Delete the rows of the topic's attempts that were finished before that time; how many. Raises TopicNotFound."""
+    topics.locked(connection, topic_id)
+    forgotten = connection.execute(
+        delete(attempts).where(attempts.c.topic_id == topic_id, attempts.c.finished_at < finished_before)
+    )
+    return forgotten.rowcount

@@ -17,6 +17,7 @@ from storage.metadata import mapping, topics
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
+    READ_COMPACTED_PROPERTY,
     CompactedLedgerRecord,
     CursorRecord,
     TopicRecord,
@@ -96,6 +97,20 @@ def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
             update(topics_table).where(topics_table.c.id == topic_id).values(epoch=topics_table.c.epoch + 1)
         )
         retire_compacted(connection, topic_id, now)
+
+
+def compacted_floor(connection: Connection, topic_id: int) -> int | None:
+    """The offset that the slowest cursor of a compacted reader has acknowledged (T1); None: there is no such cursor.
+
+    -1 if one has acknowledged nothing. Such a cursor has the property `readCompacted` = "true"; `__compaction`, the
+    compactor's own, does not count.
+    """
+    readers = [
+        cursor
+        for cursor in of_topic(connection, topic_id)
+        if cursor.name != COMPACTION_CURSOR and cursor.properties.get(READ_COMPACTED_PROPERTY) == "true"
+    ]
+    return min((cursor.mark_delete.offset if cursor.mark_delete else -1 for cursor in readers), default=None)
 
 
 def serving_compacted(connection: Connection, topic_id: int) -> CompactedLedgerRecord | None:

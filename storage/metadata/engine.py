@@ -15,17 +15,19 @@ What can go wrong is in driver_errors.py. Must not know: tables. Nothing here co
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from storage.errors import Misconfigured
+from storage.errors import CompactorError, Misconfigured, Unavailable
 from storage.metadata.driver_errors import shown, translated
+
+Answer = TypeVar("Answer")
 
 SQLITE = "sqlite"
 POSTGRESQL = "postgresql"
@@ -85,12 +87,42 @@ class Database:
         """A transaction that commits at the end, or not at all if anything was raised.
 
         Raises Unavailable, StorageFull, Misconfigured. After Unavailable from a lost connection the commit may have
-        happened: look before doing it again.
+        happened: look before doing it again, or let `write_once` look.
         """
         with translated(self.url), self._writing.begin() as connection:
             if self.dialect == POSTGRESQL:
                 connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_WAIT_SECONDS}s'"))
             yield connection
+
+    def write_once(
+        self, change: Callable[[Connection], Answer], happened: Callable[[Connection, Answer], bool], what: str
+    ) -> Answer:
+        """Like `write`, for a change that must not be told as failed when only the answer to its COMMIT was lost.
+
+        If the COMMIT fails as Unavailable, `happened` looks once, in a transaction of its own, whether the change is
+        there. It must first lock a row that `change` has locked: the lost transaction may still be about to end.
+        Raises as `write`; and Unavailable that says that `what` is not known, if the look fails too.
+        """
+        asked = False
+        try:
+            with self.write() as connection:
+                answer = change(connection)
+                asked = True
+            return answer
+        except Unavailable as error:
+            if not asked:
+                raise
+            lost = error
+        try:
+            with self.write() as connection:
+                if happened(connection, answer):
+                    return answer
+        except CompactorError as second:
+            raise Unavailable(
+                f"{what} is not known: {lost.message}; and when looked at: {second.message}",
+                "look when the database answers again, before doing it again",
+            ) from lost
+        raise lost
 
     def close(self) -> None:
         """Close all connections that are not in use. The object may be used again afterwards."""

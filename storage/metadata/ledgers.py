@@ -53,6 +53,12 @@ def append(connection: Connection, lease: Lease, new: Sequence[LedgerRecord], no
     attempts.finish(connection, attempt_ids, now)
 
 
+def contains(connection: Connection, topic_id: int, ledger_id: int) -> bool:
+    """Whether the ledger is part of the topic."""
+    statement = select(ledgers.c.ledger_id).where(ledgers.c.topic_id == topic_id, ledgers.c.ledger_id == ledger_id)
+    return connection.execute(statement).first() is not None
+
+
 def of_topic(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
     """In the order of offsets."""
     statement = select(ledgers).where(ledgers.c.topic_id == topic_id).order_by(ledgers.c.first_offset)

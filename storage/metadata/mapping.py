@@ -17,6 +17,7 @@ from storage.metadata.records import (
     CursorRecord,
     IndexLocation,
     LedgerRecord,
+    Pin,
     RunRecord,
     RunState,
     StoredObject,
@@ -78,6 +79,20 @@ def attempt(row: RowMapping) -> Attempt:
         heartbeat_at=row["heartbeat_at"],
         finished_at=row["finished_at"],
     )
+
+
+def pin_values(pin: Pin) -> dict[str, Any]:
+    return {
+        "pin_id": pin.pin_id,
+        "topic_id": pin.topic_id,
+        "ledger_id": pin.ledger_id,
+        "holder": pin.holder,
+        "expires_at": pin.expires_at,
+    }
+
+
+def pin(row: RowMapping) -> Pin:
+    return Pin(row["pin_id"], row["topic_id"], row["ledger_id"], row["holder"], row["expires_at"])
 
 
 def ledger_values(topic_id: int, ledger: LedgerRecord) -> dict[str, Any]:

@@ -17,6 +17,8 @@ COMPACTION_CURSOR = "__compaction"
 """The cursor whose mark-delete position is the compaction horizon (Pulsar's name)."""
 COMPACTED_LEDGER_PROPERTY = "CompactedTopicLedger"
 """The property of that cursor that names the compacted ledger's id (Pulsar's name)."""
+READ_COMPACTED_PROPERTY = "readCompacted"
+"""The property, "true", of a cursor whose reader reads compacted data: tombstones may wait for it (T1)."""
 
 
 @dataclass(frozen=True)
@@ -110,16 +112,20 @@ class CompactedLedgerRecord:
 
 
 class RunState(StrEnum):
-    """States of a compaction run (semantics.md S7)."""
+    """States of a compaction run (semantics.md S7); all but RUNNING are for ever."""
 
     RUNNING = "RUNNING"
     SUCCESS = "SUCCESS"
     ERROR = "ERROR"
+    CANCELLED = "CANCELLED"
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One compaction run. `policies` are frozen at the claim, with the clock (`started_at`)."""
+    """One compaction run. `policies` are frozen at the claim, with the clock (`started_at`).
+
+    `error` is why it ended as ERROR or CANCELLED.
+    """
 
     run_id: int
     topic_id: int
@@ -182,3 +188,29 @@ class TopicSnapshot:
     def horizon(self) -> Position | None:
         """The compaction horizon, or None if the topic was never compacted (R1, R3, A4)."""
         return self.compacted.horizon if self.compacted else None
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A reader's hold on a compacted ledger until `expires_at`; its objects stay as long (A3)."""
+
+    pin_id: str
+    topic_id: int
+    ledger_id: int
+    holder: str
+    expires_at: int
+
+
+@dataclass(frozen=True)
+class GcSnapshot:
+    """What garbage collection must know of a topic, of one moment.
+
+    `compacted`: every compacted ledger whose objects must stay, the serving and the retired ones, by generation.
+    `attempts`: those that are known, finished or not; `pins`: those that were live at that moment.
+    """
+
+    topic: TopicRecord
+    ledgers: tuple[LedgerRecord, ...]
+    compacted: tuple[CompactedLedgerRecord, ...]
+    attempts: tuple[Attempt, ...]
+    pins: tuple[Pin, ...]

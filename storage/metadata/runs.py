@@ -1,25 +1,26 @@
 """Compaction runs: one at a time a topic, each in an epoch of its own, none forgotten.
 
-States (S7): RUNNING, then once SUCCESS or ERROR; a finished run never changes again. A run that stops answering (its
-heartbeat is older than the claimant allows) is taken over: it gets ERROR, and its epoch is over, so if its worker
-wakes up it finds itself fenced. The database itself forbids a second RUNNING row (tables.py).
-Publishing a result is in publishing.py.
+States (S7): RUNNING, then once SUCCESS, ERROR or CANCELLED; a finished run never changes again. A run that stops
+answering (its heartbeat is older than the claimant allows) is taken over: it gets ERROR, and its epoch is over, so if
+its worker wakes up it finds itself fenced. So does the worker of a run that was cancelled, or given up by garbage
+collection. The database itself forbids a second RUNNING row (tables.py).
+Publishing a result is in publishing.py, beating for many runs at once in heartbeats.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, Select, insert, select, update
 
-from storage.errors import CompactionRunning, NotFound
+from storage.errors import CompactionRunning, Conflict, NotFound
 from storage.metadata import attempts, mapping, topics
 from storage.metadata.invariants import check_run_is_current
 from storage.metadata.leases import shown_time
 from storage.metadata.records import AttemptKind, RunRecord, RunState
 from storage.metadata.tables import runs
 from storage.metadata.tables import topics as topics_table
-from storage.model import Position
+from storage.model import Position, TopicName
 
 CLAIMED = "claimed"
 """The phase of a run that has not begun."""
@@ -36,7 +37,8 @@ def claim(
             raise CompactionRunning(
                 f"run {running.run_id} by {running.holder} is compacting {topic.name} since "
                 f"{shown_time(running.started_at)}",
-                "wait for it to finish; `compactor topics stats` shows its progress",
+                f"wait for it to finish; `compactor compactions show {running.run_id}` shows its progress, "
+                f"`compactor compactions cancel {running.run_id}` ends it",
             )
         # Before the insert: at most one row may be RUNNING. The text is completed when the new id is known.
         _end(connection, running, RunState.ERROR, now)
@@ -76,6 +78,7 @@ def progress(
 ) -> RunRecord:
     """A heartbeat of a run, with what is new. Raises Fenced."""
     current(connection, run)
+    attempts.heartbeat(connection, run.attempt_id, now)
     values: dict[str, object] = {"heartbeat_at": now}
     if phase is not None:
         values["phase"] = phase
@@ -84,7 +87,6 @@ def progress(
     if statistics is not None:
         values["statistics"] = dict(statistics)
     connection.execute(update(runs).where(runs.c.run_id == run.run_id).values(**values))
-    attempts.heartbeat(connection, run.attempt_id, now)
     return get(connection, run.run_id)
 
 
@@ -120,6 +122,36 @@ def fail(connection: Connection, run: RunRecord, error: str, now: int) -> RunRec
     return get(connection, run.run_id)
 
 
+def cancel(connection: Connection, run_id: int, reason: str, now: int) -> RunRecord:
+    """End a RUNNING run as CANCELLED, in a new epoch: whatever its worker still does, it never publishes.
+
+    Raises NotFound, Conflict for a run that has ended.
+    """
+    topic = topics.locked(connection, get(connection, run_id).topic_id)
+    found = get(connection, run_id)
+    if found.state is not RunState.RUNNING:
+        raise Conflict(
+            f"run {run_id} of {topic.name} cannot be cancelled: it has ended as {found.state.value}",
+            "nothing was changed and nothing is left to do; `compactor compactions list` shows which runs go on",
+        )
+    connection.execute(update(topics_table).where(topics_table.c.id == topic.id).values(epoch=topic.epoch + 1))
+    _end(connection, found, RunState.CANCELLED, now, error=_storable(reason))
+    return get(connection, run_id)
+
+
+def give_up(connection: Connection, attempt_ids: Collection[str], now: int) -> None:
+    """End the RUNNING runs of attempts that were given up as dead; their topics are locked, attempts finished."""
+    connection.execute(
+        update(runs)
+        .where(runs.c.attempt_id.in_(attempt_ids), runs.c.state == RunState.RUNNING.value)
+        .values(
+            state=RunState.ERROR.value,
+            finished_at=now,
+            error="its worker stopped answering; given up by garbage collection",
+        )
+    )
+
+
 def current(connection: Connection, run: RunRecord) -> RunRecord:
     """The run as it is now, with its topic locked. Raises Fenced if it may not go on."""
     topic = topics.locked(connection, run.topic_id)
@@ -133,7 +165,7 @@ def get(connection: Connection, run_id: int) -> RunRecord:
     run = _find(connection, select(runs).where(runs.c.run_id == run_id))
     if run is None:
         raise NotFound(
-            f"the compaction run {run_id} does not exist", "`compactor topics stats` shows the last run of a topic"
+            f"the compaction run {run_id} does not exist", "`compactor compactions list` shows those that do"
         )
     return run
 
@@ -147,11 +179,30 @@ def of_topic(connection: Connection, topic_id: int, limit: int) -> list[RunRecor
     return [mapping.run(row) for row in connection.execute(_newest_first(topic_id).limit(limit)).mappings()]
 
 
+def of_all_topics(
+    connection: Connection, limit: int, topic_id: int | None, state: RunState | None
+) -> list[tuple[TopicName, RunRecord]]:
+    """The newest first, with the names of their topics; None: any topic, any state."""
+    statement = select(runs, topics_table.c.name.label("topic_name")).join(
+        topics_table, topics_table.c.id == runs.c.topic_id
+    )
+    if topic_id is not None:
+        statement = statement.where(runs.c.topic_id == topic_id)
+    if state is not None:
+        statement = statement.where(runs.c.state == state.value)
+    found = connection.execute(statement.order_by(runs.c.run_id.desc()).limit(limit)).mappings()
+    return [(TopicName.parse(row["topic_name"]), mapping.run(row)) for row in found]
+
+
+def by_attempt(connection: Connection, attempt_id: str) -> RunRecord | None:
+    return _find(connection, select(runs).where(runs.c.attempt_id == attempt_id))
+
+
 def _end(connection: Connection, run: RunRecord, state: RunState, now: int, **values: object) -> None:
+    attempts.finish(connection, [run.attempt_id], now)
     connection.execute(
         update(runs).where(runs.c.run_id == run.run_id).values(state=state.value, finished_at=now, **values)
     )
-    attempts.finish(connection, [run.attempt_id], now)
 
 
 def _newest_first(topic_id: int) -> Select[tuple[object, ...]]:

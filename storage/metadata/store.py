@@ -1,21 +1,24 @@
 """MetadataStore: everything the rest of the project asks of SQL, in its own words.
 
-Each method is one transaction: it commits when it returns, and changed nothing if it raised. Times come from the
-clock that is handed in; two processes that share a database should agree on it within a lease's term.
+Each method is one transaction: it commits when it returns, and changed nothing if it raised. Only after Unavailable
+may a change have happened whose answer was lost: `append_ledgers`, `claim_run` and `publish` find out by themselves,
+all other methods may be called again. Times come from the clock that is handed in; two processes that share a database
+should agree on it within a lease's term.
 
 All methods may raise Unavailable (StorageFull) and Misconfigured, and, where a topic is named, TopicNotFound; only
 other errors are listed. What a method does is said where it is done: topics, leases, attempts, ledgers, cursors,
-runs, publishing. Must not know: objects, Spark, HTTP.
+runs, heartbeats, publishing, pins. Must not know: objects, Spark, HTTP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Connection
 
 from storage.clock import Clock
-from storage.metadata import attempts, cursors, leases, ledgers, publishing, runs, schema, topics
+from storage.metadata import attempts, cursors, heartbeats, leases, ledgers, pins, publishing, runs, schema, topics
 from storage.metadata.engine import Database
 from storage.metadata.records import (
     COMPACTION_CURSOR,
@@ -23,9 +26,12 @@ from storage.metadata.records import (
     AttemptKind,
     CompactedLedgerRecord,
     CursorRecord,
+    GcSnapshot,
     Lease,
     LedgerRecord,
+    Pin,
     RunRecord,
+    RunState,
     TopicRecord,
     TopicSnapshot,
     TopicSummary,
@@ -75,6 +81,11 @@ class MetadataStore:
         with self.database.read() as connection:
             return topics.list_all(connection)
 
+    def topics_in(self, namespace: str) -> list[TopicRecord]:
+        """The topics of `tenant/namespace`, by name. Raises InvalidInput."""
+        with self.database.read() as connection:
+            return topics.in_namespace(connection, namespace)
+
     def topic_summaries(self) -> list[TopicSummary]:
         """All topics, by name, with sums over their raw ledgers."""
         with self.database.read() as connection:
@@ -83,13 +94,7 @@ class MetadataStore:
     def snapshot(self, topic_id: int) -> TopicSnapshot:
         """The topic with its ledgers, `__compaction` cursor, compacted ledger and last run, all of one moment."""
         with self.database.snapshot() as connection:
-            return TopicSnapshot(
-                topic=topics.by_id(connection, topic_id),
-                ledgers=ledgers.of_topic(connection, topic_id),
-                cursor=cursors.find(connection, topic_id, COMPACTION_CURSOR),
-                compacted=cursors.serving_compacted(connection, topic_id),
-                last_run=runs.last(connection, topic_id),
-            )
+            return _snapshot(connection, topic_id)
 
     # The writer's lease
 
@@ -130,6 +135,30 @@ class MetadataStore:
         with self.database.read() as connection:
             return attempts.find(connection, attempt_id)
 
+    def attempts(self, topic_id: int) -> list[Attempt]:
+        """The topic's attempts that are known, finished or not, the oldest first."""
+        with self.database.read() as connection:
+            return list(attempts.of_topic(connection, topic_id))
+
+    def expire_attempts(self, topic_id: int, older_than_ms: int) -> list[str]:
+        """Give up the attempts whose heartbeat is that old, and end their runs as ERROR; their ids.
+
+        Afterwards nothing of theirs can become part of the topic, so their objects may be deleted.
+        """
+        with self.database.write() as connection:
+            now = self._clock.now_ms()
+            expired = attempts.expire(connection, topic_id, older_than_ms, now)
+            runs.give_up(connection, expired, now)
+            return expired
+
+    def forget_attempts(self, topic_id: int, finished_before: int) -> int:
+        """Delete the rows of attempts that were finished before that time (ms); how many.
+
+        For when the objects that they left are gone. An attempt that nobody knows counts as finished.
+        """
+        with self.database.write() as connection:
+            return attempts.forget(connection, topic_id, finished_before)
+
     # Raw ledgers
 
     def allocate_ledger_ids(self, count: int) -> int:
@@ -143,9 +172,20 @@ class MetadataStore:
         Raises Fenced if the lease was overtaken (a mere expiry does no harm), the topic has moved on, or an attempt
         was given up as dead.
         """
-        with self.database.write() as connection:
+
+        def append(connection: Connection) -> None:
             ledgers.append(connection, lease, new, self._clock.now_ms())
             reached(Step.IMPORT_INSIDE_COMMIT)
+
+        def happened(connection: Connection, _: None) -> bool:
+            topics.locked(connection, lease.topic_id)
+            return ledgers.contains(connection, lease.topic_id, new[-1].ledger_id)
+
+        self.database.write_once(
+            append,
+            happened,
+            f"whether ledger {new[-1].ledger_id if new else None} and those with it were appended",
+        )
 
     def ledgers(self, topic_id: int) -> tuple[LedgerRecord, ...]:
         """The topic's raw ledgers in the order of offsets."""
@@ -184,6 +224,62 @@ class MetadataStore:
         with self.database.write() as connection:
             cursors.remove(connection, topic_id, name, self._clock.now_ms())
 
+    def cursor_floor(self, topic_id: int) -> int | None:
+        """The offset up to which the slowest compacted reader has acknowledged (T1): of the cursors with the property
+        `readCompacted` = "true" the least; -1 if one has acknowledged nothing, None if there is no such cursor."""
+        with self.database.read() as connection:
+            return cursors.compacted_floor(connection, topic_id)
+
+    # Readers' pins, and garbage collection
+
+    def pin_compacted(self, topic_id: int, holder: str, ttl_ms: int) -> tuple[TopicSnapshot, Pin | None]:
+        """The topic of one moment, with a pin on the compacted ledger that serves in it; None: never compacted.
+
+        While the pin lives, nothing that this compacted ledger refers to is deleted.
+        """
+        with self.database.write() as connection:
+            # The pin locks the topic first, so what the snapshot's statements see cannot change between them.
+            pin = pins.take(connection, topic_id, holder, ttl_ms, self._clock.now_ms())
+            return _snapshot(connection, topic_id), pin
+
+    def renew_pin(self, pin: Pin, ttl_ms: int) -> Pin:
+        """A new term from now on. Raises Fenced if the pin expired and its compacted ledger was collected."""
+        with self.database.write() as connection:
+            return pins.renew(connection, pin, ttl_ms, self._clock.now_ms())
+
+    def release_pin(self, pin: Pin) -> None:
+        """Give the pin back; nothing happens if it is gone."""
+        with self.database.write() as connection:
+            pins.release(connection, pin)
+
+    def retired_compacted(self, topic_id: int) -> list[CompactedLedgerRecord]:
+        """The compacted ledgers that serve no more and are not collected yet, the oldest first."""
+        with self.database.read() as connection:
+            return [one for one in pins.kept(connection, topic_id) if one.retired_at is not None]
+
+    def collect_compacted(self, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
+        """Delete the row of a compacted ledger that retired at least `grace_ms` ago and that no live pin holds (A3).
+
+        False if it must stay, or is gone already. Afterwards its objects may be deleted that nothing else refers to.
+        """
+        with self.database.write() as connection:
+            return pins.collect(connection, topic_id, ledger_id, grace_ms, self._clock.now_ms())
+
+    def referenced(self, topic_id: int) -> GcSnapshot:
+        """What refers to objects of the topic, and who may still write some, all of one moment.
+
+        List the objects first and call this after: each attempt is known before its first object, so an object that
+        was listed, that nothing here leads to, and whose attempt is finished or unknown here, is garbage for ever.
+        """
+        with self.database.snapshot() as connection:
+            return GcSnapshot(
+                topic=topics.by_id(connection, topic_id),
+                ledgers=ledgers.of_topic(connection, topic_id),
+                compacted=pins.kept(connection, topic_id),
+                attempts=attempts.of_topic(connection, topic_id),
+                pins=pins.live(connection, topic_id, self._clock.now_ms()),
+            )
+
     # Compaction runs
 
     def claim_run(self, topic_id: int, holder: str, policies: Mapping[str, object], heartbeat_ttl_ms: int) -> RunRecord:
@@ -191,8 +287,18 @@ class MetadataStore:
 
         Raises CompactionRunning, which names the run under way (S4).
         """
-        with self.database.write() as connection:
-            return runs.claim(connection, topic_id, holder, policies, heartbeat_ttl_ms, self._clock.now_ms())
+
+        def happened(connection: Connection, claimed: RunRecord) -> bool:
+            topics.locked(connection, topic_id)
+            return runs.by_attempt(connection, claimed.attempt_id) is not None
+
+        return self.database.write_once(
+            lambda connection: runs.claim(
+                connection, topic_id, holder, policies, heartbeat_ttl_ms, self._clock.now_ms()
+            ),
+            happened,
+            f"whether {holder} claimed a compaction run",
+        )
 
     def update_run(
         self,
@@ -206,6 +312,24 @@ class MetadataStore:
         with self.database.write() as connection:
             return runs.progress(connection, run, phase, horizon, statistics, self._clock.now_ms())
 
+    def heartbeat_runs(
+        self, beating: Sequence[RunRecord], progress: Mapping[int, Mapping[str, object]] = MappingProxyType({})
+    ) -> list[int]:
+        """A heartbeat of many runs at once; `progress`, by run id, is merged into their statistics.
+
+        The ids of the runs that must stop: ended, of a past epoch, or given up. No error; the others were beaten.
+        """
+        with self.database.write() as connection:
+            return heartbeats.beat(connection, beating, progress, self._clock.now_ms())
+
+    def cancel_run(self, run_id: int, reason: str) -> RunRecord:
+        """End a run as CANCELLED; from then on it can never publish, and its worker finds itself fenced.
+
+        Raises NotFound, Conflict for a run that has ended.
+        """
+        with self.database.write() as connection:
+            return runs.cancel(connection, run_id, reason, self._clock.now_ms())
+
     def publish(
         self,
         run: RunRecord,
@@ -217,11 +341,20 @@ class MetadataStore:
 
         Raises Fenced if run, epoch or generation are not the topic's any more; nothing has changed then.
         """
+
+        def happened(connection: Connection, _: RunRecord) -> bool:
+            topics.locked(connection, run.topic_id)
+            found = runs.get(connection, run.run_id)
+            return found.state is RunState.SUCCESS and found.compacted_ledger_id == compacted.ledger_id
+
         reached(Step.PUBLISH_BEFORE_TRANSACTION)
-        with self.database.write() as connection:
-            published = publishing.publish(
+        published = self.database.write_once(
+            lambda connection: publishing.publish(
                 connection, run, expected_generation, compacted, statistics, self._clock.now_ms()
-            )
+            ),
+            happened,
+            f"whether run {run.run_id} published compacted ledger {compacted.ledger_id}",
+        )
         reached(Step.PUBLISH_AFTER_COMMIT)
         return published
 
@@ -249,3 +382,20 @@ class MetadataStore:
         """The newest runs of the topic, the newest first."""
         with self.database.read() as connection:
             return runs.of_topic(connection, topic_id, limit)
+
+    def all_runs(
+        self, limit: int, *, topic_id: int | None = None, state: RunState | None = None
+    ) -> list[tuple[TopicName, RunRecord]]:
+        """The newest runs of all topics, or of one, or in one state, with their topics' names; the newest first."""
+        with self.database.read() as connection:
+            return runs.of_all_topics(connection, limit, topic_id, state)
+
+
+def _snapshot(connection: Connection, topic_id: int) -> TopicSnapshot:
+    return TopicSnapshot(
+        topic=topics.by_id(connection, topic_id),
+        ledgers=ledgers.of_topic(connection, topic_id),
+        cursor=cursors.find(connection, topic_id, COMPACTION_CURSOR),
+        compacted=cursors.serving_compacted(connection, topic_id),
+        last_run=runs.last(connection, topic_id),
+    )

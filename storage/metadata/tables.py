@@ -4,7 +4,8 @@ Invariants that the database itself keeps, whatever the code above it does:
 - a topic has one row a name, at most one RUNNING run, at most one compacted ledger that is not retired;
 - a generation of a topic is one compacted ledger, for ever;
 - a raw ledger starts where no other of its topic starts;
-- ids of topics and runs are never given to another row, also after a delete.
+- ids of topics and runs are never given to another row, also after a delete;
+- a pin holds a compacted ledger whose row exists: a row that is pinned cannot be deleted.
 
 `migrations/versions` makes the same tables; `tests/migration` fails if the two differ. Nobody calls `create_all`.
 Times are milliseconds since the Unix epoch, sizes are bytes: all of them 64-bit. A message id takes four columns, a
@@ -162,6 +163,19 @@ Index(
     sqlite_where=text("retired_at IS NULL"),
     postgresql_where=text("retired_at IS NULL"),
 )
+
+pins = Table(
+    "pins",
+    METADATA,
+    Column("pin_id", String(32), primary_key=True),
+    _topic_key(),
+    Column("ledger_id", BIG_KEY, ForeignKey("compacted_ledgers.ledger_id"), nullable=False),
+    Column("holder", String, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Index(None, "topic_id"),
+    Index(None, "ledger_id"),
+)
+"""Readers of compacted ledgers. One that died leaves its row, which holds nothing once `expires_at` has come."""
 
 runs = Table(
     "runs",

@@ -2,7 +2,8 @@
 
 Every change that must not race with another change of the same topic begins with `locked`: it holds the topic's row
 until the transaction ends, so writers of one topic form a queue and writers of different topics do not meet.
-Order of locks, everywhere: lease, topic, then the rest; that is why two transactions never wait for each other.
+Order of locks, everywhere: lease, topic, attempts by id, runs by id, then the rest; that is why two transactions never
+wait for each other. Only heartbeats go without the topic's lock, and begin at the attempts.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import uuid
 from sqlalchemy import Connection, Select, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from storage.errors import TopicNotFound
+from storage.errors import InvalidInput, TopicNotFound
 from storage.metadata import mapping
 from storage.metadata.records import TopicRecord, TopicSummary
 from storage.metadata.tables import compacted_ledgers, leases, ledgers, topics
-from storage.model import TopicName
+from storage.model import DOMAIN, TopicName
 
 _LIST = "see `compactor topics list`"
 
@@ -73,6 +74,18 @@ def list_all(connection: Connection) -> list[TopicRecord]:
     """By name, in the order of code points: databases sort text each in their own way."""
     found = [mapping.topic(row) for row in connection.execute(select(topics)).mappings()]
     return sorted(found, key=lambda topic: str(topic.name))
+
+
+def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
+    """The topics of `tenant/namespace`, by name; none is no error. Raises InvalidInput for anything else."""
+    tenant, separator, local = namespace.partition("/")
+    if not (tenant and separator and local) or "/" in local:
+        raise InvalidInput(f"{namespace!r} is not a namespace", "use tenant/namespace, public/default for example")
+    like = topics.c.name.startswith(f"{DOMAIN}://{namespace}/", autoescape=True)
+    found = [mapping.topic(row) for row in connection.execute(select(topics).where(like)).mappings()]
+    # Again here: SQLite's LIKE does not tell large letters from small ones.
+    ours = [topic for topic in found if (topic.name.tenant, topic.name.namespace) == (tenant, local)]
+    return sorted(ours, key=lambda topic: str(topic.name))
 
 
 def summaries(connection: Connection) -> list[TopicSummary]:

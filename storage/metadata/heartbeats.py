@@ -1,0 +1,73 @@
+"""The heartbeat of many runs at once: one transaction and a handful of statements, however many runs there are.
+
+Invariants: a run is beaten only while it is RUNNING in the epoch that it claimed and its attempt is open; any other
+is fenced, which is an answer here, no error, since the rest must go on. Progress is merged into the statistics that
+are there, not put in their place.
+
+No topic is locked, so a heartbeat waits for no writer: attempts are locked first, by id, and that is where every
+transaction that ends a run comes by. An epoch that rises meanwhile is seen at the next beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, bindparam, select, update
+
+from storage.metadata.records import RunRecord, RunState
+from storage.metadata.tables import attempts, runs, topics
+
+_AT_ONCE = 1000
+"""Ids in one statement: far below what SQLite (32,766) and PostgreSQL (65,535) take."""
+
+
+def beat(
+    connection: Connection, beating: Sequence[RunRecord], progress: Mapping[int, Mapping[str, object]], now: int
+) -> list[int]:
+    """Say that the runs are alive; `progress` by run id. The ids of those that are fenced, in the order given."""
+    by_attempt = {run.attempt_id: run for run in beating}
+    alive: dict[int, Mapping[str, object]] = {}
+    ordered = sorted(by_attempt)
+    for first in range(0, len(ordered), _AT_ONCE):
+        open_ones = _lock_open(connection, ordered[first : first + _AT_ONCE])
+        alive |= _beat_some(connection, [by_attempt[attempt] for attempt in open_ones], now)
+    merged = [
+        {"beaten_run": run_id, "merged": {**alive[run_id], **progress[run_id]}}
+        for run_id in sorted(alive.keys() & progress.keys())
+    ]
+    if merged:
+        connection.execute(
+            update(runs).where(runs.c.run_id == bindparam("beaten_run")).values(statistics=bindparam("merged")), merged
+        )
+    return [run.run_id for run in beating if run.run_id not in alive]
+
+
+def _lock_open(connection: Connection, attempt_ids: Sequence[str]) -> list[str]:
+    statement = (
+        select(attempts.c.attempt_id)
+        .where(attempts.c.attempt_id.in_(attempt_ids), attempts.c.finished_at.is_(None))
+        .order_by(attempts.c.attempt_id)
+        .with_for_update()
+    )
+    return list(connection.execute(statement).scalars())
+
+
+def _beat_some(connection: Connection, some: Sequence[RunRecord], now: int) -> dict[int, Mapping[str, object]]:
+    """Beat those that are current; their ids and statistics. Their attempts are locked and open."""
+    found = connection.execute(
+        select(runs.c.run_id, runs.c.attempt_id, runs.c.statistics)
+        .join(topics, topics.c.id == runs.c.topic_id)
+        .where(
+            runs.c.run_id.in_([run.run_id for run in some]),
+            runs.c.state == RunState.RUNNING.value,
+            runs.c.epoch == topics.c.epoch,
+        )
+        .order_by(runs.c.run_id)
+        .with_for_update(of=runs)
+    ).all()
+    run_ids = [run_id for run_id, _, _ in found]
+    connection.execute(
+        update(attempts).where(attempts.c.attempt_id.in_([attempt for _, attempt, _ in found])).values(heartbeat_at=now)
+    )
+    connection.execute(update(runs).where(runs.c.run_id.in_(run_ids)).values(heartbeat_at=now))
+    return {run_id: statistics for run_id, _, statistics in found}

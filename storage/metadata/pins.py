@@ -1,0 +1,94 @@
+"""Pins, and the end of a compacted ledger's row: what readers hold, and what nobody needs any more.
+
+Invariants: a compacted ledger is collected only when it no longer serves, its grace time is over and no live pin is on
+it (A3); pin and collection of one topic form a queue at the topic's row, so whoever pins either holds the ledger or
+sees a newer one. The database itself forbids to delete a row that is pinned (tables.py).
+
+Time decides only how long a pin lasts. A clock that is wrong costs a reader its pin, of which its next renewal tells
+it, or keeps objects for too long; a ledger that serves is never collected, whatever the time.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from storage.errors import Fenced
+from storage.metadata import cursors, mapping, topics
+from storage.metadata.records import CompactedLedgerRecord, Pin
+from storage.metadata.tables import compacted_ledgers, pins
+
+
+def take(connection: Connection, topic_id: int, holder: str, ttl_ms: int, now: int) -> Pin | None:
+    """Pin the compacted ledger that serves; None if there is none. Raises TopicNotFound."""
+    topics.locked(connection, topic_id)
+    serving = cursors.serving_compacted(connection, topic_id)
+    if serving is None:
+        return None
+    # Readers that died leave rows; whoever makes rows sweeps them, so they are never more than there are readers.
+    connection.execute(delete(pins).where(pins.c.topic_id == topic_id, pins.c.expires_at <= now))
+    pin = Pin(uuid.uuid4().hex, topic_id, serving.ledger_id, holder, now + ttl_ms)
+    connection.execute(insert(pins).values(**mapping.pin_values(pin)))
+    return pin
+
+
+def renew(connection: Connection, pin: Pin, ttl_ms: int, now: int) -> Pin:
+    """A new term, also after the old one is over if its compacted ledger is still there.
+
+    Raises Fenced if it is not, TopicNotFound.
+    """
+    topic = topics.locked(connection, pin.topic_id)
+    if _find(connection, pin.topic_id, pin.ledger_id) is None:
+        raise Fenced(
+            f"the pin of {pin.holder} on compacted ledger {pin.ledger_id} of {topic.name} expired, and the ledger was "
+            "collected",
+            "go on at the same position with the compacted ledger that serves now",
+        )
+    renewed = Pin(pin.pin_id, pin.topic_id, pin.ledger_id, pin.holder, now + ttl_ms)
+    changed = connection.execute(update(pins).where(pins.c.pin_id == pin.pin_id).values(expires_at=renewed.expires_at))
+    if changed.rowcount == 0:  # it had expired and was swept
+        connection.execute(insert(pins).values(**mapping.pin_values(renewed)))
+    return renewed
+
+
+def release(connection: Connection, pin: Pin) -> None:
+    """Give the pin back; nothing happens if it is gone."""
+    connection.execute(delete(pins).where(pins.c.pin_id == pin.pin_id))
+
+
+def live(connection: Connection, topic_id: int, now: int) -> tuple[Pin, ...]:
+    """The pins that hold a compacted ledger at this moment, in no order that means anything."""
+    statement = select(pins).where(pins.c.topic_id == topic_id, pins.c.expires_at > now).order_by(pins.c.pin_id)
+    return tuple(mapping.pin(row) for row in connection.execute(statement).mappings())
+
+
+def kept(connection: Connection, topic_id: int) -> tuple[CompactedLedgerRecord, ...]:
+    """All compacted ledgers whose rows exist: the one that serves and the retired ones, by generation."""
+    statement = (
+        select(compacted_ledgers)
+        .where(compacted_ledgers.c.topic_id == topic_id)
+        .order_by(compacted_ledgers.c.generation)
+    )
+    return tuple(mapping.compacted_ledger(row) for row in connection.execute(statement).mappings())
+
+
+def collect(connection: Connection, topic_id: int, ledger_id: int, grace_ms: int, now: int) -> bool:
+    """Delete the row of a retired compacted ledger that may go. False if it may not, or is gone. TopicNotFound."""
+    topics.locked(connection, topic_id)
+    found = _find(connection, topic_id, ledger_id)
+    if found is None or found.retired_at is None or now - found.retired_at < grace_ms:
+        return False
+    if any(pin.ledger_id == ledger_id for pin in live(connection, topic_id, now)):
+        return False
+    connection.execute(delete(pins).where(pins.c.ledger_id == ledger_id, pins.c.expires_at <= now))
+    connection.execute(delete(compacted_ledgers).where(compacted_ledgers.c.ledger_id == ledger_id))
+    return True
+
+
+def _find(connection: Connection, topic_id: int, ledger_id: int) -> CompactedLedgerRecord | None:
+    statement = select(compacted_ledgers).where(
+        compacted_ledgers.c.topic_id == topic_id, compacted_ledgers.c.ledger_id == ledger_id
+    )
+    row = connection.execute(statement).mappings().one_or_none()
+    return mapping.compacted_ledger(row) if row is not None else None
