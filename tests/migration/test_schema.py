@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Engine, inspect, text
 
+from storage.errors import Misconfigured
+from storage.metadata import schema
 from storage.metadata.engine import Database
 from storage.metadata.schema import check, upgrade
+from storage.metadata.store import MetadataStore
 from storage.metadata.tables import METADATA
+from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import at_once
 from tests.servers.postgres import PostgresServer
 
@@ -88,6 +93,34 @@ def test_the_description_sees_the_partial_indices(empty: list[Database]) -> None
     assert "UNIQUE" in found["indices"]["uq_compacted_ledgers_serving"]
 
 
+def test_an_older_schema_is_brought_up_to_date_with_what_is_in_it(empty: list[Database]) -> None:
+    database = empty[0]
+    with database.write() as connection:
+        config = schema._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        connection.execute(text(OLD_TOPIC))
+        connection.execute(text(OLD_COMPACTED))
+    with pytest.raises(Misconfigured, match=r"older compactor \(0001, not 0002\)") as told:
+        check(database)
+    assert told.value.remedy == "run `compactor db upgrade`"
+    upgrade(database)
+    check(database)
+    store = MetadataStore(database.url, ManualClock())
+    (topic,) = store.topics()
+    snapshot, pin = store.pin_compacted(topic.id, "reader", 1)
+    assert snapshot.compacted is not None
+    assert pin is not None
+    assert (str(topic.name), snapshot.compacted.generation, pin.ledger_id) == ("persistent://t/n/old", 4, 77)
+    store.close()
+
+
+OLD_TOPIC = "INSERT INTO topics VALUES (1, 'ab', 'persistent://t/n/old', 5, 4, 9, 100, 0)"
+OLD_COMPACTED = (
+    "INSERT INTO compacted_ledgers VALUES (77, 1, 4, 99, 3, 2, -1, -1, 'm', 1, 1, 1, 1, 1, 3, 2, -1, -1, 'cd', 0, NULL)"
+)
+
+
 def test_upgrading_twice_and_at_once(empty: list[Database]) -> None:
     database = empty[0]
     others = [Database(database.url) for _ in range(4)]
@@ -104,10 +137,10 @@ def test_an_upgrade_that_fails_leaves_nothing(empty: list[Database]) -> None:
     database = empty[0]
     with database.write() as connection:
         # The last table of the history is in the way.
-        connection.execute(text("CREATE TABLE runs (mine INTEGER)"))
+        connection.execute(text("CREATE TABLE pins (mine INTEGER)"))
     with pytest.raises(Exception, match="already exists"):
         upgrade(database)
-    assert table_names(database.engine) == ["runs"]
+    assert table_names(database.engine) == ["pins"]
 
 
 def table_names(engine: Engine) -> list[str]:

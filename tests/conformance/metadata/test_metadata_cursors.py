@@ -7,7 +7,7 @@ import pytest
 from storage.errors import InvalidInput, NotFound
 from storage.metadata.records import CursorRecord, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import LATEST, MessageId, Position
+from storage.model import LATEST, MessageId, Position, TopicName
 from tests.conformance.metadata.builders import append, claim, compacted, end_of, publish_all
 
 
@@ -116,3 +116,30 @@ def test_deleting_another_cursor_leaves_compaction_alone(store: MetadataStore, t
     before = store.snapshot(topic.id)
     store.delete_cursor(topic.id, "reader")
     assert store.snapshot(topic.id) == before
+
+
+def test_the_slowest_compacted_reader(store: MetadataStore, topic: TopicRecord) -> None:
+    """T1: tombstones may wait for cursors of compacted readers, and for no others."""
+    assert store.cursor_floor(topic.id) is None
+    made = append(store, topic, 3, 4, 5)
+    publish_all(store, topic)
+    store.create_cursor(topic.id, "raw")
+    store.create_cursor(topic.id, "not any more")
+    store.set_cursor_properties(topic.id, "not any more", {"readCompacted": "false"})
+    store.set_cursor_properties(topic.id, "__compaction", {"readCompacted": "true"})
+    assert store.cursor_floor(topic.id) is None
+    for name, record in (("slow", made[0]), ("quick", made[2])):
+        store.create_cursor(topic.id, name)
+        store.set_cursor_properties(topic.id, name, {"readCompacted": "true"})
+        store.reset_cursor(topic.id, name, end_of(record))
+    assert store.cursor_floor(topic.id) == 2
+    store.reset_cursor(topic.id, "slow", end_of(made[1]))
+    assert store.cursor_floor(topic.id) == 6
+    store.create_cursor(topic.id, "new")
+    store.set_cursor_properties(topic.id, "new", {"readCompacted": "true"})
+    assert store.cursor_floor(topic.id) == -1
+    other = store.create_topic(TopicName.parse("other"))
+    assert store.cursor_floor(other.id) is None
+    store.delete_cursor(topic.id, "new")
+    store.delete_cursor(topic.id, "slow")
+    assert store.cursor_floor(topic.id) == 11

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import URL, event
 
-from storage.errors import TopicNotFound
+from storage.errors import InvalidInput, TopicNotFound
 from storage.metadata.records import LedgerRecord, TopicRecord, TopicSummary
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
@@ -51,6 +51,25 @@ def test_an_unknown_topic_is_named(store: MetadataStore) -> None:
     ):
         with pytest.raises(TopicNotFound, match="77"):
             call()
+
+
+def test_topics_of_a_namespace(store: MetadataStore) -> None:
+    for text in ("acme/eu/b", "acme/eu/a-partition-1", "acme/EU/c", "acme/eu2/d", "acme2/eu/e", "a_me/eu/f", "g"):
+        store.create_topic(TopicName.parse(text))
+
+    def found(namespace: str) -> list[str]:
+        return [topic.name.topic for topic in store.topics_in(namespace)]
+
+    assert found("acme/eu") == ["a-partition-1", "b"]
+    assert found("acme/EU") == ["c"]
+    assert found("public/default") == ["g"]
+    # Not a wildcard.
+    assert found("a_me/eu") == ["f"]
+    assert found("acme/%") == found("nobody/here") == []
+    assert store.topics_in("acme/eu2") == [store.topic(TopicName.parse("acme/eu2/d"))]
+    for wrong in ("", "acme", "acme/", "/eu", "acme/eu/b", "persistent://acme/eu"):
+        with pytest.raises(InvalidInput, match="not a namespace"):
+            store.topics_in(wrong)
 
 
 def test_topics_are_listed_by_code_point(store: MetadataStore) -> None:

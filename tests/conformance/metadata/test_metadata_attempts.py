@@ -1,0 +1,263 @@
+"""Attempts that died: given up, ended and forgotten; and what garbage collection is told (property 9)."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import URL
+
+from storage.errors import Fenced, TopicNotFound
+from storage.metadata.records import AttemptKind, GcSnapshot, RunRecord, RunState, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from tests.clocks import ManualClock
+from tests.conformance.metadata.builders import (
+    TTL,
+    Sabotage,
+    append,
+    at_once,
+    claim,
+    compacted,
+    end_of,
+    fail_at,
+    ledger,
+    publish_all,
+)
+from tests.conformance.metadata.conftest import OpenStore
+
+NOBODY = 10**9
+
+
+def test_attempts_are_listed_the_oldest_first(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    assert store.attempts(topic.id) == []
+    other = store.create_topic(TopicName.parse("other"))
+    store.begin_attempt(other.id, AttemptKind.IMPORT, "elsewhere")
+    made = []
+    for number in range(3):
+        made.append(store.begin_attempt(topic.id, AttemptKind.IMPORT, f"holder-{number}"))
+        clock.advance(1)
+    assert store.attempts(topic.id) == made
+    store.finish_attempt(made[1].attempt_id)
+    assert [attempt.finished_at for attempt in store.attempts(topic.id)] == [None, clock.now_ms(), None]
+
+
+def test_attempts_that_stopped_beating_are_given_up(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    other = store.create_topic(TopicName.parse("other"))
+    elsewhere = store.begin_attempt(other.id, AttemptKind.IMPORT, "elsewhere")
+    dead = store.begin_attempt(topic.id, AttemptKind.IMPORT, "dead")
+    done = store.begin_attempt(topic.id, AttemptKind.IMPORT, "done")
+    store.finish_attempt(done.attempt_id)
+    clock.advance(1)
+    alive = store.begin_attempt(topic.id, AttemptKind.IMPORT, "alive")
+    clock.advance(TTL - 1)
+    ended_at = clock.now_ms()
+    assert store.expire_attempts(topic.id, TTL) == [dead.attempt_id]
+    clock.advance(5)
+    assert store.expire_attempts(topic.id, 10 * TTL) == []
+    found = {attempt.holder: attempt.finished_at for attempt in store.attempts(topic.id)}
+    assert found == {"dead": ended_at, "done": done.started_at, "alive": None}
+    store.heartbeat_attempt(alive)
+    store.heartbeat_attempt(elsewhere)
+    with pytest.raises(Fenced, match="given up as dead"):
+        store.heartbeat_attempt(dead)
+    with pytest.raises(TopicNotFound):
+        store.expire_attempts(NOBODY, TTL)
+
+
+def test_an_import_that_was_given_up_appends_nothing(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    lease = store.acquire_lease(topic.id, "slow", TTL)
+    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "slow")
+    record = ledger(store.allocate_ledger_ids(1), 0, 3, attempt.attempt_id)
+    clock.advance(TTL)
+    assert store.expire_attempts(topic.id, TTL) == [attempt.attempt_id]
+    with pytest.raises(Fenced, match="objects may be gone"):
+        store.append_ledgers(lease, [record])
+    assert store.ledgers(topic.id) == ()
+
+
+def test_a_run_that_was_given_up_ends_and_never_publishes(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    made = append(store, topic, 3)
+    run = claim(store, topic)
+    clock.advance(TTL)
+    assert store.expire_attempts(topic.id, TTL) == [run.attempt_id]
+    ended = store.run(run.run_id)
+    assert (ended.state, ended.finished_at) == (RunState.ERROR, clock.now_ms())
+    assert ended.error == "its worker stopped answering; given up by garbage collection"
+    before = store.snapshot(topic.id)
+    for call in (
+        lambda: store.update_run(run),
+        lambda: store.finish_run(run, {}),
+        lambda: store.publish(run, 0, compacted(store, run, 1, end_of(made[0])), {}),
+    ):
+        with pytest.raises(Fenced, match="ERROR already: its worker stopped answering; given up by garbage"):
+            call()
+    assert store.heartbeat_runs([run]) == [run.run_id]
+    assert store.fail_run(run, "I was asleep") == ended
+    assert store.snapshot(topic.id) == before
+    # The next claim finds nobody to take over from.
+    assert claim(store, topic).run_id > run.run_id
+    assert store.run(run.run_id) == ended
+
+
+def test_only_what_was_given_up_ends(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    """Of a topic's run and import only the silent one goes; and a run that has ended keeps its state."""
+    append(store, topic, 3)
+    published = publish_all(store, topic)
+    silent = store.begin_attempt(topic.id, AttemptKind.IMPORT, "silent")
+    run = claim(store, topic)
+    clock.advance(TTL)
+    run = store.update_run(run)
+    assert store.expire_attempts(topic.id, TTL) == [silent.attempt_id]
+    assert store.update_run(run).state is RunState.RUNNING
+    assert store.run(published.run_id) == published
+
+
+def test_giving_up_that_fails_in_the_middle_changes_nothing(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    run = claim(store, topic)
+    clock.advance(TTL)
+    before = (store.attempts(topic.id), store.snapshot(topic.id))
+    statement = 0
+    while True:
+        statement += 1
+        undo = fail_at(store, statement)
+        try:
+            store.expire_attempts(topic.id, TTL)
+        except Sabotage:
+            undo()
+            assert (store.attempts(topic.id), store.snapshot(topic.id)) == before
+        else:
+            undo()
+            break
+    assert statement > 3
+    assert store.run(run.run_id).state is RunState.ERROR
+
+
+def test_a_beat_against_giving_up_is_one_or_the_other(
+    database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    stores = [open_store(database_url) for _ in range(3)]
+    for _ in range(8):
+        run = claim(stores[0], topic)
+        clock.advance(TTL)
+        fenced, expired, updated = at_once(
+            [
+                lambda run=run: stores[0].heartbeat_runs([run]),
+                lambda: stores[1].expire_attempts(topic.id, TTL),
+                lambda run=run: stores[2].update_run(run),
+            ]
+        )
+        if expired == []:
+            assert fenced == []
+            assert isinstance(updated, RunRecord)
+            assert stores[0].run(run.run_id).state is RunState.RUNNING
+            stores[0].fail_run(run, "enough")
+        else:
+            # Beats before it would have kept the run, so none came before.
+            assert expired == [run.attempt_id]
+            assert fenced == [run.run_id]
+            assert isinstance(updated, Fenced)
+            assert stores[0].run(run.run_id).state is RunState.ERROR
+
+
+def test_publish_against_giving_up_is_one_or_the_other(
+    database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    """Objects of an attempt that was given up may be deleted at once: no row may name them later."""
+    stores = [open_store(database_url) for _ in range(2)]
+    made = append(stores[0], topic, 3)
+    for _ in range(8):
+        run = claim(stores[0], topic)
+        generation = stores[0].topic(topic.name).generation
+        new = compacted(stores[0], run, generation + 1, end_of(made[0]))
+        clock.advance(TTL)
+        published, expired = at_once(
+            [
+                lambda run=run, generation=generation, new=new: stores[0].publish(run, generation, new, {}),
+                lambda: stores[1].expire_attempts(topic.id, TTL),
+            ]
+        )
+        serving = stores[0].snapshot(topic.id).compacted
+        if expired == []:
+            assert isinstance(published, RunRecord)
+            assert serving == new
+        else:
+            assert expired == [run.attempt_id]
+            assert isinstance(published, Fenced)
+            assert serving != new
+
+
+def test_attempts_are_forgotten_when_long_finished(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    made = append(store, topic, 3)
+    other = store.create_topic(TopicName.parse("other"))
+    append(store, other, 3)
+    at_work = store.begin_attempt(topic.id, AttemptKind.IMPORT, "at work")
+    clock.advance(10)
+    run = publish_all(store, topic)
+    assert store.forget_attempts(topic.id, clock.now_ms()) == 1
+    assert store.forget_attempts(topic.id, clock.now_ms()) == 0
+    assert [attempt.attempt_id for attempt in store.attempts(topic.id)] == [at_work.attempt_id, run.attempt_id]
+    assert len(store.attempts(other.id)) == 1
+    assert store.forget_attempts(topic.id, clock.now_ms() + 1) == 1
+    # What they made stays; and nobody can work on under a forgotten name.
+    assert store.ledgers(topic.id) == tuple(made)
+    assert store.last_run(topic.id) == run
+    with pytest.raises(Fenced):
+        store.update_run(run)
+    with pytest.raises(TopicNotFound):
+        store.forget_attempts(NOBODY, 0)
+
+
+def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord) -> None:
+    assert store.referenced(topic.id) == GcSnapshot(topic, (), (), (), ())
+    made = append(store, topic, 3, 4)
+    first = publish_all(store, topic)
+    pin = store.pin_compacted(topic.id, "reader", TTL)[1]
+    second = publish_all(store, topic)
+    run = claim(store, topic)
+    other = store.create_topic(TopicName.parse("other"))
+    append(store, other, 3)
+    publish_all(store, other)
+    found = store.referenced(topic.id)
+    assert found.topic == store.topic(topic.name)
+    assert found.ledgers == tuple(made)
+    assert [one.ledger_id for one in found.compacted] == [first.compacted_ledger_id, second.compacted_ledger_id]
+    assert [one.retired_at is None for one in found.compacted] == [False, True]
+    assert found.attempts == tuple(store.attempts(topic.id))
+    assert [one.attempt_id for one in found.attempts if one.finished_at is None] == [run.attempt_id]
+    assert found.pins == (pin,)
+    with pytest.raises(TopicNotFound):
+        store.referenced(NOBODY)
+
+
+def test_what_refers_to_objects_is_of_one_moment(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
+    """A finished attempt of a run without its compacted ledger would make live objects look like garbage."""
+    stores = [open_store(database_url) for _ in range(2)]
+    append(stores[0], topic, 1)
+    for _ in range(8):
+        runs = [claim(stores[0], topic)]
+        generation = stores[0].topic(topic.name).generation
+        horizon = end_of(stores[0].ledgers(topic.id)[-1])
+        new = compacted(stores[0], runs[0], generation + 1, horizon)
+
+        def publish(run: RunRecord = runs[0], generation: int = generation, new: object = new) -> object:
+            return stores[0].publish(run, generation, new, {})  # type: ignore[arg-type]
+
+        _, *seen = at_once([publish, lambda: [stores[1].referenced(topic.id) for _ in range(3)]])
+        assert isinstance(seen[0], list)
+        for snapshot in seen[0]:
+            assert isinstance(snapshot, GcSnapshot)
+            finished = {attempt.attempt_id for attempt in snapshot.attempts if attempt.finished_at is not None}
+            published = {one.attempt_id for one in snapshot.compacted}
+            assert (runs[0].attempt_id in finished) == (runs[0].attempt_id in published)
+            assert len([one for one in snapshot.compacted if one.retired_at is None]) == (
+                1 if snapshot.topic.generation else 0
+            )

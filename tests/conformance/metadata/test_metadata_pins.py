@@ -1,0 +1,333 @@
+"""Pins, and the collection of compacted ledgers that serve no more (A3; property 9)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import URL, delete, func, select
+from sqlalchemy.exc import IntegrityError
+
+from storage.errors import Fenced, TopicNotFound
+from storage.metadata.records import CompactedLedgerRecord, Pin, RunRecord, TopicRecord, TopicSnapshot
+from storage.metadata.store import MetadataStore
+from storage.metadata.tables import compacted_ledgers, pins
+from storage.model import TopicName
+from tests.clocks import ManualClock
+from tests.conformance.metadata.builders import (
+    TTL,
+    Sabotage,
+    append,
+    at_once,
+    claim,
+    compacted,
+    end_of,
+    fail_at,
+    publish_all,
+)
+from tests.conformance.metadata.conftest import OpenStore
+
+GRACE = 3_600_000
+NOBODY = 10**9
+"""The id of no ledger and of no topic."""
+
+
+def serving(store: MetadataStore, topic: TopicRecord) -> CompactedLedgerRecord:
+    found = store.snapshot(topic.id).compacted
+    assert found is not None
+    return found
+
+
+def pinned(store: MetadataStore, topic: TopicRecord, holder: str = "reader", ttl_ms: int = TTL) -> Pin:
+    pin = store.pin_compacted(topic.id, holder, ttl_ms)[1]
+    assert pin is not None
+    return pin
+
+
+def kept(store: MetadataStore, topic: TopicRecord) -> list[int]:
+    return [one.ledger_id for one in store.referenced(topic.id).compacted]
+
+
+@pytest.fixture
+def retired(store: MetadataStore, topic: TopicRecord) -> CompactedLedgerRecord:
+    """A compacted ledger that retired just now, with its successor serving."""
+    append(store, topic, 3)
+    publish_all(store, topic)
+    publish_all(store, topic)
+    return store.retired_compacted(topic.id)[0]
+
+
+def test_a_pin_comes_with_its_snapshot(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    assert store.pin_compacted(topic.id, "reader", TTL) == (store.snapshot(topic.id), None)
+    append(store, topic, 3)
+    publish_all(store, topic)
+    snapshot, pin = store.pin_compacted(topic.id, "host-1:99", TTL)
+    assert snapshot == store.snapshot(topic.id)
+    assert snapshot.compacted is not None
+    assert pin is not None
+    assert pin == Pin(pin.pin_id, topic.id, snapshot.compacted.ledger_id, "host-1:99", clock.now_ms() + TTL)
+    assert len(pin.pin_id) == 32
+    assert store.referenced(topic.id).pins == (pin,)
+    with pytest.raises(TopicNotFound):
+        store.pin_compacted(NOBODY, "reader", TTL)
+
+
+def test_two_pins_of_one_holder_are_two(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    first, second = pinned(store, topic), pinned(store, topic)
+    publish_all(store, topic)
+    store.release_pin(first)
+    assert not store.collect_compacted(topic.id, first.ledger_id, 0)
+    store.release_pin(second)
+    store.release_pin(second)
+    assert store.collect_compacted(topic.id, first.ledger_id, 0)
+
+
+def test_a_retired_ledger_goes_after_its_grace_time(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock, retired: CompactedLedgerRecord
+) -> None:
+    assert retired.retired_at == clock.now_ms()
+    clock.advance(GRACE - 1)
+    assert not store.collect_compacted(topic.id, retired.ledger_id, GRACE)
+    assert store.retired_compacted(topic.id) == [retired]
+    before = store.snapshot(topic.id)
+    clock.advance(1)
+    assert store.collect_compacted(topic.id, retired.ledger_id, GRACE)
+    assert not store.collect_compacted(topic.id, retired.ledger_id, GRACE)
+    assert store.retired_compacted(topic.id) == []
+    assert store.snapshot(topic.id) == before
+
+
+def test_what_serves_is_never_collected(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    clock.advance(10 * GRACE)
+    assert not store.collect_compacted(topic.id, serving(store, topic).ledger_id, 0)
+    assert store.retired_compacted(topic.id) == []
+    assert store.snapshot(topic.id).compacted is not None
+
+
+def test_nor_is_what_another_topic_has(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock, retired: CompactedLedgerRecord
+) -> None:
+    other = store.create_topic(TopicName.parse("other"))
+    clock.advance(GRACE)
+    assert not store.collect_compacted(other.id, retired.ledger_id, 0)
+    assert not store.collect_compacted(topic.id, NOBODY, 0)
+    assert store.retired_compacted(topic.id) == [retired]
+    assert store.retired_compacted(other.id) == []
+    with pytest.raises(TopicNotFound):
+        store.collect_compacted(NOBODY, retired.ledger_id, 0)
+
+
+def test_retired_ledgers_are_listed_the_oldest_first(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 3)
+    made = [publish_all(store, topic).compacted_ledger_id for _ in range(4)]
+    assert [one.ledger_id for one in store.retired_compacted(topic.id)] == made[:3]
+    assert kept(store, topic) == made
+    # With the cursor the last one retires too.
+    store.delete_cursor(topic.id, "__compaction")
+    assert [one.ledger_id for one in store.retired_compacted(topic.id)] == made
+    assert store.pin_compacted(topic.id, "reader", TTL)[1] is None
+    assert [store.collect_compacted(topic.id, int(ledger or 0), 0) for ledger in made] == [True] * 4
+    # The generation goes on, though no row remembers where it was.
+    publish_all(store, topic)
+    assert serving(store, topic).generation == 5
+
+
+def test_a_pin_holds_its_ledger_until_it_expires(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    pin = pinned(store, topic, ttl_ms=10 * GRACE)
+    publish_all(store, topic)
+    newer = pinned(store, topic, "another", ttl_ms=20 * GRACE)
+    assert newer.ledger_id == serving(store, topic).ledger_id != pin.ledger_id
+    clock.advance(10 * GRACE - 1)
+    assert not store.collect_compacted(topic.id, pin.ledger_id, GRACE)
+    assert kept(store, topic) == [pin.ledger_id, newer.ledger_id]
+    clock.advance(1)
+    assert store.referenced(topic.id).pins == (newer,)
+    assert store.collect_compacted(topic.id, pin.ledger_id, GRACE)
+    assert kept(store, topic) == [newer.ledger_id]
+
+
+def test_a_renewed_pin_holds_on(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    pin = pinned(store, topic)
+    publish_all(store, topic)
+    for _ in range(3):
+        clock.advance(TTL - 1)
+        renewed = store.renew_pin(pin, TTL)
+        assert renewed == replace(pin, expires_at=clock.now_ms() + TTL)
+        assert not store.collect_compacted(topic.id, pin.ledger_id, 0)
+        pin = renewed
+    assert store.referenced(topic.id).pins == (pin,)
+
+
+def test_an_expired_pin_is_renewed_while_its_ledger_is_there(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    pin = pinned(store, topic)
+    publish_all(store, topic)
+    clock.advance(10 * TTL)
+    newer = pinned(store, topic, "another")  # sweeps what has expired
+    assert store.referenced(topic.id).pins == (newer,)
+    renewed = store.renew_pin(pin, TTL)
+    assert set(store.referenced(topic.id).pins) == {newer, renewed}
+    assert not store.collect_compacted(topic.id, pin.ledger_id, 0)
+
+
+def test_a_pin_whose_ledger_was_collected_is_fenced(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    pin = pinned(store, topic, "slow")
+    publish_all(store, topic)
+    clock.advance(TTL)
+    assert store.collect_compacted(topic.id, pin.ledger_id, 0)
+    with pytest.raises(Fenced, match=rf"pin of slow on compacted ledger {pin.ledger_id} of persistent:.*collected"):
+        store.renew_pin(pin, TTL)
+    assert store.referenced(topic.id).pins == ()
+    store.release_pin(pin)
+    assert pinned(store, topic).ledger_id == serving(store, topic).ledger_id
+
+
+def test_pins_of_dead_readers_do_not_pile_up(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    for number in range(5):
+        pinned(store, topic, f"dies-{number}")
+        clock.advance(TTL)
+    with store.database.read() as connection:
+        assert connection.execute(select(func.count()).select_from(pins)).scalar_one() == 1
+
+
+def test_the_database_itself_keeps_what_is_pinned(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    pin = pinned(store, topic)
+    publish_all(store, topic)
+    with pytest.raises(IntegrityError), store.database.write() as connection:
+        connection.execute(delete(compacted_ledgers).where(compacted_ledgers.c.ledger_id == pin.ledger_id))
+    assert pin.ledger_id in kept(store, topic)
+
+
+def test_a_collection_that_fails_in_the_middle_changes_nothing(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    pin = pinned(store, topic)
+    publish_all(store, topic)
+    clock.advance(TTL)
+    before = store.referenced(topic.id)
+    statement = 0
+    while True:
+        statement += 1
+        undo = fail_at(store, statement)
+        try:
+            store.collect_compacted(topic.id, pin.ledger_id, 0)
+        except Sabotage:
+            undo()
+            assert store.referenced(topic.id) == before
+        else:
+            undo()
+            break
+    assert statement > 4
+    assert pin.ledger_id not in kept(store, topic)
+
+
+def test_a_pin_in_the_moment_of_collection_keeps_its_ledger(
+    database_url: URL, open_store: OpenStore, topic: TopicRecord
+) -> None:
+    """Readers pin while a run publishes and two collectors, without a grace time, take all that has retired."""
+    stores = [open_store(database_url) for _ in range(6)]
+    append(stores[0], topic, 3)
+    publish_all(stores[0], topic)
+    for _ in range(12):
+        old = serving(stores[0], topic)
+        run = claim(stores[0], topic)
+        new = compacted(stores[0], run, old.generation + 1, old.horizon)
+
+        def collect(store: MetadataStore, old: CompactedLedgerRecord = old) -> bool:
+            return any(store.collect_compacted(topic.id, old.ledger_id, 0) for _ in range(4))
+
+        def publish(run: RunRecord = run, old: CompactedLedgerRecord = old, new: object = new) -> bool:
+            assert isinstance(new, CompactedLedgerRecord)
+            stores[0].publish(run, old.generation, new, {})
+            return collect(stores[0])
+
+        first, second, *taken = at_once(
+            [publish, lambda: collect(stores[1])]
+            + [lambda store=store: store.pin_compacted(topic.id, "reader", TTL) for store in stores[2:]]
+        )
+        assert isinstance(first, bool)
+        assert isinstance(second, bool)
+        assert not (first and second)
+        left = kept(stores[0], topic)
+        assert left in ([old.ledger_id, new.ledger_id], [new.ledger_id])
+        for answer in taken:
+            assert isinstance(answer, tuple)
+            snapshot, pin = answer
+            assert isinstance(snapshot, TopicSnapshot)
+            assert isinstance(pin, Pin)
+            assert snapshot.compacted is not None
+            assert snapshot.compacted.ledger_id == pin.ledger_id
+            assert pin.ledger_id in left
+            stores[0].release_pin(pin)
+        stores[0].collect_compacted(topic.id, old.ledger_id, 0)
+
+
+def test_renewal_against_collection_is_one_or_the_other(
+    database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    stores = [open_store(database_url) for _ in range(2)]
+    append(stores[0], topic, 3)
+    publish_all(stores[0], topic)
+    for _ in range(8):
+        pin = pinned(stores[0], topic)
+        publish_all(stores[0], topic)
+        clock.advance(TTL)
+        renewed, collected = at_once(
+            [
+                lambda pin=pin: stores[0].renew_pin(pin, TTL),
+                lambda pin=pin: stores[1].collect_compacted(topic.id, pin.ledger_id, 0),
+            ]
+        )
+        if collected is True:
+            assert isinstance(renewed, Fenced)
+        else:
+            assert collected is False
+            assert isinstance(renewed, Pin)
+            assert pin.ledger_id in kept(stores[0], topic)
+            stores[0].release_pin(renewed)
+
+
+def test_of_many_collectors_one_collects(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
+    stores = [open_store(database_url) for _ in range(4)]
+    append(stores[0], topic, 3)
+    publish_all(stores[0], topic)
+    for _ in range(6):
+        old = serving(stores[0], topic)
+        publish_all(stores[0], topic)
+        results = at_once(
+            [lambda store=store, old=old: store.collect_compacted(topic.id, old.ledger_id, 0) for store in stores]
+        )
+        assert sorted(map(repr, results)) == ["False"] * 3 + ["True"]
+
+
+def test_a_run_reads_on_what_it_began_with(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    """A run needs no pin: what it builds on serves until it publishes, or the run is fenced."""
+    made = append(store, topic, 3)
+    publish_all(store, topic)
+    run = claim(store, topic)
+    base = serving(store, topic)
+    clock.advance(10 * GRACE)
+    assert not store.collect_compacted(topic.id, base.ledger_id, 0)
+    store.publish(run, base.generation, compacted(store, run, base.generation + 1, end_of(made[0])), {})
+    assert store.collect_compacted(topic.id, base.ledger_id, 0)
