@@ -10,6 +10,7 @@ import base64
 import json
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +27,21 @@ from pyroaring import BitMap, BitMap64
 from pyspark.sql import SparkSession
 
 from compactor.engine import Engine
-from compactor.phase_one import run_range
-from compactor.plan import Policies, RunPlan
 from storage.bulk_append import INPUT_SCHEMA, to_rows
 from storage.ledger import key_index, names, rows
+from storage.ledger.deleted import encode_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
-from storage.ledger.key_index import HashRange, IndexDirectory
+from storage.ledger.key_index import HashRange, IndexDirectory, Records
 from storage.ledger.manifest import DeletedRows, Manifest, Part
 from storage.ledger.names import ObjectKind
 from storage.ledger.rows_file import RowsObject, RowsWriter
+from storage.ledger.sealing import ledger_records
 from storage.metadata.records import IndexLocation, LedgerRecord, StoredObject
 from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore
-from tests.sealed import new_id, seal, seal_history, source
+from tests.sealed import SEED, new_id, seal
 from tests.strategies import contents, rows_tables
+from tests.workbench import Workbench
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
 PROSE = " ".join(PAGE.split())
@@ -125,6 +127,15 @@ def read_rows(data: bytes, footer_size: int, footer_checksum: int) -> list[dict[
     return found
 
 
+def dead_offsets(data: bytes, part: dict[str, Any]) -> list[int]:
+    """The offsets of a part's rows that do not count; `data`: the object of bitmaps that it names."""
+    place = part["deleted"]
+    block = check(data[place["offset"] : place["offset"] + place["length"]], place["crc32c"])
+    relative = list(BitMap.deserialize(block))
+    assert len(relative) == place["cardinality"]
+    return [part["first"]["offset"] + number for number in relative]
+
+
 def parse_name(name: str) -> tuple[str, int] | None:
     """(last part of the name's pattern, number) by the page's list of names."""
     hexadecimal, number = "[0-9a-f]{32}", r"(\d{20})"
@@ -208,37 +219,86 @@ def test_the_page_reads_the_index_of_any_ledger(object_store: ObjectStore, table
 
 
 @settings(max_examples=30)
-@given(contents(max_size=40), st.integers(0, 3))
-def test_the_page_reads_the_index_of_a_compacted_ledger(
-    object_store: ObjectStore, content: pa.Table, bits: int
-) -> None:
+@given(rows_tables(ledgers=1), st.integers(0, 3))
+def test_the_page_reads_the_index_of_any_hash_range(object_store: ObjectStore, table: pa.Table, bits: int) -> None:
+    """A level is cut into hash ranges; together they are the index that one range would have been."""
+    whole = ledger_records(table, Xxh3KeyHasher(SEED))
+    found: list[dict[str, int]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_index, "FENCE_RECORDS", 2)
-        table, ledgers = seal_history(object_store, [content])
-        policies = Policies(retain_null_key=True)
-        sources, indexes = tuple(map(source, ledgers)), tuple(ledger.index for ledger in ledgers)
-        plan = RunPlan(object_store.location, new_id(), -1, new_id(), policies, sources, indexes, bits)
-        results = [run_range(plan, number) for number in range(2**bits)]
-    offsets: list[int] = []
-    null_keys: list[int] = []
-    survivors: list[int] = []
-    for number, result in enumerate(results):
-        if result.index is not None:
-            directory = read_directory(result.index.directory)
-            assert (directory["bits"], directory["prefix"]) == (bits, number)
-            records, unkeyed = read_ledger(object_store, result.index)
-            assert all(record["high"] >> (64 - bits) == number for record in records)
-            offsets += [record["offset"] for record in records]
-            null_keys += unkeyed["null_keys"]
-        for row_set in result.row_sets:
-            block_ = check(object_store.get(result.name, row_set.start, 4 * row_set.count), row_set.crc32c)
-            first = ledgers[row_set.source].first_offset
-            survivors += [first + relative for relative in struct.unpack(f"<{row_set.count}I", block_)]
-    drawn = table.to_pylist()
-    newest = {row["key"]: row for row in drawn if row["key"] is not None}
-    assert sorted(offsets) == sorted(row["offset"] for row in newest.values() if row["payload"])
-    assert null_keys == [row["offset"] for row in drawn if row["key"] is None]
-    assert sorted(survivors) == sorted(offsets + null_keys)
+        for prefix in range(2**bits):
+            inside = HashRange(prefix, bits).narrow(whole.hi)
+            part = Records(*(column if column is None else column[inside] for column in vars(whole).values()))
+            data, made = key_index.encode_index(part, HashRange(prefix, bits))
+            directory = read_directory(made.encode())
+            assert (directory["bits"], directory["prefix"]) == (bits, prefix)
+            records, _ = read_index(data, directory)
+            assert all(record["high"] >> (64 - bits) == prefix for record in records)
+            found += records
+    assert [record["high"] for record in found] == whole.hi.tolist()
+    assert [record["low"] for record in found] == whole.lo.tolist()
+    assert [record["offset"] for record in found] == whole.offset.tolist()
+
+
+def read_compacted(store: ObjectStore, manifest: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
+    """The rows of a compacted ledger that count, and the offsets that its index says so of, by what they are."""
+    live: list[dict[str, Any]] = []
+    for part in manifest["parts"]:
+        table = read_rows(store.get(part["name"]), part["footer_size"], part["footer_crc32c"])
+        dead = set(dead_offsets(store.get(part["deleted"]["name"]), part) if part["deleted"] else ())
+        assert dead <= {row["offset"] for row in table}
+        counting = [row for row in table if row["offset"] not in dead]
+        assert len(table) == part["messages"]
+        assert sum(row["offset"] for row in counting) % 2**64 == part["offset_sum"]
+        assert (table[0]["offset"], table[-1]["offset"]) == (part["first"]["offset"], part["last"]["offset"])
+        kept_since = [row["retained_at"] for row in counting if row["retained_at"] is not None]
+        assert part["oldest_tombstone"] == min(kept_since, default=None)
+        live += counting
+    visible: dict[tuple[int, int], int] = {}
+    unkeyed = []
+    for level in manifest["index"]["levels"]:
+        this: dict[tuple[int, int], int] = {}
+        for place in level:
+            data = store.get(place["name"])[place["offset"] : place["offset"] + place["length"]]
+            records, bitmaps = read_index(data, read_directory(base64.b64decode(place["directory"])))
+            this |= {(record["high"], record["low"]): record["offset"] for record in records}
+            unkeyed += [offset for offsets in bitmaps.values() for offset in offsets]
+        visible = this | visible
+    rows_of_keys = [offset for offset in visible.values() if not offset >> 62 & 1]
+    return live, {
+        "values": sorted(offset for offset in rows_of_keys if not offset >> 63),
+        "tombstones": sorted(offset & (1 << 62) - 1 for offset in rows_of_keys if offset >> 63),
+        "unkeyed": sorted(unkeyed),
+    }
+
+
+@settings(max_examples=25)
+@given(st.lists(contents(max_size=30), min_size=1, max_size=4))
+def test_the_page_reads_a_compacted_ledger(tmp_path_factory: pytest.TempPathFactory, history: list[pa.Table]) -> None:
+    """After each of several runs: parts that were kept or written anew, their deleted rows, levels of the index."""
+    bench = Workbench.embedded(tmp_path_factory.mktemp("page"))
+    topic = bench.topic()
+    model: dict[bytes, dict[str, Any]] = {}
+    for content in history:
+        bench.append(topic, [content], ledger_bytes=100)
+        bench.compact(topic)
+        rows_ = [row for ledger in topic.snapshot().ledgers for row in read_ledger_rows(bench.store, ledger)]
+        model = {row["key"]: row for row in rows_ if row["key"] is not None}
+        expected = [row for row in rows_ if row["key"] is not None and model[row["key"]] is row and row["payload"]]
+        compacted = topic.snapshot().compacted
+        if compacted is None:
+            assert rows_ == []
+            continue
+        manifest = json.loads(check(bench.store.get(compacted.manifest.name), compacted.manifest.crc32c))
+        assert manifest["format_version"] == 2
+        live, indexed = read_compacted(bench.store, manifest)
+        assert live == expected
+        assert indexed == {"values": [row["offset"] for row in live], "tombstones": [], "unkeyed": []}
+    bench.metadata.close()
+
+
+def read_ledger_rows(store: ObjectStore, ledger: LedgerRecord) -> list[dict[str, Any]]:
+    return read_rows(store.get(ledger.rows.name), ledger.footer_size, ledger.rows.crc32c)
 
 
 def example_ledger(store: ObjectStore) -> LedgerRecord:
@@ -272,9 +332,22 @@ def example_manifest() -> Manifest:
     """The manifest of the page's example."""
     first, last = (Position(offset, MessageId(5, offset - 100)) for offset in (100, 103))
     rows_object = RowsObject(StoredObject("part", 4000, 11), 3000)
-    part = Part(rows_object, first, last, 2, 4, 8, 9, DeletedRows("bitmaps", 40, 18, 1, 7))
+    part = Part(rows_object, first, last, 2, 4, 8, 9, DeletedRows("bitmaps", 40, 18, 1, 7), 103)
     index = ((IndexLocation("index", 0, 24, IndexDirectory(HashRange(), (1,), (0,)).encode()),),)
-    return Manifest("persistent://public/default/t", "0" * 32, 6, 1, 2, 1_700_000_000_000, last, (part,), index)
+    return Manifest(
+        topic="persistent://public/default/t",
+        topic_uid="0" * 32,
+        ledger_id=6,
+        generation=1,
+        run_id=2,
+        created_at=1_700_000_000_000,
+        horizon=last,
+        parts=(part,),
+        index=index,
+        frozen_at=1_699_999_999_000,
+        policies={"event_time_order": False},
+        tombstones_dropped_to=102,
+    )
 
 
 def test_the_example_manifest_is_what_is_written() -> None:
@@ -300,13 +373,16 @@ def test_every_member_of_a_manifest_is_on_the_page() -> None:
 
 
 def test_the_deleted_rows_of_a_part_are_read_as_the_page_says(object_store: ObjectStore) -> None:
-    bitmap = BitMap([1, 70_000]).serialize()
-    name = f"bitmaps/{new_id()}"
-    object_store.put(name, b"before" + bitmap + b"after")
-    deleted = json.loads(example_manifest().encode())["parts"][0]["deleted"]
-    deleted |= {"name": name, "offset": 6, "length": len(bitmap), "crc32c": google_crc32c.value(bitmap)}
-    data = check(object_store.get(deleted["name"], deleted["offset"], deleted["length"]), deleted["crc32c"])
-    assert list(BitMap.deserialize(data)) == [1, 70_000]
+    name = names.bitmaps(new_id(), new_id(), 0)
+    data, places = encode_deleted(name, [BitMap([9]), BitMap([1, 70_000])])
+    object_store.put(name, data)
+    example = example_manifest()
+    document = json.loads(replace(example, parts=(replace(example.parts[0], deleted=places[1], messages=3),)).encode())
+    (part,) = document["parts"]
+    assert dead_offsets(object_store.get(name), part) == [101, 70_100]
+
+
+def test_the_directory_of_a_level_is_read_as_the_page_says() -> None:
     directory = json.loads(example_manifest().encode())["index"]["levels"][0][0]["directory"]
     assert read_directory(base64.b64decode(directory))["counts"] == (1,)
 
@@ -348,6 +424,7 @@ def test_names_are_built_as_the_page_says(object_store: ObjectStore) -> None:
         ObjectKind.PART: names.part(uid, attempt, 7),
         ObjectKind.INDEX: names.compacted_index(uid, attempt, 7),
         ObjectKind.ROW_SETS: names.row_sets(uid, attempt, 7),
+        ObjectKind.BITMAPS: names.bitmaps(uid, attempt, 7),
         ObjectKind.MANIFEST: names.manifest(uid, 7, attempt),
     }
     assert set(built) == set(ObjectKind)
@@ -357,6 +434,7 @@ def test_names_are_built_as_the_page_says(object_store: ObjectStore) -> None:
         ObjectKind.PART: (".parquet", 7),
         ObjectKind.INDEX: (".index", 7),
         ObjectKind.ROW_SETS: (".bin", 7),
+        ObjectKind.BITMAPS: (".bin", 7),
         ObjectKind.MANIFEST: (".json", 7),
     }
 

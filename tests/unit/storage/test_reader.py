@@ -1,4 +1,4 @@
-"""The reader over a compacted ledger with deleted rows, which later writers may make (docs/format.md)."""
+"""The reader over a part that a later run kept, with rows that no longer count (docs/format.md)."""
 
 from __future__ import annotations
 
@@ -10,39 +10,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from storage.bulk_append import INPUT_SCHEMA
-from storage.checksums import crc32c
+from storage.bulk_append import INPUT_SCHEMA, to_rows
 from storage.errors import ObjectDamaged
-from storage.ledger import rows
-from storage.ledger.manifest import DeletedRows, Manifest, Part, write_manifest
+from storage.ledger import names, rows
+from storage.ledger.deleted import encode_deleted
+from storage.ledger.manifest import Manifest, Part, write_manifest
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
 from storage.reader import SnapshotReader
-from tests.sealed import NOW, SEED, damaged_copy, new_id, seal_history
+from tests.sealed import NOW, SEED, damaged_copy, new_id, seal
 
+FIRST = 10**12
 COUNT = 20
+OFFSETS = [FIRST + number + number // 3 for number in range(COUNT)]
+"""Of the part's rows: with gaps, so that row numbers and offsets differ, and far from 0."""
 NAME = TopicName.parse("t")
 
 
 def part_without(store: ObjectStore, dead: set[int]) -> Part:
-    """A part of 20 rows in groups of 4, some of them deleted."""
-    content = pa.Table.from_pylist([{"key": b"%d" % n, "payload": b"v"} for n in range(COUNT)], schema=INPUT_SCHEMA)
+    """A part of 20 rows in groups of 4; those numbered in `dead` do not count any more."""
+    content = pa.Table.from_pylist([{"key": b"%d" % n, "payload": b"v"} for n in range(30)], schema=INPUT_SCHEMA)
+    table = to_rows(content, 5, FIRST, NOW).take([offset - FIRST for offset in OFFSETS])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "GROUP_ROWS", 4)
-        _, (ledger,) = seal_history(store, [content])
-    bitmap, name = BitMap(dead).serialize(), f"bitmaps/{new_id()}"
-    store.put(name, b"another part's" + bitmap)
-    deleted = DeletedRows(name, 14, len(bitmap), len(dead), crc32c(bitmap))
-    first, last = Position(0, MessageId(5, 0)), Position(COUNT - 1, ledger.last_message_id)
+        ledger = seal(store, table)
+    name = names.bitmaps(new_id(), new_id(), 0)
+    data, places = encode_deleted(name, [BitMap([1, 2]), BitMap(OFFSETS[number] - FIRST for number in dead)])
+    store.put(name, data)
+    first, last = (Position(offset, MessageId(5, offset - FIRST)) for offset in (OFFSETS[0], OFFSETS[-1]))
     rows_object = RowsObject(ledger.rows, ledger.footer_size)
-    return Part(rows_object, first, last, COUNT, ledger.logical_bytes, NOW, NOW, deleted)
+    return Part(rows_object, first, last, COUNT, ledger.logical_bytes, NOW, NOW, places[1])
 
 
 def reader_of(store: ObjectStore, part: Part) -> SnapshotReader:
     """A reader of a topic that has only a compacted ledger of this part."""
-    topic = TopicRecord(1, "0" * 32, NAME, SEED, 1, 1, COUNT, NOW)
+    topic = TopicRecord(1, "0" * 32, NAME, SEED, 1, 1, FIRST + 30, NOW)
     manifest = Manifest(str(NAME), topic.uid, 6, 1, 1, NOW, part.last, (part,), ())
     stored = write_manifest(store, f"manifests/{new_id()}", manifest)
     compacted = CompactedLedgerRecord(
@@ -56,11 +60,12 @@ def offsets(reader: SnapshotReader, start: MessageId = EARLIEST) -> list[int]:
 
 
 @settings(max_examples=30)
-@given(st.sets(st.integers(0, COUNT - 1), min_size=1), st.integers(0, COUNT - 1))
+@given(st.sets(st.integers(0, COUNT - 1), max_size=COUNT - 1), st.integers(0, 30))
 def test_deleted_rows_are_left_out_and_no_others(object_store: ObjectStore, dead: set[int], start: int) -> None:
     reader = reader_of(object_store, part_without(object_store, dead))
-    assert offsets(reader) == [number for number in range(COUNT) if number not in dead]
-    assert offsets(reader, MessageId(5, start)) == [n for n in range(start, COUNT) if n not in dead]
+    alive = [offset for number, offset in enumerate(OFFSETS) if number not in dead]
+    assert offsets(reader) == alive
+    assert offsets(reader, MessageId(5, start)) == [offset for offset in alive if offset - FIRST >= start]
 
 
 def test_a_damaged_bitmap_is_damage_of_the_compacted_ledger(object_store: ObjectStore) -> None:

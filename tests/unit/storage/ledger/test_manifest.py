@@ -41,10 +41,12 @@ def manifest(*parts: Part, horizon: int = 1000) -> Manifest:
 def manifests(draw: st.DrawFn) -> Manifest:
     edges = sorted(draw(st.lists(NUMBERS, min_size=2, max_size=12, unique=True)))
     spans = [(edges[i], edges[i + 1] - 1) for i in range(0, len(edges) - 1, 2)]
+    policies = st.dictionaries(TEXTS, st.none() | st.booleans() | NUMBERS | st.floats(allow_nan=False))
     parts = []
     for first, last in spans:
         messages = draw(st.integers(1, last - first + 1))
-        deleted = st.builds(DeletedRows, TEXTS, NUMBERS, NUMBERS, st.integers(1, messages), U32)
+        dead = draw(st.none() | st.integers(1, messages - 1)) if messages > 1 else None
+        deleted = None if dead is None else DeletedRows(draw(TEXTS), draw(NUMBERS), draw(NUMBERS), dead, draw(U32))
         first_id, last_id = (
             Position(
                 offset, MessageId(draw(NUMBERS), draw(NUMBERS), draw(st.integers(-1, 9)), draw(st.integers(-1, 9)))
@@ -53,19 +55,19 @@ def manifests(draw: st.DrawFn) -> Manifest:
         )
         stored = StoredObject(draw(TEXTS), draw(NUMBERS), draw(U32))
         sums = [draw(NUMBERS), draw(NUMBERS), draw(NUMBERS)]
-        parts.append(
-            Part(RowsObject(stored, draw(NUMBERS)), first_id, last_id, messages, *sums, draw(st.none() | deleted))
-        )
+        live = draw(st.integers(0, 2**64 - 1)), draw(st.none() | NUMBERS)
+        parts.append(Part(RowsObject(stored, draw(NUMBERS)), first_id, last_id, messages, *sums, deleted, *live))
     location = st.builds(IndexLocation, TEXTS, NUMBERS, NUMBERS, st.binary(max_size=40))
     levels = st.lists(st.lists(location, max_size=3).map(tuple), max_size=3).map(tuple)
     ids = [draw(NUMBERS) for _ in range(4)]
     horizon = Position(edges[-1], MessageId(draw(NUMBERS), draw(NUMBERS), -1, draw(st.integers(-1, 9))))
-    return Manifest(draw(TEXTS), draw(TEXTS), *ids, horizon, tuple(parts), draw(levels))
+    frozen = draw(NUMBERS), draw(policies), draw(st.integers(-1, 2**63 - 1))
+    return Manifest(draw(TEXTS), draw(TEXTS), *ids, horizon, tuple(parts), draw(levels), *frozen)
 
 
-def everything(value: Any) -> str:
+def everything(made: Manifest) -> tuple[str, Any]:
     """All numbers and texts of a manifest; message ids that are equal may still differ in their partition."""
-    return repr(value)
+    return repr(replace(made, policies={})), made.policies
 
 
 @given(manifests())
@@ -103,8 +105,18 @@ def test_deleted_rows_and_index_levels_have_their_place() -> None:
 
 
 def test_the_totals_are_those_of_the_parts_without_their_deleted_rows() -> None:
-    made = manifest(part(1, 9, messages=8, deleted=DeletedRows("d", 0, 1, 3, 0)), part(10, 10))
-    assert (made.messages, made.logical_bytes, made.stored_bytes) == (6, 20, 1809)
+    made = manifest(part(1, 9, messages=8, deleted=DeletedRows("d", 0, 25, 3, 0)), part(10, 10))
+    assert [(one.live, one.dead) for one in made.parts] == [(5, 3), (1, 0)]
+    assert (made.messages, made.logical_bytes, made.stored_bytes) == (6, 20, 900 + 25 + 900 + 9)
+
+
+def test_the_objects_of_a_manifest_are_all_that_it_refers_to() -> None:
+    """What garbage collection must leave: shared objects once."""
+    deleted = [DeletedRows("bitmaps", start, 20, 1, 0) for start in (0, 20)]
+    made = manifest(part(1, 9, messages=8, deleted=deleted[0]), part(10, 19, messages=4, deleted=deleted[1]))
+    levels = ((IndexLocation("new", 0, 5, b""),), (IndexLocation("old", 0, 5, b""), IndexLocation("older", 0, 5, b"")))
+    assert replace(made, index=levels).objects == {"part-1", "part-10", "bitmaps", "new", "old", "older"}
+    assert replace(manifest(), index=()).objects == set()
 
 
 def test_an_empty_compacted_ledger_is_a_valid_one() -> None:
@@ -119,6 +131,7 @@ IMPOSSIBLE = {
     "more messages than offsets": (part(1, 2, messages=3),),
     "a part without messages": (part(1, 2, messages=0),),
     "more deleted rows than rows": (part(1, 9, messages=2, deleted=DeletedRows("d", 0, 1, 3, 0)),),
+    "a part of which no row counts": (part(1, 9, messages=2, deleted=DeletedRows("d", 0, 1, 2, 0)),),
 }
 
 
@@ -157,6 +170,11 @@ def without(*path: str | int) -> bytes:
         without("horizon"),
         without("parts", 0, "footer_crc32c"),
         without("parts", 0, "first", "batch_index"),
+        without("parts", 0, "offset_sum"),
+        without("parts", 0, "oldest_tombstone"),
+        without("frozen_at"),
+        without("policies"),
+        without("tombstones_dropped_to"),
         without("index", "levels"),
         manifest().encode().replace(b'"parts":[]', b'"parts":[7]'),
         manifest().encode().replace(b'"parts":[]', b'"parts":null'),
@@ -168,9 +186,10 @@ def test_json_that_is_no_manifest_is_damage(data: bytes) -> None:
         Manifest.decode(data, "m")
 
 
-def test_a_later_format_version_is_refused() -> None:
-    data = manifest().encode().replace(b'"format_version":1', b'"format_version":2')
-    with pytest.raises(ObjectDamaged, match="format version 2"):
+@pytest.mark.parametrize("version", [b"1", b"3"])
+def test_another_format_version_is_refused(version: bytes) -> None:
+    data = manifest().encode().replace(b'"format_version":2', b'"format_version":' + version)
+    with pytest.raises(ObjectDamaged, match="format version " + version.decode()):
         Manifest.decode(data, "m")
 
 

@@ -21,6 +21,7 @@ BUILDERS: dict[ObjectKind, Callable[[str, str, int], str]] = {
     ObjectKind.PART: names.part,
     ObjectKind.INDEX: names.compacted_index,
     ObjectKind.ROW_SETS: names.row_sets,
+    ObjectKind.BITMAPS: names.bitmaps,
 }
 UID, ATTEMPT = "0a" * 16, "f9" * 16
 
