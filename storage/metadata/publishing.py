@@ -36,16 +36,7 @@ def publish(
     check_publish(topic, found, expected_generation, cursor.mark_delete if cursor else None, compacted)
     attempts.check_open(connection, [found.attempt_id])
 
-    swapped = connection.execute(
-        update(topics_table)
-        .where(
-            topics_table.c.id == topic.id,
-            topics_table.c.generation == expected_generation,
-            topics_table.c.epoch == found.epoch,
-        )
-        .values(generation=topics_table.c.generation + 1)
-    )
-    if swapped.rowcount != 1:
+    if not _swap(connection, topic.id, expected_generation, found.epoch):
         # The lock makes this impossible; the swap is what A1 promises, so it does not lean on the lock.
         raise Fenced(f"generation or epoch of {topic.name} moved while run {run.run_id} published", RERUN)
 
@@ -55,3 +46,17 @@ def publish(
     runs.succeed(connection, found, compacted.ledger_id, statistics, now)
     reached(Step.PUBLISH_INSIDE_TRANSACTION)
     return runs.get(connection, run.run_id)
+
+
+def _swap(connection: Connection, topic_id: int, expected_generation: int, epoch: int) -> bool:
+    """The next generation, if the topic is still at this generation and in this epoch; whether it was."""
+    swapped = connection.execute(
+        update(topics_table)
+        .where(
+            topics_table.c.id == topic_id,
+            topics_table.c.generation == expected_generation,
+            topics_table.c.epoch == epoch,
+        )
+        .values(generation=topics_table.c.generation + 1)
+    )
+    return swapped.rowcount == 1
