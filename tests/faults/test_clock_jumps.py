@@ -1,0 +1,231 @@
+"""A clock that jumps, by a year, forwards or back, and comes right again: leases, heartbeats, pins, grace times.
+
+What must hold: time decides who may begin, never whose work counts. So a wrong clock costs waiting, a run or a pin, of
+which its owner is told; it never gives a topic two writers, two generations of one number, a horizon that goes back,
+or a compacted ledger that serves and is gone.
+"""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import URL
+
+from storage.errors import CompactionRunning, Fenced, LeaseHeld
+from storage.metadata.records import AttemptKind, RunState, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from tests.clocks import ManualClock
+from tests.conformance.metadata.builders import TTL, append, claim, compacted, end_of, ledger, publish_all
+
+YEAR = 365 * 24 * 3_600_000
+GRACE = 3_600_000
+
+
+@pytest.fixture(params=[YEAR, -YEAR], ids=["forwards", "back"])
+def jump(request: pytest.FixtureRequest) -> int:
+    """How far the clock jumps, in milliseconds."""
+    jump: int = request.param
+    return jump
+
+
+def test_two_writers_never_both_append(store: MetadataStore, topic: TopicRecord, clock: ManualClock, jump: int) -> None:
+    """Whoever holds the lease by its token appends; the other, if there is one, is fenced."""
+    holder = store.acquire_lease(topic.id, "holder", TTL)
+    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "holder")
+    mine = ledger(store.allocate_ledger_ids(1), 0, 3, attempt.attempt_id)
+    clock.advance(jump)
+    if jump < 0:
+        with pytest.raises(LeaseHeld):
+            store.acquire_lease(topic.id, "other", TTL)
+        store.append_ledgers(holder, [mine])
+        assert store.ledgers(topic.id) == (mine,)
+        return
+    other = store.acquire_lease(topic.id, "other", TTL)
+    clock.advance(-jump)
+    for late in (lambda: store.append_ledgers(holder, [mine]), lambda: store.renew_lease(holder, TTL)):
+        with pytest.raises(Fenced, match="other has it now"):
+            late()
+    assert store.ledgers(topic.id) == ()
+    store.release_lease(holder)  # not his any more
+    theirs = store.begin_attempt(topic.id, AttemptKind.IMPORT, "other")
+    store.append_ledgers(other, [ledger(store.allocate_ledger_ids(1), 0, 1, theirs.attempt_id)])
+
+
+def test_a_lease_from_a_fast_clock_is_set_right_by_its_holder(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    clock.advance(YEAR)
+    lease = store.acquire_lease(topic.id, "holder", TTL)
+    clock.advance(-YEAR)
+    lease = store.renew_lease(lease, TTL)
+    assert lease.expires_at == clock.now_ms() + TTL
+    clock.advance(TTL)
+    assert store.acquire_lease(topic.id, "next", TTL).token == lease.token + 1
+
+
+def test_a_run_is_taken_over_or_goes_on_and_one_publishes(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock, jump: int
+) -> None:
+    """Forwards, the claimant believes the worker dead; back, it believes it alive. Either way one of them publishes."""
+    made = append(store, topic, 3)
+    run = claim(store, topic, "first")
+    clock.advance(jump)
+    if jump > 0:
+        winner, loser = claim(store, topic, "second"), run
+    else:
+        with pytest.raises(CompactionRunning, match="first is compacting"):
+            claim(store, topic, "second")
+        winner, loser = run, None
+    clock.advance(-jump)
+    if loser is not None:
+        assert store.heartbeat_runs([loser, winner]) == [loser.run_id]
+        with pytest.raises(Fenced, match="taken over"):
+            store.publish(loser, 0, compacted(store, loser, 1, end_of(made[0])), {})
+    store.publish(winner, 0, compacted(store, winner, 1, end_of(made[0])), {})
+    assert store.topic(topic.name).generation == 1
+    assert [found.state for found in store.runs(topic.id, 9)].count(RunState.SUCCESS) == 1
+
+
+def test_a_beat_sets_a_run_right_after_a_jump(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock, jump: int
+) -> None:
+    """Heartbeats are what the clock says now, also if that is less than before: a later death is seen in time."""
+    run = claim(store, topic)
+    clock.advance(jump)
+    assert store.heartbeat_runs([run]) == []
+    clock.advance(-jump)
+    assert store.heartbeat_runs([run]) == []
+    assert store.run(run.run_id).heartbeat_at == clock.now_ms()
+    attempt = store.attempt(run.attempt_id)
+    assert attempt is not None
+    assert attempt.heartbeat_at == clock.now_ms()
+    clock.advance(TTL)
+    assert store.expire_attempts(topic.id, TTL) == [run.attempt_id]
+
+
+def test_a_run_that_died_in_the_future_can_be_cancelled(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    """Its heartbeat looks alive for a year. That costs waiting, or a word of the operator, whom the error tells how."""
+    clock.advance(YEAR)
+    dead = claim(store, topic, "dead")
+    clock.advance(-YEAR)
+    with pytest.raises(CompactionRunning) as told:
+        claim(store, topic)
+    assert f"compactor compactions cancel {dead.run_id}" in told.value.remedy
+    store.cancel_run(dead.run_id, "its clock was wrong")
+    assert claim(store, topic).epoch == dead.epoch + 2
+
+
+def test_an_attempt_that_was_given_up_too_early_leaves_nothing_half_done(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock, jump: int
+) -> None:
+    """A collector whose clock is fast gives up what is alive; then its objects may go, for it can never commit."""
+    lease = store.acquire_lease(topic.id, "importer", TTL)
+    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "importer")
+    mine = ledger(store.allocate_ledger_ids(1), 0, 3, attempt.attempt_id)
+    clock.advance(jump)
+    expired = store.expire_attempts(topic.id, TTL)
+    clock.advance(-jump)
+    if jump > 0:
+        assert expired == [attempt.attempt_id]
+        with pytest.raises(Fenced, match="given up as dead"):
+            store.append_ledgers(lease, [mine])
+        assert store.ledgers(topic.id) == ()
+    else:
+        assert expired == []
+        store.append_ledgers(lease, [mine])
+        assert store.ledgers(topic.id) == (mine,)
+
+
+def test_grace_is_not_over_in_the_past(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    publish_all(store, topic)
+    (retired,) = store.retired_compacted(topic.id)
+    clock.advance(-YEAR)
+    for grace in (0, GRACE):
+        assert not store.collect_compacted(topic.id, retired.ledger_id, grace)
+    clock.advance(YEAR + GRACE)
+    assert store.collect_compacted(topic.id, retired.ledger_id, GRACE)
+
+
+def test_what_serves_stays_whatever_the_time(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock, jump: int
+) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    before = store.snapshot(topic.id)
+    assert before.compacted is not None
+    clock.advance(jump)
+    assert not store.collect_compacted(topic.id, before.compacted.ledger_id, 0)
+    store.expire_attempts(topic.id, 0)
+    store.forget_attempts(topic.id, clock.now_ms())
+    clock.advance(-jump)
+    assert store.snapshot(topic.id) == before
+    assert store.pin_compacted(topic.id, "reader", TTL)[0] == before
+
+
+def test_a_reader_that_lost_its_pin_to_a_fast_clock_is_told(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock, jump: int
+) -> None:
+    """Nothing can keep what a wrong clock says is long over; but the reader learns of it, and pins what serves."""
+    append(store, topic, 3)
+    publish_all(store, topic)
+    pin = store.pin_compacted(topic.id, "reader", TTL)[1]
+    assert pin is not None
+    publish_all(store, topic)
+    clock.advance(jump)
+    collected = store.collect_compacted(topic.id, pin.ledger_id, GRACE)
+    clock.advance(-jump)
+    assert collected == (jump > 0)
+    if collected:
+        with pytest.raises(Fenced, match="was collected"):
+            store.renew_pin(pin, TTL)
+    else:
+        assert store.renew_pin(pin, TTL).ledger_id == pin.ledger_id
+    snapshot, newer = store.pin_compacted(topic.id, "reader", TTL)
+    assert newer is not None
+    assert snapshot.compacted is not None
+    assert newer.ledger_id == snapshot.compacted.ledger_id != pin.ledger_id
+
+
+def test_a_pin_outlives_a_jump_that_nobody_collects_in(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock, jump: int
+) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    pin = store.pin_compacted(topic.id, "reader", TTL)[1]
+    assert pin is not None
+    publish_all(store, topic)
+    clock.advance(jump)
+    pin = store.renew_pin(pin, TTL)
+    clock.advance(-jump)
+    pin = store.renew_pin(pin, TTL)
+    clock.advance(TTL - 1)
+    assert not store.collect_compacted(topic.id, pin.ledger_id, 0)
+    clock.advance(1)
+    assert store.collect_compacted(topic.id, pin.ledger_id, 0)
+
+
+def test_two_machines_a_year_apart_publish_one_after_the_other(database_url: URL) -> None:
+    """Generation, epoch and horizon only grow, though the times in the rows go up and down."""
+    clocks = [ManualClock(), ManualClock(1_700_000_000_000 + YEAR)]
+    stores = [MetadataStore(database_url, clock) for clock in clocks]
+    topic = stores[0].create_topic(TopicName.parse("orders"))
+    horizon = -1
+    for number in range(6):
+        worker = stores[number % 2]
+        made = append(stores[1], topic, 2)
+        run = claim(worker, topic)
+        snapshot = worker.snapshot(topic.id)
+        assert (snapshot.topic.generation, snapshot.topic.epoch) == (number, number + 1)
+        worker.publish(run, number, compacted(worker, run, number + 1, end_of(made[0])), {})
+        after = stores[0].snapshot(topic.id)
+        assert after.horizon is not None
+        assert after.horizon.offset > horizon
+        horizon = after.horizon.offset
+        assert stores[0].last_run(topic.id) == stores[1].run(run.run_id)
+    assert [one.generation for one in stores[0].retired_compacted(topic.id)] == [1, 2, 3, 4, 5]
+    for store in stores:
+        store.close()
