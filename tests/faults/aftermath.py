@@ -1,0 +1,165 @@
+"""What must hold of a topic after anything has gone wrong: the numbered properties of semantics.md, as checks.
+
+`look` before, let it go wrong, then `check_state` (changes nothing), `check_recovery` (imports, compacts, collects
+garbage) and `check_explicit_loss` (loses an object on purpose). The model is a plain fold over the raw messages, which
+these worlds never trim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+
+from compactor.two_phase import HEARTBEAT_MS
+from storage.errors import DataLoss, Fenced
+from storage.ledger import names
+from storage.ledger.manifest import read_manifest
+from storage.metadata.records import (
+    COMPACTED_LEDGER_PROPERTY,
+    COMPACTION_CURSOR,
+    RunState,
+    TopicSnapshot,
+)
+from storage.model import Message
+from storage.objects.local import TEMPORARY_FOLDER, LocalStore
+from tests.clocks import ManualClock
+from tests.faults.stages import TOPIC, compact, import_table
+from tests.workbench import Workbench, compacted_only, content, raw, view
+
+NEXT = content((b"key-05", b"after the crash"), (b"key-06", None), (b"after", b"the crash"))
+"""The import that must still be possible."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A topic as readers see it."""
+
+    snapshot: TopicSnapshot
+    raw: list[Message]
+    compacted: list[Message]
+
+
+def look(bench: Workbench) -> Seen:
+    topic = bench.topic(TOPIC)
+    return Seen(topic.snapshot(), raw(topic), compacted_only(topic))
+
+
+def check_state(bench: Workbench, before: Seen, appended: pa.Table | None = None, published: bool = False) -> None:
+    """Properties 1, 5, 7, 10, 18: exactly `appended` was added, and a generation if `published`; and no half of it."""
+    after = look(bench)
+    assert after.raw[: len(before.raw)] == before.raw
+    added = [(m.key, m.payload) for m in after.raw[len(before.raw) :]]
+    assert added == ([] if appended is None else _pairs(appended))
+    assert after.snapshot.topic.generation == before.snapshot.topic.generation + published
+    if not published:
+        assert after.compacted == before.compacted
+        assert after.snapshot.compacted == before.snapshot.compacted
+    check_reads(bench)
+    old, new = before.snapshot.horizon, after.snapshot.horizon
+    assert old is None or (new is not None and new >= old)
+    if published:
+        assert new is not None
+        assert new.offset == before.raw[-1].offset
+    assert referenced(bench) <= listed(bench)
+    check_leftovers(bench)
+
+
+def check_reads(bench: Workbench) -> None:
+    """Properties 1, 2, 18: the compacted ledger and its tail are the fold of raw, and the cursor points to it."""
+    topic = bench.topic(TOPIC)
+    everything, snapshot = raw(topic), topic.snapshot()
+    delivered = list(topic.messages(read_compacted=True))
+    ids = [message.message_id for message in delivered]
+    assert ids == sorted(set(ids))
+    assert set(ids) <= {message.message_id for message in everything}
+    assert view(delivered) == view(everything)
+    if snapshot.compacted is None:
+        assert snapshot.cursor is None
+    else:
+        keys = [message.key for message in compacted_only(topic)]
+        assert len(keys) == len(set(keys))
+        assert snapshot.cursor is not None
+        assert snapshot.cursor.properties[COMPACTED_LEDGER_PROPERTY] == str(snapshot.compacted.ledger_id)
+        assert snapshot.cursor.mark_delete == snapshot.compacted.horizon
+
+
+def check_recovery(bench: Workbench) -> None:
+    """Properties 1, 8, 9, 17: once heartbeats and leases are over, whatever comes next goes as if nothing had been."""
+    assert isinstance(bench.clock, ManualClock)
+    bench.clock.advance(HEARTBEAT_MS + 1)
+    before = look(bench)
+    dead = before.snapshot.last_run
+    import_table(bench, NEXT)
+    if isinstance(bench.store, LocalStore):
+        check_no_temporary_files(bench.store)
+    everything = raw(bench.topic(TOPIC))
+    assert everything[: len(before.raw)] == before.raw
+    assert [(m.key, m.payload) for m in everything[len(before.raw) :]] == _pairs(NEXT)
+    compact(bench)
+    check_reads(bench)
+    snapshot = bench.topic(TOPIC).snapshot()
+    assert snapshot.last_run is not None
+    assert snapshot.last_run.state is RunState.SUCCESS
+    assert snapshot.compacted is not None
+    assert snapshot.horizon is not None
+    assert snapshot.horizon.offset == everything[-1].offset
+    if dead is not None and dead.state is RunState.RUNNING:
+        assert bench.metadata.run(dead.run_id).state is RunState.ERROR
+        with pytest.raises(Fenced):
+            bench.metadata.publish(dead, snapshot.topic.generation, snapshot.compacted, {})
+
+
+def check_explicit_loss(bench: Workbench) -> None:
+    """Property 15 (R8), and 17: a lost part is an error that names it, raw goes on, deleting the cursor clears it."""
+    topic = bench.topic(TOPIC)
+    compacted = topic.snapshot().compacted
+    assert compacted is not None
+    lost = read_manifest(bench.store, compacted.manifest).parts[0].rows.stored.name
+    everything = raw(topic)
+    bench.store.delete(lost)
+    with pytest.raises(DataLoss, match=lost):
+        list(topic.messages(read_compacted=True))
+    assert raw(topic) == everything
+    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    assert topic.snapshot().horizon is None
+    compact(bench)
+    assert raw(topic) == everything
+    check_reads(bench)
+
+
+def check_leftovers(bench: Workbench) -> None:
+    """Property 7: what no row refers to has a name of ours, and belongs to an attempt that is known."""
+    for name in listed(bench) - referenced(bench):
+        parsed = names.parse(name)
+        assert parsed is not None
+        assert bench.metadata.attempt(parsed.attempt_id) is not None, name
+
+
+def check_no_temporary_files(store: LocalStore) -> None:
+    """A store that has written again has cleared away the temporary files of dead processes."""
+    assert list((store.root / TEMPORARY_FOLDER).iterdir()) == []
+
+
+def referenced(bench: Workbench) -> set[str]:
+    """The objects that the topic's raw ledgers and the serving compacted ledger refer to."""
+    snapshot = bench.topic(TOPIC).snapshot()
+    found = {name for ledger in snapshot.ledgers for name in (ledger.rows.name, ledger.index.name)}
+    if snapshot.compacted is not None:
+        found |= {snapshot.compacted.manifest.name}
+        manifest = read_manifest(bench.store, snapshot.compacted.manifest)
+        found |= {part.rows.stored.name for part in manifest.parts}
+        found |= {part.deleted.name for part in manifest.parts if part.deleted}
+        found |= {location.name for level in manifest.index for location in level}
+    return found
+
+
+def listed(bench: Workbench) -> set[str]:
+    return {info.name for info in bench.store.list()}
+
+
+def _pairs(*tables: pa.Table) -> list[tuple[bytes | None, bytes | None]]:
+    rows: Iterable[dict[str, bytes | None]] = [row for table in tables for row in table.to_pylist()]
+    return [(row["key"], row["payload"]) for row in rows]
