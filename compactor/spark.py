@@ -3,25 +3,29 @@
 The only module that imports pyspark. A phase is one Spark job over task numbers, as an RDD: a DataFrame's `mapInArrow`
 costs 50 ms more each time. Spark schedules, retries and speculates; the data goes from the object store through a
 Python worker to the object store, never through the JVM or the driver. One warm session serves many runs; a first job
-pays for starting Python workers.
+pays for starting Python workers. To executors of a cluster our package travels with the session; no credentials do.
 
-What may go wrong: Misconfigured (no usable Java, a session that cannot start), Unavailable (Spark gave up on a task),
-Fenced (the job was cancelled). What fails in a task comes back in its place, as `Failed`.
+Java has a process group of its own, so that a signal to ours ends us first, and us alone: it ends when its stdin does.
+
+What may go wrong: Misconfigured (no usable Java, a session that cannot start, executors without a package that tasks
+need), Unavailable (no master, or Spark gave up on a task), Fenced (the job was cancelled). What fails in a task comes
+back in its place, as `Failed`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import pickle
-import re
 import shlex
 import shutil
 import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,8 +35,10 @@ from typing import Any, TypeVar
 
 from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.java_gateway import launch_gateway
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
+from compactor import cluster
 from compactor.engine import Failed, answers, pack
 from compactor.java import find_java_home
 from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
@@ -40,6 +46,10 @@ from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
 Answer = TypeVar("Answer")
 
 _POLL_SECONDS = 0.2
+_EXECUTORS_WITHIN_SECONDS = 10.0
+_EXECUTORS_SETTLE_SECONDS = 1.0
+_NO_PYTHON = "Cannot run program"
+_OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 
 
 @dataclass(frozen=True)
@@ -54,38 +64,49 @@ class SparkSettings:
     @property
     def is_local(self) -> bool:
         """Whether driver and executors are one process on this machine."""
-        return self.master.startswith("local")
+        return cluster.is_local(self.master)
 
 
 def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _: None) -> SparkSession:
     """A session, started quietly; `say` gets a line for the user when something deserves one.
 
-    Settings count only for the first session of a process: there is one JVM. Raises Misconfigured.
+    Settings count only for the first session of a process: there is one JVM. On a cluster it is Spark's own files
+    that say the rest (`spark-defaults.conf` in SPARK_CONF_DIR). Raises Misconfigured, Unavailable.
     """
-    _check_master(settings.master)
+    cluster.check_master(settings.master)
     # Py4J logs stack traces when a call is interrupted or Java dies; what matters is raised. Python prints what no
     # handler takes, so give it one that an application's own handlers stand beside.
     logging.getLogger("py4j").addHandler(logging.NullHandler())
+    facing = cluster.reach_master(settings.master) if settings.master.startswith("spark://") else None
     java = find_java_home(os.environ)
     if shutil.which("bash") is None:
         raise Misconfigured("Spark's start scripts need bash, and PATH has none", "install bash")
     if java.note:
         say(java.note)
     os.environ["JAVA_HOME"] = str(java.path)
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if settings.is_local:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if facing and not {"SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"} & os.environ.keys():
+            # Spark would take the first address of this machine's name, which executors may not reach.
+            os.environ["SPARK_LOCAL_IP"] = os.environ["SPARK_LOCAL_HOSTNAME"] = facing
     with tempfile.TemporaryDirectory(prefix="compactor-spark-") as folder:
         configuration = SparkConf().setMaster(settings.master).setAppName(settings.app_name)
         configuration.setAll(list(_configuration(settings, Path(folder)).items()))
         try:
-            with _interrupts_wait():
-                return _start(configuration, settings.log_file)
+            with _signals_wait():
+                session = _start(configuration, settings.log_file)
         except Exception as error:
             raise Misconfigured(
                 f"Spark could not start with master {settings.master} ({_first_line(error)})",
                 f"set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached; see {settings.log_file}",
             ) from error
+    if not settings.is_local:
+        _equip_executors(session, settings, say)
+    return session
 
 
 def _start(configuration: SparkConf, log_file: Path) -> SparkSession:
@@ -95,14 +116,34 @@ def _start(configuration: SparkConf, log_file: Path) -> SparkSession:
     """
     if SparkContext._gateway is None:
         with log_file.open("ab") as log:
-            gateway = launch_gateway(configuration, popen_kwargs={"stderr": log})  # type: ignore[no-untyped-call]
+            how = {"stderr": log, "start_new_session": True}
+            gateway = launch_gateway(configuration, popen_kwargs=how)  # type: ignore[no-untyped-call]
         SparkContext(conf=configuration, gateway=gateway)
     return SparkSession.builder.config(conf=configuration).getOrCreate()
 
 
+def _equip_executors(session: SparkSession, settings: SparkSettings, say: Callable[[str], None]) -> None:
+    """Hand our package to the executors, and wait a moment for them: a run is cut by the cores that are there."""
+    folder = Path(tempfile.mkdtemp(prefix="compactor-package-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # executors that come later fetch it then
+    # Spark refuses a second file of one name, which a second session of this process would bring.
+    session.sparkContext.addPyFile(str(cluster.zip_packages(folder / f"{folder.name}.zip")))
+    java_context = session.sparkContext._jsc.sc()
+    began = settled = time.monotonic()
+    executors = 0
+    while executors == 0 or time.monotonic() - settled < _EXECUTORS_SETTLE_SECONDS:
+        if time.monotonic() - began > _EXECUTORS_WITHIN_SECONDS:
+            if executors == 0:
+                say(f"{settings.master} has given no executors yet: waiting; see its web page, and {settings.log_file}")
+            return
+        time.sleep(_POLL_SECONDS)
+        if (now := java_context.getExecutorMemoryStatus().size() - 1) != executors:  # the driver is one of them
+            executors, settled = now, time.monotonic()
+
+
 @contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Inside, Ctrl-C waits for the end: a JVM that is left while it starts would never end."""
+def _signals_wait() -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM wait for the end: a JVM that is left while it starts would never end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -111,23 +152,15 @@ def _interrupts_wait() -> Iterator[None]:
     def remember(*_: object) -> None:
         interrupted.set()
 
-    before = signal.signal(signal.SIGINT, remember)
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is remember:  # PySpark has put its own in place otherwise
-            signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            if signal.getsignal(number) is remember:  # PySpark has put its own in place otherwise
+                signal.signal(number, handler)
         if interrupted.is_set():
             raise KeyboardInterrupt
-
-
-def _check_master(master: str) -> None:
-    """Spark itself would say so with a Java stack trace on stderr, some seconds later."""
-    if not re.fullmatch(r"local(\[(\*|[1-9]\d*)(, *\d+)?\]|-cluster\[.+\])?|(spark|k8s)://.+|yarn", master, re.ASCII):
-        raise Misconfigured(
-            f"{master!r} is no Spark master",
-            "set COMPACTOR_SPARK_MASTER to local[*], local[N], spark://host:7077, k8s://… or yarn",
-        )
 
 
 def _configuration(settings: SparkSettings, folder: Path) -> dict[str, str]:
@@ -141,14 +174,11 @@ def _configuration(settings: SparkSettings, folder: Path) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.adaptive.enabled": "false",
+        # Over TCP every second task begins 40 ms later: a delayed acknowledgement between JVM and Python worker.
+        "spark.python.unix.domain.socket.enabled": "true",
     }
     if settings.is_local:
-        configuration |= {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            # Over TCP every second task begins 40 ms later: a delayed acknowledgement between JVM and Python worker.
-            "spark.python.unix.domain.socket.enabled": "true",
-        }
+        configuration |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return configuration
 
 
@@ -195,7 +225,8 @@ class SparkEngine:
         self._group = f"compactor-{os.urandom(8).hex()}"
         context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
         partitions = pack(count, weights, self.parallelism)
-        body = _task_body(task, _max_failures(self._session))
+        failures = cluster.max_failures(str(context.master), context.getConf().get("spark.task.maxFailures"))
+        body = _task_body(_pickled(task), failures)
         numbers = context.parallelize(partitions, len(partitions))
 
         def tell(ended: int) -> None:
@@ -217,23 +248,34 @@ class SparkEngine:
     def _failure(self, error: Exception) -> CompactorError:
         if self._cancelled_group == self._group:
             return Fenced("the compaction was cancelled", "start it again if it is still wanted")
+        if any(sign in str(error) for sign in (_NO_PYTHON, _OTHER_PYTHON)):
+            here = ".".join(map(str, sys.version_info[:2]))
+            return Misconfigured(
+                f"Spark's executors have no Python {here} at {self._session.sparkContext.pythonExec}",
+                f"set PYSPARK_PYTHON to the path of a Python {here} that every executor has",
+            )
         return Unavailable(
             f"Spark gave up on a task ({_first_line(error)})",
             "look at the executors' logs (more memory a worker helps against killed ones), then run it again",
         )
 
 
-def _task_body(
-    task: Callable[[int], Any], max_failures: int
-) -> Callable[[Iterable[list[int]]], Iterable[tuple[int, bytes]]]:
+def _pickled(task: Callable[[int], Any]) -> bytes:
+    """Pickled apart from the function around it, so that an import that fails in a worker is seen by that function."""
+    return bytes(CPickleSerializer().dumps(task))  # type: ignore[no-untyped-call]
+
+
+def _task_body(pickled_task: bytes, max_failures: int) -> Callable[[Iterable[list[int]]], Iterable[tuple[int, bytes]]]:
     """The function that Spark workers run over a partition: each task's number, and its outcome pickled."""
 
     def body(partition: Iterable[list[int]]) -> Iterator[tuple[int, bytes]]:
         context = TaskContext.get()
         last = context is None or context.attemptNumber() + 1 >= max_failures
+        task: Callable[[int], Any] | None = None
         for number in chain.from_iterable(partition):
             outcome: object
             try:
+                task = task or pickle.loads(pickled_task)  # noqa: S301  our own driver's
                 outcome = task(number)
             except Exception as error:
                 if not last and not (isinstance(error, CompactorError) and not isinstance(error, Unavailable)):
@@ -248,17 +290,16 @@ def _told(error: Exception) -> Exception:
     """The error as it goes to the driver. W3: of one that is left to Spark, only Java's stack trace would be seen."""
     if isinstance(error, CompactorError):
         return error
+    if isinstance(error, ImportError):
+        return Misconfigured(
+            f"Spark's executors cannot import a package that tasks need ({error}; Python is {sys.executable})",
+            "install the packages of requirements/runtime.lock there, and set PYSPARK_PYTHON to that Python's path",
+        )
     if isinstance(error, MemoryError):
         return Unavailable("a task ran out of memory", "give Spark's Python workers more memory, then run it again")
     defect = RuntimeError(f"a task failed with {type(error).__name__}: {error}")
     defect.add_note(traceback.format_exc())
     return defect
-
-
-def _max_failures(session: SparkSession) -> int:
-    if str(session.sparkContext.master).startswith("local"):
-        return 1
-    return int(session.conf.get("spark.task.maxFailures", None) or 4)
 
 
 def _import_phases(_: int) -> None:

@@ -78,6 +78,9 @@ class FakeSpark:
     def getJobIdsForGroup(self, group: str) -> list[int]:  # noqa: N802 (PySpark's name)
         raise ConnectionRefusedError
 
+    def getConf(self) -> dict[str, str]:  # noqa: N802 (PySpark's name)
+        return {}
+
     def setJobGroup(self, *_: object, **__: object) -> None: ...  # noqa: N802 (PySpark's name)
 
     def cancelJobGroup(self, group: str) -> None: ...  # noqa: N802 (PySpark's name)

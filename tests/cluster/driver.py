@@ -1,0 +1,132 @@
+"""A driver with a process of its own: `python -m tests.cluster.driver FOLDER [--stall WHERE] TOPIC…`.
+
+Compacts the topics one after the other in one session, with the settings of its environment, and prints what it did
+as JSON. `--stall 1` or `2`: the first attempt at the first task of that phase does its work, leaves a note in FOLDER
+and goes no further. What is defined here travels to the executors whole: they have no tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from api.settings import Settings
+from api.wiring import open_components
+from compactor.engine import Failed
+from compactor.plan import Sizing
+from compactor.spark import SparkEngine, SparkSettings, open_session
+from storage.model import TopicName
+from storage.objects.interface import StoreLocation
+from storage.objects.s3 import S3Store
+from tests.workbench import Workbench
+
+SIZING = Sizing(parallelism=4, range_records=400, part_bytes=40_000, small_range_records=100, small_part_bytes=1_000)
+"""Sizes at which some thousand messages have a handful of tasks a phase."""
+
+RELEASED_TRIES = 1200
+RELEASED_WAIT_SECONDS = 0.1
+
+
+class Counting(S3Store):
+    """A store that remembers what this process read of it."""
+
+    def __init__(self, location: StoreLocation) -> None:
+        super().__init__(location)
+        self.reads: list[tuple[str, int]] = []
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        data = super().get(name, start, length)
+        self.reads.append((name, len(data)))
+        return data
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A task that notes where it runs and, if told to, does not come back once."""
+
+    task: Callable[[int], Any]
+    folder: Path
+    phase: int
+    stalls: bool
+
+    def __call__(self, number: int) -> Any:
+        answer = self.task(number)
+        self.note(f"ran-{self.phase}-{number}-{os.getpid()}")
+        if self.stalls and number == 0 and self.note("stalled"):
+            self.wait()
+        return answer
+
+    def note(self, name: str) -> bool:
+        """Who we are, in a file that appears whole; False if it is there already."""
+        import compactor
+
+        who = {
+            "phase": self.phase,
+            "pid": os.getpid(),
+            "executor": os.getcwd(),  # every executor has a folder of its own
+            "package": compactor.__path__[0],
+        }
+        own = self.folder / f".{name}-{os.getpid()}"
+        own.write_text(json.dumps(who))
+        try:
+            os.link(own, self.folder / name)
+        except FileExistsError:
+            return False
+        return True
+
+    def wait(self) -> None:
+        """Until the test says that nobody needs this attempt any more; it is to be killed before that."""
+        import threading
+
+        pause = threading.Event()
+        for _ in range(RELEASED_TRIES):
+            if (self.folder / "released").exists():
+                return
+            pause.wait(RELEASED_WAIT_SECONDS)
+        raise AssertionError("the stalled attempt was forgotten")
+
+
+class ObservedEngine(SparkEngine):
+    """Counts phases: one, two, one, two …"""
+
+    def __init__(self, session: Any, folder: Path, stall: int | None) -> None:
+        super().__init__(session)
+        self.folder, self.stall, self.phase = folder, stall, 0
+
+    def run(
+        self,
+        count: int,
+        task: Callable[[int], Any],
+        on_done: Callable[[int], None],
+        weights: Sequence[float] | None = None,
+    ) -> list[Any | Failed]:
+        self.phase += 1
+        return super().run(count, Observed(task, self.folder, self.phase, self.phase == self.stall), on_done, weights)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--stall", type=int)
+    parser.add_argument("topics", nargs="+", type=TopicName.parse)
+    asked = parser.parse_args()
+    settings = Settings.load()
+    with open_components(settings) as components:
+        store = Counting(StoreLocation(settings.store_url, settings.s3_endpoint))
+        session = open_session(SparkSettings(asked.folder / "spark.log", settings.spark_master, "512m"))
+        try:
+            engine = ObservedEngine(session, asked.folder, asked.stall)
+            bench = Workbench(components.metadata, store, components.clock, engine, SIZING)
+            outcomes = [bench.compact(components.topic(name)) for name in asked.topics]
+        finally:
+            session.stop()
+    print(json.dumps({"ledgers": [one.compacted_ledger_id for one in outcomes], "reads": store.reads}))
+
+
+if __name__ == "__main__":
+    main()

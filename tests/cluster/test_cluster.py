@@ -1,0 +1,267 @@
+"""The job on a real cluster: Spark's standalone master and two workers, an S3 server, PostgreSQL.
+
+The driver is a process of its own (`driver.py`); it has the executors' code only from the zip that it is sent, because
+their Python does not look at what is installed in editable form. semantics.md W3, A1; properties 1, 5, 15.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor import reference
+from compactor.engine import InProcess
+from storage.clock import SystemClock
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from storage.objects.registry import open_store
+from storage.topic import Topic
+from tests.cluster.conftest import credentials
+from tests.servers.fixtures_s3 import use_credentials
+from tests.servers.postgres import PostgresServer
+from tests.servers.spark_cluster import SparkCluster, until
+from tests.servers.versitygw import Versitygw
+from tests.workbench import Workbench, compacted_only, content
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a user of a cluster has: a database, a bucket, a folder, and settings in the environment."""
+
+    bench: Workbench
+    folder: Path
+    environment: Mapping[str, str]
+
+    def fill(self, name: str, seed: int = 7, messages: int = 3000) -> Topic:
+        """A topic of some ledgers: keys come back, one in ten is deleted, some messages have none."""
+        draw = random.Random(seed)
+        topic = self.bench.topic(name)
+        rows: list[tuple[bytes | None, bytes | None]] = []
+        for number in range(messages):
+            key = f"key-{draw.randrange(messages // 2)}".encode() if draw.random() < 0.95 else None
+            rows.append((key, None if draw.random() < 0.1 else draw.randbytes(60) + b"%d" % number))
+        self.bench.append(topic, [content(*rows)], ledger_bytes=40_000)
+        return topic
+
+    def conf(self, settings: Mapping[str, str]) -> None:
+        """More of Spark's settings, as a user gives them."""
+        lines = [f"{name} {value}\n" for name, value in settings.items()]
+        with (self.folder / "conf" / "spark-defaults.conf").open("a") as file:
+            file.writelines(lines)
+
+    @contextmanager
+    def driver(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """The driver at work; ended with the context."""
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.cluster.driver", str(self.folder), *arguments],
+            cwd=ROOT,
+            env=dict(self.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def drive(self, *arguments: str) -> dict[str, Any]:
+        """What the driver reports."""
+        with self.driver(*arguments) as process:
+            return report_of(process)
+
+    def notes(self, pattern: str) -> list[dict[str, Any]]:
+        return [json.loads(file.read_text()) for file in sorted(self.folder.glob(pattern))]
+
+    def stalled(self) -> int:
+        """The process of the attempt that goes no further."""
+        return int(until(lambda: self.notes("stalled") or None, "the attempt that stalls")[0]["pid"])
+
+
+def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    report: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return report
+
+
+def equals_the_reference(topic: Topic) -> bool:
+    return compacted_only(topic) == reference.compact([], topic.messages())
+
+
+def parent(pid: int) -> int:
+    asked = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True, check=True)
+    return int(asked.stdout)
+
+
+@pytest.fixture(scope="session")
+def executor_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This Python with its packages, but without the `.pth` files that make an editable install importable."""
+    script = tmp_path_factory.mktemp("python") / "python"
+    site = sysconfig.get_path("purelib")
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site}" exec "{sys.executable}" -S "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture
+def deployment(
+    tmp_path: Path,
+    spark_cluster: SparkCluster,
+    versitygw: Versitygw,
+    postgres_server: PostgresServer,
+    executor_python: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Deployment]:
+    spark_cluster.fill_up()
+    use_credentials(monkeypatch, versitygw)
+    url = f"s3://{versitygw.make_bucket()}/cluster"
+    database = postgres_server.new_database()
+    clock = SystemClock()
+    metadata = MetadataStore(database, clock)
+    metadata.upgrade()
+    bench = Workbench(metadata, open_store(url, s3_endpoint=versitygw.endpoint), clock, InProcess())
+    (tmp_path / "conf").mkdir()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        "SPARK_CONF_DIR": str(tmp_path / "conf"),
+        "PYSPARK_PYTHON": str(executor_python),
+        "COMPACTOR_SPARK_MASTER": spark_cluster.url,
+        "COMPACTOR_STORE": url,
+        "COMPACTOR_S3_ENDPOINT": versitygw.endpoint,
+        "COMPACTOR_DATABASE": database.render_as_string(hide_password=False),
+        "COMPACTOR_DATA": str(tmp_path / "data"),
+        **credentials(versitygw.access_key, versitygw.secret_key),
+    }
+    deployment = Deployment(bench, tmp_path, environment)
+    deployment.conf({"spark.executor.memory": "512m", "spark.executor.instances": "2"})
+    yield deployment
+    metadata.close()
+    bench.store.close()
+
+
+def test_one_session_serves_several_runs_and_payload_goes_past_the_driver(deployment: Deployment) -> None:
+    topics = [deployment.fill("first", seed=1), deployment.fill("second", seed=2)]
+    with deployment.driver("first", "second") as process:
+        report = report_of(process)
+        driver = process.pid
+    assert all(map(equals_the_reference, topics))
+    assert report["ledgers"] == [topic.snapshot().compacted.ledger_id for topic in topics]  # type: ignore[union-attr]
+
+    ran = deployment.notes("ran-*")
+    assert {note["phase"] for note in ran} == {1, 2, 3, 4}
+    assert len({note["executor"] for note in ran}) == 2, "both workers take part"
+    assert driver not in {note["pid"] for note in ran}
+    assert all("compactor-package-" in note["package"] for note in ran), "the package came with the session"
+    assert not [name for name, _ in report["reads"] if name.endswith(".parquet")]
+    assert sum(size for _, size in report["reads"]) < topics[0].snapshot().ledgers[0].rows.size
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_a_worker_that_is_killed_in_a_task(deployment: Deployment, spark_cluster: SparkCluster, phase: int) -> None:
+    """SIGKILL to the Python worker, the executor and the worker that started it; the other worker does the rest."""
+    topic = deployment.fill("t")
+    with deployment.driver("--stall", str(phase), "t") as process:
+        python = deployment.stalled()
+        executor = parent(parent(python))
+        spark_worker = parent(executor)
+        os.kill(executor, 9)
+        spark_cluster.kill_worker(spark_worker)
+        report_of(process)
+    assert equals_the_reference(topic)
+    again = {note["executor"] for note in deployment.notes(f"ran-{phase}-0-*")}
+    assert len(again) == 2, "the task was done a second time, elsewhere"
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_speculation_gives_the_same_result(deployment: Deployment, phase: int) -> None:
+    """An attempt that has written everything and then hangs loses; what it wrote is in no manifest."""
+    deployment.conf(
+        {
+            "spark.speculation": "true",
+            "spark.speculation.quantile": "0.5",
+            "spark.speculation.minTaskRuntime": "1ms",
+            "spark.speculation.multiplier": "1.0",
+        }
+    )
+    topic = deployment.fill("t")
+    with deployment.driver("--stall", str(phase), "t") as process:
+        loser = deployment.stalled()
+        report_of(process)
+    assert equals_the_reference(topic)
+    attempts = {note["pid"] for note in deployment.notes(f"ran-{phase}-0-*")}
+    assert loser in attempts
+    assert len(attempts) == 2, "the attempt that hung was overtaken"
+
+
+def test_executors_use_credentials_of_their_own(deployment: Deployment) -> None:
+    """None travel: where theirs are wrong, the driver's good ones do not help."""
+    deployment.fill("t")
+    deployment.conf({"spark.executorEnv.AWS_SECRET_ACCESS_KEY": "not-the-secret"})
+    with deployment.driver("t") as process:
+        _, errors = process.communicate()
+    assert process.returncode != 0
+    assert "SignatureDoesNotMatch" in errors or "credentials" in errors, errors
+
+
+def test_an_executor_without_a_package_says_which(deployment: Deployment) -> None:
+    lacking = deployment.folder / "lacking"
+    lacking.mkdir()
+    (lacking / "pyroaring.py").write_text("raise ModuleNotFoundError(\"No module named 'pyroaring'\")\n")
+    deployment.fill("t")
+    deployment.conf({"spark.executorEnv.PYTHONPATH": str(lacking)})
+    done = compact_topic(deployment, "t")
+    assert done.returncode == 5
+    assert "executors cannot import a package that tasks need (No module named 'pyroaring'" in done.stderr
+    assert "install the packages of requirements/runtime.lock" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_executor_without_that_python_says_so(deployment: Deployment) -> None:
+    deployment.fill("t")
+    done = compact_topic(deployment, "t", {"PYSPARK_PYTHON": "/nowhere/python"})
+    assert done.returncode == 5
+    assert "executors have no Python" in done.stderr
+    assert "/nowhere/python" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_command_line_on_a_cluster(deployment: Deployment) -> None:
+    topic = deployment.fill("t")
+    done = compact_topic(deployment, "t")
+    assert done.returncode == 0, done.stderr
+    assert equals_the_reference(topic)
+
+
+def compact_topic(
+    deployment: Deployment,
+    name: str,
+    changes: Mapping[str, str] = {},
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "api.cli.main", "compact-topic", "--topic", str(TopicName.parse(name))],
+        cwd=ROOT,
+        env={**deployment.environment, **changes},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
