@@ -1,0 +1,70 @@
+"""What a disk holds after a power loss: only what was made durable by fsync.
+
+`PowerLoss` wraps `os.fsync` while it is entered, and remembers what each call made durable: of a file its bytes, of a
+folder its entries, as POSIX promises and no more. `image` then writes the tree that a machine would find when it comes
+back: a name whose folder was not synced is not there, a file that was not synced is empty. (Real disks may keep more,
+which no program may count on.) Only the process's own calls are seen, not those that SQLite makes in C.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+
+class PowerLoss:
+    """Records below `root`'s parent, which counts as durable. Use it in a `with` statement.
+
+    `loses`: fsyncs to pretend of, that is to leave out: a mutation, to see that somebody notices.
+    """
+
+    def __init__(self, root: Path, loses: Callable[[os.stat_result], bool] = lambda found: False) -> None:
+        self._root = root
+        self._loses = loses
+        self._files: dict[int, bytes] = {}
+        self._folders: dict[int, dict[str, int]] = {}
+        self._kept: list[int] = []
+        self._patch = pytest.MonkeyPatch()
+        self._fsync = os.fsync
+
+    def __enter__(self) -> Self:
+        self._patch.setattr(os, "fsync", self._record)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._patch.undo()
+        for descriptor in self._kept:
+            os.close(descriptor)
+
+    def _record(self, descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        if self._loses(found):
+            return
+        self._fsync(descriptor)
+        self._kept.append(os.dup(descriptor))  # so that no other file gets its inode while we remember it
+        path = Path(f"/proc/self/fd/{descriptor}")
+        if stat.S_ISDIR(found.st_mode):
+            self._folders[found.st_ino] = {entry.name: entry.inode() for entry in os.scandir(path)}
+        else:
+            self._files[found.st_ino] = path.read_bytes()
+
+    def image(self, target: Path) -> Path:
+        """Write what would be left of `root` into the new folder `target`, and return it."""
+        target.mkdir()
+        if self._root.exists() and self._root.name in self._folders.get(os.stat(self._root.parent).st_ino, {}):
+            self._restore(os.stat(self._root).st_ino, self._root, target)
+        return target
+
+    def _restore(self, folder: int, now: Path, target: Path) -> None:
+        for name, inode in self._folders.get(folder, {}).items():
+            if inode in self._folders or (now / name).is_dir():
+                (target / name).mkdir()
+                self._restore(inode, now / name, target / name)
+            else:
+                (target / name).write_bytes(self._files.get(inode, b""))
