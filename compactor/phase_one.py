@@ -1,68 +1,129 @@
 """Phase one: which rows survive, from key indexes alone.
 
-One task takes one hash range of every index: the previous compacted ledger's and each dirty ledger's. It keeps the
-newest record of each key, applies the rules for tombstones and null keys, and hands on two things: row sets (the
-offsets that survive, by source) and its range of the new compacted ledger's key index. No key leaves the task and no
-payload enters it. Pure functions over arrays, apart from `run_range`, which reads and writes.
+One task takes one hash range: of each dirty ledger's index, of the records of expired rows, and of the levels of the
+previous compacted index, which it probes by the dirty keys or, if they are to be merged, reads whole. `resolve.py`
+decides. The task hands on two things: row sets (of each ledger the offsets that survive, of each old part those that
+are superseded) and its range of the new index level. No key leaves the task and no payload enters it.
 
 Memory: about 80 bytes a record of the range (`plan.RANGE_RECORDS` bounds it).
-Rules: semantics.md P3–P6, P8, P10.
+Rules: semantics.md P3–P6, P8–P10, T1, T2.
 """
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
 from compactor.plan import Policies, RangeResult, RangeStatistics, RowSet, RunPlan, Source
+from compactor.resolve import Rules, newest_of, resolve, without_expired
 from storage.checksums import crc32c
+from storage.clock import SystemClock
 from storage.errors import ObjectDamaged
 from storage.ledger import key_index, names
-from storage.ledger.key_index import OFFSET_MASK, TOMBSTONE, U64, HashRange, Records
+from storage.ledger.deleted import read_all_deleted
+from storage.ledger.key_index import U64, HashRange, Records
 from storage.metadata.records import IndexLocation
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
+from storage.objects.throttled import throttled
+from storage.steps import Step, reached
 
 MARKED_SPAN = 32
 """Offsets that are at most so much further apart than one are sorted by marking: 32 bytes an offset at most."""
 
 
-@dataclass(frozen=True)
-class Winners:
-    """The live records of a hash range, in hash order, and how many tombstones won and were dropped."""
-
-    live: Records
-    tombstones: int
+def run_range(plan: RunPlan, number: int) -> RangeResult:
+    """One phase-one task: hash range `number` of `plan`. Raises ObjectMissing, ObjectDamaged, any store error."""
+    with task_store(plan) as store:
+        return _compact_range(store, plan, number)
 
 
-def newest_live(runs: list[Records]) -> Winners:
-    """The newest record of each key, without the keys whose newest record is a tombstone (P4, P5).
+@contextmanager
+def task_store(plan: RunPlan) -> Iterator[ObjectStore]:
+    """The run's store as a task sees it: opened by itself, within the run's rates."""
+    with closing(open_store(plan.store)) as store:
+        yield throttled(store, plan.rates, SystemClock())
 
-    `runs`: records of each index, oldest index first; in each, hash order and one record a key.
-    """
-    hi = np.concatenate([run.hi for run in runs]) if runs else np.empty(0, dtype=np.uint64)
-    lo = np.concatenate([run.lo for run in runs]) if runs else hi
-    offset = np.concatenate([run.offset for run in runs]) if runs else hi
-    winners = key_index.latest(hi, lo)
-    won = offset[winners]
-    live = winners[won & TOMBSTONE == 0]
-    return Winners(Records(hi[live], lo[live], offset[live]), len(winners) - len(live))
+
+def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResult:
+    wanted = plan.ranges[number]
+    by_event = plan.policies.event_time_order
+    runs = [key_index.read_records(store, location, wanted, events=by_event) for location in plan.indexes]
+    dirty = without_expired(newest_of(runs, by_event), _expired(store, plan))
+    levels = _read_levels(store, plan, wanted, dirty)
+    reached(Step.PHASE_ONE_INDEX_READ)
+    resolved = resolve(dirty, levels, plan.merged, Rules(plan.policies, plan.now, plan.cursor_floor))
+
+    new, old = _read_unkeyed(store, plan, number)
+    unkeyed = unkeyed_survivors(new, plan.policies)
+    named = np.concatenate([resolved.survivors, resolved.superseded, *map(_offsets, unkeyed.values())])
+    for kind, bitmap in unkeyed_survivors(old, plan.policies).items():
+        unkeyed[kind] |= bitmap
+        named = np.concatenate([named, _offsets(old[kind] - bitmap)])
+    name, row_sets, row_set_bytes = _write_row_sets(
+        store, plan, number, split_by_source(ascending(named), plan.sources)
+    )
+    index = _write_index(store, plan, number, resolved.level, wanted, unkeyed)
+    records = sum(map(len, runs)) + sum(map(len, levels))
+    statistics = RangeStatistics(
+        records=records,
+        keys=resolved.keys,
+        tombstones=resolved.tombstones,
+        tombstones_removed=resolved.tombstones_removed,
+        tombstones_kept=resolved.tombstones_kept,
+        expired=resolved.expired,
+        null_keys=len(unkeyed_survivors(new, plan.policies)["null_keys"]),
+        tombstones_dropped_to=resolved.tombstones_dropped_to,
+        bytes_read=records * (key_index.RECORD_BYTES + by_event * key_index.EVENT_BYTES),
+        bytes_written=row_set_bytes + (index.length if index else 0),
+    )
+    return RangeResult(name, row_sets, index, statistics)
+
+
+def _read_levels(store: ObjectStore, plan: RunPlan, wanted: HashRange, dirty: Records) -> list[Records]:
+    """The levels, newest first: those that are merged whole, of the others the fences of dirty keys."""
+    events = plan.policies.event_time_order
+    levels = []
+    for number, level in enumerate(plan.levels):
+        if number < plan.merged:
+            found = [key_index.read_records(store, location, wanted, events=events) for location in level]
+        else:
+            found = [key_index.probe_records(store, location, dirty.hi, events=events) for location in level]
+        levels.append(key_index.concatenated(found))
+    return levels
+
+
+def _expired(store: ObjectStore, plan: RunPlan) -> U64:
+    """Offsets of the rows of dirty ledgers whose time to live is over, ascending (T2)."""
+    bitmaps = read_all_deleted(store, [place for _, place in plan.expired])
+    return np.concatenate(
+        [
+            np.empty(0, dtype=np.uint64),
+            *(
+                np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.uint64)
+                + np.uint64(plan.sources[source].first_offset)
+                for (source, _), bitmap in zip(plan.expired, bitmaps, strict=True)
+                if bitmap
+            ),
+        ]
+    )
 
 
 def unkeyed_survivors(unkeyed: dict[str, BitMap64], policies: Policies) -> dict[str, BitMap64]:
     """Rows outside the key map that stay: whole entries and chunks always (P8, P10), null keys by policy (P6)."""
-    kept = dict(unkeyed)
+    kept = {kind: bitmap.copy() for kind, bitmap in unkeyed.items()}
     if not policies.retain_null_key:
         kept["null_keys"] = BitMap64()
     return kept
 
 
-def ascending(offsets: U64) -> U64:
+def ascending(offsets: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Distinct offsets, sorted. Dense ones are put in order by marking, which is 4 times as fast as sorting."""
     if len(offsets) == 0:
         return offsets
@@ -72,7 +133,7 @@ def ascending(offsets: U64) -> U64:
         return np.sort(offsets)
     marks = np.zeros(span, dtype=np.bool_)
     marks[offsets - first] = True
-    ordered: U64 = np.flatnonzero(marks).astype(offsets.dtype) + first
+    ordered: npt.NDArray[Any] = np.flatnonzero(marks).astype(offsets.dtype) + first
     return ordered
 
 
@@ -94,40 +155,20 @@ def split_by_source(offsets: U64, sources: tuple[Source, ...]) -> dict[int, U64]
     return split
 
 
-def run_range(plan: RunPlan, number: int) -> RangeResult:
-    """One phase-one task: hash range `number` of `plan`. Raises ObjectMissing, ObjectDamaged, any store error."""
-    with closing(open_store(plan.store)) as store:
-        return _compact_range(store, plan, number)
+def _read_unkeyed(store: ObjectStore, plan: RunPlan, number: int) -> tuple[dict[str, BitMap64], dict[str, BitMap64]]:
+    """Rows outside the key map, of the dirty ledgers and of the levels that are merged.
 
-
-def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResult:
-    wanted = plan.ranges[number]
-    runs = [key_index.read_records(store, location, wanted) for location in plan.indexes]
-    won = newest_live(runs)
-    # Rows outside the key map have no hash: the indexes are dealt out to the ranges.
-    mine = plan.indexes[number :: len(plan.ranges)]
-    unkeyed = unkeyed_survivors(_read_unkeyed(store, mine), plan.policies)
-    offsets = ascending(np.concatenate([won.live.offset & OFFSET_MASK, *map(_offsets, unkeyed.values())]))
-    name, row_sets, row_set_bytes = _write_row_sets(store, plan, number, split_by_source(offsets, plan.sources))
-    index = _write_index(store, plan, number, won.live, wanted, unkeyed)
-    records = sum(map(len, runs))
-    statistics = RangeStatistics(
-        records=records,
-        keys=len(won.live),
-        tombstones=won.tombstones,
-        null_keys=len(unkeyed["null_keys"]),
-        bytes_read=records * key_index.RECORD_BYTES,
-        bytes_written=row_set_bytes + (index.length if index else 0),
-    )
-    return RangeResult(name, row_sets, index, statistics)
-
-
-def _read_unkeyed(store: ObjectStore, locations: tuple[IndexLocation, ...]) -> dict[str, BitMap64]:
-    found = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
-    for location in locations:
-        for name, bitmap in found.items():
-            bitmap |= key_index.read_unkeyed(store, location, name)
-    return found
+    They have no hash: the indexes are dealt out to the ranges.
+    """
+    merged = [location for level in plan.levels[: plan.merged] for location in level]
+    both = []
+    for locations in (plan.indexes, merged):
+        found = {kind: BitMap64() for kind in key_index.UNKEYED_CLASSES}
+        for location in locations[number :: len(plan.ranges)]:
+            for kind, bitmap in found.items():
+                bitmap |= key_index.read_unkeyed(store, location, kind)
+        both.append(found)
+    return both[0], both[1]
 
 
 def _offsets(bitmap: BitMap64) -> U64:
@@ -148,17 +189,19 @@ def _write_row_sets(
         start += len(block)
     if blocks:
         store.put(name, b"".join(blocks))
+        reached(Step.PHASE_ONE_ROW_SETS_WRITTEN)
     return name, tuple(row_sets), start
 
 
 def _write_index(
-    store: ObjectStore, plan: RunPlan, number: int, live: Records, wanted: HashRange, unkeyed: dict[str, BitMap64]
+    store: ObjectStore, plan: RunPlan, number: int, level: Records, wanted: HashRange, unkeyed: dict[str, BitMap64]
 ) -> IndexLocation | None:
-    if not len(live) and not any(unkeyed.values()):
+    if not len(level) and not any(unkeyed.values()):
         return None
-    data, directory = key_index.encode_index(live, wanted, unkeyed)
+    data, directory = key_index.encode_index(level, wanted, unkeyed)
     name = names.compacted_index(plan.topic_uid, plan.attempt_id, number)
     store.put(name, data)
+    reached(Step.PHASE_ONE_INDEX_WRITTEN)
     return IndexLocation(name, 0, len(data), directory.encode())
 
 

@@ -1,102 +1,131 @@
-"""Phase two: copy the survivors into parts.
+"""Phase two: copy the survivors into parts, and mark what goes in the parts that are kept.
 
-One task writes one part: for each of its slices it merges the row sets of all hash ranges, walks the source's row
-groups, skips those without survivors, takes the surviving rows of the others and appends them. Rows keep every
-column (W1) and their order. Payloads go from the store to the store through one task; nothing is shuffled.
+A task writes one part: slice by slice it walks a source's row groups, skips those without survivors, takes the
+surviving rows of the others and appends them. Rows keep every column (W1) and their order; a tombstone that is kept
+for the first time gets the run's time (T1). Or it writes one object of bitmaps: for each of some kept parts, the rows
+that were deleted before and those that phase one superseded. Payloads go from the store to the store through one
+task; nothing is shuffled.
 
 Memory: one row group read, one being gathered, 12 bytes a survivor of the part (`plan.PART_ROWS`), and while a slice's
-row sets are merged 4 bytes a survivor of its source and at most 32 a survivor.
+row sets are merged 4 bytes a survivor of its source and at most 32 a survivor; of bitmaps 4 bytes a row that goes
+(`layout.BITMAP_ROWS`).
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
-from contextlib import closing
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap
 
-from compactor.phase_one import ascending
-from compactor.plan import PartPlan, PartResult, PartStatistics, RunPlan, Slice, Source, SourceTotals
+from compactor.phase_one import ascending, task_store
+from compactor.plan import (
+    BitmapPlan,
+    BitmapResult,
+    Located,
+    PartPlan,
+    PartResult,
+    PartStatistics,
+    RunPlan,
+    Slice,
+    Source,
+    SourceTotals,
+)
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger import names, rows
-from storage.ledger.rows_file import RowGroup, RowsReader, RowsWriter
-from storage.model import MessageId
+from storage.ledger.deleted import alive, encode_deleted, read_all_deleted
+from storage.ledger.key_index import TOMBSTONE
+from storage.ledger.manifest import Part
+from storage.ledger.rows_file import RowGroup, RowsObject, RowsReader, RowsWriter
+from storage.ledger.sealing import flagged_offsets
+from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore
-from storage.objects.registry import open_store
+from storage.steps import Step, reached
 
 I64 = npt.NDArray[np.int64]
+Wanted = Iterator[tuple[int, I64]]
+"""Row groups by number, ascending, and the positions of the wanted rows in each."""
 
 
-def run_part(plan: RunPlan, parts: tuple[PartPlan, ...], number: int) -> PartResult:
-    """One phase-two task: write part `number` of `parts`. Raises ObjectMissing, ObjectDamaged, any store error."""
-    with closing(open_store(plan.store)) as store:
-        return _write_part(store, plan, parts[number], number)
+def run_task(plan: RunPlan, tasks: tuple[PartPlan | BitmapPlan, ...], number: int) -> PartResult | BitmapResult:
+    """One phase-two task: `tasks[number]`. Raises ObjectMissing, ObjectDamaged, any store error."""
+    task = tasks[number]
+    with task_store(plan) as store:
+        return _write_part(store, plan, task) if isinstance(task, PartPlan) else _write_bitmaps(store, plan, task)
 
 
-def _write_part(store: ObjectStore, plan: RunPlan, part: PartPlan, number: int) -> PartResult:
-    survivors = [read_survivors(store, plan.sources[one.source], one) for one in part.slices]
-    if not any(map(len, survivors)):
-        return PartResult(number)
+def _write_part(store: ObjectStore, plan: RunPlan, task: PartPlan) -> PartResult:
     seen = _Seen(plan.partition)
-    with RowsWriter(store, names.part(plan.topic_uid, plan.attempt_id, number)) as writer:
-        for one, offsets in zip(part.slices, survivors, strict=True):
-            for table in _surviving_rows(store, plan.sources[one.source], offsets, seen):
-                sizes = rows.logical_sizes(table)
-                seen.add(one.source, table, sizes)
-                writer.write(table, sizes)
+    tables = _surviving_rows(store, plan, task, seen)
+    first = next(tables, None)
+    if first is None:  # nothing of a slice that was cut inside a source: no object of no rows
+        return PartResult(task.number, statistics=seen.statistics)
+    with RowsWriter(store, names.part(plan.topic_uid, plan.attempt_id, task.number)) as writer:
+        reached(Step.PHASE_TWO_PART_BEGUN)
+        for source, table in chain([first], tables):
+            table = _first_kept(table, plan.now)
+            sizes = rows.logical_sizes(table)
+            seen.add(source, table, sizes)
+            writer.write(table, sizes)
+    reached(Step.PHASE_TWO_PART_WRITTEN)
     assert writer.result is not None
-    return PartResult(
-        number=number,
-        rows=writer.result,
-        first_offset=seen.first_offset,
-        last_offset=seen.last_offset,
-        first_message_id=seen.first_message_id,
-        last_message_id=seen.last_message_id,
-        messages=sum(totals.count for totals in seen.kept.values()),
-        logical_bytes=seen.logical_bytes,
-        min_publish_time=seen.min_publish_time,
-        max_publish_time=seen.max_publish_time,
-        kept=seen.kept,
-        statistics=PartStatistics(seen.groups_read, seen.bytes_read),
-    )
+    return PartResult(task.number, seen.part(writer.result), seen.kept, seen.statistics)
 
 
-def read_survivors(store: ObjectStore, source: Source, one: Slice) -> I64:
-    """The offsets of a slice's survivors, ascending: the row sets of all hash ranges, merged. Shape (n,)."""
+def _surviving_rows(store: ObjectStore, plan: RunPlan, task: PartPlan, seen: _Seen) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of a part, by source, about an output row group at a time."""
+    for one in task.slices:
+        source = plan.sources[one.source]
+        named = read_offsets(store, source, one.row_sets)
+        if one.source < plan.old_parts:
+            (deleted,) = read_all_deleted(store, [source.deleted])
+            deleted |= _bitmap(named)
+            reader = RowsReader(store, source.rows)
+            wanted = _all_but(reader, source, one, deleted)
+        else:
+            offsets = _inside(named, source, one)
+            if not len(offsets):
+                continue
+            reader = RowsReader(store, source.rows)
+            wanted = _named(reader, offsets)
+        for table in reader.take(seen.counted(reader, wanted)):
+            yield one.source, table
+
+
+def read_offsets(store: ObjectStore, source: Source, row_sets: Located) -> npt.NDArray[np.uint32]:
+    """The offsets in the row sets of all hash ranges, relative to the source's first, ascending. Shape (n,)."""
     relative = []
-    for name, row_set in one.row_sets:
+    for name, row_set in row_sets:
         block = store.get(name, row_set.start, row_set.count * 4)
         if crc32c(block) != row_set.crc32c:
             raise ObjectDamaged(f"the row sets {name} do not match their checksum", "run the compaction again")
         relative.append(np.frombuffer(block, dtype="<u4"))
-    merged = ascending(np.concatenate(relative) if relative else np.empty(0, dtype=np.uint32))
+    merged: npt.NDArray[np.uint32] = np.concatenate(relative) if relative else np.empty(0, dtype=np.uint32)
+    ordered: npt.NDArray[np.uint32] = ascending(merged)
+    return ordered
+
+
+def _inside(relative: npt.NDArray[np.uint32], source: Source, one: Slice) -> I64:
+    """Those in the slice, as whole offsets."""
     first, last = (np.uint32(bound - source.first_offset) for bound in (one.first_offset, one.last_offset))
-    inside = merged[np.searchsorted(merged, first, "left") : np.searchsorted(merged, last, "right")]
+    inside = relative[np.searchsorted(relative, first, "left") : np.searchsorted(relative, last, "right")]
     return inside.astype(np.int64) + source.first_offset
 
 
-def _surviving_rows(store: ObjectStore, source: Source, offsets: I64, seen: _Seen) -> Iterator[pa.Table]:
-    """The rows of `offsets`, ascending, about an output row group at a time; groups without any are not read."""
-    if not len(offsets):
-        return
-    reader = RowsReader(store, source.rows)
+def _named(reader: RowsReader, offsets: I64) -> Wanted:
+    """The rows of `offsets`, ascending; row groups without any are not read."""
     firsts = np.searchsorted(offsets, [group.first_offset for group in reader.groups], "left").tolist()
     ends = np.searchsorted(offsets, [group.last_offset for group in reader.groups], "right").tolist()
     spans = [(number, *span) for number, span in enumerate(zip(firsts, ends, strict=True)) if span[0] < span[1]]
     reader.expect([number for number, _, _ in spans])
-
-    def wanted() -> Iterator[tuple[int, I64]]:
-        for number, first, end in spans:
-            group = reader.groups[number]
-            seen.groups_read += 1
-            seen.bytes_read += group.end - group.start
-            yield number, _positions(reader, number, group, offsets[first:end])
-
-    yield from reader.take(wanted())
+    for number, first, end in spans:
+        yield number, _positions(reader, number, reader.groups[number], offsets[first:end])
 
 
 def _positions(reader: RowsReader, number: int, group: RowGroup, offsets: I64) -> I64:
@@ -113,38 +142,132 @@ def _positions(reader: RowsReader, number: int, group: RowGroup, offsets: I64) -
     return positions.astype(np.int64)
 
 
+def _all_but(reader: RowsReader, source: Source, one: Slice, deleted: BitMap) -> Wanted:
+    """The live rows of a slice of an old part; row groups of which nothing is alive are not read."""
+    spans = []
+    for number, group in enumerate(reader.groups):
+        first, last = max(group.first_offset, one.first_offset), min(group.last_offset, one.last_offset)
+        if first > last:
+            continue
+        dead = deleted.range_cardinality(first - source.first_offset, last - source.first_offset + 1)
+        if dead < group.rows:
+            spans.append(number)
+    reader.expect(spans)
+    for number in spans:
+        present = reader.offsets(number)
+        mask = alive(deleted, source.first_offset, present)
+        mask &= (present >= one.first_offset) & (present <= one.last_offset)
+        if mask.any():
+            yield number, np.flatnonzero(mask)
+
+
+def _first_kept(table: pa.Table, now: int) -> pa.Table:
+    """Tombstones that no run has kept before get the time of this one (T1)."""
+    tombstone = (flagged_offsets(table) & TOMBSTONE != 0) & table.column("key").is_valid().to_numpy()
+    tombstone &= pc.equal(table.column("slot"), int(rows.Slot.MESSAGE)).to_numpy()
+    if not tombstone.any():
+        return table
+    column = table.schema.get_field_index("retained_at")
+    times = pc.if_else(pa.array(tombstone), table.column(column).fill_null(now), pa.scalar(None, pa.int64()))
+    return table.set_column(column, rows.SCHEMA.field("retained_at"), times)
+
+
+def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: BitmapPlan) -> BitmapResult:
+    sources = [number for number, _ in task.parts]
+    bitmaps = read_all_deleted(store, [plan.sources[number].deleted for number in sources])
+    kept: dict[int, SourceTotals] = {}
+    for number, bitmap, (_, row_sets) in zip(sources, bitmaps, task.parts, strict=True):
+        source = plan.sources[number]
+        more = _bitmap(read_offsets(store, source, row_sets))
+        going = np.frombuffer((more - bitmap).to_array(), dtype=np.uint32).astype(np.uint64)
+        gone = SourceTotals(len(going), int(going.sum()) + len(going) * source.first_offset)
+        kept[number] = SourceTotals(source.messages, source.offset_sum) - gone
+        bitmap |= more
+    name = names.bitmaps(plan.topic_uid, plan.attempt_id, task.number)
+    data, places = encode_deleted(name, bitmaps)
+    store.put(name, data)
+    reached(Step.PHASE_TWO_BITMAPS_WRITTEN)
+    last = _last_alive(store, plan, plan.sources[sources[-1]], bitmaps[-1]) if task.find_last else None
+    return BitmapResult(task.number, dict(zip(sources, places, strict=True)), kept, last)
+
+
+def _last_alive(store: ObjectStore, plan: RunPlan, source: Source, deleted: BitMap) -> MessageId | None:
+    """The id of the last live message of a part (R6), or None if all are dead."""
+    reader = RowsReader(store, source.rows)
+    for number in reversed(range(len(reader.groups))):
+        table = reader.read(number, ["offset", "ledger_id", "entry_id", "batch_index"])
+        mask = alive(deleted, source.first_offset, table.column("offset").to_numpy())
+        if mask.any():
+            return _message_id(table, int(np.flatnonzero(mask)[-1]), plan.partition)
+    return None
+
+
+def _bitmap(relative: npt.NDArray[np.uint32]) -> BitMap:
+    return BitMap(array("I", relative.astype(np.uint32).tobytes()))
+
+
+def _message_id(table: pa.Table, row: int, partition: int) -> MessageId:
+    ledger, entry, index = (table.column(name)[row].as_py() for name in ("ledger_id", "entry_id", "batch_index"))
+    return MessageId(ledger, entry, partition, index)
+
+
 class _Seen:
     """What was written of a part so far. Asserts W1 on the way: offsets ascend and are unique."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
-        self.first_offset = self.last_offset = -1
-        self.first_message_id: MessageId | None = None
-        self.last_message_id: MessageId | None = None
-        self.logical_bytes = 0
-        self.min_publish_time = 2**63 - 1
-        self.max_publish_time = -(2**63)
+        self._first: Position | None = None
+        self._last: Position | None = None
+        self._logical_bytes = 0
+        self._publish = (2**63 - 1, -(2**63))
+        self._oldest_tombstone: int | None = None
+        self._groups_read = self._bytes_read = 0
         self.kept: dict[int, SourceTotals] = {}
-        self.groups_read = self.bytes_read = 0
+
+    @property
+    def statistics(self) -> PartStatistics:
+        return PartStatistics(self._groups_read, self._bytes_read)
+
+    def counted(self, reader: RowsReader, wanted: Wanted) -> Wanted:
+        """`wanted`, with the row groups that are read counted on the way."""
+        for number, positions in wanted:
+            group = reader.groups[number]
+            self._groups_read += 1
+            self._bytes_read += group.end - group.start
+            yield number, positions
 
     def add(self, source: int, table: pa.Table, sizes: I64) -> None:
         offsets = table.column("offset").to_numpy()
-        if offsets[0] <= self.last_offset or np.any(offsets[1:] <= offsets[:-1]):
+        if (self._last and offsets[0] <= self._last.offset) or np.any(offsets[1:] <= offsets[:-1]):
             raise ObjectDamaged(
                 f"rows near offset {int(offsets[0])} do not ascend", "restore the ledger from a backup, then run again"
             )
-        if self.first_message_id is None:
-            self.first_offset = int(offsets[0])
-            self.first_message_id = self._message_id(table, 0)
-        self.last_offset = int(offsets[-1])
-        self.last_message_id = self._message_id(table, len(table) - 1)
-        self.logical_bytes += int(sizes.sum())
+        if self._first is None:
+            self._first = Position(int(offsets[0]), _message_id(table, 0, self._partition))
+        self._last = Position(int(offsets[-1]), _message_id(table, len(table) - 1, self._partition))
+        self._logical_bytes += int(sizes.sum())
         publish = pc.min_max(table.column("publish_time")).as_py()
-        self.min_publish_time = min(self.min_publish_time, publish["min"])
-        self.max_publish_time = max(self.max_publish_time, publish["max"])
+        self._publish = (min(self._publish[0], publish["min"]), max(self._publish[1], publish["max"]))
+        oldest = pc.min(table.column("retained_at")).as_py()
+        if oldest is not None:
+            self._oldest_tombstone = min(oldest, self._oldest_tombstone or oldest)
         total = SourceTotals(len(offsets), int(offsets.astype(np.uint64).sum(dtype=np.uint64)))
         self.kept[source] = self.kept.get(source, SourceTotals()) + total
 
-    def _message_id(self, table: pa.Table, row: int) -> MessageId:
-        ledger, entry, index = (table.column(name)[row].as_py() for name in ("ledger_id", "entry_id", "batch_index"))
-        return MessageId(ledger, entry, self._partition, index)
+    def part(self, written: RowsObject) -> Part:
+        """The part, once all its rows are written."""
+        assert self._first is not None
+        assert self._last is not None
+        total = sum(self.kept.values(), SourceTotals())
+        return Part(
+            rows=written,
+            first=self._first,
+            last=self._last,
+            messages=total.count,
+            logical_bytes=self._logical_bytes,
+            min_publish_time=self._publish[0],
+            max_publish_time=self._publish[1],
+            offset_sum=total.offset_sum,
+            oldest_value=self._publish[0],
+            oldest_tombstone=self._oldest_tombstone,
+        )

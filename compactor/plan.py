@@ -1,24 +1,27 @@
 """What one run works on, as values that travel to every task.
 
-A *source* is something with rows: a sealed ledger after the horizon, or a part of the previous compacted ledger.
-Sources ascend by offset and do not overlap, so an offset names its source. A *row set* is the offsets of the rows of
-one source that survive; it is what phase one promises and phase two keeps.
+A *source* is something with rows: a part of the previous compacted ledger, or a sealed ledger after the horizon.
+Sources ascend by offset and do not overlap, so an offset names its source. A *row set* holds offsets of one source:
+of a ledger the rows that survive, of an old part the rows that are superseded. Together with what a part had before,
+that is what phase one promises and phase two must find.
 
-Sizing is here too, as pure functions: how many hash ranges phase one has, and how the survivors are cut into parts.
-Nothing in a plan is per key or per message: it grows with the ledgers, their fences and the tasks.
+Sizing of phase one is here too, as pure functions; how parts are kept, merged and cut is in `layout.py`. Nothing in a
+plan is per key or per message: it grows with the ledgers, their fences, the parts and the tasks.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from storage.ledger import rows
+from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange
+from storage.ledger.manifest import DeletedRows, Part
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import IndexLocation
 from storage.model import MessageId
 from storage.objects.interface import StoreLocation
+from storage.objects.throttled import Rates
 
 RANGE_RECORDS = 8_000_000
 """The most index records of one phase-one task: about 640 MiB of memory."""
@@ -30,20 +33,40 @@ PART_ROWS = 4_000_000
 """The most rows of a part, however small: phase two holds up to 32 bytes of each survivor's offset."""
 SMALL_PART_BYTES = 8 << 20
 """Below this a second part costs more than it saves."""
-READ_COST = 0.3
-"""What a byte that phase two only reads costs, of a byte that it writes (measured: benchmarks/compaction.py)."""
+
+
+LEVEL_RATIO = 2
+"""A level of the index is merged with what lies in front of it if it has fewer than so many times its records."""
+DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True)
 class Policies:
-    """The policies of a run, frozen at its claim; retries reuse them."""
+    """The policies of a run, frozen at its claim; retries reuse them. Times in milliseconds.
+
+    `retain_null_key`: messages without a key stay (P6). `tombstone_retention_ms`: how long a tombstone that won stays
+    in the compacted ledger, counted from the first run that kept it (T1); `tombstones_wait_for_cursors`: and until the
+    slowest compacted cursor has passed it. `key_ttl_ms`: a value goes when its publish time is so old (T2).
+    `min_lag_ms`: younger messages are not compacted yet (P2, S3). `event_time_order`: the largest event time wins, not
+    the newest id (P9); then what left the data is remembered for `event_time_max_lateness_ms`.
+    """
 
     retain_null_key: bool = False
+    tombstone_retention_ms: int = 0
+    tombstones_wait_for_cursors: bool = False
+    key_ttl_ms: int | None = None
+    min_lag_ms: int = 0
+    event_time_order: bool = False
+    event_time_max_lateness_ms: int = 7 * DAY_MS
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """How a run is cut. `parallelism`: tasks that can run at once."""
+    """How a run is cut. `parallelism`: tasks that can run at once.
+
+    `max_garbage_ratio`: a part with a larger share of deleted rows is written anew. `topics_per_job`: so many topics
+    share a Spark job.
+    """
 
     parallelism: int
     range_records: int = RANGE_RECORDS
@@ -51,40 +74,95 @@ class Sizing:
     part_rows: int = PART_ROWS
     small_range_records: int = SMALL_RANGE_RECORDS
     small_part_bytes: int = SMALL_PART_BYTES
+    max_garbage_ratio: float = 0.5
+    topics_per_job: int = 1000
 
 
 @dataclass(frozen=True)
 class Source:
-    """Rows by offset: a sealed ledger, or a part of the previous compacted ledger. Offsets are inclusive."""
+    """Rows by offset: a sealed ledger, or a part of the previous compacted ledger. Offsets are inclusive.
+
+    Of a part: `deleted` rows no longer count; `messages` and `offset_sum` are of the rows that do.
+    """
 
     rows: RowsObject
     first_offset: int
     last_offset: int
     messages: int
+    deleted: DeletedRows | None = None
+    offset_sum: int = 0
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The input of both phases. `indexes`: key indexes, oldest first, of all sources."""
+    """What every task of a run is told.
+
+    `sources`: the first `old_parts` are parts of the previous compacted ledger, the others dirty ledgers; they ascend.
+    `indexes`: of the rows of old parts that are due to go, as markers, then of the dirty ledgers, oldest first.
+    `expired`: by dirty source, its rows whose time to live is over. `levels`: the previous compacted index, newest
+    first; the first `merged` of them are merged with the new level. `now`: by which policies are applied.
+    `cursor_floor`: tombstones above this offset wait for a cursor (T1); None: none does.
+    """
 
     store: StoreLocation
     topic_uid: str
     partition: int
     attempt_id: str
     policies: Policies
+    now: int
+    hasher: KeyHasher
     sources: tuple[Source, ...]
-    indexes: tuple[IndexLocation, ...]
-    range_bits: int
+    old_parts: int = 0
+    indexes: tuple[IndexLocation, ...] = ()
+    levels: tuple[tuple[IndexLocation, ...], ...] = ()
+    merged: int = 0
+    range_bits: int = 0
+    cursor_floor: int | None = None
+    rates: Rates = field(default_factory=Rates)
+    expired: tuple[tuple[int, DeletedRows], ...] = ()
 
     @property
     def ranges(self) -> tuple[HashRange, ...]:
         """The hash ranges, one a phase-one task."""
         return tuple(HashRange(prefix, self.range_bits) for prefix in range(1 << self.range_bits))
 
+    @property
+    def merges_all(self) -> bool:
+        """Whether the new level is the only one: then nothing older is left to be hidden."""
+        return self.merged == len(self.levels)
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """A task before phase one: look through the rows of one source, as policies ask for it. Times as in a part.
+
+    `reindex`: make the key index of an old part anew, with event times. Of an old part find the rows that are due to
+    go: values published up to `values_to` (T2), tombstones first kept up to `tombstones_to` and not above
+    `cursor_floor` (T1). Of a dirty ledger find the values published up to `values_to`. None: none is due.
+    """
+
+    source: int
+    reindex: bool = False
+    values_to: int | None = None
+    tombstones_to: int | None = None
+
+
+@dataclass(frozen=True)
+class ScanResult:
+    """The answer of a scan. `due`: markers of the rows of an old part that go; `expired`: rows of a dirty ledger;
+    `oldest_value`, `oldest_tombstone`: the least times in an old part that are not due yet."""
+
+    source: int
+    index: IndexLocation | None = None
+    due: IndexLocation | None = None
+    expired: DeletedRows | None = None
+    oldest_value: int | None = None
+    oldest_tombstone: int | None = None
+
 
 @dataclass(frozen=True)
 class RowSet:
-    """The survivors of one source in one hash range: where their offsets lie, and what they add up to.
+    """Rows of one source in one hash range, by offset: of a ledger those that survive, of an old part those that go.
 
     Offsets are 32 bits, relative to the source's first; `start` counts bytes in the row-set object; `offset_sum` is
     the sum of the whole offsets modulo 2⁶⁴, what phase two must reach.
@@ -99,12 +177,20 @@ class RowSet:
 
 @dataclass(frozen=True)
 class RangeStatistics:
-    """What phase one saw and decided in one hash range."""
+    """What phase one saw and decided in one hash range.
+
+    `keys`, `tombstones`: live values, and retained tombstones, more or fewer than before the run.
+    `tombstones_dropped_to`: the highest offset of a tombstone that is not kept, −1: none.
+    """
 
     records: int = 0
     keys: int = 0
     tombstones: int = 0
+    tombstones_removed: int = 0
+    tombstones_kept: int = 0
+    expired: int = 0
     null_keys: int = 0
+    tombstones_dropped_to: int = -1
     bytes_read: int = 0
     bytes_written: int = 0
 
@@ -119,27 +205,44 @@ class RangeResult:
     statistics: RangeStatistics
 
 
+Located = tuple[tuple[str, RowSet], ...]
+"""The row sets of one source, one a hash range that has any, with the object that each lies in."""
+
+
 @dataclass(frozen=True)
 class Slice:
-    """The part of a source that goes into one part, by offset (inclusive), and its row sets by object."""
+    """What of a source goes into one part, by offset (inclusive). Of a ledger the rows in `row_sets` survive, of an
+    old part all live rows but those."""
 
     source: int
     first_offset: int
     last_offset: int
-    row_sets: tuple[tuple[str, RowSet], ...]
+    row_sets: Located
 
 
 @dataclass(frozen=True)
 class PartPlan:
-    """One phase-two task: write the survivors of these slices, in order, as one part."""
+    """A phase-two task: write the survivors of these slices, in order, as one part."""
 
     number: int
     slices: tuple[Slice, ...]
 
 
 @dataclass(frozen=True)
+class BitmapPlan:
+    """A phase-two task: add rows that go to the deleted rows of old parts that are kept, in one object.
+
+    `find_last`: also find the last message that is still alive in the last of them.
+    """
+
+    number: int
+    parts: tuple[tuple[int, Located], ...]
+    find_last: bool = False
+
+
+@dataclass(frozen=True)
 class SourceTotals:
-    """Survivors of one source: promised by phase one, kept by phase two; the two must be equal."""
+    """Rows of one source: promised by phase one, found by phase two; the two must be equal."""
 
     count: int = 0
     offset_sum: int = 0
@@ -147,10 +250,13 @@ class SourceTotals:
     def __add__(self, other: SourceTotals) -> SourceTotals:
         return SourceTotals(self.count + other.count, (self.offset_sum + other.offset_sum) % 2**64)
 
+    def __sub__(self, other: SourceTotals) -> SourceTotals:
+        return SourceTotals(self.count - other.count, (self.offset_sum - other.offset_sum) % 2**64)
+
 
 @dataclass(frozen=True)
 class PartStatistics:
-    """What phase two read and wrote for one part."""
+    """What phase two read for one part."""
 
     groups_read: int = 0
     bytes_read: int = 0
@@ -158,20 +264,25 @@ class PartStatistics:
 
 @dataclass(frozen=True)
 class PartResult:
-    """The answer of one phase-two task; `rows` None: nothing survived in its slices."""
+    """The answer of a task that writes a part; `part` None: nothing survived in its slices."""
 
     number: int
-    rows: RowsObject | None = None
-    first_offset: int = 0
-    last_offset: int = 0
-    first_message_id: MessageId | None = None
-    last_message_id: MessageId | None = None
-    messages: int = 0
-    logical_bytes: int = 0
-    min_publish_time: int = 0
-    max_publish_time: int = 0
-    kept: dict[int, SourceTotals] = field(default_factory=dict)
+    part: Part | None = None
+    kept: Mapping[int, SourceTotals] = field(default_factory=dict)
     statistics: PartStatistics = PartStatistics()
+
+
+@dataclass(frozen=True)
+class BitmapResult:
+    """The answer of a task that writes bitmaps: by source the deleted rows, and what is left alive.
+
+    `last_alive`: the last live message of the last part, if it was asked for.
+    """
+
+    number: int
+    deleted: Mapping[int, DeletedRows]
+    kept: Mapping[int, SourceTotals]
+    last_alive: MessageId | None = None
 
 
 def range_bits(records: int, sizing: Sizing) -> int:
@@ -181,73 +292,38 @@ def range_bits(records: int, sizing: Sizing) -> int:
     return max(0, max(by_memory, by_cores) - 1).bit_length()
 
 
-def promised(results: list[RangeResult]) -> dict[int, SourceTotals]:
-    """Survivors by source, over all hash ranges."""
+def merged_levels(dirty: int, levels: Sequence[int]) -> int:
+    """How many of the levels, newest first, to merge with a new one of `dirty` records.
+
+    Afterwards each level has at least LEVEL_RATIO times the records of the one in front of it: so their number grows
+    with the logarithm of the records, and a record is merged about as often.
+    """
+    total = dirty
+    for number, records in enumerate(levels):
+        if records >= LEVEL_RATIO * total:
+            return number
+        total += records
+    return len(levels)
+
+
+def located(results: Sequence[RangeResult]) -> dict[int, Located]:
+    """The row sets of all hash ranges by source."""
+    found: dict[int, list[tuple[str, RowSet]]] = {}
+    for result in results:
+        for row_set in result.row_sets:
+            found.setdefault(row_set.source, []).append((result.name, row_set))
+    return {source: tuple(row_sets) for source, row_sets in found.items()}
+
+
+def promised(plan: RunPlan, found: Mapping[int, Located]) -> dict[int, SourceTotals]:
+    """What each source has left after phase one: of a ledger its survivors, of an old part its live rows that stay."""
     totals: dict[int, SourceTotals] = {}
-    for result in results:
-        for row_set in result.row_sets:
-            before = totals.get(row_set.source, SourceTotals())
-            totals[row_set.source] = before + SourceTotals(row_set.count, row_set.offset_sum)
+    for number, source in enumerate(plan.sources):
+        named = SourceTotals()
+        for _, row_set in found.get(number, ()):
+            named += SourceTotals(row_set.count, row_set.offset_sum)
+        if number < plan.old_parts:
+            totals[number] = SourceTotals(source.messages, source.offset_sum) - named
+        elif named.count:
+            totals[number] = named
     return totals
-
-
-def part_count(written: float, cost: float, survivors: int, sizing: Sizing) -> int:
-    """Into how many parts to cut: as many as their limits ask for, in whole rounds of tasks unless parts get small.
-
-    A last round with one task would leave the other cores idle.
-    """
-    least = max(1, -(-int(written) // sizing.part_bytes), -(-survivors // sizing.part_rows))
-    rounds = -(-least // sizing.parallelism) * sizing.parallelism
-    return max(least, min(rounds, int(cost) // sizing.small_part_bytes))
-
-
-def cut_parts(plan: RunPlan, results: list[RangeResult], sizing: Sizing) -> list[PartPlan]:
-    """Cut the survivors into parts of about equal cost, in offset order.
-
-    The cost of a source counts what is written and, for less, the row groups that must be read to find it, as if its
-    survivors were thrown at random. A cut may fall inside a source: then by offset, as if its survivors were spread
-    evenly. Every part spans fewer than 2³² offsets.
-    """
-    totals = promised(results)
-    located: dict[int, list[tuple[str, RowSet]]] = {}
-    for result in results:
-        for row_set in result.row_sets:
-            located.setdefault(row_set.source, []).append((result.name, row_set))
-    alive = [number for number in sorted(totals) if totals[number].count]
-    if not alive:
-        return []
-    written, cost = {}, {}
-    for number in alive:
-        source = plan.sources[number]
-        stored = source.rows.stored.size
-        survivors = totals[number].count
-        groups = max(1, stored // rows.GROUP_BYTES)
-        written[number] = stored * survivors / source.messages
-        cost[number] = written[number] + READ_COST * stored * (1 - math.exp(-survivors / groups))
-    kept = sum(totals[number].count for number in alive)
-    goal = sum(cost.values()) / part_count(sum(written.values()), sum(cost.values()), kept, sizing)
-
-    parts: list[PartPlan] = []
-    slices: list[Slice] = []
-    room = goal
-    for number in alive:
-        source = plan.sources[number]
-        first, rest = source.first_offset, cost[number]
-        while True:
-            span = source.last_offset - first + 1
-            last = source.last_offset if rest <= room * 1.01 else first + max(1, int(span * room / rest)) - 1
-            if slices and last - slices[0].first_offset >= rows.MAX_ROWS:
-                parts.append(PartPlan(len(parts), tuple(slices)))
-                slices, room = [], goal
-                continue
-            slices.append(Slice(number, first, last, tuple(located[number])))
-            used = rest * (last - first + 1) / span
-            rest, room, first = rest - used, room - used, last + 1
-            if room <= goal * 0.01:
-                parts.append(PartPlan(len(parts), tuple(slices)))
-                slices, room = [], goal
-            if first > source.last_offset:
-                break
-    if slices:
-        parts.append(PartPlan(len(parts), tuple(slices)))
-    return parts

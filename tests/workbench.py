@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from compactor.batch import Outcome
 from compactor.engine import Engine, InProcess
 from compactor.plan import Policies, Sizing
-from compactor.two_phase import Outcome, TwoPhaseCompactor
+from compactor.two_phase import TwoPhaseCompactor
 from storage.bulk_append import INPUT_SCHEMA
 from storage.clock import Clock
 from storage.ledger.hashing import KeyHasher

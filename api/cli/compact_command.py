@@ -15,7 +15,7 @@ from api.wiring import open_components
 from storage.model import TopicName
 
 if TYPE_CHECKING:
-    from compactor.two_phase import Outcome
+    from compactor.batch import Outcome
     from storage.metadata.records import RunRecord
 
 
@@ -31,11 +31,12 @@ def compact_topic(
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
         snapshot = components.topic(name).snapshot()  # an unknown topic is known before Spark starts
+        from compactor.batch import Outcome
         from compactor.plan import Policies
-        from compactor.two_phase import Outcome, TwoPhaseCompactor, nothing_new
+        from compactor.two_phase import TwoPhaseCompactor, nothing_new
 
         policies = Policies(retain_null_key=retain_null_key)
-        if nothing_new(snapshot, policies):
+        if nothing_new(components.metadata, components.store, components.clock, snapshot, policies):
             report(Outcome(name, None))  # known without Spark, which takes seconds to start
             return
         from compactor.spark import SparkEngine, SparkSettings, open_session

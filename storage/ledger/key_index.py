@@ -21,7 +21,7 @@ Reads check the CRC of every fence they return: a wrong one is ObjectDamaged, ne
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -48,7 +48,7 @@ EVENT_BYTES = 16
 TOMBSTONE = np.uint64(1 << 63)
 """Flag in a record's offset: the message is a tombstone."""
 MARKER = np.uint64(1 << 62)
-"""Flag in a record's offset: index-only, its row is not in the data and is never delivered (P9)."""
+"""Flag in a record's offset: index-only, it has no row. It hides older levels' records of its key, and remembers (P9)."""
 OFFSET_MASK = np.uint64((1 << 62) - 1)
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
@@ -92,6 +92,42 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.hi)
+
+    @classmethod
+    def none(cls) -> Records:
+        """No records."""
+        empty = np.empty(0, dtype=np.uint64)
+        return cls(empty, empty, empty)
+
+    def take(self, positions: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | slice) -> Records:
+        """The records at those positions, where a mask is set, or of a slice."""
+        return Records(
+            self.hi[positions],
+            self.lo[positions],
+            self.offset[positions],
+            None if self.event_offset is None else self.event_offset[positions],
+            None if self.event_time is None else self.event_time[positions],
+        )
+
+    def by_event(self) -> Records:
+        """The event-time winner of each key as its record; without event times, the newest."""
+        if self.event_offset is None or self.event_time is None:
+            none = np.full(len(self), NO_EVENT_TIME, dtype=np.int64)
+            return Records(self.hi, self.lo, self.offset, self.offset, none)
+        return Records(self.hi, self.lo, self.event_offset, self.event_offset, self.event_time)
+
+
+def concatenated(runs: Sequence[Records]) -> Records:
+    """Runs one after the other; with event times if all that are not empty have them."""
+    runs = [run for run in runs if len(run)]
+    if not runs:
+        return Records.none()
+    hi, lo, offset = (np.concatenate(column) for column in zip(*((r.hi, r.lo, r.offset) for r in runs), strict=True))
+    event_offsets = [run.event_offset for run in runs if run.event_offset is not None]
+    event_times = [run.event_time for run in runs if run.event_time is not None]
+    if len(event_times) < len(runs):
+        return Records(hi, lo, offset)
+    return Records(hi, lo, offset, np.concatenate(event_offsets), np.concatenate(event_times))
 
 
 @dataclass(frozen=True)
@@ -199,6 +235,22 @@ def latest_by_event(hi: U64, lo: U64, event_time: I64) -> npt.NDArray[np.int64]:
     return winners
 
 
+def find(records: Records, hi: U64, lo: U64) -> npt.NDArray[np.int64]:
+    """Where in `records` each hash is, −1 where it is not. Shape (n,); hashes ascend, which makes it faster."""
+    at = np.searchsorted(records.hi, hi, "left")
+    found = np.full(len(hi), -1, dtype=np.int64)
+    looking = np.flatnonzero(at < len(records))
+    while len(looking):  # more than one round only for keys that share the high half
+        here = at[looking]
+        same = records.hi[here] == hi[looking]
+        match = same & (records.lo[here] == lo[looking])
+        found[looking[match]] = here[match]
+        looking = looking[same & ~match]
+        at[looking] += 1
+        looking = looking[at[looking] < len(records)]
+    return found
+
+
 def fence_count(records: int) -> int:
     """The number of fences for so many records: a power of two, 1 if small."""
     return 1 << max(0, (max(1, records) - 1) // FENCE_RECORDS).bit_length()
@@ -240,21 +292,30 @@ def read_records(store: ObjectStore, location: IndexLocation, wanted: HashRange,
     Raises ObjectMissing, ObjectDamaged.
     """
     directory = IndexDirectory.decode(location.directory)
-    fences = directory.fences(wanted)
-    if not len(fences) or not sum(directory.counts[fence] for fence in fences):
-        empty = np.empty(0, dtype=np.uint64)
-        return Records(empty, empty, empty)
-    blocks = _read_fences(store, location, directory.counts, directory.checksums, fences, 0, RECORD_BYTES)
-    columns = [_split(block, 3) for block in blocks]
-    hi, lo, offset = (np.concatenate([column[i] for column in columns]) for i in range(3))
-    inside = wanted.narrow(hi)
-    if not (events and directory.has_events):
-        return Records(hi[inside], lo[inside], offset[inside])
-    area = directory.records * RECORD_BYTES
-    blocks = _read_fences(store, location, directory.counts, directory.event_checksums, fences, area, EVENT_BYTES)
-    columns = [_split(block, 2) for block in blocks]
-    event_offset, event_time = (np.concatenate([column[i] for column in columns]) for i in range(2))
-    return Records(hi[inside], lo[inside], offset[inside], event_offset[inside], event_time[inside].view(np.int64))
+    records = _records_of(store, location, directory, directory.fences(wanted), events)
+    return records.take(wanted.narrow(records.hi))
+
+
+def probe_records(store: ObjectStore, location: IndexLocation, hi: U64, *, events: bool = False) -> Records:
+    """The records of those fences only that may hold one of `hi` (ascending high halves), in hash order.
+
+    Neighbouring fences come in one ranged read, also across a gap that is cheaper to read than another request.
+    """
+    directory = IndexDirectory.decode(location.directory)
+    mine = hi[directory.hash_range.narrow(hi)]
+    shift = np.uint64(64 - directory.hash_range.bits - directory.fence_bits)
+    within = np.uint64(len(directory.counts) - 1)
+    fences = (
+        np.unique((mine >> shift) & within).astype(np.int64).tolist() if directory.fence_bits else [0] * bool(len(mine))
+    )
+    gap = store.preferred_read_bytes // (RECORD_BYTES * FENCE_RECORDS)
+    runs: list[Records] = []
+    start = 0
+    for position in range(1, len(fences) + 1):
+        if position == len(fences) or fences[position] - fences[position - 1] > gap:
+            runs.append(_records_of(store, location, directory, range(fences[start], fences[position - 1] + 1), events))
+            start = position
+    return concatenated(runs)
 
 
 def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitMap64:
@@ -272,6 +333,24 @@ def read_unkeyed(store: ObjectStore, location: IndexLocation, name: str) -> BitM
     data = store.get(location.name, location.offset + start, size)
     _check(location, data, directory.unkeyed_checksums[name], f"the bitmap of {name}")
     return BitMap64.deserialize(data)
+
+
+def _records_of(
+    store: ObjectStore, location: IndexLocation, directory: IndexDirectory, fences: range, events: bool
+) -> Records:
+    """The records of consecutive fences; no read if they have none."""
+    if not sum(directory.counts[fence] for fence in fences):
+        return Records.none()
+    blocks = _read_fences(store, location, directory.counts, directory.checksums, fences, 0, RECORD_BYTES)
+    columns = [_split(block, 3) for block in blocks]
+    hi, lo, offset = (np.concatenate([column[i] for column in columns]) for i in range(3))
+    if not (events and directory.has_events):
+        return Records(hi, lo, offset)
+    area = directory.records * RECORD_BYTES
+    blocks = _read_fences(store, location, directory.counts, directory.event_checksums, fences, area, EVENT_BYTES)
+    columns = [_split(block, 2) for block in blocks]
+    event_offset, event_time = (np.concatenate([column[i] for column in columns]) for i in range(2))
+    return Records(hi, lo, offset, event_offset, event_time.view(np.int64))
 
 
 def _read_fences(

@@ -45,7 +45,8 @@ class Part:
     """A Parquet object of survivors, with what a reader needs to choose it. Positions are inclusive.
 
     `messages`, `logical_bytes` and the times are of all its rows; `offset_sum` is the sum of the offsets of its live
-    rows modulo 2⁶⁴; `oldest_tombstone` is the least `retained_at` of its live rows, None if it keeps no tombstone.
+    rows modulo 2⁶⁴. No live value was published before `oldest_value`, no live tombstone was first kept before
+    `oldest_tombstone`; None: there is none of the kind.
     """
 
     rows: RowsObject
@@ -57,6 +58,7 @@ class Part:
     max_publish_time: int
     deleted: DeletedRows | None = None
     offset_sum: int = 0
+    oldest_value: int | None = None
     oldest_tombstone: int | None = None
 
     @property
@@ -77,6 +79,7 @@ class Manifest:
     `index`: levels, newest first; each a tuple of objects in hash order. `frozen_at`: the time by which the run's
     policies were applied; `policies`: those. `tombstones_dropped_to`: the highest offset of a tombstone that is in
     this generation, or was in any before, no more; -1: none. A reader that has got less far may have missed a delete.
+    `keys`, `tombstones`: live values with a key, and retained tombstones.
     """
 
     topic: str
@@ -91,6 +94,8 @@ class Manifest:
     frozen_at: int = 0
     policies: Mapping[str, Any] = field(default_factory=dict)
     tombstones_dropped_to: int = -1
+    keys: int = 0
+    tombstones: int = 0
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -145,6 +150,8 @@ class Manifest:
             "frozen_at": self.frozen_at,
             "policies": dict(self.policies),
             "tombstones_dropped_to": self.tombstones_dropped_to,
+            "keys": self.keys,
+            "tombstones": self.tombstones,
             "parts": [_part(part) for part in self.parts],
             "index": {"levels": [[_index(location) for location in level] for level in self.index]},
         }
@@ -173,6 +180,8 @@ class Manifest:
                 frozen_at=document["frozen_at"],
                 policies=document["policies"],
                 tombstones_dropped_to=document["tombstones_dropped_to"],
+                keys=document["keys"],
+                tombstones=document["tombstones"],
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ObjectDamaged(f"the manifest {name} cannot be read ({error})", _REMEDY) from error
@@ -223,6 +232,7 @@ def _part(part: Part) -> dict[str, Any]:
         "min_publish_time": part.min_publish_time,
         "max_publish_time": part.max_publish_time,
         "offset_sum": part.offset_sum,
+        "oldest_value": part.oldest_value,
         "oldest_tombstone": part.oldest_tombstone,
         "deleted": None
         if deleted is None
@@ -247,6 +257,7 @@ def _parse_part(value: dict[str, Any]) -> Part:
         max_publish_time=value["max_publish_time"],
         deleted=None if value["deleted"] is None else DeletedRows(**value["deleted"]),
         offset_sum=value["offset_sum"],
+        oldest_value=value["oldest_value"],
         oldest_tombstone=value["oldest_tombstone"],
     )
 

@@ -239,6 +239,17 @@ class RowsReader:
         """The offsets of the rows of one row group, shape (rows,)."""
         return np.asarray(self.read(number, ["offset"]).column("offset").to_numpy(), dtype=np.int64)
 
+    def least(self, number: int, column: str) -> int | None:
+        """The least value of a column of numbers in one row group, by its statistics; None if all are null."""
+        if column not in self._file.schema_arrow.names:
+            return None
+        group = self._metadata.row_group(number)
+        # Leaves of nested columns shift later columns, so look it up by name.
+        (statistics,) = (
+            group.column(i).statistics for i in range(group.num_columns) if group.column(i).path_in_schema == column
+        )
+        return int(statistics.min) if statistics is not None and statistics.has_min_max else None
+
     def __iter__(self) -> Iterator[pa.Table]:
         self.expect(list(range(len(self.groups))))
         for number in range(len(self.groups)):

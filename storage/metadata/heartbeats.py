@@ -1,8 +1,8 @@
 """The heartbeat of many runs at once: one transaction and a handful of statements, however many runs there are.
 
 Invariants: a run is beaten only while it is RUNNING in the epoch that it claimed and its attempt is open; any other
-is fenced, which is an answer here, no error, since the rest must go on. Progress, if it names the `phase`, is merged
-into the statistics that are there, not put in their place.
+is fenced, which is an answer here, no error, since the rest must go on. Progress is merged into the statistics that
+are there, not put in their place; a `phase` in it is the run's phase.
 
 No topic is locked, so a heartbeat waits for no writer: attempts are locked first, by id, and that is where every
 transaction that ends a run comes by. An epoch that rises meanwhile is seen at the next beat.
@@ -31,18 +31,19 @@ def beat(
     for first in range(0, len(ordered), _AT_ONCE):
         open_ones = _lock_open(connection, ordered[first : first + _AT_ONCE])
         alive |= _beat_some(connection, [by_attempt[attempt] for attempt in open_ones], now)
-    merged = [
-        {"beaten_run": run_id, "merged": {**alive[run_id], **progress[run_id]}, "now_in": progress[run_id]["phase"]}
-        for run_id in sorted(alive.keys() & progress.keys())
-        if "phase" in progress[run_id]
-    ]
-    if merged:
-        connection.execute(
-            update(runs)
-            .where(runs.c.run_id == bindparam("beaten_run"))
-            .values(statistics=bindparam("merged"), phase=bindparam("now_in")),
-            merged,
-        )
+    for with_phase in (False, True):
+        values = {"statistics": bindparam("merged")} | ({"phase": bindparam("now_in")} if with_phase else {})
+        merged = [
+            {
+                "beaten_run": run_id,
+                "merged": {**alive[run_id], **progress[run_id]},
+                "now_in": progress[run_id].get("phase"),
+            }
+            for run_id in sorted(alive.keys() & progress.keys())
+            if ("phase" in progress[run_id]) == with_phase
+        ]
+        if merged:
+            connection.execute(update(runs).where(runs.c.run_id == bindparam("beaten_run")).values(values), merged)
     return [run.run_id for run in beating if run.run_id not in alive]
 
 

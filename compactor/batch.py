@@ -1,0 +1,232 @@
+"""Driving runs: one, or many that share the jobs of an engine.
+
+A run is a generator that yields `Work` and is sent the answers (two_phase.py). A batch takes the work of all its runs,
+lets the engine do it as one job, hands out the answers, and goes round until every run has ended. Runs need not be in
+the same phase. A run that fails, or is fenced, ends alone: its error is recorded in its row (W3) and kept in its
+outcome, the others go on.
+
+One thread beats for all runs of the batch, with their progress, in one transaction. It hears which runs were fenced
+(cancelled, taken over, their cursor deleted): those end at the next phase, and when none is left the job is stopped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, islice
+from typing import Any
+
+from compactor.engine import Engine, Failed, Progress
+from storage.errors import CompactorError, Fenced
+from storage.heartbeat import Heartbeat
+from storage.metadata.records import RunRecord
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+
+BEATS = 15
+"""Heartbeats in the time after which a run is held for dead; a run that is cancelled hears of it so soon."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trigger led to. `run` None and no error: nothing was new, so no run was made (P11)."""
+
+    topic: TopicName
+    run: RunRecord | None = None
+    error: Exception | None = None
+
+    @property
+    def compacted_ledger_id(self) -> int | None:
+        """The compacted ledger that this run published, if it did."""
+        return self.run.compacted_ledger_id if self.run else None
+
+
+@dataclass(frozen=True)
+class Work:
+    """One phase of a run: `task` for each number, `costs` in bytes to read and write, about (Engine.run: weights).
+
+    `messages`: messages or index records that it goes through, for whoever watches.
+    """
+
+    name: str
+    task: Callable[[int], Any]
+    costs: Sequence[float]
+    messages: int
+
+
+Steps = Generator[Work, list[Any], RunRecord]
+
+
+class Job:
+    """A run under way: its steps, the work that it waits for, and in the end its outcome."""
+
+    def __init__(self, topic: TopicName, run: RunRecord, steps: Steps) -> None:
+        self.topic = topic
+        self.run = run
+        self.work: Work | None = None
+        self.done = 0
+        self.fenced = False
+        self.outcome: Outcome | None = None
+        self._steps = steps
+
+    def start(self) -> None:
+        """Run up to the first work."""
+        self._advance(lambda: next(self._steps))
+
+    def answer(self, outcomes: list[Any]) -> None:
+        """Go on with what came of the work, up to the next; its first failure is raised in the run."""
+        failed = next((outcome for outcome in outcomes if isinstance(outcome, Failed)), None)
+        if failed is not None:
+            self.fail(failed.error)
+        else:
+            self._advance(lambda: self._steps.send(outcomes))
+
+    def fail(self, error: BaseException) -> None:
+        """Raise `error` in the run, which then ends."""
+        self._advance(lambda: self._steps.throw(error))
+
+    def _advance(self, step: Callable[[], Work]) -> None:
+        self.work, self.done = None, 0
+        try:
+            self.work = step()
+        except StopIteration as stop:
+            self.outcome = Outcome(self.topic, stop.value)
+        except Exception as error:
+            self.outcome = Outcome(self.topic, self.run, error)
+
+    @property
+    def progress(self) -> dict[str, object]:
+        """Phase, tasks and bytes done, for the run's row; bytes are those of the tasks that have ended, about."""
+        work = self.work
+        if work is None:
+            return {}
+        share = self.done / len(work.costs) if work.costs else 1.0
+        return {
+            "phase": work.name,
+            "tasks_done": self.done,
+            "tasks_total": len(work.costs),
+            "bytes_done": int(share * sum(work.costs)),
+        }
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Drives runs; `heartbeat_ms`: a run is held for dead without a heartbeat for so long."""
+
+    metadata: MetadataStore
+    engine: Engine
+    progress: Progress
+    heartbeat_ms: int
+
+    def run(self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], size: int) -> list[Outcome]:
+        """An outcome for each topic, in order. `claim` gives a job, None for nothing to do, or raises."""
+        left = iter(topics)
+        outcomes: list[Outcome] = []
+        while some := list(islice(left, size)):
+            outcomes += self._run_some(some, claim)
+        return outcomes
+
+    def _run_some(self, topics: list[TopicName], claim: Callable[[TopicName], Job | None]) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        claimed: dict[int, Job] = {}
+        try:
+            with Heartbeat(lambda: self._beat(list(claimed.values())), self.heartbeat_ms / 1000 / BEATS):
+                for number, name in enumerate(topics):
+                    try:
+                        job = claim(name)
+                    except Exception as error:
+                        outcomes[number] = Outcome(name, None, error)
+                        continue
+                    if job is None:
+                        outcomes[number] = Outcome(name)
+                    else:
+                        claimed[number] = job
+                self._drive(list(claimed.values()))
+        except BaseException as error:
+            for job in claimed.values():
+                if job.outcome is None:
+                    self._record_failure(job.run, error)
+            raise
+        finally:
+            self.progress.end()
+        outcomes |= {number: job.outcome for number, job in claimed.items() if job.outcome is not None}
+        return [outcomes[number] for number in range(len(topics))]
+
+    def _drive(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.start()
+            self._note_end(job)
+        while running := [job for job in jobs if job.work is not None]:
+            self._beat(running)
+            done = self._do(running)
+            for number, job in enumerate(running):
+                if job.fenced:
+                    job.fail(self._why_fenced(job.run))
+                elif isinstance(done, CompactorError):
+                    job.fail(done)
+                else:
+                    job.answer(done[number])
+                self._note_end(job)
+
+    def _do(self, running: list[Job]) -> list[list[Any]] | CompactorError:
+        """Let the engine do the work of all; what came of it, run by run, or why nothing did."""
+        works = [job.work for job in running if job.work is not None]
+        costs = list(chain.from_iterable(work.costs for work in works))
+        starts = tuple(accumulate((len(work.costs) for work in works), initial=0))
+        task = works[0].task if len(works) == 1 else _Together(tuple(work.task for work in works), starts)
+        phases = dict.fromkeys(work.name for work in works)
+        self.progress.phase(" and ".join(phases), len(costs), sum(work.messages for work in works))
+
+        def on_done(tasks: int) -> None:
+            for job, work in zip(running, works, strict=True):
+                job.done = len(work.costs) * tasks // max(1, len(costs))
+            self.progress.done(tasks)
+
+        try:
+            outcomes = self.engine.run(len(costs), task, on_done, costs)
+        except CompactorError as error:
+            return error
+        return [outcomes[start : start + len(work.costs)] for start, work in zip(starts, works, strict=False)]
+
+    def _beat(self, jobs: Sequence[Job]) -> None:
+        active = [job for job in jobs if job.outcome is None]
+        if not active:
+            return
+        progress = {job.run.run_id: job.progress for job in active}
+        fenced = set(self.metadata.heartbeat_runs([job.run for job in active], progress))
+        for job in active:
+            job.fenced = job.fenced or job.run.run_id in fenced
+        if all(job.fenced for job in active):
+            self.engine.cancel()
+
+    def _note_end(self, job: Job) -> None:
+        if job.outcome is not None and job.outcome.error is not None:
+            self._record_failure(job.run, job.outcome.error)
+
+    def _why_fenced(self, run: RunRecord) -> CompactorError:
+        """The database knows by whom a run was overtaken."""
+        try:
+            self.metadata.update_run(run)
+        except CompactorError as error:
+            return error
+        return Fenced(f"run {run.run_id} was stopped", "start it again if it is still wanted")
+
+    def _record_failure(self, run: RunRecord, error: BaseException) -> None:
+        """W3: the original error is kept; a database that is away too must not hide it."""
+        try:
+            self.metadata.fail_run(run, str(error) or type(error).__name__)
+        except CompactorError as second:
+            error.add_note(f"and the failure could not be recorded: {second}")
+
+
+@dataclass(frozen=True)
+class _Together:
+    """The tasks of several works as one sequence; `starts`: the number of each work's first task. Travels by pickle."""
+
+    tasks: tuple[Callable[[int], Any], ...]
+    starts: tuple[int, ...]
+
+    def __call__(self, number: int) -> Any:
+        which = bisect_right(self.starts, number, hi=len(self.tasks)) - 1
+        return self.tasks[which](number - self.starts[which])

@@ -1,0 +1,168 @@
+"""What is dirty: where a run ends, what it reads, and whether there is anything to do at all.
+
+Pure functions over a topic's snapshot and the manifest that serves. Nothing is opened here.
+Rules: semantics.md P2 (end position), P3 (input), P11 (nothing new), T1 and T2 (what is due), S3 (minimum lag).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from itertools import takewhile
+
+from compactor.plan import Policies, RunPlan, ScanPlan, ScanResult, Sizing, Source, merged_levels, range_bits
+from storage.ledger.hashing import KeyHasher
+from storage.ledger.key_index import IndexDirectory
+from storage.ledger.manifest import Manifest, Part
+from storage.ledger.rows_file import RowsObject
+from storage.metadata.records import IndexLocation, LedgerRecord, RunState, TopicSnapshot
+from storage.model import Position
+from storage.objects.interface import StoreLocation
+from storage.objects.throttled import Rates
+
+
+def dirty_ledgers(snapshot: TopicSnapshot, policies: Policies, now: int) -> tuple[LedgerRecord, ...]:
+    """The ledgers after the horizon, up to the first that holds a message younger than the minimum lag (P2)."""
+    horizon = snapshot.horizon.offset if snapshot.horizon else -1
+    after = (ledger for ledger in snapshot.ledgers if ledger.last_offset > horizon)
+    old_enough = now - policies.min_lag_ms
+    return tuple(takewhile(lambda ledger: not policies.min_lag_ms or ledger.max_publish_time <= old_enough, after))
+
+
+def end_position(snapshot: TopicSnapshot, policies: Policies, now: int) -> Position | None:
+    """P2: the end of the last dirty ledger; the horizon if there is none; None: nothing to compact, ever before."""
+    dirty = dirty_ledgers(snapshot, policies, now)
+    return Position(dirty[-1].last_offset, dirty[-1].last_message_id) if dirty else snapshot.horizon
+
+
+def nothing_new(snapshot: TopicSnapshot, policies: Policies, now: int) -> bool:
+    """P11, apart from what may be due: no dirty ledger, and the last run, a success, had the same policies."""
+    last = snapshot.last_run
+    if last is None or last.state != RunState.SUCCESS or dict(last.policies) != asdict(policies):
+        return False
+    return not dirty_ledgers(snapshot, policies, now)
+
+
+def goes_by_time(policies: Policies) -> bool:
+    """Whether something can become due without a new message."""
+    return (
+        policies.key_ttl_ms is not None or policies.tombstone_retention_ms > 0 or policies.tombstones_wait_for_cursors
+    )
+
+
+def anything_due(parts: Iterable[Part], policies: Policies, now: int, cursor_floor: int | None) -> bool:
+    """Whether a value's time to live, or a tombstone's retention, is over in one of the parts (T1, T2)."""
+    return any(_scan_of(0, part, policies, now, cursor_floor, reindex=False) for part in parts)
+
+
+def first_plan(
+    store: StoreLocation,
+    snapshot: TopicSnapshot,
+    previous: Manifest | None,
+    policies: Policies,
+    now: int,
+    attempt_id: str,
+    hasher: KeyHasher,
+    cursor_floor: int | None,
+    rates: Rates,
+) -> RunPlan:
+    """The plan as far as SQL and the manifest tell: sources and indexes, oldest first (P3)."""
+    dirty = dirty_ledgers(snapshot, policies, now)
+    parts = previous.parts if previous else ()
+    topic = snapshot.topic
+    return RunPlan(
+        store=store,
+        topic_uid=topic.uid,
+        partition=topic.name.partition,
+        attempt_id=attempt_id,
+        policies=policies,
+        now=now,
+        hasher=hasher,
+        sources=(*map(_part_source, parts), *map(_ledger_source, dirty)),
+        old_parts=len(parts),
+        indexes=tuple(ledger.index for ledger in dirty),
+        levels=previous.index if previous else (),
+        cursor_floor=cursor_floor,
+        rates=rates,
+    )
+
+
+def changes_order(previous: Manifest | None, policies: Policies) -> bool:
+    """Whether old parts need event times in their index (P9), which an index by offset does not have."""
+    return previous is not None and policies.event_time_order and not previous.policies.get("event_time_order")
+
+
+def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[ScanPlan, ...]:
+    """The scans that the policies ask for; usually none."""
+    found: list[ScanPlan | None] = []
+    if previous is not None:
+        reindex = changes_order(previous, plan.policies)
+        for number, part in enumerate(previous.parts):
+            found.append(_scan_of(number, part, plan.policies, plan.now, plan.cursor_floor, reindex=reindex))
+    if plan.policies.key_ttl_ms is not None:
+        limit = plan.now - plan.policies.key_ttl_ms
+        for number, ledger in enumerate(dirty, plan.old_parts):
+            found.append(ScanPlan(number, values_to=limit) if ledger.min_publish_time <= limit else None)
+    return tuple(scan for scan in found if scan is not None)
+
+
+def with_scans(plan: RunPlan, results: Sequence[ScanResult], *, reindexed: bool) -> RunPlan:
+    """The plan with what the scans found: markers in front of the dirty indexes, new levels for old parts."""
+    due = tuple(result.due for result in results if result.due is not None)
+    expired = tuple((result.source, result.expired) for result in results if result.expired is not None)
+    levels = plan.levels
+    if reindexed:
+        levels = tuple((result.index,) for result in results if result.index is not None)
+    return replace(plan, indexes=due + plan.indexes, expired=expired, levels=levels)
+
+
+def sized(plan: RunPlan, sizing: Sizing, *, reindexed: bool) -> RunPlan:
+    """The plan with its hash ranges, and how many levels it merges."""
+    dirty = sum(_directory(location).records for location in plan.indexes)
+    levels = [sum(_directory(location).records for location in level) for level in plan.levels]
+    merged = merged_levels(dirty, levels)
+    if reindexed or (not plan.policies.retain_null_key and _has_null_keys(plan.levels)):
+        merged = len(levels)  # levels of one part each; or null keys that were kept and now go
+    records = dirty + sum(levels)
+    if plan.policies.retain_null_key:  # null keys have no record, but take as much memory
+        records = max(records, sum(source.messages for source in plan.sources[plan.old_parts :]))
+    return replace(plan, merged=merged, range_bits=range_bits(records, sizing))
+
+
+def range_costs(plan: RunPlan) -> list[float]:
+    """Bytes of index that each hash range reads and writes, about."""
+    dirty = sum(location.length for location in plan.indexes)
+    old = sum(location.length for level in plan.levels for location in level)
+    return [(2 * dirty + old) / len(plan.ranges)] * len(plan.ranges)
+
+
+def _scan_of(
+    number: int, part: Part, policies: Policies, now: int, cursor_floor: int | None, *, reindex: bool
+) -> ScanPlan | None:
+    values_to = tombstones_to = None
+    if policies.key_ttl_ms is not None and part.oldest_value is not None:
+        limit = now - policies.key_ttl_ms
+        values_to = limit if part.oldest_value <= limit else None
+    if part.oldest_tombstone is not None and (cursor_floor is None or cursor_floor >= part.first.offset):
+        limit = now - policies.tombstone_retention_ms
+        tombstones_to = limit if part.oldest_tombstone <= limit else None
+    if values_to is None and tombstones_to is None and not reindex:
+        return None
+    return ScanPlan(number, reindex, values_to, tombstones_to)
+
+
+def _part_source(part: Part) -> Source:
+    return Source(part.rows, part.first.offset, part.last.offset, part.live, part.deleted, part.offset_sum)
+
+
+def _ledger_source(ledger: LedgerRecord) -> Source:
+    rows_object = RowsObject(ledger.rows, ledger.footer_size)
+    return Source(rows_object, ledger.first_offset, ledger.last_offset, ledger.messages)
+
+
+def _directory(location: IndexLocation) -> IndexDirectory:
+    return IndexDirectory.decode(location.directory)
+
+
+def _has_null_keys(levels: Sequence[Sequence[IndexLocation]]) -> bool:
+    return any(_directory(location).unkeyed_sizes["null_keys"] for level in levels for location in level)

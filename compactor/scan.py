@@ -1,0 +1,152 @@
+"""The scan before phase one: what only the rows themselves can tell.
+
+Most runs have none. Policies that go by time (T1, T2) need to know which rows of an old part are due to go, and under
+which hash the index has them; a topic that changes to event-time order (P9) needs event times for its old parts. One
+task looks through one source, and of it only through the row groups whose statistics allow for a row that is due.
+
+The rows of an old part that are due come out as markers in hash order, which phase one takes for the oldest dirty
+index: a newer message of the key wins over them, else they hide the row and it goes. Rows of a dirty ledger come out
+as a bitmap, because only the newest of a key counts, and phase one knows which that is.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap, BitMap64
+
+from compactor.phase_one import task_store
+from compactor.plan import RunPlan, ScanPlan, ScanResult
+from storage.ledger import key_index, names, rows
+from storage.ledger.deleted import alive, encode_deleted, read_all_deleted
+from storage.ledger.key_index import MARKER, TOMBSTONE, HashRange, Records, concatenated
+from storage.ledger.manifest import DeletedRows
+from storage.ledger.rows_file import RowsReader
+from storage.ledger.sealing import flagged_offsets, ledger_records, unkeyed_rows
+from storage.metadata.records import IndexLocation
+from storage.objects.interface import ObjectStore
+
+Mask = npt.NDArray[np.bool_]
+
+
+def run_scan(plan: RunPlan, scans: tuple[ScanPlan, ...], number: int) -> ScanResult:
+    """One task: scan `number` of `scans`. Raises ObjectMissing, ObjectDamaged, any store error."""
+    scan = scans[number]
+    with task_store(plan) as store:
+        if scan.source >= plan.old_parts:
+            return ScanResult(scan.source, expired=_expired(store, plan, scan))
+        return _scan_part(store, plan, scan)
+
+
+def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResult:
+    source = plan.sources[scan.source]
+    (deleted,) = read_all_deleted(store, [source.deleted])
+    reader = RowsReader(store, source.rows)
+    seen = _Seen(plan, scan)
+    for number in range(len(reader.groups)):
+        least_value, least_tombstone = reader.least(number, "publish_time"), reader.least(number, "retained_at")
+        if scan.reindex or _due(least_value, scan.values_to) or _due(least_tombstone, scan.tombstones_to):
+            table = reader.read(number)
+            seen.rows(table.filter(pa.array(alive(deleted, source.first_offset, table.column("offset").to_numpy()))))
+        else:
+            seen.values.append(least_value)
+            seen.tombstones.append(least_tombstone)
+    return ScanResult(
+        scan.source,
+        index=_write(store, plan, scan.source, seen.indexed, seen.kept) if scan.reindex else None,
+        due=_write(store, plan, scan.source, seen.markers) if seen.markers else None,
+        oldest_value=_least(seen.values),
+        oldest_tombstone=_least(seen.tombstones),
+    )
+
+
+class _Seen:
+    """What a scan of an old part has found; `values` and `tombstones`: the least times of rows that are not due."""
+
+    def __init__(self, plan: RunPlan, scan: ScanPlan) -> None:
+        self._plan = plan
+        self._scan = scan
+        self.markers: list[Records] = []
+        self.indexed: list[Records] = []
+        self.kept = {kind: BitMap64() for kind in key_index.UNKEYED_CLASSES}
+        self.values: list[int | None] = []
+        self.tombstones: list[int | None] = []
+
+    def rows(self, table: pa.Table) -> None:
+        """Take in live rows of one row group."""
+        if self._scan.reindex:
+            self.indexed.append(ledger_records(table, self._plan.hasher))
+            for kind, bitmap in unkeyed_rows(table).items():
+                self.kept[kind] |= bitmap
+        keyed = table.filter(
+            pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.Slot.MESSAGE)))
+        )
+        tombstone = flagged_offsets(keyed) & TOMBSTONE != 0
+        published, retained = _numbers(keyed, "publish_time"), _numbers(keyed, "retained_at")
+        value_goes = ~tombstone & _up_to(published, self._scan.values_to)
+        tombstone_goes = tombstone & _up_to(retained, self._scan.tombstones_to)
+        if self._plan.cursor_floor is not None:
+            tombstone_goes &= _numbers(keyed, "offset") <= self._plan.cursor_floor
+        goes = value_goes | tombstone_goes
+        if goes.any():
+            self.markers.append(_markers(keyed.filter(pa.array(goes)), self._plan))
+        self.values.append(_least(published[~tombstone & ~goes].tolist()))
+        self.tombstones.append(_least(retained[tombstone & ~goes].tolist()))
+
+
+def _markers(due: pa.Table, plan: RunPlan) -> Records:
+    found = ledger_records(due, plan.hasher).by_event()
+    assert found.event_time is not None
+    return Records(found.hi, found.lo, found.offset | MARKER, found.offset | MARKER, found.event_time)
+
+
+def _write(
+    store: ObjectStore,
+    plan: RunPlan,
+    source: int,
+    pieces: list[Records],
+    unkeyed: dict[str, BitMap64] | None = None,
+) -> IndexLocation:
+    """A key index over all hashes, of records whose keys differ."""
+    together = concatenated([piece.by_event() for piece in pieces])
+    sorted_records = together.take(key_index.latest(together.hi, together.lo))
+    data, directory = key_index.encode_index(sorted_records, HashRange(), unkeyed)
+    name = names.compacted_index(plan.topic_uid, plan.attempt_id, source)
+    store.put(name, data)
+    return IndexLocation(name, 0, len(data), directory.encode())
+
+
+def _expired(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> DeletedRows:
+    """Every row of a dirty ledger that was published so early; phase one asks of keyed values only."""
+    source = plan.sources[scan.source]
+    reader = RowsReader(store, source.rows)
+    bitmap = BitMap()
+    for number in range(len(reader.groups)):
+        if _due(reader.least(number, "publish_time"), scan.values_to):
+            table = reader.read(number, ["offset", "publish_time"])
+            early = _numbers(table, "offset")[_up_to(_numbers(table, "publish_time"), scan.values_to)]
+            bitmap |= BitMap(array("I", (early - source.first_offset).astype(np.uint32).tobytes()))
+    name = names.bitmaps(plan.topic_uid, plan.attempt_id, scan.source)
+    data, (place,) = encode_deleted(name, [bitmap])
+    store.put(name, data)
+    return place
+
+
+def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.int64]:
+    return np.asarray(table.column(column).fill_null(0).to_numpy(), dtype=np.int64)
+
+
+def _up_to(times: npt.NDArray[np.int64], limit: int | None) -> Mask:
+    return np.zeros(len(times), dtype=np.bool_) if limit is None else times <= limit
+
+
+def _due(least: int | None, limit: int | None) -> bool:
+    return limit is not None and least is not None and least <= limit
+
+
+def _least(times: list[int | None]) -> int | None:
+    return min((time for time in times if time is not None), default=None)

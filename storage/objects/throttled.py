@@ -1,0 +1,134 @@
+"""A store that reads and writes no faster than it may: a limit on the bytes per second of background work (C4).
+
+Each byte moved takes its share of a second, and a call that comes early waits before it moves anything. What was not
+used is not saved up beyond one second's worth, so a pause is not followed by a burst. A run divides its limit among
+the tasks that run at once; then their sum keeps it, and a task that runs alone gets its share only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from storage.clock import Clock
+from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from storage.objects.probe import ProbeReport
+
+_BURST_MS = 1000.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The most bytes per second to read and to write; None: no limit."""
+
+    read: int | None = None
+    write: int | None = None
+
+    def shared_by(self, tasks: int) -> Rates:
+        """The share of one of so many tasks that run at once."""
+        return Rates(*(None if rate is None else max(1, rate // tasks) for rate in (self.read, self.write)))
+
+
+class Pace:
+    """Keeps one direction to its rate; for one thread."""
+
+    def __init__(self, clock: Clock, bytes_per_second: int | None) -> None:
+        self._clock = clock
+        self._rate = bytes_per_second
+        self._free_at = 0.0
+
+    def spend(self, size: int) -> None:
+        """Wait until the bytes before are paid for, then owe `size` more."""
+        if self._rate is None:
+            return
+        now = float(self._clock.now_ms())
+        if self._free_at > now:
+            self._clock.wait((self._free_at - now) / 1000)
+        self._free_at = max(self._free_at, now - _BURST_MS) + 1000.0 * size / self._rate
+
+
+def throttled(store: ObjectStore, rates: Rates, clock: Clock) -> ObjectStore:
+    """`store` within `rates`; itself if there is no limit."""
+    return store if rates == Rates() else ThrottledStore(store, rates, clock)
+
+
+class ThrottledStore(ObjectStore):
+    """An object store that waits as its rates demand; for one thread."""
+
+    def __init__(self, store: ObjectStore, rates: Rates, clock: Clock) -> None:
+        self._store = store
+        self._reads = Pace(clock, rates.read)
+        self._writes = Pace(clock, rates.write)
+        self.preferred_read_bytes = store.preferred_read_bytes
+
+    @property
+    def location(self) -> StoreLocation:
+        return self._store.location
+
+    def put(self, name: str, data: Buffer) -> None:
+        self._writes.spend(memoryview(data).nbytes)
+        self._store.put(name, data)
+
+    def create(self, name: str) -> ObjectWriter:
+        return _ThrottledWriter(self._store.create(name), self._writes)
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        if length is None:
+            length = self._store.size(name) - start
+        self._reads.spend(length)
+        return self._store.get(name, start, length)
+
+    def read_into(self, name: str, start: int, target: memoryview) -> None:
+        self._reads.spend(target.nbytes)
+        self._store.read_into(name, start, target)
+
+    def size(self, name: str) -> int:
+        return self._store.size(name)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self._store.list(prefix)
+
+    def delete(self, name: str) -> None:
+        self._store.delete(name)
+
+    def check(self) -> ProbeReport:
+        return self._store.check()
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class _ThrottledWriter(ObjectWriter):
+    """Hands everything on to another writer, at its pace."""
+
+    def __init__(self, target: ObjectWriter, pace: Pace) -> None:
+        super().__init__(target.name)
+        self._target = target
+        self._pace = pace
+
+    def __enter__(self) -> Self:
+        self._target.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._closed = True
+        self._target.__exit__(kind, error, at)
+
+    def _open(self) -> None:
+        return
+
+    def _append(self, view: memoryview) -> None:
+        self._pace.spend(view.nbytes)
+        self._target.write(view)
+
+    def _commit(self) -> None:
+        return
+
+    def _discard(self) -> None:
+        return
