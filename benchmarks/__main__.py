@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHMARKS = {"compaction": "this job beside DuckDB, Polars and Spark SQL on the same ledgers; the import of Parquet"}
+BENCHMARKS = {
+    "compaction": "this job beside DuckDB, Polars and Spark SQL on the same ledgers; the import of Parquet",
+    "peers": "this job beside the compaction of real Apache Kafka and Apache Pulsar brokers",
+}
 
 
 def main(arguments: list[str]) -> int:

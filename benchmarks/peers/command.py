@@ -1,0 +1,152 @@
+"""Options of `python -m benchmarks.peers`, one sitting a shape, the tables on stdout.
+
+Needs Maven, a JDK of version 17 or newer, Linux, and 14 GB of disk for the largest shape; --small needs 1 GB.
+Exit code: 0 if all kept the same messages, whatever the speed; 1 if one did not, or failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks import machine
+from benchmarks.data import STANDARD, Shape
+from benchmarks.peers.artifacts import get_artifacts
+from benchmarks.peers.contender import Contender, PeerFailed
+from benchmarks.peers.kafka import CLIENT as KAFKA_CLIENT
+from benchmarks.peers.kafka import Kafka
+from benchmarks.peers.pulsar import CLIENT as PULSAR_CLIENT
+from benchmarks.peers.pulsar import Pulsar
+from benchmarks.peers.records import Disagreement
+from benchmarks.peers.report import markdown, verdicts
+from benchmarks.peers.sitting import Sat, folder_for, sit
+from benchmarks.peers.this_job import ThisJob
+
+SHAPES = {
+    "1m": STANDARD["1m"],
+    "10m": STANDARD["10m"],
+    "10m-keys": replace(STANDARD["10m"], keys=10_000_000),
+}
+_SMALL = Shape(100_000, 100, 10_000)
+_COMPRESSED = "-compressed"
+ALL = [*SHAPES, f"1m{_COMPRESSED}", f"10m{_COMPRESSED}"]
+GOALS = {
+    "1m": {"Kafka": 1.5, "Pulsar": 7.0},
+    "10m": {"Kafka": 3.5, "Pulsar": 12.0},
+    f"1m{_COMPRESSED}": {"Kafka": 2.0, "Pulsar": 2.0},
+    f"10m{_COMPRESSED}": {"Kafka": 2.0, "Pulsar": 2.0},
+}
+"""By what is measured: the least ratio of the quickest of a family's time to this job's (issue 4)."""
+
+_PEERS = ("Kafka", "Pulsar")
+_LARGEST_BYTES = 14 << 30
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code."""
+    options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes are ended and the folder is removed
+    _make_importable()
+    parent = Path(tempfile.mkdtemp(prefix="peers-benchmark-", dir=options.folder))
+    failed = False
+    try:
+        free = shutil.disk_usage(parent).free
+        if free < _LARGEST_BYTES and not options.small:
+            _say(f"only {free >> 30} GiB are free in {parent}; the largest shape may need {_LARGEST_BYTES >> 30}")
+        _say(machine.summary(machine.describe(parent)))
+        for name in _names(options):
+            with folder_for(name, parent, options.keep) as folder:
+                sat = _sit(name, folder, options)
+            _report(name, sat, options.rounds)
+            failed = failed or any(line.failure for line in sat.lines)
+    except (PeerFailed, Disagreement) as error:
+        _say(f"error: {error}")
+        return 1
+    finally:
+        if options.keep:
+            _say(f"kept {parent}")
+        else:
+            shutil.rmtree(parent, ignore_errors=True)
+    return 1 if failed else 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description="This job beside the compaction of Apache Kafka and Apache Pulsar.",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--standard", choices=[*SHAPES, "all"], help="all: each, then 1m and 10m compressed")
+    what.add_argument("--small", action="store_true", help="100,000 messages, to see that it works (default)")
+    parser.add_argument(
+        "--compression", action="store_true", help="LZ4 in the brokers, values of which half compresses"
+    )
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--peers", default=",".join(_PEERS), help="of: %(default)s")
+    parser.add_argument("--limit", type=float, default=600, help="seconds that any one step may take: %(default)s")
+    parser.add_argument("--folder", help="where to work; default: the system's temporary folder")
+    parser.add_argument("--keep", action="store_true", help="leave data and logs there")
+    options = parser.parse_args(arguments)
+    options.peers = [peer for peer in options.peers.split(",") if peer]
+    options.small = options.small or not options.standard
+    if unknown := set(options.peers) - set(_PEERS):
+        parser.error(f"no peer {', '.join(sorted(unknown))}; there are: {', '.join(_PEERS)}")
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    if options.compression and options.standard == "all":
+        parser.error("--standard all has what is compressed already")
+    return options
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    """What is to be measured."""
+    if options.standard == "all":
+        return ALL
+    return [("small" if options.small else options.standard) + (_COMPRESSED if options.compression else "")]
+
+
+def _sit(name: str, folder: Path, options: argparse.Namespace) -> Sat:
+    plain = name.removesuffix(_COMPRESSED)
+    compression = plain != name
+    shape = replace(SHAPES.get(plain, _SMALL), compressible=compression)
+    cores = len(os.sched_getaffinity(0))
+    contenders: list[Contender] = [ThisJob(cores, folder / "this-job", options.limit)]
+    if "Kafka" in options.peers:
+        kafka = get_artifacts("kafka", KAFKA_CLIENT, folder)
+        contenders += [
+            Kafka(kafka, threads, folder / f"kafka-{threads}", compression, options.limit)
+            for threads in sorted({1, cores})
+        ]
+    if "Pulsar" in options.peers:
+        pulsar = get_artifacts("pulsar", PULSAR_CLIENT, folder)
+        contenders.append(Pulsar(pulsar, folder / "pulsar", compression, options.limit))
+    return sit(shape, contenders, options.rounds, folder, _say)
+
+
+def _report(name: str, sat: Sat, rounds: int) -> None:
+    codec = ", LZ4 in the brokers" if name.endswith(_COMPRESSED) else ", uncompressed in the brokers"
+    print(f"\n### {sat.shape}{codec}\n")
+    print(markdown(sat.lines, sat.shape.messages))
+    print(f"\n{rounds} rounds. {sat.survivors}, the same for all.")
+    for line in sat.lines:
+        if line.remark and not line.failure:
+            print(f"{line.name}: {line.remark}")
+    for verdict in verdicts(sat.lines, GOALS.get(name, {})):
+        print(verdict)
+    sys.stdout.flush()
+
+
+def _make_importable() -> None:
+    """For the processes below: Spark's Python workers begin elsewhere."""
+    repository = str(Path(__file__).resolve().parents[2])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [repository, os.environ.get("PYTHONPATH")]))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

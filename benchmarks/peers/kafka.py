@@ -1,0 +1,132 @@
+"""Apache Kafka's log cleaner: one broker in combined mode (KRaft), all settings as documented, but for these:
+
+- `log.cleaner.threads`, and as many partitions as threads, since a partition is one thread's work;
+- `log.cleaner.backoff.ms` 50 instead of 15,000, so that threads begin together; it plays no part while they work;
+- the topic is compacted only after all is loaded and its segments are closed, so all of it is dirty and cleanable.
+
+Time is from the cleaner's own log: from the begin of the first pass to the end of the last. So what passes between our
+command and the cleaner's waking does not count; swapping the segments does, and the cleaner's own fsync.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.data import KEY_BYTES, Shape
+from benchmarks.peers.artifacts import LOG_SETTINGS, Artifacts
+from benchmarks.peers.broker import ADDRESS, Broker, free_ports
+from benchmarks.peers.cleaner_log import elapsed, is_done, read_passes
+from benchmarks.peers.contender import Compaction, Deadline, Messages, PeerFailed
+from benchmarks.peers.records import Survivors, survivors_of_file
+
+CLIENT = "KafkaMessages"
+BATCH_BYTES = 128 << 10
+"""Of the producer. Kafka's own default is 16 KiB; larger batches are less work for its cleaner."""
+
+_POLL_SECONDS = 0.05
+_HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
+"""What Kafka's start script gives."""
+
+_SETTINGS = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{address}:{controller_port}
+controller.listener.names=CONTROLLER
+listeners=PLAINTEXT://{address}:{port},CONTROLLER://{address}:{controller_port}
+advertised.listeners=PLAINTEXT://{address}:{port}
+log.dirs={folder}/logs
+offsets.topic.replication.factor=1
+log.cleaner.threads={threads}
+log.cleaner.backoff.ms=50
+"""
+
+
+@dataclass
+class Kafka:
+    """A broker whose cleaner has `threads` threads, for topics of as many partitions."""
+
+    artifacts: Artifacts
+    threads: int
+    folder: Path
+    compression: bool
+    limit: float
+    family: str = "Kafka"
+    _broker: Broker | None = field(default=None, init=False)
+    _port: int = field(default=0, init=False)
+
+    @property
+    def name(self) -> str:
+        return f"Kafka {self.artifacts.version}, cleaner threads and partitions: {self.threads}"
+
+    def start(self) -> None:
+        self.folder.mkdir()
+        self._port, controller_port = free_ports(2)
+        settings = self.folder / "server.properties"
+        settings.write_text(
+            _SETTINGS.format(
+                address=ADDRESS,
+                port=self._port,
+                controller_port=controller_port,
+                folder=self.folder,
+                threads=self.threads,
+            )
+        )
+        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # One argument with its value, which may begin with a hyphen.
+        arguments = "format", f"--cluster-id={cluster}", f"--config={settings}"
+        self.artifacts.run("kafka.tools.StorageTool", *arguments, limit=self.limit)
+        options = (*_HEAP, "-Duser.language=en", f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
+        command = self.artifacts.command("kafka.Kafka", str(settings), options=options)
+        self._broker = Broker(self.name, command, self.folder)
+        self._broker.wait_for("Kafka Server started", self.limit, "its start")
+
+    def load(self, messages: Messages, topic: str) -> None:
+        sizes = str(KEY_BYTES), str(messages.shape.payload_bytes)
+        codec = "lz4" if self.compression else "none"
+        self._client("load", topic, str(messages.records), *sizes, codec, str(self.threads), str(BATCH_BYTES))
+
+    def compact(self, topic: str) -> Compaction:
+        broker = self._started()
+        start = broker.log_end()
+        answer = self._client("compact", topic)
+        ends = {f"{topic}-{partition}": int(end) for partition, end in map(str.split, answer.splitlines())}
+        if len(ends) != self.threads:
+            raise PeerFailed(f"{self.name}: {CLIENT} compact answered {answer!r}")
+        deadline = Deadline(self.limit, f"{self.name}: cleaning {topic}")
+        while not is_done(passes := read_passes(broker.log_since(start), topic), ends):
+            if "as uncleanable" in broker.log_since(start):
+                raise PeerFailed(f"{self.name}: the cleaner gave up on {topic}: {broker.log_since(start)[-1500:]}")
+            broker.check(deadline)
+            time.sleep(_POLL_SECONDS)
+        said = ", ".join(f"{one.seconds:.1f}" for one in passes)
+        return Compaction(elapsed(passes), f"passes of {said} s as the cleaner says")
+
+    def survivors(self, topic: str, shape: Shape) -> Survivors:
+        file = self.folder / "survivors"
+        self._client("read", topic, str(file), str(KEY_BYTES), str(shape.payload_bytes))
+        try:
+            return survivors_of_file(file, shape.payload_bytes)
+        finally:
+            file.unlink()
+
+    def forget(self, topic: str) -> None:
+        self._client("delete", topic)
+
+    def process(self) -> int:
+        return self._started().pid
+
+    def stop(self) -> None:
+        if self._broker is not None:
+            self._broker.stop()
+
+    def _client(self, command: str, topic: str, *arguments: str) -> str:
+        address = f"{ADDRESS}:{self._port}"
+        return self.artifacts.run_client(command, address, topic, *arguments, limit=self.limit)
+
+    def _started(self) -> Broker:
+        assert self._broker is not None, "start() comes first"
+        return self._broker

@@ -1,0 +1,183 @@
+"""Apache Pulsar's compaction: one standalone broker with its bookie and metadata inside, settings as in its own
+standalone.conf where they matter, but for these:
+
+- retention without end, so that raw ledgers are not trimmed meanwhile; no functions, no WebSocket service;
+- no backups of journals, to spare the disk.
+
+Time is from the trigger (REST) to the first answer SUCCESS, asked for every 20 ms. The bookie does not fsync its
+journal (`journalSyncData=false`, the standalone default), so the compacted ledger need not be on the disk by then.
+What the bookie still had in memory from loading (at most half of its write cache of 1 GiB) may be written meanwhile and
+counts as written.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.data import KEY_BYTES, Shape
+from benchmarks.peers.artifacts import LOG_SETTINGS, Artifacts
+from benchmarks.peers.broker import ADDRESS, Broker, free_ports
+from benchmarks.peers.contender import Compaction, Deadline, Messages, PeerFailed
+from benchmarks.peers.records import Survivors, survivors_of_file
+
+CLIENT = "PulsarMessages"
+BATCH_BYTES = 128 << 10
+"""Of the producer, with at most 1,000 messages: Pulsar's own defaults."""
+
+_POLL_SECONDS = 0.02
+_HTTP_SECONDS = 60
+_TOPICS = "/admin/v2/persistent/public/default"
+_HEAP = ("-Xms2g", "-Xmx2g", "-XX:MaxDirectMemorySize=4g", "-XX:+UseG1GC", "-XX:+PerfDisableSharedMem")
+"""As its start script gives, but for ZGC, which costs throughput and counts resident pages more than once."""
+
+_OPENED = (
+    "java.base/java.nio",
+    "java.base/jdk.internal.misc",
+    "java.base/jdk.internal.platform",
+    "java.base/sun.net",
+    "java.management/sun.management",
+)
+_SETTINGS = """\
+clusterName=standalone
+bindAddress={address}
+advertisedAddress={address}
+brokerServicePort={port}
+webServicePort={web_port}
+metadataStoreUrl=
+managedLedgerDefaultEnsembleSize=1
+managedLedgerDefaultWriteQuorum=1
+managedLedgerDefaultAckQuorum=1
+bookkeeperUseV2WireProtocol=true
+loadManagerClassName=org.apache.pulsar.broker.loadbalance.NoopLoadManager
+loadBalancerEnabled=false
+webSocketServiceEnabled=false
+defaultRetentionTimeInMinutes=-1
+defaultRetentionSizeInMB=-1
+ledgerStorageClass=org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage
+listeningInterface=lo
+allowLoopback=true
+flushInterval=60000
+gcWaitTime=300000
+journalSyncData=false
+journalMaxGroupWaitMSec=1
+journalMaxBackups=0
+diskUsageThreshold=0.99
+diskUsageWarnThreshold=0.99
+"""
+
+
+@dataclass
+class Pulsar:
+    """A standalone broker."""
+
+    artifacts: Artifacts
+    folder: Path
+    compression: bool
+    limit: float
+    family: str = "Pulsar"
+    _broker: Broker | None = field(default=None, init=False)
+    _port: int = field(default=0, init=False)
+    _web_port: int = field(default=0, init=False)
+
+    @property
+    def name(self) -> str:
+        return f"Pulsar {self.artifacts.version}, standalone"
+
+    def start(self) -> None:
+        self.folder.mkdir()
+        self._port, self._web_port, bookie_port = free_ports(3)
+        settings = self.folder / "standalone.conf"
+        settings.write_text(_SETTINGS.format(address=ADDRESS, port=self._port, web_port=self._web_port))
+        opened = tuple(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED)
+        netty = ("-Dio.netty.tryReflectionSetAccessible=true", "-Dio.netty.leakDetectionLevel=disabled")
+        options = (*_HEAP, *opened, *netty, f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
+        arguments = {
+            "--config": settings,
+            "--advertised-address": ADDRESS,
+            "--bookkeeper-dir": self.folder / "bookkeeper",
+            "--bookkeeper-port": bookie_port,
+            "--metadata-dir": self.folder / "metadata",
+        }
+        command = self.artifacts.command(
+            "org.apache.pulsar.PulsarStandaloneStarter",
+            *(f"{name}={value}" for name, value in arguments.items()),
+            "--no-functions-worker",
+            "--no-stream-storage",
+            options=options,
+        )
+        self._broker = Broker(self.name, command, self.folder)
+        self._broker.wait_for("messaging service is ready", self.limit, "its start")
+        deadline = Deadline(self.limit, f"{self.name}: making its default namespace")
+        while self._ask("GET", "/admin/v2/namespaces/public/default") != 200:
+            self._broker.check(deadline)
+            time.sleep(_POLL_SECONDS)
+
+    def load(self, messages: Messages, topic: str) -> None:
+        sizes = str(KEY_BYTES), str(messages.shape.payload_bytes)
+        codec = "LZ4" if self.compression else "NONE"
+        self._client("load", topic, str(messages.records), *sizes, codec, str(BATCH_BYTES))
+
+    def compact(self, topic: str) -> Compaction:
+        broker = self._started()
+        deadline = Deadline(self.limit, f"{self.name}: compacting {topic}")
+        started = time.perf_counter()
+        if (status := self._ask("PUT", f"{_TOPICS}/{topic}/compaction")) != 204:
+            raise PeerFailed(f"{self.name}: the trigger was answered with {status}")
+        while (state := self._state(topic)) != "SUCCESS":
+            if state == "ERROR":
+                raise PeerFailed(f"{self.name}: compacting {topic} ended in ERROR: {broker.log_since(0)[-1500:]}")
+            broker.check(deadline)
+            time.sleep(_POLL_SECONDS)
+        return Compaction(time.perf_counter() - started)
+
+    def survivors(self, topic: str, shape: Shape) -> Survivors:
+        file = self.folder / "survivors"
+        self._client("read", topic, str(file), str(KEY_BYTES), str(shape.payload_bytes))
+        try:
+            return survivors_of_file(file, shape.payload_bytes)
+        finally:
+            file.unlink()
+
+    def forget(self, topic: str) -> None:
+        self._ask("DELETE", f"{_TOPICS}/{topic}?force=true")
+
+    def process(self) -> int:
+        return self._started().pid
+
+    def stop(self) -> None:
+        if self._broker is not None:
+            self._broker.stop()
+
+    def _client(self, command: str, topic: str, *arguments: str) -> None:
+        address = f"pulsar://{ADDRESS}:{self._port}"
+        self.artifacts.run_client(
+            command, address, f"persistent://public/default/{topic}", *arguments, limit=self.limit
+        )
+
+    def _state(self, topic: str) -> str:
+        status, body = self._request("GET", f"{_TOPICS}/{topic}/compaction")
+        if status != 200:
+            raise PeerFailed(f"{self.name}: the compaction's status was answered with {status}: {body[:300]!r}")
+        return str(json.loads(body)["status"])
+
+    def _ask(self, method: str, path: str) -> int:
+        return self._request(method, path)[0]
+
+    def _request(self, method: str, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(ADDRESS, self._web_port, timeout=_HTTP_SECONDS)
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except OSError as error:
+            raise PeerFailed(f"{self.name}: {method} {path} was not answered ({error})") from error
+        finally:
+            connection.close()
+
+    def _started(self) -> Broker:
+        assert self._broker is not None, "start() comes first"
+        return self._broker

@@ -1,0 +1,145 @@
+"""This job as a contender: imported by the product's own path, compacted by a warm session in a process of its own.
+
+Its memory is that process, the Spark driver's JVM and the Python workers, nothing of what imports or compares. The
+topic is imported once for all rounds; a run's compacted ledger is thrown away, so each run begins from raw.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from benchmarks.data import Shape
+from benchmarks.peers.contender import Compaction, Messages, PeerFailed
+from benchmarks.peers.records import Survivors, survivors_of_parts
+
+OURS = "this job"
+_LEDGER_BYTES = 128 << 20
+_STOP_SECONDS = 30
+
+
+@dataclass
+class ThisJob:
+    """The compactor in a session of `local[threads]`."""
+
+    threads: int
+    folder: Path
+    limit: float
+    name: str = OURS
+    family: str = OURS
+    _process: BaseProcess | None = field(default=None, init=False)
+    _connection: Connection | None = field(default=None, init=False)
+    _imported: dict[str, str] = field(default_factory=dict, init=False)
+    _parts: list[str] = field(default_factory=list, init=False)
+
+    def start(self) -> None:
+        self.folder.mkdir()
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self.folder, self.threads), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._receive("its start")
+
+    def load(self, messages: Messages, topic: str) -> None:
+        """Once for the same messages; later topics of them stand for that first one."""
+        if messages.name in self._imported:
+            self._imported[topic] = self._imported[messages.name]
+            return
+        from api.settings import Settings
+        from api.wiring import open_components
+        from benchmarks.importing import import_parquet
+
+        with open_components(Settings(data=str(self.folder / "data"))) as components:
+            store, clock = components.store, components.clock
+            import_parquet(components.metadata, store, clock, topic, messages.parquet, _LEDGER_BYTES)
+        self._imported[messages.name] = self._imported[topic] = topic
+
+    def compact(self, topic: str) -> Compaction:
+        assert self._connection is not None, "start() comes first"
+        self._connection.send(self._imported[topic])
+        seconds, self._parts, phases = self._receive(f"compacting {topic}")
+        return Compaction(seconds, phases)
+
+    def survivors(self, topic: str, shape: Shape) -> Survivors:
+        return survivors_of_parts(self._parts, shape.payload_bytes)
+
+    def forget(self, topic: str) -> None:
+        assert self._connection is not None, "start() comes first"
+        self._connection.send(None)
+        self._receive(f"forgetting {topic}")
+
+    def process(self) -> int:
+        assert self._process is not None, "start() comes first"
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def stop(self) -> None:
+        if self._process is None or self._connection is None:
+            return
+        self._connection.close()
+        self._process.join(_STOP_SECONDS)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join()
+
+    def _receive(self, what: str) -> tuple[float, list[str], str]:
+        assert self._connection is not None, "start() comes first"
+        if not self._connection.poll(self.limit):
+            raise PeerFailed(f"{OURS}: {what} did not end within {self.limit:.0f} s; --limit gives it more")
+        try:
+            answer = self._connection.recv()
+        except EOFError as error:
+            raise PeerFailed(f"{OURS}: its process ended during {what}") from error
+        if isinstance(answer, str):
+            raise PeerFailed(f"{OURS}: {what} failed: {answer}")
+        seconds, parts, phases = answer
+        return float(seconds), list(parts), str(phases)
+
+
+def _serve(connection: Connection, folder: Path, threads: int) -> None:
+    """In the child: answer each topic's name with a run on it, None with having forgotten that run."""
+    from api.settings import Settings
+    from api.wiring import open_components
+    from benchmarks.this_job import ThisJob as Runs
+    from benchmarks.this_job import Without
+    from compactor.spark import SparkEngine, SparkSettings, open_session
+    from storage.model import TopicName
+    from storage.objects.local import LocalStore
+
+    try:
+        session = open_session(SparkSettings(folder / "spark.log", f"local[{threads}]"))
+        with open_components(Settings(data=str(folder / "data"))) as components:
+            engine = SparkEngine(session)
+            engine.warm_up()
+            assert isinstance(components.store, LocalStore)
+            connection.send((0.0, [], ""))
+            runs: Runs | None = None
+            while True:
+                try:
+                    asked = connection.recv()
+                except EOFError:
+                    break
+                if asked is None:
+                    assert runs is not None
+                    runs.forget()
+                    connection.send((0.0, [], ""))
+                    continue
+                topic = components.topic(TopicName.parse(asked))
+                runs = Runs(components.metadata, components.store, components.clock, engine, topic)
+                done = runs.compact(Without())
+                phases = ", ".join(
+                    f"{name.removesuffix('_ms').replace('_', ' ')} {value} ms"
+                    for name, value in done.run.statistics.items()
+                    if name.startswith("phase_") and name.endswith("_ms")
+                )
+                connection.send((done.seconds, done.files, phases))
+        session.stop()
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        connection.send(f"{type(error).__name__}: {error} ({os.path.basename(last.filename)}:{last.lineno})")
