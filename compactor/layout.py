@@ -43,6 +43,11 @@ class Layout:
         """The tasks of phase two."""
         return self.parts + self.bitmaps
 
+    def bytes_to_write(self, plan: RunPlan, left: Mapping[int, SourceTotals]) -> float:
+        """What the parts will take in the store, about."""
+        sources = {one.source for part in self.parts for one in part.slices}
+        return sum(_written(plan, number, left[number]) for number in sources)
+
     def costs(self, plan: RunPlan) -> list[float]:
         """Bytes that each task reads and writes, about."""
         parts = [sum(_span_bytes(plan.sources[one.source], one) for one in part.slices) for part in self.parts]

@@ -29,8 +29,8 @@ _REPORT = "nothing was published; run the compaction again, and report it if it 
 
 
 @dataclass(frozen=True)
-class Made:
-    """All that the phases of one run gave back. `left`: what each source must have left (plan.promised)."""
+class Decision:
+    """What a run has decided and not yet done. `left`: what each source must have left (plan.promised)."""
 
     plan: RunPlan
     previous: Manifest | None
@@ -38,6 +38,37 @@ class Made:
     ranges: Sequence[RangeResult]
     left: Mapping[int, SourceTotals]
     layout: Layout
+
+    def forecast(self) -> dict[str, object]:
+        """What phase two would keep, drop and write: messages exactly, bytes about."""
+        seen = [result.statistics for result in self.ranges]
+        dirty = self.plan.sources[self.plan.old_parts :]
+        before = sum(source.messages for source in self.plan.sources[: self.plan.old_parts])
+        came = sum(source.messages for source in dirty)
+        stay = sum(totals.count for totals in self.left.values())
+        return {
+            "messages_in": came,
+            "messages_before": before,
+            "messages_out": stay,
+            "messages_dropped": came + before - stay,
+            "tombstones_removed": sum(one.tombstones_removed for one in seen),
+            "tombstones_kept": sum(one.tombstones_kept for one in seen),
+            "expired": sum(one.expired for one in seen),
+            "null_keys_kept": sum(one.null_keys for one in seen),
+            "parts_before": self.plan.old_parts,
+            "parts_kept": len(self.layout.kept),
+            "parts_to_write": len(self.layout.parts),
+            "levels_merged": self.plan.merged,
+            "bytes_to_write": int(self.layout.bytes_to_write(self.plan, self.left))
+            + sum(result.index.length for result in self.ranges if result.index),
+        }
+
+
+@dataclass(frozen=True)
+class Made:
+    """A decision carried out: what phase two gave back."""
+
+    decision: Decision
     parts: Sequence[PartResult]
     bitmaps: Sequence[BitmapResult]
 
@@ -47,10 +78,10 @@ class Made:
         for kept in (*(one.kept for one in self.parts), *(one.kept for one in self.bitmaps)):
             for source, totals in kept.items():
                 found[source] = found.get(source, SourceTotals()) + totals
-        untouched = set(self.layout.kept) - found.keys()
+        untouched = set(self.decision.layout.kept) - found.keys()
         expected = {
             source: totals
-            for source, totals in self.left.items()
+            for source, totals in self.decision.left.items()
             if totals != SourceTotals() and source not in untouched
         }
         found = {source: totals for source, totals in found.items() if totals != SourceTotals()}
@@ -70,11 +101,11 @@ class Made:
         self, topic: TopicName, ledger_id: int, generation: int, run_id: int, created_at: int, horizon: Position
     ) -> Manifest:
         """The new compacted ledger."""
-        statistics = [result.statistics for result in self.ranges]
-        before = self.previous
+        statistics = [result.statistics for result in self.decision.ranges]
+        before = self.decision.previous
         return Manifest(
             topic=str(topic),
-            topic_uid=self.plan.topic_uid,
+            topic_uid=self.decision.plan.topic_uid,
             ledger_id=ledger_id,
             generation=generation,
             run_id=run_id,
@@ -82,8 +113,8 @@ class Made:
             horizon=horizon,
             parts=tuple(sorted((*self._kept_parts(), *self._new_parts()), key=lambda part: part.first.offset)),
             index=self._levels(),
-            frozen_at=self.plan.now,
-            policies=asdict(self.plan.policies),
+            frozen_at=self.decision.plan.now,
+            policies=asdict(self.decision.plan.policies),
             tombstones_dropped_to=max(
                 before.tombstones_dropped_to if before else -1, *(one.tombstones_dropped_to for one in statistics)
             ),
@@ -103,9 +134,9 @@ class Made:
 
     def statistics(self, manifest: Manifest) -> dict[str, object]:
         """What a run's row remembers of it; sizes in bytes."""
-        seen = [result.statistics for result in self.ranges]
-        old = self.plan.sources[: self.plan.old_parts]
-        dirty = self.plan.sources[self.plan.old_parts :]
+        seen = [result.statistics for result in self.decision.ranges]
+        old = self.decision.plan.sources[: self.decision.plan.old_parts]
+        dirty = self.decision.plan.sources[self.decision.plan.old_parts :]
         new = list(self._new_parts())
         bitmaps = [place.length for result in self.bitmaps for place in result.deleted.values()]
         written = sum(part.rows.stored.size for part in new) + sum(bitmaps)
@@ -121,12 +152,12 @@ class Made:
             "null_keys_kept": sum(one.null_keys for one in seen),
             "index_records": sum(one.records for one in seen),
             "index_levels": len(manifest.index),
-            "levels_merged": self.plan.merged,
-            "hash_ranges": len(self.ranges),
+            "levels_merged": self.decision.plan.merged,
+            "hash_ranges": len(self.decision.ranges),
             "parts": len(manifest.parts),
-            "parts_kept": len(self.layout.kept),
+            "parts_kept": len(self.decision.layout.kept),
             "parts_written": len(new),
-            "tasks": len(self.scans) + len(self.ranges) + len(self.layout.tasks),
+            "tasks": len(self.decision.scans) + len(self.decision.ranges) + len(self.decision.layout.tasks),
             "bytes_in": sum(source.rows.stored.size for source in dirty),
             "bytes_read": sum(one.bytes_read for one in seen)
             + sum(result.statistics.bytes_read for result in self.parts),
@@ -139,15 +170,15 @@ class Made:
         return [result.part for result in self.parts if result.part is not None]
 
     def _kept_parts(self) -> list[Part]:
-        if self.previous is None:
+        if self.decision.previous is None:
             return []
-        scanned = {result.source: result for result in self.scans}
+        scanned = {result.source: result for result in self.decision.scans}
         deleted = {source: place for result in self.bitmaps for source, place in result.deleted.items()}
         kept = []
-        for number in self.layout.kept:
-            part = self.previous.parts[number]
+        for number in self.decision.layout.kept:
+            part = self.decision.previous.parts[number]
             if number in deleted:
-                part = replace(part, deleted=deleted[number], offset_sum=self.left[number].offset_sum)
+                part = replace(part, deleted=deleted[number], offset_sum=self.decision.left[number].offset_sum)
             if number in scanned:
                 times = scanned[number]
                 part = replace(part, oldest_value=times.oldest_value, oldest_tombstone=times.oldest_tombstone)
@@ -155,5 +186,5 @@ class Made:
         return kept
 
     def _levels(self) -> tuple[tuple[IndexLocation, ...], ...]:
-        new = tuple(result.index for result in self.ranges if result.index is not None)
-        return ((new,) if new else ()) + self.plan.levels[self.plan.merged :]
+        new = tuple(result.index for result in self.decision.ranges if result.index is not None)
+        return ((new,) if new else ()) + self.decision.plan.levels[self.decision.plan.merged :]

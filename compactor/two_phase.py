@@ -27,19 +27,21 @@ from typing import Any
 
 from compactor import dirty
 from compactor.batch import Batch, Job, Outcome, Steps, Work
-from compactor.engine import Engine, Progress, Quiet
+from compactor.engine import Engine, Progress, Quiet, answers
 from compactor.layout import lay_out
 from compactor.phase_one import run_range
 from compactor.phase_two import run_task
 from compactor.plan import BitmapResult, PartResult, Policies, RangeResult, Sizing, located, promised
-from compactor.result import Made
+from compactor.result import Decision, Made
 from compactor.scan import run_scan
 from storage.clock import Clock
 from storage.errors import CompactorError, DataLoss, Fenced
+from storage.heartbeat import Heartbeat
+from storage.lease import afterwards
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
-from storage.metadata.records import CompactedLedgerRecord, RunRecord, TopicSnapshot
+from storage.metadata.records import Attempt, AttemptKind, CompactedLedgerRecord, RunRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
@@ -80,6 +82,40 @@ class TwoPhaseCompactor:
             topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job
         )
 
+    def dry_run(self, name: TopicName, policies: Policies = Policies()) -> dict[str, object]:  # noqa: B008
+        """What a run would keep, drop and write (result.Decision.forecast).
+
+        Phase one runs, and what it wrote is deleted again. It claims nothing, so it may run beside a compaction; an
+        attempt of its own keeps its objects meanwhile.
+        """
+        topic = self.metadata.topic(name)
+        attempt = self.metadata.begin_attempt(topic.id, AttemptKind.RUN, holder_name())
+        with (
+            afterwards(lambda: self._forget(topic.uid, attempt)),
+            Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), HEARTBEAT_MS / 5000, self.engine.cancel),
+        ):
+            now, snapshot = self.clock.now_ms(), self.metadata.snapshot(topic.id)
+            if dirty.end_position(snapshot, policies, now) is None:
+                return {"messages_in": 0, "messages_before": 0, "messages_out": 0, "messages_dropped": 0}
+            steps = self._decide(snapshot, attempt.attempt_id, policies, now, _PhaseTimer(self.clock))
+            try:
+                work = next(steps)
+                while True:
+                    self.progress.phase(work.name, len(work.costs), work.messages)
+                    done = self.engine.run(len(work.costs), work.task, self.progress.done, work.costs)
+                    work = steps.send(answers(done))
+            except StopIteration as stop:
+                decision: Decision = stop.value
+                return decision.forecast()
+            finally:
+                self.progress.end()
+
+    def _forget(self, topic_uid: str, attempt: Attempt) -> None:
+        """Delete what a dry run wrote; what is left by a failure, garbage collection finds."""
+        for stored in list(self.store.list(names.run_prefix(topic_uid, attempt.attempt_id))):
+            self.store.delete(stored.name)
+        self.metadata.finish_attempt(attempt.attempt_id)
+
     def _claim(self, name: TopicName, policies: Policies) -> Job | None:
         """A run that is ready to be driven, or None if nothing is new (P11)."""
         topic = self.metadata.topic(name)
@@ -100,7 +136,9 @@ class TwoPhaseCompactor:
             return self.metadata.finish_run(run, {"messages_in": 0, "messages_out": 0})
         run = self.metadata.update_run(run, phase="phase one", horizon=horizon)
 
-        made = yield from self._make(snapshot, run.attempt_id, policies, run.started_at, timer)
+        decision = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
+        made = yield from self._carry_out(decision)
+        timer.lap("phase_two")
         made.check(self.store)
         reached(Step.RUN_VERIFIED)
         timer.lap("verify")
@@ -114,13 +152,13 @@ class TwoPhaseCompactor:
             horizon,
         )
         run = self._publish(snapshot, run, made, manifest, timer)
-        self._clean_up(made.ranges)
+        self._clean_up(decision.ranges)
         return run
 
-    def _make(
+    def _decide(
         self, snapshot: TopicSnapshot, attempt_id: str, policies: Policies, now: int, timer: _PhaseTimer
-    ) -> Generator[Work, list[Any], Made]:
-        """Everything between snapshot and verify: objects are made, nothing refers to them."""
+    ) -> Generator[Work, list[Any], Decision]:
+        """Scan, phase one and layout: row sets and an index level are made, which nothing refers to."""
         previous = self._previous(snapshot)
         topic = snapshot.topic
         floor = self.metadata.cursor_floor(topic.id) if policies.tombstones_wait_for_cursors else None
@@ -159,19 +197,18 @@ class TwoPhaseCompactor:
         left = promised(plan, found)
         layout = lay_out(plan, found, left, self._sizing)
         reached(Step.RUN_LAYOUT_DECIDED)
-        survivors = sum(totals.count for totals in left.values())
+        return Decision(plan, previous, scanned, ranges, left, layout)
+
+    def _carry_out(self, decision: Decision) -> Generator[Work, list[Any], Made]:
+        """Phase two: parts and bitmaps are made, which nothing refers to."""
+        plan, layout = decision.plan, decision.layout
         results: list[PartResult | BitmapResult] = []
         if layout.tasks:
+            survivors = sum(totals.count for totals in decision.left.values())
             results = yield Work("phase two", partial(run_task, plan, layout.tasks), layout.costs(plan), survivors)
         reached(Step.PHASE_TWO_DONE)
-        timer.lap("phase_two")
         return Made(
-            plan,
-            previous,
-            scanned,
-            ranges,
-            left,
-            layout,
+            decision,
             [result for result in results if isinstance(result, PartResult)],
             [result for result in results if isinstance(result, BitmapResult)],
         )
