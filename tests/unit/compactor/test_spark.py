@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +67,98 @@ def test_light_tasks_share_partitions_and_a_bad_one_fails_alone(spark_engine: En
     partitions = Counter(one for one in outcomes if not isinstance(one, Failed))
     assert len(partitions) == PARTITIONS_PER_CORE * spark_engine.parallelism
     assert sum(partitions.values()) == 999
+
+
+def ended(pid: int) -> bool:
+    """Whether the process is gone, or dead and not yet buried."""
+    asked = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() in ("", "Z")
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for another process, which gives nothing to wait on, for half a minute at most."""
+    pause = threading.Event()
+    for _ in range(300):
+        if holds():
+            return
+        pause.wait(0.1)
+    raise AssertionError(f"{what} did not come")
+
+
+def test_a_cancel_ends_what_runs(spark_engine: Engine, tmp_path: Path) -> None:
+    """Python code that never looks up is ended as well: Spark kills its process."""
+    running = tmp_path / "running"
+
+    def loop(number: int) -> int:
+        running.with_suffix(".new").write_text(str(os.getpid()))
+        running.with_suffix(".new").rename(running)
+        while True:
+            pass
+
+    def cancel() -> None:
+        until(running.exists, "the task")
+        spark_engine.cancel()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    with pytest.raises(Fenced, match="the compaction was cancelled"):
+        spark_engine.run(1, loop, print)
+    canceller.join()
+    until(lambda: ended(int(running.read_text())), "the end of the cancelled task")
+    assert spark_engine.run(2, lambda number: number, print) == [0, 1]
+
+
+DRIVER = """
+    import os, signal, sys
+    from pathlib import Path
+    from pyspark import SparkContext
+    from compactor.spark import SparkEngine, SparkSettings, open_session
+
+    def terminate(*_):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, terminate)  # as the command line does
+    folder = Path(sys.argv[1])
+
+    def loop(number):
+        (folder / "new").write_text(str(os.getpid()))
+        (folder / "new").rename(folder / "running")
+        while True:
+            pass
+
+    session = open_session(SparkSettings(folder / "spark.log", "local[1]", "512m"))
+    (folder / "java").write_text(str(SparkContext._gateway.proc.pid))
+    try:
+        SparkEngine(session).run(1, loop, lambda ended: None)
+    except KeyboardInterrupt:
+        print("interrupted")
+    finally:
+        session.stop()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_process_group(tmp_path: Path, number: signal.Signals) -> None:
+    """As a service manager sends it. SIGTERM is an interrupt, not a Spark that gave up, and even after SIGKILL nothing
+    of Spark is left."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        until((tmp_path / "running").exists, "the task")
+        os.killpg(process.pid, number)
+        out, errors = process.communicate()
+    finally:
+        process.kill()
+    if number == signal.SIGTERM:
+        assert (process.returncode, out) == (0, "interrupted\n"), errors
+    for name in ("java", "running"):
+        until(lambda name=name: ended(int((tmp_path / name).read_text())), f"the end of {name}")  # type: ignore[misc]
 
 
 class FakeSpark:
