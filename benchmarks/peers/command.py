@@ -133,7 +133,7 @@ def _report(name: str, sat: Sat, rounds: int) -> None:
     codec = ", LZ4 in the brokers" if name.endswith(_COMPRESSED) else ", uncompressed in the brokers"
     print(f"\n### {sat.shape}{codec}\n")
     print(markdown(sat.lines, sat.shape.messages))
-    print(f"\n{rounds} rounds. {sat.survivors}, the same for all.")
+    print(f"\nRounds: {rounds}. {sat.survivors}, the same for all that have a time.")
     for line in sat.lines:
         if line.remark and not line.failure:
             print(f"{line.name}: {line.remark}")

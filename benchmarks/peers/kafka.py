@@ -102,8 +102,8 @@ class Kafka:
                 raise PeerFailed(f"{self.name}: the cleaner gave up on {topic}: {broker.log_since(start)[-1500:]}")
             broker.check(deadline)
             time.sleep(_POLL_SECONDS)
-        said = ", ".join(f"{one.seconds:.1f}" for one in passes)
-        return Compaction(elapsed(passes), f"passes of {said} s as the cleaner says")
+        said = (" + ".join(f"{one.seconds:.1f}" for one in passes if one.partition == partition) for partition in ends)
+        return Compaction(elapsed(passes), f"the cleaner says, by partition: {'; '.join(said)} s")
 
     def survivors(self, topic: str, shape: Shape) -> Survivors:
         file = self.folder / "survivors"
