@@ -7,13 +7,11 @@ that uses them: `compactor --help` needs none. An error is one line that says wh
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import select
 import signal
 import sys
-import traceback
 from contextlib import suppress
 from typing import Annotated
 
@@ -22,17 +20,17 @@ import typer
 from api.cli import exit_codes
 from api.cli.compact_command import compact_topic
 from api.cli.cursor_commands import delete_cursor
+from api.cli.failures import tell
 from api.cli.import_command import import_files
 from api.cli.read_command import read_topic
 from api.cli.service_commands import check_store, upgrade_database
 from api.cli.talk import say
 from api.cli.topics_commands import list_topics, show_stats
 from api.settings import Settings
-from storage.errors import CompactorError, InvalidInput
+from storage.errors import InvalidInput
 
 GLOBAL_OPTIONS = ("--data", "--store", "--s3-endpoint", "--database", "--spark-master")
 GLOBAL_FLAGS = ("--debug",)
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 app = typer.Typer(
     name="compactor",
@@ -131,16 +129,14 @@ def main() -> None:
             _abandon_output()
         if enough:
             sys.exit(exit_codes.OK)
-        if "--debug" in sys.argv:
-            traceback.print_exc()
-        say(describe(error))
+        tell(error)
         sys.exit(exit_codes.of(error))
     sys.exit(exit_codes.OK)
 
 
 def _terminate(*_: object) -> None:
     """End as after Ctrl-C: leases are given back and a run is recorded as failed, not left to its heartbeat's end."""
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt("ended by SIGTERM")
 
 
 def _nobody_reads_output() -> bool:
@@ -157,30 +153,6 @@ def _abandon_output() -> None:
     """Let the interpreter's last flush go nowhere: it would fail again, and say so."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def describe(error: Exception) -> str:
-    """An error in one line: what happened, to what, what to do. Help that was asked for by no command, as it is."""
-    if isinstance(error, CompactorError):
-        return f"compactor: {' '.join(str(error).split())}"
-    if isinstance(error, typer.TyperException):
-        return _usage(error)
-    if isinstance(error, OSError) and error.strerror:
-        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        remedy = "free some space" if error.errno in _FULL else "check the disk and permissions"
-        return f"compactor: {what}: {remedy}, then try again"
-    text = " ".join(str(error).split())[:300]
-    return f"compactor: unexpected {type(error).__name__}: {text}: try again with --debug and report it"
-
-
-def _usage(error: typer.TyperException) -> str:
-    """What typer found wrong with the command line."""
-    said = getattr(error, "format_message", error.__str__)()
-    if "\n" in said:  # the help of a command that was given no arguments
-        return str(said)
-    command = getattr(getattr(error, "ctx", None), "command_path", "compactor")
-    what = said.removesuffix(".").replace("Value error, ", "")
-    return f"compactor: {what[:1].lower()}{what[1:]}: see `{command} --help`"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Progress of a run on a terminal: phase, tasks done, messages a second. Silent when stderr is no terminal."""
+"""Progress of runs on a terminal: phase, tasks done, time, messages a second. Silent when stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def progress_for(stream: TextIO) -> Progress:
 
 
 class LiveLine:
-    """One line that is written over and over."""
+    """One line that is written over and over; its seconds go on while no task ends."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -35,9 +35,10 @@ class LiveLine:
 
     def done(self, tasks: int) -> None:
         seconds = time.perf_counter() - self._started
-        share = tasks / self._tasks if self._tasks else 1.0
-        rate = int(self._messages * share / seconds) if seconds > 0 else 0
-        self._write(f"\r\x1b[K{self._name}: {tasks}/{self._tasks} tasks, {number(rate)} messages/s")
+        line = f"{self._name}: {tasks}/{self._tasks} tasks, {seconds:.0f} s"
+        if tasks and seconds > 0:  # before the first task has ended nobody knows
+            line += f", {number(int(self._messages * tasks / self._tasks / seconds))} messages/s"
+        self._write(f"\r\x1b[K{line}")
 
     def end(self) -> None:
         self._write("\r\x1b[K")
