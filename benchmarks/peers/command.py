@@ -12,17 +12,15 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.data import STANDARD, Shape
-from benchmarks.peers.artifacts import get_artifacts
+from benchmarks.peers import kafka, pulsar
+from benchmarks.peers.artifacts import Artifacts, get_artifacts
 from benchmarks.peers.contender import Contender, PeerFailed
-from benchmarks.peers.kafka import CLIENT as KAFKA_CLIENT
-from benchmarks.peers.kafka import Kafka
-from benchmarks.peers.pulsar import CLIENT as PULSAR_CLIENT
-from benchmarks.peers.pulsar import Pulsar
 from benchmarks.peers.records import Disagreement
 from benchmarks.peers.report import markdown, verdicts
 from benchmarks.peers.sitting import Sat, folder_for, sit
@@ -44,7 +42,9 @@ GOALS = {
 }
 """By what is measured: the least ratio of the quickest of a family's time to this job's (issue 4)."""
 
-_PEERS = ("Kafka", "Pulsar")
+CLIENTS = {"Kafka": kafka.CLIENT, "Pulsar": pulsar.CLIENT}
+"""By peer: the name of our Java class for its messages."""
+
 _LARGEST_BYTES = 14 << 30
 
 
@@ -60,9 +60,10 @@ def run(arguments: list[str] | None = None) -> int:
         if free < _LARGEST_BYTES and not options.small:
             _say(f"only {free >> 30} GiB are free in {parent}; the largest shape may need {_LARGEST_BYTES >> 30}")
         _say(machine.summary(machine.describe(parent)))
+        artifacts = {peer: get_artifacts(peer.lower(), CLIENTS[peer], parent) for peer in options.peers}
         for name in _names(options):
             with folder_for(name, parent, options.keep) as folder:
-                sat = _sit(name, folder, options)
+                sat = _sit(name, folder, options, artifacts)
             _report(name, sat, options.rounds)
             failed = failed or any(line.failure for line in sat.lines)
     except (PeerFailed, Disagreement) as error:
@@ -88,15 +89,15 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "--compression", action="store_true", help="LZ4 in the brokers, values of which half compresses"
     )
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--peers", default=",".join(_PEERS), help="of: %(default)s")
+    parser.add_argument("--peers", default=",".join(CLIENTS), help="of: %(default)s")
     parser.add_argument("--limit", type=float, default=600, help="seconds that any one step may take: %(default)s")
     parser.add_argument("--folder", help="where to work; default: the system's temporary folder")
     parser.add_argument("--keep", action="store_true", help="leave data and logs there")
     options = parser.parse_args(arguments)
     options.peers = [peer for peer in options.peers.split(",") if peer]
     options.small = options.small or not options.standard
-    if unknown := set(options.peers) - set(_PEERS):
-        parser.error(f"no peer {', '.join(sorted(unknown))}; there are: {', '.join(_PEERS)}")
+    if unknown := set(options.peers) - set(CLIENTS):
+        parser.error(f"no peer {', '.join(sorted(unknown))}; there are: {', '.join(CLIENTS)}")
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     if options.compression and options.standard == "all":
@@ -111,21 +112,19 @@ def _names(options: argparse.Namespace) -> list[str]:
     return [("small" if options.small else options.standard) + (_COMPRESSED if options.compression else "")]
 
 
-def _sit(name: str, folder: Path, options: argparse.Namespace) -> Sat:
+def _sit(name: str, folder: Path, options: argparse.Namespace, artifacts: Mapping[str, Artifacts]) -> Sat:
     plain = name.removesuffix(_COMPRESSED)
     compression = plain != name
     shape = replace(SHAPES.get(plain, _SMALL), compressible=compression)
     cores = len(os.sched_getaffinity(0))
     contenders: list[Contender] = [ThisJob(cores, folder / "this-job", options.limit)]
-    if "Kafka" in options.peers:
-        kafka = get_artifacts("kafka", KAFKA_CLIENT, folder)
+    if of_kafka := artifacts.get("Kafka"):
         contenders += [
-            Kafka(kafka, threads, folder / f"kafka-{threads}", compression, options.limit)
+            kafka.Kafka(of_kafka, threads, folder / f"kafka-{threads}", compression, options.limit)
             for threads in sorted({1, cores})
         ]
-    if "Pulsar" in options.peers:
-        pulsar = get_artifacts("pulsar", PULSAR_CLIENT, folder)
-        contenders.append(Pulsar(pulsar, folder / "pulsar", compression, options.limit))
+    if of_pulsar := artifacts.get("Pulsar"):
+        contenders.append(pulsar.Pulsar(of_pulsar, folder / "pulsar", compression, options.limit))
     return sit(shape, contenders, options.rounds, folder, _say)
 
 
