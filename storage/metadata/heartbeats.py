@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
 from storage.metadata.records import RunRecord, RunState
 from storage.metadata.tables import attempts, runs, topics
@@ -26,25 +26,22 @@ def beat(
 ) -> list[int]:
     """Say that the runs are alive; `progress` by run id. The ids of those that are fenced, in the order given."""
     by_attempt = {run.attempt_id: run for run in beating}
-    alive: dict[int, Mapping[str, object]] = {}
+    alive: dict[int, RowMapping] = {}
     ordered = sorted(by_attempt)
     for first in range(0, len(ordered), _AT_ONCE):
         open_ones = _lock_open(connection, ordered[first : first + _AT_ONCE])
         alive |= _beat_some(connection, [by_attempt[attempt] for attempt in open_ones], now)
-    for with_phase in (False, True):
-        values = {"statistics": bindparam("merged")} | ({"phase": bindparam("now_in")} if with_phase else {})
-        merged = [
-            {
-                "beaten_run": run_id,
-                "merged": {**alive[run_id], **progress[run_id]},
-                "now_in": progress[run_id].get("phase"),
-            }
-            for run_id in sorted(alive.keys() & progress.keys())
-            if ("phase" in progress[run_id]) == with_phase
-        ]
-        if merged:
-            connection.execute(update(runs).where(runs.c.run_id == bindparam("beaten_run")).values(values), merged)
+    values = [_progressed(alive[run_id], progress[run_id]) for run_id in sorted(alive.keys() & progress.keys())]
+    if values:
+        statement = update(runs).where(runs.c.run_id == bindparam("beaten_run"))
+        connection.execute(statement.values(phase=bindparam("now_in"), statistics=bindparam("merged")), values)
     return [run.run_id for run in beating if run.run_id not in alive]
+
+
+def _progressed(found: RowMapping, progress: Mapping[str, object]) -> dict[str, object]:
+    statistics = {**found["statistics"], **progress}
+    phase = statistics.pop("phase", found["phase"])
+    return {"beaten_run": found["run_id"], "now_in": phase, "merged": statistics}
 
 
 def _lock_open(connection: Connection, attempt_ids: Sequence[str]) -> list[str]:
@@ -57,10 +54,10 @@ def _lock_open(connection: Connection, attempt_ids: Sequence[str]) -> list[str]:
     return list(connection.execute(statement).scalars())
 
 
-def _beat_some(connection: Connection, some: Sequence[RunRecord], now: int) -> dict[int, Mapping[str, object]]:
-    """Beat those that are current; their ids and statistics. Their attempts are locked and open."""
-    found = connection.execute(
-        select(runs.c.run_id, runs.c.attempt_id, runs.c.statistics)
+def _beat_some(connection: Connection, some: Sequence[RunRecord], now: int) -> dict[int, RowMapping]:
+    """Beat those that are current; what their rows say, by run id. Their attempts are locked and open."""
+    statement = (
+        select(runs.c.run_id, runs.c.attempt_id, runs.c.phase, runs.c.statistics)
         .join(topics, topics.c.id == runs.c.topic_id)
         .where(
             runs.c.run_id.in_([run.run_id for run in some]),
@@ -69,10 +66,9 @@ def _beat_some(connection: Connection, some: Sequence[RunRecord], now: int) -> d
         )
         .order_by(runs.c.run_id)
         .with_for_update(of=runs)
-    ).all()
-    run_ids = [run_id for run_id, _, _ in found]
-    connection.execute(
-        update(attempts).where(attempts.c.attempt_id.in_([attempt for _, attempt, _ in found])).values(heartbeat_at=now)
     )
-    connection.execute(update(runs).where(runs.c.run_id.in_(run_ids)).values(heartbeat_at=now))
-    return {run_id: statistics for run_id, _, statistics in found}
+    found = {row["run_id"]: row for row in connection.execute(statement).mappings()}
+    attempt_ids = [row["attempt_id"] for row in found.values()]
+    connection.execute(update(attempts).where(attempts.c.attempt_id.in_(attempt_ids)).values(heartbeat_at=now))
+    connection.execute(update(runs).where(runs.c.run_id.in_(found)).values(heartbeat_at=now))
+    return found

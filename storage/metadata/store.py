@@ -188,7 +188,7 @@ class MetadataStore:
         )
 
     def ledgers(self, topic_id: int) -> tuple[LedgerRecord, ...]:
-        """The topic's raw ledgers in the order of offsets."""
+        """In the order of offsets."""
         with self.database.read() as connection:
             return ledgers.of_topic(connection, topic_id)
 
@@ -205,7 +205,7 @@ class MetadataStore:
             return cursors.get(connection, topics.by_id(connection, topic_id), name)
 
     def cursors(self, topic_id: int) -> list[CursorRecord]:
-        """The topic's cursors, by name."""
+        """By name."""
         with self.database.read() as connection:
             return cursors.of_topic(connection, topic_id)
 
@@ -225,8 +225,7 @@ class MetadataStore:
             cursors.remove(connection, topic_id, name, self._clock.now_ms())
 
     def cursor_floor(self, topic_id: int) -> int | None:
-        """The offset up to which the slowest compacted reader has acknowledged (T1): of the cursors with the property
-        `readCompacted` = "true" the least; -1 if one has acknowledged nothing, None if there is no such cursor."""
+        """The least offset acknowledged by a cursor with `readCompacted` = "true" (T1); -1: nothing, None: no cursor."""
         with self.database.read() as connection:
             return cursors.compacted_floor(connection, topic_id)
 
@@ -315,7 +314,7 @@ class MetadataStore:
     def heartbeat_runs(
         self, beating: Sequence[RunRecord], progress: Mapping[int, Mapping[str, object]] = MappingProxyType({})
     ) -> list[int]:
-        """A heartbeat of many runs at once; `progress`, by run id, is merged into their statistics.
+        """A heartbeat of many runs at once; `progress`, by run id, goes into their statistics, its `phase` into phase.
 
         The ids of the runs that must stop: ended, of a past epoch, or given up. No error; the others were beaten.
         """

@@ -115,8 +115,11 @@ def test_many_runs_beat_at_once(store: MetadataStore, clock: ManualClock) -> Non
         assert (store.run(run.run_id).heartbeat_at, attempt.heartbeat_at) == (clock.now_ms(), clock.now_ms())
         assert store.run(run.run_id).state is RunState.RUNNING
     assert store.run(claimed[1].run_id).statistics == {"parts": 6, "bytes": 2**60, "tasks": 1}
-    assert store.run(claimed[1].run_id).phase == "phase two"
-    assert store.run(claimed[0].run_id).statistics == {}
+    assert [store.run(run.run_id).phase for run in claimed[:2]] == ["claimed", "phase two"]
+    assert store.heartbeat_runs(claimed, {claimed[0].run_id: {"phase": "phase one", "tasks": 2}}) == []
+    assert store.run(claimed[0].run_id).phase == "phase one"
+    assert store.run(claimed[0].run_id).statistics == {"tasks": 2}
+    assert store.run(claimed[2].run_id).statistics == {}
     clock.advance(TTL - 1)
     with pytest.raises(CompactionRunning):
         store.claim_run(claimed[0].topic_id, "impatient", {}, TTL)
