@@ -1,19 +1,32 @@
-"""Sealed ledgers for tests, without a database: objects under names that no other test has."""
+"""Sealed ledgers and whole runs for tests, without a database: objects under names that no other test has."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
 import pyarrow as pa
 
-from compactor.plan import Source
+from compactor import dirty
+from compactor.layout import lay_out
+from compactor.phase_one import run_range
+from compactor.phase_two import run_task
+from compactor.plan import BitmapResult, PartResult, Policies, RunPlan, ScanResult, Sizing, Source, located, promised
+from compactor.result import Decision, Made
+from compactor.scan import run_scan
 from storage.bulk_append import to_rows
+from storage.ledger import rows
+from storage.ledger.deleted import alive, read_deleted
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
-from storage.ledger.rows_file import RowsObject
+from storage.ledger.manifest import Manifest
+from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.ledger.sealing import Sealer
-from storage.metadata.records import LedgerRecord
+from storage.metadata.records import CompactedLedgerRecord, LedgerRecord, StoredObject, TopicRecord, TopicSnapshot
+from storage.model import MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
+from storage.objects.throttled import Rates
 
 SEED = 0x0123_4567_89AB_CDEF
 NOW = 1_700_000_000_000
@@ -61,6 +74,98 @@ def source(ledger: LedgerRecord) -> Source:
     """The ledger as a run's source."""
     rows_object = RowsObject(ledger.rows, ledger.footer_size)
     return Source(rows_object, ledger.first_offset, ledger.last_offset, ledger.messages)
+
+
+def snapshot_of(ledgers: Sequence[LedgerRecord], previous: Manifest | None = None) -> TopicSnapshot:
+    """A topic that has these ledgers, the compacted ones included."""
+    generation = previous.generation if previous else 0
+    uid = previous.topic_uid if previous else new_id()
+    topic = TopicRecord(1, uid, TopicName.parse("t"), SEED, generation, 1, 0, NOW)
+    compacted = None
+    if previous is not None:
+        stored = StoredObject("manifest", 1, 0)
+        compacted = CompactedLedgerRecord(
+            previous.ledger_id, generation, previous.horizon, stored, 0, 0, 0, None, new_id(), NOW
+        )
+    return TopicSnapshot(topic, tuple(ledgers), None, compacted, None)
+
+
+def decide(
+    store: ObjectStore,
+    ledgers: Sequence[LedgerRecord],
+    previous: Manifest | None = None,
+    policies: Policies = Policies(),  # noqa: B008
+    *,
+    now: int = NOW,
+    sizing: Sizing = Sizing(1),  # noqa: B008
+    hasher: KeyHasher | None = None,
+    cursor_floor: int | None = None,
+    merged: int | None = None,
+) -> Decision:
+    """A run up to its layout, as two_phase.py does it; `merged`: so many levels, not as many as it would."""
+    snapshot = snapshot_of(ledgers, previous)
+    plan = dirty.first_plan(
+        store.location,
+        snapshot,
+        previous,
+        policies,
+        now,
+        new_id(),
+        hasher or Xxh3KeyHasher(SEED),
+        cursor_floor,
+        Rates(),
+    )
+    reindexed = dirty.changes_order(previous, policies)
+    scans = dirty.scans(plan, previous, dirty.dirty_ledgers(snapshot, policies, now))
+    scanned: list[ScanResult] = [run_scan(plan, scans, number) for number in range(len(scans))]
+    plan = dirty.with_scans(plan, scanned, reindexed=reindexed) if scans else plan
+    plan = dirty.sized(plan, sizing, reindexed=reindexed)
+    if merged is not None:
+        plan = replace(plan, merged=min(merged, len(plan.levels)))
+    ranges = [run_range(plan, number) for number in range(len(plan.ranges))]
+    found = located(ranges)
+    left = promised(plan, found)
+    return Decision(plan, previous, scanned, ranges, left, lay_out(plan, found, left, sizing))
+
+
+def carry_out(decision: Decision) -> Made:
+    """Phase two of a run."""
+    plan, tasks = decision.plan, decision.layout.tasks
+    results = [run_task(plan, tasks, number) for number in range(len(tasks))]
+    return Made(
+        decision,
+        [result for result in results if isinstance(result, PartResult)],
+        [result for result in results if isinstance(result, BitmapResult)],
+    )
+
+
+def manifest_of(store: ObjectStore, made: Made) -> Manifest:
+    """The checked result of a run, as the next run's previous ledger."""
+    made.check(store)
+    plan, previous = made.decision.plan, made.decision.previous
+    generation = previous.generation + 1 if previous else 1
+    horizon = end_of(plan, previous)
+    return made.manifest(TopicName.parse("t"), 1000 + generation, generation, generation, plan.now, horizon)
+
+
+def end_of(plan: RunPlan, previous: Manifest | None) -> Position:
+    """The horizon of a run: the end of its last dirty ledger, or the one before."""
+    if len(plan.sources) == plan.old_parts:
+        assert previous is not None
+        return previous.horizon
+    last = plan.sources[-1].last_offset
+    # parts only ever compare offsets, so the id may be any
+    return Position(last, MessageId(last, 0))
+
+
+def live_rows(store: ObjectStore, manifest: Manifest) -> pa.Table:
+    """The rows that a reader of a compacted ledger gets, every column."""
+    tables = []
+    for part in manifest.parts:
+        table = pa.concat_tables(RowsReader(store, part.rows))
+        mask = alive(read_deleted(store, part), part.first.offset, table.column("offset").to_numpy())
+        tables.append(table.filter(pa.array(mask)))
+    return pa.concat_tables(tables) if tables else rows.SCHEMA.empty_table()
 
 
 def damaged_copy(store: ObjectStore, name: str, position: int, mask: int = 0xFF) -> str:

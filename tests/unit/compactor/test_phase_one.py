@@ -10,70 +10,48 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from compactor import reference
-from compactor.phase_one import newest_live, run_range, split_by_source, unkeyed_survivors
-from compactor.phase_two import read_survivors
-from compactor.plan import Policies, RangeResult, RunPlan, Slice, Source, promised
-from storage.bulk_append import INPUT_SCHEMA, to_rows
+from compactor.phase_one import run_range, split_by_source, unkeyed_survivors
+from compactor.phase_two import read_offsets
+from compactor.plan import Policies, RangeResult, RunPlan, Source, located, promised
+from storage.bulk_append import INPUT_SCHEMA
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import key_index
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.rows_file import RowsObject
-from storage.ledger.sealing import ledger_records
 from storage.metadata.records import LedgerRecord, StoredObject
 from storage.objects.interface import ObjectStore
 from storage.reader import messages
-from tests.sealed import SEED, CollidingHasher, new_id, seal_history, source
+from tests.sealed import NOW, SEED, CollidingHasher, new_id, seal_history, source
 from tests.strategies import histories
 
 HASHERS = st.sampled_from([Xxh3KeyHasher(SEED), CollidingHasher()])
 
 
 def plan_of(store: ObjectStore, ledgers: list[LedgerRecord], bits: int, retain_null_key: bool = False) -> RunPlan:
+    """The plan of a first run: no old parts, no levels."""
     return RunPlan(
-        store.location,
-        new_id(),
-        -1,
-        new_id(),
-        Policies(retain_null_key),
-        tuple(map(source, ledgers)),
-        tuple(ledger.index for ledger in ledgers),
-        bits,
+        store=store.location,
+        topic_uid=new_id(),
+        partition=-1,
+        attempt_id=new_id(),
+        policies=Policies(retain_null_key),
+        now=NOW,
+        hasher=Xxh3KeyHasher(SEED),
+        sources=tuple(map(source, ledgers)),
+        indexes=tuple(ledger.index for ledger in ledgers),
+        range_bits=bits,
     )
 
 
 def surviving_offsets(store: ObjectStore, plan: RunPlan, results: list[RangeResult]) -> list[int]:
     """The offsets in the row sets, read as phase two reads them."""
-    offsets: list[int] = []
-    for number, one in enumerate(plan.sources):
-        row_sets = tuple((r.name, row_set) for r in results for row_set in r.row_sets if row_set.source == number)
-        offsets += read_survivors(store, one, Slice(number, one.first_offset, one.last_offset, row_sets)).tolist()
-    return offsets
-
-
-@given(histories(), HASHERS)
-def test_the_newest_live_record_of_each_key_is_that_of_the_reference(
-    history: list[pa.Table], hasher: KeyHasher
-) -> None:
-    tables = []
-    offset = 0
-    for number, content in enumerate(history):
-        tables.append(to_rows(content, number, offset, 0))
-        offset += len(content)
-    won = newest_live([ledger_records(table, hasher) for table in tables])
-    everything = list(messages(iter(pa.concat_tables(tables).to_batches()), -1))
-    expected = reference.compact([], everything)
-    assert sorted(won.live.offset.tolist()) == [message.offset for message in expected]
-    keys = {message.key for message in everything if message.key is not None}
-    assert won.tombstones == len(keys) - len(expected)
-    hashes = list(zip(won.live.hi.tolist(), won.live.lo.tolist(), strict=True))
-    assert hashes == sorted(set(hashes))
-
-
-def test_no_indexes_have_no_survivors() -> None:
-    won = newest_live([])
-    assert (len(won.live), won.tombstones) == (0, 0)
+    return [
+        int(offset) + plan.sources[number].first_offset
+        for number, row_sets in sorted(located(results).items())
+        for offset in read_offsets(store, plan.sources[number], row_sets)
+    ]
 
 
 @settings(max_examples=40)
@@ -89,7 +67,7 @@ def test_the_tasks_of_all_ranges_promise_the_survivors_of_the_reference(
     offsets = [message.offset for message in expected]
     assert surviving_offsets(object_store, plan, results) == offsets
 
-    totals = promised(results)
+    totals = promised(plan, located(results))
     assert sum(one.count for one in totals.values()) == len(offsets)
     assert sum(one.offset_sum for one in totals.values()) == sum(offsets)
     assert sum(result.statistics.keys for result in results) == len([m for m in expected if m.key is not None])

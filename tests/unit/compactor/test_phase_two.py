@@ -9,87 +9,79 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor import reference
-from compactor.phase_one import run_range
-from compactor.phase_two import run_part
+from compactor import layout, reference
+from compactor.phase_two import run_task
 from compactor.plan import (
+    BitmapPlan,
+    BitmapResult,
     PartPlan,
     PartResult,
     Policies,
-    RangeResult,
     RunPlan,
     Sizing,
-    Source,
+    Slice,
     SourceTotals,
-    cut_parts,
-    promised,
 )
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.result import Decision
+from storage.bulk_append import INPUT_SCHEMA, to_rows
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names, rows
+from storage.ledger.deleted import read_all_deleted, read_deleted
+from storage.ledger.manifest import Manifest, Part
 from storage.ledger.rows_file import RowsObject, RowsReader
-from storage.metadata.records import IndexLocation, LedgerRecord
-from storage.model import Message
+from storage.model import Message, MessageId
 from storage.objects.interface import ObjectStore
 from storage.reader import messages
-from tests.sealed import damaged_copy, new_id, seal_history, source
+from tests.sealed import NOW, carry_out, damaged_copy, decide, live_rows, manifest_of, seal, seal_history, source
 from tests.strategies import histories
 
-
-def plan_of(
-    store: ObjectStore,
-    sources: list[Source],
-    indexes: list[IndexLocation],
-    bits: int = 0,
-    retain_null_key: bool = False,
-) -> RunPlan:
-    policies = Policies(retain_null_key)
-    return RunPlan(store.location, new_id(), -1, new_id(), policies, tuple(sources), tuple(indexes), bits)
+KEEP = Sizing(1, max_garbage_ratio=1)
+"""No part is written anew for its garbage."""
+ANEW = Sizing(1, max_garbage_ratio=0)
+"""Every part with garbage is."""
 
 
-def run(plan: RunPlan, parallelism: int) -> tuple[list[RangeResult], list[PartResult]]:
-    """Both phases, one task after the other; about `parallelism` parts."""
-    ranges = [run_range(plan, number) for number in range(len(plan.ranges))]
-    parts = tuple(cut_parts(plan, ranges, Sizing(parallelism, small_part_bytes=1)))
-    return ranges, [run_part(plan, parts, number) for number in range(len(parts))]
-
-
-def table_of(store: ObjectStore, written: RowsObject | None) -> pa.Table:
-    assert written is not None
-    return pa.concat_tables(RowsReader(store, written))
+def table_of(store: ObjectStore, part: Part | None) -> pa.Table:
+    assert part is not None
+    return pa.concat_tables(RowsReader(store, part.rows))
 
 
 def as_messages(table: pa.Table) -> list[Message]:
     return list(messages(iter(table.to_batches()), -1))
 
 
-def check_part(store: ObjectStore, result: PartResult) -> pa.Table:
-    """A part is what its result says; its rows."""
-    table = table_of(store, result.rows)
+def without_times(table: pa.Table) -> list[dict[str, object]]:
+    return table.drop_columns(["retained_at"]).to_pylist()
+
+
+def check_part(store: ObjectStore, part: Part) -> None:
+    """A new part is what it says of itself."""
+    table = table_of(store, part)
     drawn = table.to_pylist()
     first, last = drawn[0], drawn[-1]
-    assert result.messages == len(drawn)
-    assert (result.first_offset, result.last_offset) == (first["offset"], last["offset"])
+    assert part.messages == len(drawn)
+    assert part.deleted is None
+    assert (part.first.offset, part.last.offset) == (first["offset"], last["offset"])
     ids = [(row["ledger_id"], row["entry_id"], row["batch_index"]) for row in (first, last)]
-    assert [one.order for one in (result.first_message_id, result.last_message_id) if one] == ids
-    assert result.logical_bytes == int(rows.logical_sizes(table).sum())
+    assert [one.message_id.order for one in (part.first, part.last)] == ids
+    assert part.logical_bytes == int(rows.logical_sizes(table).sum())
     times = [row["publish_time"] for row in drawn]
-    assert (result.min_publish_time, result.max_publish_time) == (min(times), max(times))
-    return table
+    assert (part.min_publish_time, part.max_publish_time) == (min(times), max(times))
+    assert part.offset_sum == sum(row["offset"] for row in drawn)
 
 
-def check_run(store: ObjectStore, plan: RunPlan, parallelism: int, expected: list[dict[str, object]]) -> list[Source]:
-    """Run both phases and compare with the rows that must be left; the parts as sources of the next run."""
-    ranges, results = run(plan, parallelism)
-    written = [result for result in results if result.rows is not None]
-    found = [row for result in written for row in check_part(store, result).to_pylist()]
-    assert found == expected
-    kept: dict[int, SourceTotals] = {}
-    for result in results:
-        for number, totals in result.kept.items():
-            kept[number] = kept.get(number, SourceTotals()) + totals
-    assert kept == promised(ranges)
-    return [Source(one.rows, one.first_offset, one.last_offset, one.messages) for one in written if one.rows]
+def check_run(store: ObjectStore, decision: Decision, expected: pa.Table) -> Manifest:
+    """Carry a run out and compare with the rows that must be left."""
+    made = carry_out(decision)
+    for result in made.parts:
+        if result.part is not None:
+            check_part(store, result.part)
+    manifest = manifest_of(store, made)
+    assert without_times(live_rows(store, manifest)) == without_times(expected)
+    for part in manifest.parts:
+        live = live_rows(store, replace(manifest, parts=(part,))).column("offset").to_pylist()
+        assert (part.live, part.offset_sum) == (len(live), sum(live))
+    return manifest
 
 
 def rows_left(previous: pa.Table, raw: pa.Table, retain_null_key: bool) -> pa.Table:
@@ -99,115 +91,279 @@ def rows_left(previous: pa.Table, raw: pa.Table, retain_null_key: bool) -> pa.Ta
     return both.filter(pa.array([offset in live for offset in both.column("offset").to_pylist()], pa.bool_()))
 
 
+sizings = st.builds(
+    Sizing,
+    parallelism=st.integers(1, 4),
+    range_records=st.sampled_from([3, 1000]),
+    part_bytes=st.sampled_from([1, 300, 3000, 1 << 20]),
+    small_range_records=st.sampled_from([1, 1000]),
+    small_part_bytes=st.just(1),
+    max_garbage_ratio=st.sampled_from([0, 0.5, 1]),
+)
+
+
 @settings(max_examples=40)
-@given(histories(), st.integers(0, 2), st.integers(1, 4), st.booleans())
+@given(histories(), sizings, st.booleans())
 def test_parts_are_the_survivors_with_every_column(
-    object_store: ObjectStore, history: list[pa.Table], bits: int, parallelism: int, retain_null_key: bool
+    object_store: ObjectStore, history: list[pa.Table], sizing: Sizing, retain_null_key: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "GROUP_ROWS", 4)
         table, ledgers = seal_history(object_store, history)
-        indexes = [ledger.index for ledger in ledgers]
-        plan = plan_of(object_store, list(map(source, ledgers)), indexes, bits, retain_null_key)
         expected = rows_left(table.slice(0, 0), table, retain_null_key)
-        check_run(object_store, plan, parallelism, expected.to_pylist())
+        check_run(object_store, decide(object_store, ledgers, None, Policies(retain_null_key), sizing=sizing), expected)
 
 
-@settings(max_examples=30)
-@given(histories(), st.integers(0, 3), st.booleans(), st.booleans())
-def test_a_second_run_starts_from_the_parts_and_index_of_the_first(
-    object_store: ObjectStore, history: list[pa.Table], first_part: int, retained: bool, retain: bool
+@settings(max_examples=60)
+@given(
+    histories(max_tables=5), st.lists(sizings, min_size=3, max_size=3), st.lists(st.booleans(), min_size=3), st.data()
+)
+def test_run_after_run_starts_from_the_parts_bitmaps_and_index_of_the_one_before(
+    object_store: ObjectStore, history: list[pa.Table], sizing: list[Sizing], retain: list[bool], data: st.DataObject
 ) -> None:
     table, ledgers = seal_history(object_store, history)
-    before, after = ledgers[:first_part], ledgers[first_part:]
-    cut = before[-1].last_offset + 1 if before else 0
-    plan = plan_of(object_store, list(map(source, before)), [one.index for one in before], 1, retained)
-    left = rows_left(table.slice(0, 0), table.slice(0, cut), retained)
-    parts = check_run(object_store, plan, 2, left.to_pylist())
-    indexes = [found for n in range(2) if (found := run_range(plan, n).index) is not None]
-
-    sources = [*parts, *map(source, after)]
-    again = plan_of(object_store, sources, [*indexes, *(one.index for one in after)], 2, retain)
-    expected = rows_left(left, table.slice(cut), retain)
-    check_run(object_store, again, 3, expected.to_pylist())
-
-
-def keyed(*keys: bytes) -> pa.Table:
-    return pa.Table.from_pylist([{"key": key, "payload": b"of " + key} for key in keys], schema=INPUT_SCHEMA)
+    cuts = [*sorted(data.draw(st.lists(st.integers(0, len(ledgers)), min_size=2, max_size=2))), len(ledgers)]
+    left, previous, done = table.slice(0, 0), None, 0
+    for number, cut in enumerate(cuts):
+        if cut == 0:
+            continue
+        upto = ledgers[cut - 1].last_offset + 1
+        policies = Policies(retain[number])
+        decision = decide(object_store, ledgers[:cut], previous, policies, sizing=sizing[number])
+        left = rows_left(left, table.slice(done, upto - done), retain[number])
+        previous, done = check_run(object_store, decision, left), upto
 
 
-def one_run(store: ObjectStore, ledgers: list[LedgerRecord]) -> tuple[RunPlan, tuple[PartPlan, ...]]:
-    plan = plan_of(store, list(map(source, ledgers)), [ledger.index for ledger in ledgers])
-    return plan, tuple(cut_parts(plan, [run_range(plan, 0)], Sizing(1)))
+def keyed(*keys: bytes | None, payload: bytes = b"v") -> pa.Table:
+    return pa.Table.from_pylist([{"key": key, "payload": payload} for key in keys], schema=INPUT_SCHEMA)
+
+
+def one_run(store: ObjectStore, *history: pa.Table) -> tuple[RunPlan, tuple[PartPlan, ...]]:
+    """A first run of one part, up to phase two."""
+    _, ledgers = seal_history(store, list(history))
+    decision = decide(store, ledgers)
+    return decision.plan, decision.layout.parts
+
+
+def part_of(plan: RunPlan, parts: tuple[PartPlan | BitmapPlan, ...]) -> PartResult:
+    result = run_task(plan, parts, 0)
+    assert isinstance(result, PartResult)
+    return result
 
 
 def test_a_task_that_runs_twice_makes_two_objects_of_the_same_rows(object_store: ObjectStore) -> None:
-    _, ledgers = seal_history(object_store, [keyed(b"a", b"b")])
-    plan, parts = one_run(object_store, ledgers)
-    first, second = (run_part(plan, parts, 0) for _ in range(2))
-    assert first.rows is not None
-    assert second.rows is not None
+    plan, parts = one_run(object_store, keyed(b"a", b"b"))
+    first, second = (part_of(plan, parts).part for _ in range(2))
+    assert first is not None
+    assert second is not None
     assert first.rows.stored.name != second.rows.stored.name
-    assert table_of(object_store, first.rows) == table_of(object_store, second.rows)
+    assert table_of(object_store, first) == table_of(object_store, second)
     parsed = names.parse(first.rows.stored.name)
     assert parsed == names.ParsedName(plan.topic_uid, names.ObjectKind.PART, 0, plan.attempt_id)
 
 
+def with_damage_at(store: ObjectStore, plan: RunPlan, source: int, position: int) -> RunPlan:
+    """The plan with one byte of a source changed."""
+    rows_object = plan.sources[source].rows
+    stored = replace(rows_object.stored, name=damaged_copy(store, rows_object.stored.name, position))
+    moved = replace(plan.sources[source], rows=RowsObject(stored, rows_object.footer_size))
+    return replace(plan, sources=(*plan.sources[:source], moved, *plan.sources[source + 1 :]))
+
+
 def test_row_groups_without_survivors_are_not_read(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "GROUP_ROWS", 10)
-    history = [keyed(*(b"%d" % number for number in range(50))), keyed(*(b"%d" % n for n in range(50) if n != 25))]
-    _, ledgers = seal_history(object_store, history)
-    plan, parts = one_run(object_store, ledgers)
-    result = run_part(plan, parts, 0)
+    again = keyed(*(b"%d" % n for n in range(50) if n != 25))
+    plan, parts = one_run(object_store, keyed(*(b"%d" % number for number in range(50))), again)
+    result = part_of(plan, parts)
     assert result.statistics.groups_read == 1 + 5
-    assert table_of(object_store, result.rows).column("key").to_pylist()[0] == b"25"
+    assert table_of(object_store, result.part).column("key").to_pylist()[0] == b"25"
     groups = RowsReader(object_store, plan.sources[0].rows).groups
-    damaged = damaged_copy(object_store, ledgers[0].rows.name, groups[0].start)
-    stored = replace(ledgers[0].rows, name=damaged)
-    moved = replace(plan.sources[0], rows=RowsObject(stored, ledgers[0].footer_size))
-    assert run_part(replace(plan, sources=(moved, plan.sources[1])), parts, 0).messages == 50
+    damaged = part_of(with_damage_at(object_store, plan, 0, groups[0].start), parts).part
+    assert damaged is not None
+    assert damaged.messages == 50
 
 
 def test_slices_in_which_nothing_survives_make_no_part(object_store: ObjectStore) -> None:
-    _, ledgers = seal_history(object_store, [keyed(b"a", b"b", b"a")])
-    plan, (part,) = one_run(object_store, ledgers)
+    plan, (part,) = one_run(object_store, keyed(b"a", b"b", b"a"))
     (whole,) = part.slices
     none = PartPlan(0, (replace(whole, first_offset=0, last_offset=0),))
-    assert run_part(plan, (none,), 0) == PartResult(0)
+    assert part_of(plan, (none,)) == PartResult(0)
     assert list(object_store.list(names.run_prefix(plan.topic_uid, plan.attempt_id) + "part-")) == []
 
 
 def test_damage_fails_the_task_and_leaves_no_part(object_store: ObjectStore) -> None:
-    _, ledgers = seal_history(object_store, [keyed(b"a", b"b")])
-    plan, parts = one_run(object_store, ledgers)
-    stored = replace(ledgers[0].rows, name=damaged_copy(object_store, ledgers[0].rows.name, 10))
-    damaged = replace(plan.sources[0], rows=RowsObject(stored, ledgers[0].footer_size))
-    with pytest.raises(ObjectDamaged, match=stored.name):
-        run_part(replace(plan, sources=(damaged,)), parts, 0)
+    plan, parts = one_run(object_store, keyed(b"a", b"b"))
+    damaged = with_damage_at(object_store, plan, 0, 10)
+    with pytest.raises(ObjectDamaged, match=damaged.sources[0].rows.stored.name):
+        run_task(damaged, parts, 0)
     assert list(object_store.list(names.run_prefix(plan.topic_uid, plan.attempt_id) + "part-")) == []
 
 
 def test_row_sets_that_were_changed_or_lost_fail_the_task(object_store: ObjectStore) -> None:
-    _, ledgers = seal_history(object_store, [keyed(b"a", b"b")])
-    plan, (part,) = one_run(object_store, ledgers)
+    plan, (part,) = one_run(object_store, keyed(b"a", b"b"))
     (whole,) = part.slices
     ((name, row_set),) = whole.row_sets
     damaged = replace(whole, row_sets=((damaged_copy(object_store, name, 0), row_set),))
     with pytest.raises(ObjectDamaged, match="row sets"):
-        run_part(plan, (PartPlan(0, (damaged,)),), 0)
+        run_task(plan, (PartPlan(0, (damaged,)),), 0)
     lost = replace(whole, row_sets=((f"{name}x", row_set),))
     with pytest.raises(ObjectMissing):
-        run_part(plan, (PartPlan(0, (lost,)),), 0)
+        run_task(plan, (PartPlan(0, (lost,)),), 0)
 
 
-def test_rows_that_the_index_names_and_the_part_lacks_are_damage(object_store: ObjectStore) -> None:
-    """A part has gaps: an offset in a gap must not become the row beside it."""
-    _, ledgers = seal_history(object_store, [keyed(b"a", b"b", b"c"), keyed(b"b")])
-    plan, parts = one_run(object_store, ledgers)
-    first = run_part(plan, parts, 0)
-    assert first.rows is not None
-    gapped = Source(first.rows, 0, 3, 3)
-    older = plan_of(object_store, [gapped], [ledgers[0].index])
-    wrong = tuple(cut_parts(older, [run_range(older, 0)], Sizing(1)))
+def test_rows_that_the_index_names_and_the_ledger_lacks_are_damage(object_store: ObjectStore) -> None:
+    """A source may have gaps: an offset in a gap must not become the row beside it."""
+    plan, parts = one_run(object_store, keyed(b"a", b"b", b"c"))
+    table = to_rows(keyed(b"a", b"b", b"c", b"d"), 5, 0, NOW)
+    gapped = seal(object_store, pa.concat_tables([table.slice(0, 1), table.slice(2)]))
     with pytest.raises(ObjectDamaged, match="not there"):
-        run_part(older, wrong, 0)
+        run_task(replace(plan, sources=(source(gapped),)), parts, 0)
+
+
+def letters(text: str, payload: bytes = b"v") -> pa.Table:
+    """A message for each letter."""
+    return keyed(*(letter.encode() for letter in text), payload=payload)
+
+
+def runs(
+    store: ObjectStore, *history: pa.Table, sizing: Sizing = KEEP, policies: Policies | None = None
+) -> tuple[Decision, Manifest | None]:
+    """One run a ledger, a second apart; the decision of the last of them, and what it starts from.
+
+    Parts are not merged, and the runs before the last keep all of them.
+    """
+    _, ledgers = seal_history(store, list(history))
+    previous, policies = None, policies or Policies()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "MERGE_RATIO", 0)
+        for number in range(1, len(ledgers)):
+            decision = decide(store, ledgers[:number], previous, policies, sizing=KEEP, now=NOW + 1000 * number)
+            previous = manifest_of(store, carry_out(decision))
+        last = decide(store, ledgers, previous, policies, sizing=sizing, now=NOW + 1000 * len(ledgers))
+    return last, previous
+
+
+def offsets(store: ObjectStore, part: Part | None) -> list[int]:
+    found: list[int] = table_of(store, part).column("offset").to_pylist()
+    return found
+
+
+def test_a_kept_part_gets_the_union_of_its_deleted_rows(object_store: ObjectStore) -> None:
+    decision, previous = runs(object_store, letters("abcdef"), letters("b"), letters("ef"))
+    assert previous is not None
+    assert list(read_deleted(object_store, previous.parts[0])) == [1]
+    manifest = manifest_of(object_store, carry_out(decision))
+    kept = manifest.parts[0]
+    assert kept.rows == previous.parts[0].rows
+    assert list(read_deleted(object_store, kept)) == [1, 4, 5]
+    assert (kept.dead, kept.live, kept.offset_sum) == (3, 3, 0 + 2 + 3)
+    assert manifest.parts[1] == previous.parts[1]
+
+
+def test_bitmaps_of_several_parts_share_an_object(object_store: ObjectStore) -> None:
+    decision, previous = runs(object_store, letters("abc"), letters("def"), letters("ghi"), letters("af"))
+    assert previous is not None
+    (plan,) = decision.layout.bitmaps
+    assert [number for number, _ in plan.parts] == [0, 1]
+    result = run_task(decision.plan, (plan,), 0)
+    assert isinstance(result, BitmapResult)
+    assert {place.name for place in result.deleted.values()} == {result.deleted[0].name}
+    assert [list(one) for one in read_all_deleted(object_store, list(result.deleted.values()))] == [[0], [2]]
+    assert result.kept == {0: SourceTotals(2, 1 + 2), 1: SourceTotals(2, 3 + 4)}
+    assert result.last_alive is None
+    parsed = names.parse(result.deleted[0].name)
+    assert parsed is not None
+    assert parsed.kind is names.ObjectKind.BITMAPS
+
+
+@pytest.mark.parametrize(("deleted", "last"), [("f", 4), ("ef", 3), ("cdef", 1), ("a", 5)])
+def test_the_last_message_alive_is_looked_for_when_a_kept_part_is_the_end(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, deleted: str, last: int
+) -> None:
+    """R6; also where whole row groups at the end are dead."""
+    monkeypatch.setattr(rows, "GROUP_ROWS", 2)
+    decision, _ = runs(object_store, letters("abcdef"), letters(deleted, payload=b""))
+    (plan,) = decision.layout.bitmaps
+    assert plan.find_last
+    made = carry_out(decision)
+    (result,) = made.bitmaps
+    assert result.last_alive == MessageId(5, last)
+    assert made.last_message_id(manifest_of(object_store, made), None) == MessageId(5, last)
+
+
+def test_a_part_that_is_written_anew_leaves_out_what_its_bitmap_and_the_row_sets_name(
+    object_store: ObjectStore,
+) -> None:
+    decision, _ = runs(
+        object_store,
+        letters("abcdef"),
+        letters("b"),
+        letters("ef", payload=b""),
+        sizing=ANEW,
+    )
+    made = carry_out(decision)
+    assert made.bitmaps == []
+    (written,) = made.parts
+    assert offsets(object_store, written.part) == [0, 2, 3]
+    assert written.kept == {0: SourceTotals(3, 0 + 2 + 3)}
+
+
+@pytest.mark.parametrize("cut", range(1, 6))
+def test_a_part_may_be_cut_anywhere_also_between_dead_rows(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    monkeypatch.setattr(rows, "GROUP_ROWS", 3)
+    decision, _ = runs(object_store, letters("abcdef"), letters("bc", payload=b""), letters("d", payload=b""))
+    found = decision.layout.bitmaps[0].parts[0][1]
+    halves = tuple(PartPlan(n, (Slice(0, a, b, found),)) for n, (a, b) in enumerate([(0, cut - 1), (cut, 5)]))
+    results = [run_task(decision.plan, halves, number) for number in range(2)]
+    left = [0, 4, 5]
+    for result, expected in zip(results, ([n for n in left if n < cut], [n for n in left if n >= cut]), strict=True):
+        assert isinstance(result, PartResult)
+        assert offsets(object_store, result.part) == expected
+        assert result.kept == {0: SourceTotals(len(expected), sum(expected))}
+
+
+def test_row_groups_of_an_old_part_in_which_nothing_is_alive_are_not_read(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "GROUP_ROWS", 2)
+    decision, _ = runs(
+        object_store,
+        letters("abcdef"),
+        letters("c", payload=b""),
+        letters("d", payload=b""),
+        sizing=ANEW,
+    )
+    groups = RowsReader(object_store, decision.plan.sources[0].rows).groups
+    damaged = with_damage_at(object_store, decision.plan, 0, groups[1].start)
+    results = [run_task(damaged, decision.layout.parts, number) for number in range(len(decision.layout.parts))]
+    parts = [result for result in results if isinstance(result, PartResult)]
+    assert sum(result.statistics.groups_read for result in parts) == 2
+    assert [offset for result in parts for offset in offsets(object_store, result.part)] == [0, 1, 4, 5]
+
+
+def test_a_tombstone_keeps_the_time_of_the_run_that_kept_it_first(object_store: ObjectStore) -> None:
+    """T1: set once, carried from part to part; of anything else it is null."""
+    policies = Policies(retain_null_key=True, tombstone_retention_ms=3_600_000)
+    history = [
+        pa.concat_tables([letters("ab"), letters("x", payload=b""), keyed(None, payload=b"")]),
+        letters("y", payload=b""),
+        pa.concat_tables([letters("a"), letters("z", payload=b"")]),
+    ]
+    decision, previous = runs(object_store, *history, sizing=ANEW, policies=policies)
+    assert previous is not None
+    assert [part.oldest_tombstone for part in previous.parts] == [NOW + 1000, NOW + 2000]
+    made = carry_out(decision)
+    assert [sorted(result.kept) for result in made.parts] == [[0], [2]]
+    manifest = manifest_of(object_store, made)
+    times = live_rows(object_store, manifest).select(["key", "retained_at"]).to_pylist()
+    assert [(row["key"], row["retained_at"]) for row in times] == [
+        (b"b", None),
+        (b"x", NOW + 1000),
+        (None, None),
+        (b"y", NOW + 2000),
+        (b"a", None),
+        (b"z", NOW + 3000),
+    ]
+    assert [part.oldest_tombstone for part in manifest.parts] == [NOW + 1000, NOW + 2000, NOW + 3000]

@@ -1,13 +1,15 @@
-"""Sizing: hash ranges by memory and cores, parts that tile what survives and cost about the same."""
+"""Sizing: hash ranges by memory and cores, levels that are merged; what phase one promises, added up."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compactor.plan import (
+    LEVEL_RATIO,
     Policies,
     RangeResult,
     RangeStatistics,
@@ -16,112 +18,23 @@ from compactor.plan import (
     Sizing,
     Source,
     SourceTotals,
-    cut_parts,
+    located,
+    merged_levels,
     promised,
     range_bits,
 )
+from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import StoredObject
 from storage.objects.interface import StoreLocation
 
-SPANS = st.tuples(st.integers(1, 50), st.integers(1, 2**32 - 1) | st.integers(1, 200), st.integers(1, 2**34))
-"""(gap before it, offsets it spans, stored bytes) of a source."""
+ROWS = RowsObject(StoredObject("rows", 1, 0), 1)
 
 
-def plan_of(sources: list[Source], bits: int = 0) -> RunPlan:
-    return RunPlan(StoreLocation("file:///nowhere"), "u", -1, "a", Policies(), tuple(sources), (), bits)
-
-
-def sources_of(spans: list[tuple[int, int, int]]) -> list[Source]:
-    sources, offset = [], 0
-    for gap, span, stored in spans:
-        first = offset + gap
-        rows_object = RowsObject(StoredObject("rows", stored, 0), 1)
-        sources.append(Source(rows_object, first, first + span - 1, span))
-        offset = first + span
-    return sources
-
-
-@st.composite
-def survivors(draw: st.DrawFn, sources: list[Source]) -> list[RangeResult]:
-    """What phase one may answer: for each hash range some row sets; some sources have none at all."""
-    results = []
-    for number in range(draw(st.integers(1, 3))):
-        row_sets = []
-        for source in range(len(sources)):
-            count = draw(st.integers(0, max(1, sources[source].messages // 3)))
-            if count:
-                row_sets.append(RowSet(source, 4 * len(row_sets), count, draw(st.integers(0, 2**64 - 1)), 0))
-        results.append(RangeResult(f"range-{number}", tuple(row_sets), None, RangeStatistics()))
-    return results
-
-
-@given(st.lists(SPANS, max_size=6).map(sources_of), st.integers(1, 8), st.integers(1, 2**32), st.data())
-def test_parts_tile_every_live_source_once_and_in_order(
-    sources: list[Source], parallelism: int, part_bytes: int, data: st.DataObject
-) -> None:
-    results = data.draw(survivors(sources))
-    # Not below a 30th of the whole, so that an example has tens of parts and not millions.
-    part_bytes = max(part_bytes, sum(source.rows.stored.size for source in sources) // 30)
-    sizing = Sizing(parallelism, part_bytes=part_bytes, small_part_bytes=part_bytes)
-    parts = cut_parts(plan_of(sources), results, sizing)
-    assert [part.number for part in parts] == list(range(len(parts)))
-
-    slices = [one for part in parts for one in part.slices]
-    alive = sorted({row_set.source for result in results for row_set in result.row_sets})
-    for number in alive:
-        tiles = [one for one in slices if one.source == number]
-        assert (tiles[0].first_offset, tiles[-1].last_offset) == (
-            sources[number].first_offset,
-            sources[number].last_offset,
-        )
-        assert all(before.last_offset + 1 == after.first_offset for before, after in pairwise(tiles))
-        promised_here = [(r.name, row_set) for r in results for row_set in r.row_sets if row_set.source == number]
-        assert all(list(tile.row_sets) == promised_here for tile in tiles)
-    assert {one.source for one in slices} == set(alive)
-    assert all(one.first_offset <= one.last_offset for one in slices)
-    assert all(before.last_offset < after.first_offset for before, after in pairwise(slices))
-    assert all(part.slices and part.slices[-1].last_offset - part.slices[0].first_offset < 2**32 for part in parts)
-
-
-@given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 40))
-def test_as_many_parts_as_their_size_or_the_cores_ask_for(ledgers: int, parallelism: int, wanted: int) -> None:
-    """Equal ledgers, everything survives, no limit of offsets in the way: the goal is met to a part.
-
-    The goal is whole rounds of tasks: no core is idle while a last part is written.
-    """
-    stored = 1_000_000
-    sources = sources_of([(1, 1000, stored)] * ledgers)
-    row_sets = tuple(RowSet(number, 0, 1000, 0, 0) for number in range(ledgers))
-    results = [RangeResult("range-0", row_sets, None, RangeStatistics())]
-    sizing = Sizing(parallelism, part_bytes=-(-ledgers * stored // wanted), small_part_bytes=1)
-    parts = cut_parts(plan_of(sources), results, sizing)
-    by_size = -(-ledgers * stored // sizing.part_bytes)
-    goal = -(-by_size // parallelism) * parallelism
-    assert goal - 1 <= len(parts) <= goal + 1
-    covered = [sum(one.last_offset - one.first_offset + 1 for one in part.slices) for part in parts]
-    assert max(covered) <= 1.1 * 1000 * ledgers / goal + 1
-
-
-def test_little_is_written_as_one_part() -> None:
-    sources = sources_of([(1, 1000, 1000), (1, 1000, 1000)])
-    results = [RangeResult("r", (RowSet(0, 0, 9, 0, 0), RowSet(1, 36, 9, 0, 0)), None, RangeStatistics())]
-    (part,) = cut_parts(plan_of(sources), results, Sizing(parallelism=8))
-    assert [one.source for one in part.slices] == [0, 1]
-
-
-def test_a_part_ends_where_its_offsets_would_need_more_than_32_bits() -> None:
-    sources = sources_of([(1, 10, 1000), (2**32 - 11, 2, 1000)])
-    results = [RangeResult("r", (RowSet(0, 0, 9, 0, 0), RowSet(1, 36, 2, 0, 0)), None, RangeStatistics())]
-    spans = [[one.source for one in part.slices] for part in cut_parts(plan_of(sources), results, Sizing(1))]
-    assert spans == [[0], [1]]
-
-
-def test_nothing_that_survives_makes_no_parts() -> None:
-    results = [RangeResult("r", (), None, RangeStatistics())]
-    assert cut_parts(plan_of(sources_of([(1, 10, 10)])), results, Sizing(4)) == []
-    assert cut_parts(plan_of([]), [], Sizing(4)) == []
+def plan_of(sources: tuple[Source, ...] = (), old_parts: int = 0, bits: int = 0) -> RunPlan:
+    location, hasher = StoreLocation("file:///nowhere"), Xxh3KeyHasher(0)
+    return RunPlan(location, "u", -1, "a", Policies(), 0, hasher, sources, old_parts, range_bits=bits)
 
 
 @given(st.integers(0, 2**40), st.integers(1, 64), st.integers(1, 2**24), st.integers(1, 2**24))
@@ -136,11 +49,57 @@ def test_ranges_fit_in_memory_and_are_as_many_as_cores_can_use(
 
 
 def test_the_ranges_of_a_plan_are_every_prefix_of_its_bits() -> None:
-    assert plan_of([], bits=0).ranges == (HashRange(0, 0),)
-    assert plan_of([], bits=2).ranges == (HashRange(0, 2), HashRange(1, 2), HashRange(2, 2), HashRange(3, 2))
+    assert plan_of(bits=0).ranges == (HashRange(0, 0),)
+    assert plan_of(bits=2).ranges == (HashRange(0, 2), HashRange(1, 2), HashRange(2, 2), HashRange(3, 2))
 
 
-def test_promises_add_up_over_hash_ranges_modulo_64_bits() -> None:
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=300))
+def test_levels_stay_few_and_grow_from_front_to_back(runs: list[int]) -> None:
+    """After any sequence of runs each level has LEVEL_RATIO times the records of the one in front of it."""
+    levels: list[int] = []
+    for dirty in runs:
+        merged = merged_levels(dirty, levels)
+        levels = [dirty + sum(levels[:merged]), *levels[merged:]]
+        if levels[0] == 0:
+            levels.pop(0)
+        assert all(older >= LEVEL_RATIO * newer for newer, older in pairwise(levels))
+        assert len(levels) <= math.log2(max(2, sum(levels))) + 1
+    assert sum(levels) == sum(runs)
+
+
+def test_a_trickle_of_equal_runs_merges_each_record_a_logarithm_of_times() -> None:
+    levels: list[int] = []
+    copied = 0
+    for _ in range(4096):
+        merged = merged_levels(1000, levels)
+        copied += sum(levels[:merged])
+        levels = [1000 + sum(levels[:merged]), *levels[merged:]]
+    assert copied / 4096_000 <= 2 * math.log2(4096)
+
+
+def test_a_level_of_just_twice_the_records_is_not_merged() -> None:
+    assert merged_levels(100, [200]) == 0
+    assert merged_levels(100, [199]) == 1
+    assert merged_levels(100, [199, 598]) == 1
+    assert merged_levels(100, [199, 597]) == 2
+    assert merged_levels(0, [1, 2]) == 0
+    assert merged_levels(5, []) == 0
+
+
+def test_promises_of_ledgers_add_up_over_hash_ranges_modulo_64_bits() -> None:
+    sources = tuple(Source(ROWS, 10 * number, 10 * number + 9, 10) for number in range(4))
     first = RangeResult("a", (RowSet(0, 0, 2, 2**64 - 1, 0), RowSet(3, 8, 1, 5, 0)), None, RangeStatistics())
     second = RangeResult("b", (RowSet(0, 0, 3, 4, 0),), None, RangeStatistics())
-    assert promised([first, second]) == {0: SourceTotals(5, 3), 3: SourceTotals(1, 5)}
+    found = located([first, second])
+    assert found == {0: (("a", first.row_sets[0]), ("b", second.row_sets[0])), 3: (("a", first.row_sets[1]),)}
+    assert promised(plan_of(sources), found) == {0: SourceTotals(5, 3), 3: SourceTotals(1, 5)}
+
+
+def test_an_old_part_has_left_what_it_had_less_what_goes() -> None:
+    sources = (Source(ROWS, 0, 9, 8, None, 30), Source(ROWS, 10, 19, 10, None, 3), Source(ROWS, 20, 29, 10))
+    result = RangeResult("a", (RowSet(0, 0, 3, 12, 0), RowSet(1, 12, 4, 5, 0)), None, RangeStatistics())
+    assert promised(plan_of(sources, old_parts=2), located([result])) == {
+        0: SourceTotals(5, 18),
+        1: SourceTotals(6, 2**64 - 2),
+    }
+    assert promised(plan_of(sources, old_parts=1), {}) == {0: SourceTotals(8, 30)}
