@@ -11,7 +11,8 @@
     │   ├── LeaseHeld         another writer has the topic
     │   ├── CompactionRunning a run of the topic is under way
     │   ├── ObjectExists      create-if-absent lost
-    │   └── Fenced            our lease, epoch or generation is no longer the topic's
+    │   ├── Fenced            our lease, epoch or generation is no longer the topic's
+    │   └── StateMayBeStale   a reader may have missed deletions; read again from earliest
     ├── Misconfigured         settings, credentials, bucket, schema or Java; an operator must act
     ├── Unavailable           store, database or disk cannot serve now; the same call may work later
     │   └── StorageFull
@@ -83,6 +84,10 @@ class ObjectExists(Conflict):
 
 class Fenced(Conflict):
     """The caller's lease, epoch or generation is no longer the topic's: it must stop and publish nothing."""
+
+
+class StateMayBeStale(Conflict):
+    """A reader lost the generation that it read, and newer ones no longer hold deletions that it has not seen (R7)."""
 
 
 class Misconfigured(CompactorError):

@@ -2,7 +2,8 @@
 
 The rule (semantics.md R1–R4): with the flag on and a start at or below the horizon, the first compacted message at or
 after the start, to the end of the compacted ledger, then raw right after the horizon. Otherwise raw. A reader keeps
-the snapshot that it began with, so a compaction beside it changes nothing that it sees.
+the snapshot that it began with, so a compaction beside it changes nothing that it sees. That what the snapshot names
+stays in the store is not seen to here: `pinned_read.py` does, and goes on where it does not.
 
 May go wrong: ObjectMissing, ObjectDamaged, for the object that was read, with the ledger it belongs to (R8); a
 compacted ledger that is lost never turns into a shorter key set.
@@ -10,7 +11,8 @@ compacted ledger that is lost never turns into a shorter key set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +23,7 @@ from pyroaring import BitMap
 from storage.errors import DataLoss
 from storage.ledger import rows
 from storage.ledger.deleted import alive, read_deleted
-from storage.ledger.manifest import read_manifest
+from storage.ledger.manifest import Manifest, read_manifest
 from storage.ledger.rows_file import RowGroup, RowsObject, RowsReader
 from storage.metadata.records import CompactedLedgerRecord, TopicSnapshot
 from storage.model import EARLIEST, Message, MessageId
@@ -50,11 +52,77 @@ class SnapshotReader:
 
     def batches(self, start: MessageId, read_compacted: bool, limits: Limits = Limits()) -> Iterator[pa.RecordBatch]:
         """Messages at or after `start` as record batches of `rows.SCHEMA`, in order, none empty."""
-        left_messages, left_bytes = limits.messages, limits.bytes
-        first = True
-        if left_messages == 0:
-            return
-        for table in self._tables(start, read_compacted):
+        return limited(self._tables(start, read_compacted), limits)
+
+    def last_message_id(self, read_compacted: bool) -> MessageId:
+        """The id of the last message that a reader will get; EARLIEST (-1:-1) if there is none (R6)."""
+        snapshot = self._snapshot
+        if read_compacted and snapshot.compacted and not self._raw_after(snapshot.compacted.horizon.offset):
+            return snapshot.compacted.last_message_id or EARLIEST
+        return snapshot.ledgers[-1].last_message_id if snapshot.ledgers else EARLIEST
+
+    def _raw_after(self, offset: int) -> bool:
+        return bool(self._snapshot.ledgers) and self._snapshot.ledgers[-1].last_offset > offset
+
+    def _tables(self, start: MessageId, read_compacted: bool) -> Generator[pa.Table, None, None]:
+        compacted = self._snapshot.compacted
+        if read_compacted and compacted and start <= compacted.horizon.message_id:
+            yield from self.compacted(start, self.manifest(compacted))
+            yield from self.raw(start, compacted.horizon.offset)
+        else:
+            yield from self.raw(start)
+
+    def manifest(self, compacted: CompactedLedgerRecord) -> Manifest:
+        """The manifest of the snapshot's compacted ledger."""
+        with naming_compacted(self._snapshot):
+            return read_manifest(self._store, compacted.manifest)
+
+    def compacted(self, start: MessageId, manifest: Manifest) -> Iterator[pa.Table]:
+        """The messages of the compacted ledger at or after `start`; no table is empty."""
+        for part in manifest.parts:
+            if part.last.message_id >= start:
+                with naming_compacted(self._snapshot):
+                    yield from self._rows(part.rows, start, read_deleted(self._store, part), part.first.offset)
+
+    def raw(self, start: MessageId, after_offset: int = -1) -> Iterator[pa.Table]:
+        """The raw messages at or after `start` and behind an offset; no table is empty."""
+        for ledger in self._snapshot.ledgers:
+            if ledger.last_message_id >= start and ledger.last_offset > after_offset:
+                for table in self._rows(RowsObject(ledger.rows, ledger.footer_size), start):
+                    if table.column("offset")[0].as_py() <= after_offset:
+                        table = table.filter(pc.greater(table.column("offset"), after_offset))
+                    if len(table):
+                        yield table
+
+    def _rows(
+        self,
+        rows_object: RowsObject,
+        start: MessageId,
+        deleted: BitMap | None = None,
+        first_offset: int = 0,
+    ) -> Iterator[pa.Table]:
+        reader = RowsReader(self._store, rows_object)
+        wanted = [number for number, group in enumerate(reader.groups) if not _ends_before(group, start)]
+        reader.expect(wanted)
+        for number in wanted:
+            table = reader.read(number)
+            if deleted:
+                table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
+            table = _delivered(table)
+            if len(table) and _first_id(table) < start:
+                table = table.filter(_at_or_after(table, start))
+            if len(table):
+                yield table
+
+
+def limited(tables: Generator[pa.Table, None, None], limits: Limits) -> Iterator[pa.RecordBatch]:
+    """Tables as record batches, none empty, until a limit is reached; then `tables` is closed."""
+    left_messages, left_bytes = limits.messages, limits.bytes
+    first = True
+    if left_messages == 0:
+        return
+    with closing(tables):
+        for table in tables:
             taken = len(table) if left_messages is None else min(len(table), left_messages)
             if left_bytes is not None:
                 filled = np.cumsum(rows.logical_sizes(table))
@@ -71,64 +139,19 @@ class SnapshotReader:
             if taken < len(table) or left_messages == 0:
                 return
 
-    def last_message_id(self, read_compacted: bool) -> MessageId:
-        """The id of the last message that a reader will get; EARLIEST (-1:-1) if there is none (R6)."""
-        snapshot = self._snapshot
-        if read_compacted and snapshot.compacted and not self._raw_after(snapshot.compacted.horizon.offset):
-            return snapshot.compacted.last_message_id or EARLIEST
-        return snapshot.ledgers[-1].last_message_id if snapshot.ledgers else EARLIEST
 
-    def _raw_after(self, offset: int) -> bool:
-        return bool(self._snapshot.ledgers) and self._snapshot.ledgers[-1].last_offset > offset
-
-    def _tables(self, start: MessageId, read_compacted: bool) -> Iterator[pa.Table]:
-        compacted = self._snapshot.compacted
-        if read_compacted and compacted and start <= compacted.horizon.message_id:
-            yield from self._compacted_tables(start, compacted)
-            yield from self._raw_tables(start, compacted.horizon.offset)
-        else:
-            yield from self._raw_tables(start, -1)
-
-    def _compacted_tables(self, start: MessageId, compacted: CompactedLedgerRecord) -> Iterator[pa.Table]:
-        try:
-            for part in read_manifest(self._store, compacted.manifest).parts:
-                if part.last.message_id >= start:
-                    yield from self._rows(part.rows, start, read_deleted(self._store, part), part.first.offset)
-        except DataLoss as error:
-            raise type(error)(
-                f"the compacted ledger {compacted.ledger_id} of {self._snapshot.topic.name} cannot be read: "
-                f"{error.message}",
-                _COMPACTED_REMEDY,
-            ) from error
-
-    def _raw_tables(self, start: MessageId, after_offset: int) -> Iterator[pa.Table]:
-        for ledger in self._snapshot.ledgers:
-            if ledger.last_message_id >= start and ledger.last_offset > after_offset:
-                for table in self._rows(RowsObject(ledger.rows, ledger.footer_size), start):
-                    if table.column("offset")[0].as_py() <= after_offset:
-                        table = table.filter(pc.greater(table.column("offset"), after_offset))
-                    if len(table):
-                        yield table
-
-    def _rows(
-        self,
-        rows_object: RowsObject,
-        start: MessageId,
-        deleted: BitMap = BitMap(),
-        first_offset: int = 0,  # noqa: B008
-    ) -> Iterator[pa.Table]:
-        reader = RowsReader(self._store, rows_object)
-        wanted = [number for number, group in enumerate(reader.groups) if not _ends_before(group, start)]
-        reader.expect(wanted)
-        for number in wanted:
-            table = reader.read(number)
-            if deleted:
-                table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
-            table = _delivered(table)
-            if len(table) and _first_id(table) < start:
-                table = table.filter(_at_or_after(table, start))
-            if len(table):
-                yield table
+@contextmanager
+def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
+    """Inside the context a loss of data is told as one of the snapshot's compacted ledger, with the way out (R8)."""
+    try:
+        yield
+    except DataLoss as error:
+        assert snapshot.compacted is not None
+        raise type(error)(
+            f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read: "
+            f"{error.message}",
+            _COMPACTED_REMEDY,
+        ) from error
 
 
 def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:

@@ -1,7 +1,8 @@
 """A topic: append, read raw or compacted, know its last message.
 
 The place that joins metadata, store and clock for one topic. Writing goes through the writer lease
-(`storage/bulk_append.py`), reading through one snapshot (`storage/reader.py`).
+(`storage/bulk_append.py`), reading raw through one snapshot (`storage/reader.py`), reading compacted through a pinned
+one (`storage/pinned_read.py`), reading one key through the key indexes (`storage/point_read.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, Message, MessageId, TopicName
 from storage.objects.interface import ObjectStore
+from storage.pinned_read import PinnedRead
+from storage.point_read import point_read
 from storage.reader import Limits, SnapshotReader, messages
 
 
@@ -88,10 +91,23 @@ class Topic:
     ) -> Iterator[pa.RecordBatch]:
         """Messages at or after `start`, as record batches of `storage.ledger.rows.SCHEMA`.
 
-        `LATEST` gives none: only messages after this call would count. Limits: R10. Raises DataLoss (R8).
+        `LATEST` gives none: only messages after this call would count. Limits: R10. With the flag the read begins, and
+        pins its generation, when the first batch is asked for; the pin is given back when the compacted part is over
+        or the iterator is closed. Raises DataLoss (R8), StateMayBeStale (R7).
         """
-        reader = SnapshotReader(self._store, self.snapshot())
-        return reader.batches(start, read_compacted, Limits(max_messages, max_bytes))
+        limits = Limits(max_messages, max_bytes)
+        if read_compacted:
+            read = PinnedRead(self._metadata, self._store, self._clock, self.record.id, holder_name(), start)
+            return read.batches(limits)
+        return SnapshotReader(self._store, self.snapshot()).batches(start, read_compacted, limits)
+
+    def get(self, key: bytes) -> Message | None:
+        """The newest message of one key, compacted part and tail together (T4).
+
+        None: the key has no value, because it never had, it was deleted, or compaction has removed it; a value that
+        has outlived its time to live but is not removed yet is one. Raises DataLoss (R8).
+        """
+        return point_read(self._store, self.snapshot, self._hasher, key)
 
     def messages(
         self, start: MessageId = EARLIEST, read_compacted: bool = False, max_messages: int | None = None
