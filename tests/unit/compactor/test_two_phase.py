@@ -268,7 +268,7 @@ def test_a_lost_manifest_is_an_explicit_error(bench: Workbench) -> None:
 
 @pytest.mark.parametrize("what", ["part", "index"])
 def test_a_lost_part_or_index_is_an_explicit_error(bench: Workbench, what: str) -> None:
-    """R8 for the other objects: never a shorter key set in silence. (The part must be written anew, so it is opened.)"""
+    """R8 for the other objects: never a shorter key set in silence. (The part is one that must be written anew.)"""
     topic = bench.topic()
     bench.append(topic, [content((b"kept", b"1"), (b"x", b"1"), (b"y", b"1"))])
     bench.with_sizing(Sizing(1)).compact(topic)
