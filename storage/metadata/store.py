@@ -225,7 +225,7 @@ class MetadataStore:
             cursors.remove(connection, topic_id, name, self._clock.now_ms())
 
     def cursor_floor(self, topic_id: int) -> int | None:
-        """The least offset acknowledged by a cursor with `readCompacted` = "true" (T1); -1: nothing, None: no cursor."""
+        """The least mark-delete offset of cursors with `readCompacted` = "true" (T1); -1: unset, None: no cursor."""
         with self.database.read() as connection:
             return cursors.compacted_floor(connection, topic_id)
 
