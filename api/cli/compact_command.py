@@ -1,93 +1,219 @@
-"""`compactor compact-topic`."""
+"""`compactor compact-topic`: one topic or many, by one Spark job for all; or only what a run would do.
+
+Topics where nothing is new are known without Spark, which takes seconds to start; if none has anything new, it is not
+started. A topic that fails is told on stderr, the others go on; the exit code is that of the first that failed.
+"""
 
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from api.cli import exit_codes
+from api.cli.durations import parse_duration
+from api.cli.import_command import parse_size
 from api.cli.names import TOPIC_HELP
 from api.cli.progress import progress_for
-from api.cli.talk import counted, number, say, size
-from api.wiring import open_components
+from api.cli.talk import say
+from api.wiring import Components, open_components
+from storage.errors import InvalidInput, Misconfigured, Unavailable
 from storage.model import TopicName
 
 if TYPE_CHECKING:
+    from api.cli.compact_report import Forecast
+    from api.settings import Settings
     from compactor.batch import Outcome
-    from storage.metadata.records import RunRecord
+    from compactor.plan import Policies
+    from compactor.two_phase import TwoPhaseCompactor
+    from storage.objects.throttled import Rates
+
+
+class ReportName(StrEnum):
+    """Output formats of compact-topic."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 def compact_topic(
     context: typer.Context,
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help=TOPIC_HELP)],
+    topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help=f"May be repeated. {TOPIC_HELP}")] = None,
+    all_topics: Annotated[bool, typer.Option("--all", help="All topics.")] = False,
+    namespace: Annotated[
+        str | None, typer.Option(metavar="TENANT/NAMESPACE", help="All topics of this namespace.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be kept, dropped, written.")] = False,
+    output: Annotated[ReportName, typer.Option(help="For people, or for scripts: one JSON object a topic.")] = (
+        ReportName.TEXT
+    ),
     retain_null_key: Annotated[bool, typer.Option("--retain-null-key", help="Keep messages without a key.")] = False,
+    tombstone_retention: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long tombstones stay in the compacted ledger.")
+    ] = "0",
+    tombstones_wait_for_cursors: Annotated[
+        bool,
+        typer.Option("--tombstones-wait-for-cursors", help="And until the slowest compacted cursor has passed them."),
+    ] = False,
+    key_ttl: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Drop values published so long ago. [default: never]")
+    ] = None,
+    min_compaction_lag: Annotated[
+        str, typer.Option(metavar="DURATION", help="Leave younger messages to a later run.")
+    ] = "0",
+    event_time_order: Annotated[
+        bool, typer.Option("--event-time-order", help="The largest event time of a key wins, not the newest message.")
+    ] = False,
+    event_time_max_lateness: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How long deletions hold against late values. [default: 7d]"),
+    ] = None,
+    max_garbage_ratio: Annotated[
+        float, typer.Option(metavar="RATIO", help="Write a part anew when more of its rows, from 0 to 1, are dead.")
+    ] = 0.5,
+    max_read_rate: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Bytes a second to read at most, with K, M or G if you like.")
+    ] = None,
+    max_write_rate: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Bytes a second to write at most, likewise.")
+    ] = None,
 ) -> None:
     """Keep the newest message of each key.
 
-    They go to a new compacted ledger; the topic's raw messages stay as they are.
+    They go to a new compacted ledger; the topic's raw messages stay as they are. Many topics share one Spark job.
+    Durations are whole numbers with ms, s, m, h or d; a bare number is seconds.
     """
-    name = TopicName.parse(topic)
-    with open_components(context.obj) as components:
-        snapshot = components.topic(name).snapshot()  # an unknown topic is known before Spark starts
-        from compactor.batch import Outcome
-        from compactor.plan import Policies
-        from compactor.two_phase import TwoPhaseCompactor, nothing_new
+    if sum((bool(topic), all_topics, namespace is not None)) != 1:
+        raise InvalidInput(
+            "compact-topic takes topics in exactly one way",
+            "give --topic, which may be repeated, or --all, or --namespace tenant/namespace",
+        )
+    named = list(dict.fromkeys(map(TopicName.parse, topic or ())))
+    if event_time_max_lateness is not None and not event_time_order:
+        raise InvalidInput("--event-time-max-lateness means nothing by itself", "give --event-time-order with it")
+    if not 0 <= max_garbage_ratio <= 1:
+        raise InvalidInput(f"{max_garbage_ratio} is not a ratio", "give --max-garbage-ratio a number from 0 to 1")
+    times = {
+        "tombstone_retention_ms": parse_duration("--tombstone-retention", tombstone_retention),
+        "key_ttl_ms": None if key_ttl is None else parse_duration("--key-ttl", key_ttl, least=1),
+        "min_lag_ms": parse_duration("--min-compaction-lag", min_compaction_lag),
+    }
+    if event_time_max_lateness is not None:
+        times["event_time_max_lateness_ms"] = parse_duration("--event-time-max-lateness", event_time_max_lateness)
+    read_rate, write_rate = (None if rate is None else parse_size(rate) for rate in (max_read_rate, max_write_rate))
 
-        policies = Policies(retain_null_key=retain_null_key)
-        if nothing_new(components.metadata, components.store, components.clock, snapshot, policies):
-            report(Outcome(name, None))  # known without Spark, which takes seconds to start
-            return
+    with open_components(context.obj) as components:
+        from api.cli.compact_report import report, report_forecasts
+        from compactor.plan import Policies
+        from storage.objects.throttled import Rates
+
+        policies = Policies(
+            retain_null_key=retain_null_key,
+            tombstones_wait_for_cursors=tombstones_wait_for_cursors,
+            event_time_order=event_time_order,
+            **times,  # type: ignore[arg-type]
+        )
+        work = _Work(components, context.obj, policies, Rates(read_rate, write_rate), max_garbage_ratio)
+        names = named or _listed(components, namespace)
+        as_json = output is ReportName.JSON
+        if dry_run:
+            first = report_forecasts(work.forecasts(names), as_json)
+        else:
+            first = report(components.metadata, work.compact(names), as_json)
+    if first is not None:
+        raise typer.Exit(exit_codes.of(first))
+
+
+def _listed(components: Components, namespace: str | None) -> list[TopicName]:
+    """The topics of a namespace, or all (None)."""
+    metadata = components.metadata
+    names = [one.name for one in (metadata.topics() if namespace is None else metadata.topics_in(namespace))]
+    if not names:
+        say("There are no topics." if namespace is None else f"The namespace {namespace} has no topics.")
+    return names
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is asked of every topic, and with what."""
+
+    components: Components
+    settings: Settings
+    policies: Policies
+    rates: Rates
+    max_garbage_ratio: float
+
+    def compact(self, names: Sequence[TopicName]) -> list[Outcome]:
+        """An outcome for each topic."""
+        outcomes, dirty = self._look(names)
+        if dirty:
+            with self._compactor() as compactor:
+                outcomes |= {one.topic: one for one in compactor.compact_all(dirty, self.policies)}
+        return [outcomes[name] for name in names]
+
+    def forecasts(self, names: Sequence[TopicName]) -> list[Forecast]:
+        """What would be done with each topic; None: nothing."""
+        outcomes, dirty = self._look(names)
+        forecasts: dict[TopicName, Forecast] = {name: (name, one.error) for name, one in outcomes.items()}
+        if dirty:
+            with self._compactor() as compactor:
+                for name in dirty:
+                    try:
+                        forecasts[name] = name, compactor.dry_run(name, self.policies)
+                    except Exception as error:
+                        forecasts[name] = name, error
+        return [forecasts[name] for name in names]
+
+    def _look(self, names: Sequence[TopicName]) -> tuple[dict[TopicName, Outcome], list[TopicName]]:
+        """Topics with nothing new, or that cannot be looked at; and all others, for which Spark is needed."""
+        from compactor.batch import Outcome
+        from compactor.two_phase import nothing_new
+
+        one = self.components
+        outcomes, dirty = {}, []
+        for name in names:
+            try:
+                snapshot = one.topic(name).snapshot()
+                new = not nothing_new(one.metadata, one.store, one.clock, snapshot, self.policies)
+            except (Unavailable, Misconfigured):
+                raise  # not this topic's fault: the next would fail, too
+            except Exception as error:
+                outcomes[name] = Outcome(name, None, error)
+                continue
+            if new:
+                dirty.append(name)
+            else:
+                outcomes[name] = Outcome(name)
+        return outcomes, dirty
+
+    @contextmanager
+    def _compactor(self) -> Iterator[TwoPhaseCompactor]:
+        """The job, on a Spark session of its own."""
+        from compactor.plan import Sizing
         from compactor.spark import SparkEngine, SparkSettings, open_session
+        from compactor.two_phase import TwoPhaseCompactor
 
         if sys.stderr.isatty():
             say("starting Spark …")
-        log_file = context.obj.make_data_directory() / "spark.log"
-        session = open_session(SparkSettings(log_file, context.obj.spark_master), say)
+        log_file = self.settings.make_data_directory() / "spark.log"
+        session = open_session(SparkSettings(log_file, self.settings.spark_master), say)
         try:
-            compactor = TwoPhaseCompactor(
-                components.metadata,
-                components.store,
-                components.clock,
-                SparkEngine(session),
+            engine = SparkEngine(session)
+            yield TwoPhaseCompactor(
+                self.components.metadata,
+                self.components.store,
+                self.components.clock,
+                engine,
                 progress_for(sys.stderr),
+                Sizing(engine.parallelism, max_garbage_ratio=self.max_garbage_ratio),
+                self.rates,
             )
-            outcome = compactor.compact(name, policies)
         finally:
             # Stopping a Java that has died fails, too, and would hide why.
             with suppress(Exception):
                 session.stop()
-    report(outcome)
-
-
-def report(outcome: Outcome) -> None:
-    """Say what was done on stderr, and its result on stdout."""
-    for line in describe(outcome):
-        say(line)
-    if outcome.compacted_ledger_id is not None:
-        print(f"Compaction of topic {outcome.topic} complete. Compacted to ledger {outcome.compacted_ledger_id}")  # noqa: T201
-    else:
-        print(f"Compaction of topic {outcome.topic} complete. Nothing to compact")  # noqa: T201
-
-
-def describe(outcome: Outcome) -> list[str]:
-    """What a run did, for a person."""
-    if outcome.run is None:
-        return ["Nothing is new since the last run: no run was made."]
-    if outcome.run.compacted_ledger_id is None:
-        return ["The topic has no messages: no compacted ledger was made."]
-    return _phases(outcome.run)
-
-
-def _phases(run: RunRecord) -> list[str]:
-    seen = {name: value for name, value in run.statistics.items() if isinstance(value, int)}
-    return [
-        f"phase one: {counted(seen['index_records'], 'index record')} of {counted(seen['messages_in'], 'message')}, "
-        f"{counted(seen['keys'], 'live key')}, {number(seen['tombstones_removed'])} deleted, "
-        f"{seen['phase_one_ms'] / 1000:.2f} s",
-        f"phase two: {counted(seen['messages_out'], 'survivor')} in {counted(seen['parts'], 'part')}, "
-        f"{size(seen['logical_bytes_out'])}, {seen['phase_two_ms'] / 1000:.2f} s",
-        f"read {size(seen['bytes_read'])}, wrote {size(seen['bytes_written'])}; "
-        f"verified and published in {(seen['verify_ms'] + seen['publish_ms']) / 1000:.2f} s",
-    ]

@@ -28,8 +28,8 @@ BY_KIND: dict[type[Exception], int] = {
 }
 
 HELP = (
-    "Exit codes: 0 done; 1 unexpected error; 2 wrong usage or input; 3 no such topic; "
-    "4 conflict (another writer or run); "
+    "Exit codes: 0 done; 1 unexpected error; 2 wrong usage or input; 3 no such topic, cursor or run; "
+    "4 conflict (another writer or run, or this run was cancelled); "
     "5 settings, credentials, bucket, schema or Java are wrong; 6 store, database or disk cannot serve now; "
     "7 data is missing or damaged; 130 interrupted."
 )

@@ -19,6 +19,7 @@ import typer
 
 from api.cli import exit_codes
 from api.cli.compact_command import compact_topic
+from api.cli.compactions_commands import cancel_compaction, list_compactions, show_compaction
 from api.cli.cursor_commands import delete_cursor
 from api.cli.failures import tell
 from api.cli.import_command import import_files
@@ -44,9 +45,11 @@ app = typer.Typer(
 )
 topics = typer.Typer(help="List topics and look at one.", no_args_is_help=True, rich_markup_mode=None)
 store = typer.Typer(help="The object store.", no_args_is_help=True, rich_markup_mode=None)
+compactions = typer.Typer(help="Runs of compactions.", no_args_is_help=True, rich_markup_mode=None)
 cursor = typer.Typer(help="Cursors of a topic.", no_args_is_help=True, rich_markup_mode=None)
 db = typer.Typer(help="The metadata database.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(topics, name="topics")
+app.add_typer(compactions, name="compactions")
 app.add_typer(store, name="store")
 app.add_typer(cursor, name="cursor")
 app.add_typer(db, name="db")
@@ -56,6 +59,9 @@ app.command("compact-topic")(compact_topic)
 app.command("read")(read_topic)
 topics.command("list")(list_topics)
 topics.command("stats")(show_stats)
+compactions.command("list")(list_compactions)
+compactions.command("show")(show_compaction)
+compactions.command("cancel")(cancel_compaction)
 store.command("check")(check_store)
 cursor.command("delete")(delete_cursor)
 db.command("upgrade")(upgrade_database)

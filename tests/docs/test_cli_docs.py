@@ -14,6 +14,8 @@ import pytest
 import typer
 
 from api.cli import exit_codes
+from api.cli.compact_command import ReportName
+from api.cli.compactions_commands import StateName
 from api.cli.import_command import FormatName
 from api.cli.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
 from api.cli.names import EncodingName
@@ -22,6 +24,7 @@ from api.cli.topics_commands import ListingName
 from api.formats.encoding import TextEncoding
 from api.formats.inputs import READERS, InputFormat
 from api.settings import Settings
+from storage.metadata.records import RunState
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -96,6 +99,10 @@ def test_examples_are_commands_with_options_that_exist(page: str) -> None:
         ("import", EncodingName),
         ("read", OutputName),
         ("read", EncodingName),
+        ("compact-topic", ReportName),
+        ("compactions list", StateName),
+        ("compactions list", ListingName),
+        ("compactions show", ListingName),
         ("topics list", ListingName),
         ("topics stats", ListingName),
     ],
@@ -137,7 +144,8 @@ def test_every_exit_code_is_documented() -> None:
     assert {int(code) for code in re.findall(r"(?:^|; |: )(\d+) ", exit_codes.HELP)} == codes
 
 
-def test_names_of_formats_and_encodings_are_those_of_what_reads_them() -> None:
+def test_names_of_formats_encodings_and_states_are_those_of_what_knows_them() -> None:
     """The command line repeats them so that its help needs no Arrow."""
+    assert [one.value for one in StateName] == [one.value for one in RunState]
     assert [one.value for one in FormatName] == [one.value for one in InputFormat] == [one.value for one in READERS]
     assert [one.value for one in EncodingName] == [one.value for one in TextEncoding]

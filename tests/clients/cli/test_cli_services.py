@@ -38,7 +38,7 @@ LINE = b'{"key":"a","value":"1"}\n'
         (["read", "t", "--bogus"], ("no such option: --bogus", "`compactor read --help`")),
         (["import"], ("missing argument 'TOPIC'", "`compactor import --help`")),
         (["import", "t"], ("missing argument 'FILE", "`compactor import --help`")),
-        (["compact-topic"], ("missing option '--topic'",)),
+        (["compact-topic"], ("exactly one way", "--all")),
         (["read", "t", "one", "two"], ("unexpected extra argument",)),
         (["read", "t", "--output", "xml"], ("--output", "'xml'", "'jsonl', 'table', 'parquet'")),
         (["import", "t", "-", "--input-format", "csv"], ("--input-format", "'csv'", "'jsonl', 'parquet'")),
