@@ -252,7 +252,9 @@ def read_compacted(store: ObjectStore, manifest: dict[str, Any]) -> tuple[list[d
         assert sum(row["offset"] for row in counting) % 2**64 == part["offset_sum"]
         assert (table[0]["offset"], table[-1]["offset"]) == (part["first"]["offset"], part["last"]["offset"])
         kept_since = [row["retained_at"] for row in counting if row["retained_at"] is not None]
-        assert part["oldest_tombstone"] == min(kept_since, default=None)
+        values = [row["publish_time"] for row in counting if row["key"] is not None and row["payload"]]
+        for bound, times in ((part["oldest_tombstone"], kept_since), (part["oldest_value"], values)):
+            assert not times or bound <= min(times)
         live += counting
     visible: dict[tuple[int, int], int] = {}
     unkeyed = []
@@ -294,6 +296,7 @@ def test_the_page_reads_a_compacted_ledger(tmp_path_factory: pytest.TempPathFact
         live, indexed = read_compacted(bench.store, manifest)
         assert live == expected
         assert indexed == {"values": [row["offset"] for row in live], "tombstones": [], "unkeyed": []}
+        assert (manifest["keys"], manifest["tombstones"]) == (len(live), 0)
     bench.metadata.close()
 
 
@@ -332,7 +335,7 @@ def example_manifest() -> Manifest:
     """The manifest of the page's example."""
     first, last = (Position(offset, MessageId(5, offset - 100)) for offset in (100, 103))
     rows_object = RowsObject(StoredObject("part", 4000, 11), 3000)
-    part = Part(rows_object, first, last, 2, 4, 8, 9, DeletedRows("bitmaps", 40, 18, 1, 7), 103)
+    part = Part(rows_object, first, last, 2, 4, 8, 9, DeletedRows("bitmaps", 40, 18, 1, 7), 103, 9)
     index = ((IndexLocation("index", 0, 24, IndexDirectory(HashRange(), (1,), (0,)).encode()),),)
     return Manifest(
         topic="persistent://public/default/t",
@@ -347,6 +350,7 @@ def example_manifest() -> Manifest:
         frozen_at=1_699_999_999_000,
         policies={"event_time_order": False},
         tombstones_dropped_to=102,
+        keys=1,
     )
 
 
