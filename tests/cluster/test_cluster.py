@@ -23,11 +23,14 @@ import pytest
 from compactor import reference
 from compactor.engine import InProcess
 from storage.clock import SystemClock
+from storage.ledger import names
+from storage.ledger.manifest import read_manifest
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.registry import open_store
 from storage.topic import Topic
 from tests.cluster.conftest import credentials
+from tests.cluster.driver import SIZING
 from tests.servers.fixtures_s3 import use_credentials
 from tests.servers.postgres import PostgresServer
 from tests.servers.spark_cluster import SparkCluster, until
@@ -47,16 +50,21 @@ class Deployment:
     folder: Path
     environment: Mapping[str, str]
 
-    def fill(self, name: str, seed: int = 7, messages: int = 3000) -> Topic:
-        """A topic of some ledgers: keys come back, one in ten is deleted, some messages have none."""
+    def fill(self, name: str, seed: int = 7, messages: int = 2000) -> Topic:
+        """A topic whose first half is compacted: keys come back, one in ten is deleted, some messages have none."""
         draw = random.Random(seed)
         topic = self.bench.topic(name)
+        self.append(topic, draw, messages // 2)
+        self.bench.compact(topic)
+        self.append(topic, draw, messages // 2)
+        return topic
+
+    def append(self, topic: Topic, draw: random.Random, messages: int) -> None:
         rows: list[tuple[bytes | None, bytes | None]] = []
         for number in range(messages):
-            key = f"key-{draw.randrange(messages // 2)}".encode() if draw.random() < 0.95 else None
+            key = f"key-{draw.randrange(messages)}".encode() if draw.random() < 0.95 else None
             rows.append((key, None if draw.random() < 0.1 else draw.randbytes(60) + b"%d" % number))
         self.bench.append(topic, [content(*rows)], ledger_bytes=40_000)
-        return topic
 
     def conf(self, settings: Mapping[str, str]) -> None:
         """More of Spark's settings, as a user gives them."""
@@ -89,9 +97,16 @@ class Deployment:
     def notes(self, pattern: str) -> list[dict[str, Any]]:
         return [json.loads(file.read_text()) for file in sorted(self.folder.glob(pattern))]
 
-    def stalled(self) -> int:
+    def stalled(self, driver: subprocess.Popen[str]) -> int:
         """The process of the attempt that goes no further."""
-        return int(until(lambda: self.notes("stalled") or None, "the attempt that stalls")[0]["pid"])
+
+        def look() -> int | None:
+            if driver.poll() is not None:
+                report_of(driver)
+                raise AssertionError("the driver ended without an attempt that stalls")
+            return next((int(note["pid"]) for note in self.notes("stalled")), None)
+
+        return until(look, "the attempt that stalls")
 
 
 def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -136,7 +151,7 @@ def deployment(
     clock = SystemClock()
     metadata = MetadataStore(database, clock)
     metadata.upgrade()
-    bench = Workbench(metadata, open_store(url, s3_endpoint=versitygw.endpoint), clock, InProcess())
+    bench = Workbench(metadata, open_store(url, s3_endpoint=versitygw.endpoint), clock, InProcess(), SIZING)
     (tmp_path / "conf").mkdir()
     environment = {
         "PATH": os.environ["PATH"],
@@ -159,7 +174,8 @@ def deployment(
 
 
 def test_one_session_serves_several_runs_and_payload_goes_past_the_driver(deployment: Deployment) -> None:
-    topics = [deployment.fill("first", seed=1), deployment.fill("second", seed=2)]
+    topics = [deployment.fill("first", seed=1), deployment.bench.topic("second")]
+    deployment.append(topics[1], random.Random(2), 2000)
     with deployment.driver("first", "second") as process:
         report = report_of(process)
         driver = process.pid
@@ -171,8 +187,7 @@ def test_one_session_serves_several_runs_and_payload_goes_past_the_driver(deploy
     assert len({note["executor"] for note in ran}) == 2, "both workers take part"
     assert driver not in {note["pid"] for note in ran}
     assert all("compactor-package-" in note["package"] for note in ran), "the package came with the session"
-    assert not [name for name, _ in report["reads"] if name.endswith(".parquet")]
-    assert sum(size for _, size in report["reads"]) < topics[0].snapshot().ledgers[0].rows.size
+    assert {names.parse(name).kind for name, _ in report["reads"]} == {names.ObjectKind.MANIFEST}
 
 
 @pytest.mark.parametrize("phase", [1, 2])
@@ -180,7 +195,7 @@ def test_a_worker_that_is_killed_in_a_task(deployment: Deployment, spark_cluster
     """SIGKILL to the Python worker, the executor and the worker that started it; the other worker does the rest."""
     topic = deployment.fill("t")
     with deployment.driver("--stall", str(phase), "t") as process:
-        python = deployment.stalled()
+        python = deployment.stalled(process)
         executor = parent(parent(python))
         spark_worker = parent(executor)
         os.kill(executor, 9)
@@ -204,12 +219,23 @@ def test_speculation_gives_the_same_result(deployment: Deployment, phase: int) -
     )
     topic = deployment.fill("t")
     with deployment.driver("--stall", str(phase), "t") as process:
-        loser = deployment.stalled()
+        loser = deployment.stalled(process)
         report_of(process)
     assert equals_the_reference(topic)
     attempts = {note["pid"] for note in deployment.notes(f"ran-{phase}-0-*")}
     assert loser in attempts
     assert len(attempts) == 2, "the attempt that hung was overtaken"
+
+    compacted = topic.snapshot().compacted
+    assert compacted is not None
+    manifest = read_manifest(deployment.bench.store, compacted.manifest)
+    run = names.run_prefix(manifest.topic_uid, compacted.attempt_id)
+    made = {stored.name for stored in deployment.bench.store.list(run)}
+    served = {part.rows.stored.name for part in manifest.parts} | {
+        one.name for level in manifest.index for one in level
+    }
+    assert made & served
+    assert made - served, "the loser's objects are there, and in no manifest"
 
 
 def test_executors_use_credentials_of_their_own(deployment: Deployment) -> None:

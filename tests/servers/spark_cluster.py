@@ -3,7 +3,7 @@
 Java is the one that the job itself would find. Every daemon has a guard (`until_stdin_ends`), so that it ends with this
 process, however that ends. Workers have two names of this machine, so that Spark takes them for two hosts: it gives a
 speculative attempt to another host only.
-Can go wrong: a daemon that does not start within a minute; its log is then part of the error.
+Can go wrong: a daemon that does not start within some minutes; its log is then part of the error.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Found = TypeVar("Found")
 
 SPARK_CLASS = Path(pyspark.__path__[0]) / "bin" / "spark-class"
 HOSTS = ("127.0.0.1", "localhost")
-TRIES = 600
+TRIES = 2000
 WAIT_SECONDS = 0.1
 
 
 def until(look: Callable[[], Found | None], what: str) -> Found:
-    """What `look` finds, looked for during a minute: a foreign process gives nothing to wait on."""
+    """What `look` finds, looked for during some minutes: a foreign process gives nothing to wait on."""
     pause = threading.Event()
     for _ in range(TRIES):
         if (found := look()) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -16,8 +17,8 @@ from typing import Any
 import pytest
 
 from compactor.engine import PARTITIONS_PER_CORE, Engine, Failed, answers
-from compactor.spark import SparkEngine
-from storage.errors import Fenced, ObjectMissing, Unavailable
+from compactor.spark import SparkEngine, SparkSettings, open_session
+from storage.errors import Fenced, Misconfigured, ObjectMissing, Unavailable
 
 
 def test_answers_come_in_order(spark_engine: Engine) -> None:
@@ -159,6 +160,18 @@ def test_a_signal_to_the_process_group(tmp_path: Path, number: signal.Signals) -
         assert (process.returncode, out) == (0, "interrupted\n"), errors
     for name in ("java", "running"):
         until(lambda name=name: ended(int((tmp_path / name).read_text())), f"the end of {name}")  # type: ignore[misc]
+
+
+def test_a_master_that_cannot_be_used_is_told_before_java_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("compactor.spark.find_java_home", None)
+    with pytest.raises(Misconfigured, match="Spark Connect has no RDDs"):
+        open_session(SparkSettings(tmp_path / "spark.log", "sc://spark.example"))
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(Unavailable, match="no Spark master answers"):
+        open_session(SparkSettings(tmp_path / "spark.log", f"spark://127.0.0.1:{port}"))
 
 
 class FakeSpark:
