@@ -1,0 +1,108 @@
+"""Verify, third stage: what exactly differs where fingerprints of index and parts do not agree. Usually nothing.
+
+One task a hash range that differs: it walks through all parts for the range's keys. And one for all rows outside the
+key map. Only when a compacted ledger is wrong are its parts read again, so the tasks need not be fast.
+
+Memory: about 100 bytes a record and live row of the range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from compactor.differences import Findings, Kind
+from compactor.verify_keys import unkeyed_bitmaps, visible_records
+from compactor.verify_plan import VerifyPlan
+from compactor.verify_records import (
+    align,
+    compare_bitmaps,
+    keyed_rows,
+    last_of_each,
+    name_records,
+    numbers,
+    records_of,
+    unkeyed_masks,
+)
+from storage.ledger import key_index
+from storage.ledger.deleted import alive, read_deleted
+from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange, Records
+from storage.ledger.manifest import Part
+from storage.ledger.rows_file import RowsReader
+from storage.objects.interface import ObjectStore
+
+
+def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> Findings:
+    """The keys of hash range `number` of which index and parts do not say the same."""
+    assert plan.manifest is not None
+    findings = Findings(plan.limit)
+    where = f"index and parts of compacted ledger {plan.manifest.ledger_id}"
+    wanted = plan.ranges[number]
+    with findings.reading(where):
+        found = visible_records(store, plan, wanted)
+        found = found.take(found.offset & MARKER == 0)
+        live = _live_records(store, plan, wanted)
+        newest = last_of_each(live.hi, live.lo, live.offset & OFFSET_MASK)
+        twice = np.ones(len(live), dtype=np.bool_)
+        twice[newest] = False
+        what = "a part has a live row of a key that has a newer live row"
+        name_records(findings, Kind.EXTRA, where, live.take(twice), what)
+        _compare(findings, where, live.take(newest), found, plan.by_event)
+    return findings
+
+
+def _compare(findings: Findings, where: str, live: Records, found: Records, by_event: bool) -> None:
+    ours, theirs = align(live, found)
+    both = np.flatnonzero((ours >= 0) & (theirs >= 0))
+    row, record = live.take(ours[both]), found.take(theirs[both])
+    same = row.offset == record.offset
+    elsewhere = (row.offset & OFFSET_MASK) != (record.offset & OFFSET_MASK)
+    if by_event and row.event_time is not None and record.event_time is not None:
+        same &= row.event_time == record.event_time
+    name_records(findings, Kind.EXTRA, where, live.take(ours[theirs < 0]), "a live row is not in the index")
+    name_records(findings, Kind.MISSING, where, found.take(theirs[ours < 0]), "a key of the index has no live row")
+    what = "the index names another row of the key than the one that is alive"
+    name_records(findings, Kind.ALTERED, where, record.take(elsewhere), what)
+    what = "flag or event time in the index are not those of the row"
+    name_records(findings, Kind.ALTERED, where, record.take(~same & ~elsewhere), what)
+
+
+def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> Findings:
+    """The rows outside the key map of which index and parts do not say the same."""
+    assert plan.manifest is not None
+    findings = Findings(plan.limit)
+    where = f"index and parts of compacted ledger {plan.manifest.ledger_id}"
+    with findings.reading(where):
+        live = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
+        for part in plan.manifest.parts:
+            for table in _live_groups(store, part):
+                offsets = numbers(table, "offset")
+                for name, mask in unkeyed_masks(table).items():
+                    live[name] |= BitMap64(offsets[mask].tolist())
+        for name, bitmap in unkeyed_bitmaps(store, plan).items():
+            compare_bitmaps(findings, where, name, live[name], bitmap)
+    return findings
+
+
+def _live_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange) -> Records:
+    """A record for each live keyed row of the range."""
+    assert plan.manifest is not None
+    pieces = []
+    for part in plan.manifest.parts:
+        for table in _live_groups(store, part):
+            records = records_of(keyed_rows(table), plan.hasher)
+            if wanted.bits:
+                records = records.take(records.hi >> np.uint64(64 - wanted.bits) == wanted.prefix)
+            pieces.append(records)
+    return key_index.concatenated(pieces)
+
+
+def _live_groups(store: ObjectStore, part: Part) -> Iterator[pa.Table]:
+    deleted = read_deleted(store, part)
+    reader = RowsReader(store, part.rows)
+    for number in range(len(reader.groups)):
+        table = reader.read(number, ["offset", "key", "payload", "event_time", "slot"])
+        yield table.filter(pa.array(alive(deleted, part.first.offset, table.column("offset").to_numpy())))

@@ -1,0 +1,113 @@
+"""What every task of a verification is told, and how the sequence of offsets is covered by raw ledgers.
+
+Raw at or below the horizon may be trimmed, in front or anywhere. What a task may then say depends on where: a newer
+message of a key can only be in a gap behind, an event time that was larger in any gap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from compactor.run_history import History
+from storage.ledger.hashing import KeyHasher
+from storage.ledger.key_index import HashRange, IndexDirectory
+from storage.ledger.manifest import Manifest
+from storage.metadata.records import IndexLocation, LedgerRecord
+from storage.objects.interface import StoreLocation
+
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+class Order(Enum):
+    """By what the winner of a key is known: offset, event time, or only where both agree."""
+
+    OFFSET = "offset"
+    EVENT = "event time"
+    EITHER = "either"
+
+
+@dataclass(frozen=True)
+class VerifyPlan:
+    """`ledgers`: all raw ledgers, by offset. `manifest` None: there is no compacted ledger that could be read.
+
+    `range_bits`: log2 of the hash ranges; `limit`: differences of a kind that a task names.
+    """
+
+    store: StoreLocation
+    hasher: KeyHasher
+    ledgers: tuple[LedgerRecord, ...]
+    manifest: Manifest | None
+    history: History | None
+    range_bits: int
+    limit: int
+
+    @property
+    def ranges(self) -> tuple[HashRange, ...]:
+        """The hash ranges, one a task."""
+        return tuple(HashRange(prefix, self.range_bits) for prefix in range(1 << self.range_bits))
+
+    @property
+    def locations(self) -> tuple[IndexLocation, ...]:
+        """The indexes of all levels, the newest level first."""
+        return tuple(location for level in (self.manifest.index if self.manifest else ()) for location in level)
+
+    @property
+    def by_event(self) -> bool:
+        """Whether the index of the compacted ledger has event times."""
+        return bool(self.manifest and self.manifest.policies.get("event_time_order"))
+
+    @cached_property
+    def below(self) -> tuple[LedgerRecord, ...]:
+        """The raw ledgers at or below the horizon."""
+        horizon = self.manifest.horizon.offset if self.manifest else -1
+        return tuple(ledger for ledger in self.ledgers if ledger.last_offset <= horizon)
+
+    @cached_property
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """Offsets at or below the horizon that no raw ledger has any more, inclusive."""
+        if self.manifest is None:
+            return ()
+        found, following = [], 0
+        for ledger in self.below:
+            if ledger.first_offset > following:
+                found.append((following, ledger.first_offset - 1))
+            following = ledger.last_offset + 1
+        if following <= self.manifest.horizon.offset:
+            found.append((following, self.manifest.horizon.offset))
+        return tuple(found)
+
+    @cached_property
+    def order(self) -> Order:
+        """What raw can say of winners. Without event times the two orders are one."""
+        assert self.history is not None
+        orders = self.history.orders
+        no_events = not self.gaps and not any(_has_events(ledger) for ledger in self.below)
+        if orders == {False} or no_events:
+            return Order.OFFSET
+        return Order.EVENT if orders == {True} else Order.EITHER
+
+    def covered(self, offsets: I64) -> Mask:
+        """Which offsets are in a raw ledger at or below the horizon. Shape (n,)."""
+        if not self.below:
+            return np.zeros(len(offsets), dtype=np.bool_)
+        firsts = np.array([ledger.first_offset for ledger in self.below], dtype=np.int64)
+        lasts = np.array([ledger.last_offset for ledger in self.below], dtype=np.int64)
+        at = np.searchsorted(firsts, offsets, "right") - 1
+        inside: Mask = (at >= 0) & (offsets <= lasts[at])
+        return inside
+
+    def decided(self, offsets: I64) -> Mask:
+        """Which winners, by offset, no message in a gap can have beaten."""
+        if self.order is Order.OFFSET:
+            return offsets > max((last for _, last in self.gaps), default=-1)
+        return np.full(len(offsets), not self.gaps)
+
+
+def _has_events(ledger: LedgerRecord) -> bool:
+    return IndexDirectory.decode(ledger.index.directory).has_events
