@@ -16,8 +16,10 @@ import pyarrow as pa
 from compactor.plan import Policies
 from storage.ledger import names
 from storage.metadata.records import AttemptKind
+from storage.pinned_read import TERM_MS
 from storage.steps import Step
 from storage.topic import Topic
+from tests.clocks import ManualClock
 from tests.workbench import Workbench, content
 
 TOPIC = "t"
@@ -45,8 +47,10 @@ def compact(bench: Workbench) -> None:
 
 
 def read(bench: Workbench) -> None:
-    """One reader of the compacted ledger, from the first to the last message."""
-    assert list(the_topic(bench).messages(read_compacted=True))
+    """One reader of the compacted ledger, from the first to the last message, so slow that it has to renew its pin."""
+    assert isinstance(bench.clock, ManualClock)
+    for _ in the_topic(bench).messages(read_compacted=True):
+        bench.clock.advance(TERM_MS // 2)
 
 
 def written(bench: Workbench) -> None:

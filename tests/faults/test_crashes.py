@@ -37,6 +37,7 @@ def _steps(*prefixes: str) -> list[Step]:
 
 
 OF_A_RUN = _steps("RUN_", "PHASE_", "MANIFEST_", "PUBLISH_")
+OF_A_FIRST_RUN = [Step.RUN_CLAIMED, Step.PHASE_ONE_DONE, Step.PHASE_TWO_DONE, *_steps("MANIFEST_", "PUBLISH_")]
 OF_MULTIPART = _steps("S3_UPLOAD", "S3_PART", "S3_BEFORE", "S3_AFTER")
 LATER = [
     Crash("import", Step.IMPORT_ROWS_WRITTEN, 2),
@@ -44,6 +45,10 @@ LATER = [
     Crash("import", Step.LOCAL_LINKED, 3),
     Crash("import", Step.S3_PUT_SENT, 3),
     Crash("large import", Step.S3_PART_UPLOADED, 2),
+    Crash("second compaction", Step.PHASE_ONE_INDEX_WRITTEN, 2),
+    Crash("second compaction", Step.PHASE_TWO_PART_WRITTEN, 2),
+    Crash("second compaction", Step.LOCAL_LINKED, 4),
+    Crash("second compaction", Step.S3_PUT_SENT, 4),
 ]
 """Not only the first time."""
 LOSES_AS_WELL = _steps("PUBLISH_")
@@ -52,6 +57,9 @@ LOSES_AS_WELL = _steps("PUBLISH_")
 CRASHES = [
     *(Crash("import", step) for step in _steps("IMPORT_", "LOCAL_", "S3_PUT")),
     *(Crash("large import", step) for step in OF_MULTIPART),
+    *(Crash("second compaction", step) for step in OF_A_RUN),
+    *(Crash("first compaction", step) for step in OF_A_FIRST_RUN),
+    *(Crash("read", step) for step in _steps("PIN_")),
     *LATER,
 ]
 BY_SCHEME = [
