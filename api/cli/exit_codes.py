@@ -14,6 +14,7 @@ CONFLICT = 4
 MISCONFIGURED = 5
 UNAVAILABLE = 6
 DATA_LOSS = 7
+NO_VALUE = 8
 INTERRUPTED = 130
 
 BY_KIND: dict[type[Exception], int] = {
@@ -31,7 +32,7 @@ HELP = (
     "Exit codes: 0 done; 1 unexpected error; 2 wrong usage or input; 3 no such topic, cursor or run; "
     "4 conflict (another writer or run, or this run was cancelled); "
     "5 settings, credentials, bucket, schema or Java are wrong; 6 store, database or disk cannot serve now; "
-    "7 data is missing or damaged; 130 interrupted."
+    "7 data is missing or damaged; 8 the key has no value; 130 interrupted."
 )
 
 

@@ -22,6 +22,8 @@ from api.cli.compact_command import compact_topic
 from api.cli.compactions_commands import cancel_compaction, list_compactions, show_compaction
 from api.cli.cursor_commands import delete_cursor
 from api.cli.failures import tell
+from api.cli.gc_command import collect_garbage
+from api.cli.get_command import get_value
 from api.cli.import_command import import_files
 from api.cli.read_command import read_topic
 from api.cli.service_commands import check_store, upgrade_database
@@ -57,6 +59,8 @@ app.add_typer(db, name="db")
 app.command("import")(import_files)
 app.command("compact-topic")(compact_topic)
 app.command("read")(read_topic)
+app.command("get")(get_value)
+app.command("gc")(collect_garbage)
 topics.command("list")(list_topics)
 topics.command("stats")(show_stats)
 compactions.command("list")(list_compactions)

@@ -15,11 +15,12 @@ from storage.errors import InvalidInput
 from storage.model import EARLIEST, LATEST, MessageId, TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
 
     from api.formats.encoding import TextEncoding
+    from storage.model import Message
 
 
 class OutputName(StrEnum):
@@ -68,7 +69,9 @@ def read_topic(
             count = write_parquet(file, batches, name.partition, *encodings)
             say(f"{file}: {counted(count, 'message')}")
         elif output is OutputName.TABLE:
-            _print_table(batches, name.partition, *encodings)
+            from storage.reader import messages
+
+            print_messages(messages(batches, name.partition), *encodings)
         else:
             _print_lines(batches, name.partition, *encodings)
 
@@ -85,12 +88,10 @@ def _print_lines(
     sys.stdout.buffer.flush()
 
 
-def _print_table(
-    batches: Iterator[pa.RecordBatch], partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
-) -> None:
+def print_messages(shown_ones: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
+    """A table of messages."""
     from api.cli.tables import print_table
     from api.formats.jsonl import shown
-    from storage.reader import messages
 
     def cell(value: object) -> str:
         return "null" if value is None else str(value)
@@ -104,6 +105,6 @@ def _print_table(
             str(message.publish_time),
             cell(message.event_time),
         )
-        for message in messages(batches, partition)
+        for message in shown_ones
     )
     print_table(("message id", "offset", "key", "value", "publish time", "event time"), rows)

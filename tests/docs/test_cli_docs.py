@@ -16,6 +16,7 @@ import typer
 from api.cli import exit_codes
 from api.cli.compact_command import ReportName
 from api.cli.compactions_commands import StateName
+from api.cli.get_command import MessageOutputName
 from api.cli.import_command import FormatName
 from api.cli.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
 from api.cli.names import EncodingName
@@ -99,6 +100,8 @@ def test_examples_are_commands_with_options_that_exist(page: str) -> None:
         ("import", EncodingName),
         ("read", OutputName),
         ("read", EncodingName),
+        ("get", MessageOutputName),
+        ("get", EncodingName),
         ("compact-topic", ReportName),
         ("compactions list", StateName),
         ("compactions list", ListingName),

@@ -1,0 +1,103 @@
+"""`compactor gc`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.cli.durations import parse_duration
+from api.cli.talk import counted, say, size
+from api.wiring import open_components
+from storage.errors import InvalidInput
+from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from api.wiring import Components
+    from compactor.garbage import Collected, GarbageCollector
+    from storage.objects.interface import ObjectInfo
+
+LEAST_GRACE_MS = 60_000
+"""Twice the term of a heartbeat: with less, what is at work would be taken for dead."""
+
+
+def collect_garbage(
+    context: typer.Context,
+    topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="Only this topic; may be repeated.")] = None,
+    grace: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long garbage stays: 10m, 1h, 2d; at least a minute.")
+    ] = "1h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, and change nothing.")] = False,
+    unknown_topics: Annotated[
+        bool,
+        typer.Option("--unknown-topics", help="Also delete the objects of topics that this database does not know."),
+    ] = False,
+) -> None:
+    """Delete objects that nothing refers to any more.
+
+    What crashed or failed attempts left, and compacted ledgers that were replaced a grace time ago and that no reader
+    has pinned. Safe beside imports, compactions and readers. The names of the objects go to standard output.
+    """
+    grace_ms = parse_duration("--grace", grace, LEAST_GRACE_MS)
+    wanted = [TopicName.parse(one) for one in dict.fromkeys(topic or ())]
+    if wanted and unknown_topics:
+        raise InvalidInput("--topic and --unknown-topics do not go together", "leave one of them out")
+    with open_components(context.obj) as components:
+        from compactor.garbage import GarbageCollector
+
+        collector = GarbageCollector(
+            components.metadata, components.store, components.clock, grace_ms, on_object=_print_name
+        )
+        reports = (
+            _of_topics(components, collector, wanted, dry_run)
+            if wanted
+            else collector.collect_all(dry_run, unknown_topics)
+        )
+        _tell(reports, dry_run)
+
+
+def _of_topics(
+    components: Components, collector: GarbageCollector, wanted: list[TopicName], dry_run: bool
+) -> Iterator[Collected]:
+    for record in [components.metadata.topic(name) for name in wanted]:
+        yield collector.collect(record, dry_run)
+
+
+def _tell(reports: Iterator[Collected], dry_run: bool) -> None:
+    """A line a topic that had anything, and the sum. Raises the first error, when all topics have had their turn."""
+    from compactor.garbage import Totals
+
+    total, failed = Totals(), None
+    for report in reports:
+        failed = failed or report.error
+        if report.error is not None:
+            say(f"{report.topic}: {report.error.message}")
+        elif line := summary(report):
+            say(line)
+        if report.topic is not None or report.deleted:
+            total += report.total
+    verb = "Would delete" if dry_run else "Deleted"
+    say(f"{verb} {counted(total.count, 'object')}, {size(total.bytes)}")
+    if failed is not None:
+        raise failed
+
+
+def summary(report: Collected) -> str:
+    """What there is to say of a topic; empty: nothing."""
+    found = [f"{counted(one.count, kind.value)} ({size(one.bytes)})" for kind, one in sorted(report.objects.items())]
+    if report.topic is None and found and not report.deleted:
+        found.append("left: --unknown-topics deletes them, if no other database uses this store")
+    if report.compacted_ledgers:
+        found.append(counted(report.compacted_ledgers, "replaced compacted ledger"))
+    if report.attempts_given_up:
+        found.append(counted(report.attempts_given_up, "dead attempt") + " given up")
+    if report.foreign:
+        found.append(counted(report.foreign, "foreign object") + " left alone")
+    name = f"unknown topic {report.topic_uid}" if report.topic is None else str(report.topic)
+    return f"{name}: {', '.join(found)}" if found else ""
+
+
+def _print_name(info: ObjectInfo) -> None:
+    print(info.name)  # noqa: T201
