@@ -143,9 +143,11 @@ def _scan_of(
     if policies.key_ttl_ms is not None and part.oldest_value is not None:
         limit = now - policies.key_ttl_ms
         values_to = limit if part.oldest_value <= limit else None
-    if part.oldest_tombstone is not None and (cursor_floor is None or cursor_floor >= part.first.offset):
+    if part.oldest_tombstone is not None and part.first_tombstone is not None:
+        # What came earlier was kept earlier: if the first tombstone of a part is not due, none is.
         limit = now - policies.tombstone_retention_ms
-        tombstones_to = limit if part.oldest_tombstone <= limit else None
+        passed = cursor_floor is None or cursor_floor >= part.first_tombstone
+        tombstones_to = limit if part.oldest_tombstone <= limit and passed else None
     if values_to is None and tombstones_to is None and not reindex:
         return None
     return ScanPlan(number, reindex, values_to, tombstones_to)

@@ -49,6 +49,7 @@ from storage.objects.interface import ObjectStore
 from storage.steps import Step, reached
 
 I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 Wanted = Iterator[tuple[int, I64]]
 """Row groups by number, ascending, and the positions of the wanted rows in each."""
 
@@ -69,9 +70,11 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartPlan) -> PartResult
     with RowsWriter(store, names.part(plan.topic_uid, plan.attempt_id, task.number)) as writer:
         reached(Step.PHASE_TWO_PART_BEGUN)
         for source, table in chain([first], tables):
-            table = _first_kept(table, plan.now)
+            keyed = _keyed(table)
+            tombstone = keyed & (flagged_offsets(table) & TOMBSTONE != 0)
+            table = _first_kept(table, tombstone, plan.now)
             sizes = rows.logical_sizes(table)
-            seen.add(source, table, sizes)
+            seen.add(source, table, sizes, keyed & ~tombstone)
             writer.write(table, sizes)
     reached(Step.PHASE_TWO_PART_WRITTEN)
     assert writer.result is not None
@@ -161,15 +164,19 @@ def _all_but(reader: RowsReader, source: Source, one: Slice, deleted: BitMap) ->
             yield number, np.flatnonzero(mask)
 
 
-def _first_kept(table: pa.Table, now: int) -> pa.Table:
+def _first_kept(table: pa.Table, tombstone: Mask, now: int) -> pa.Table:
     """Tombstones that no run has kept before get the time of this one (T1)."""
-    tombstone = (flagged_offsets(table) & TOMBSTONE != 0) & table.column("key").is_valid().to_numpy()
-    tombstone &= pc.equal(table.column("slot"), int(rows.Slot.MESSAGE)).to_numpy()
     if not tombstone.any():
         return table
     column = table.schema.get_field_index("retained_at")
     times = pc.if_else(pa.array(tombstone), table.column(column).fill_null(now), pa.scalar(None, pa.int64()))
     return table.set_column(column, rows.SCHEMA.field("retained_at"), times)
+
+
+def _keyed(table: pa.Table) -> Mask:
+    """Which rows are in the key map: messages with a key."""
+    keyed = pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.Slot.MESSAGE)))
+    return np.asarray(keyed.to_numpy(), dtype=np.bool_)
 
 
 def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: BitmapPlan) -> BitmapResult:
@@ -220,7 +227,9 @@ class _Seen:
         self._last: Position | None = None
         self._logical_bytes = 0
         self._publish = (2**63 - 1, -(2**63))
+        self._oldest_value: int | None = None
         self._oldest_tombstone: int | None = None
+        self._first_tombstone: int | None = None
         self._groups_read = self._bytes_read = 0
         self.kept: dict[int, SourceTotals] = {}
 
@@ -236,7 +245,8 @@ class _Seen:
             self._bytes_read += group.end - group.start
             yield number, positions
 
-    def add(self, source: int, table: pa.Table, sizes: I64) -> None:
+    def add(self, source: int, table: pa.Table, sizes: I64, values: Mask) -> None:
+        """Rows that are about to be written; `values`: which of them are values of a key."""
         offsets = table.column("offset").to_numpy()
         if (self._last and offsets[0] <= self._last.offset) or np.any(offsets[1:] <= offsets[:-1]):
             raise ObjectDamaged(
@@ -248,9 +258,13 @@ class _Seen:
         self._logical_bytes += int(sizes.sum())
         publish = pc.min_max(table.column("publish_time")).as_py()
         self._publish = (min(self._publish[0], publish["min"]), max(self._publish[1], publish["max"]))
-        oldest = pc.min(table.column("retained_at")).as_py()
-        if oldest is not None:
-            self._oldest_tombstone = min(oldest, self._oldest_tombstone or oldest)
+        published = table.column("publish_time").to_numpy()[values]
+        self._oldest_value = _least(self._oldest_value, int(published.min()) if len(published) else None)
+        retained = table.column("retained_at")
+        if retained.null_count < len(table):
+            self._oldest_tombstone = _least(self._oldest_tombstone, pc.min(retained).as_py())
+            if self._first_tombstone is None:
+                self._first_tombstone = int(offsets[int(np.argmax(retained.is_valid().to_numpy()))])
         total = SourceTotals(len(offsets), int(offsets.astype(np.uint64).sum(dtype=np.uint64)))
         self.kept[source] = self.kept.get(source, SourceTotals()) + total
 
@@ -268,6 +282,11 @@ class _Seen:
             min_publish_time=self._publish[0],
             max_publish_time=self._publish[1],
             offset_sum=total.offset_sum,
-            oldest_value=self._publish[0],
+            oldest_value=self._oldest_value,
             oldest_tombstone=self._oldest_tombstone,
+            first_tombstone=self._first_tombstone,
         )
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((time for time in (one, other) if time is not None), default=None)

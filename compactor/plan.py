@@ -150,7 +150,7 @@ class ScanPlan:
 @dataclass(frozen=True)
 class ScanResult:
     """The answer of a scan. `due`: markers of the rows of an old part that go; `expired`: rows of a dirty ledger;
-    `oldest_value`, `oldest_tombstone`: the least times in an old part that are not due yet."""
+    `oldest_value`, `oldest_tombstone`, `first_tombstone`: of what is left of an old part, as in the manifest."""
 
     source: int
     index: IndexLocation | None = None
@@ -158,6 +158,7 @@ class ScanResult:
     expired: DeletedRows | None = None
     oldest_value: int | None = None
     oldest_tombstone: int | None = None
+    first_tombstone: int | None = None
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,12 @@ class Made:
                 part = replace(part, deleted=deleted[number], offset_sum=self.decision.left[number].offset_sum)
             if number in scanned:
                 times = scanned[number]
-                part = replace(part, oldest_value=times.oldest_value, oldest_tombstone=times.oldest_tombstone)
+                part = replace(
+                    part,
+                    oldest_value=times.oldest_value,
+                    oldest_tombstone=times.oldest_tombstone,
+                    first_tombstone=times.first_tombstone,
+                )
             kept.append(part)
         return kept
 

@@ -55,17 +55,19 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResult:
         else:
             seen.values.append(least_value)
             seen.tombstones.append(least_tombstone)
+            seen.first_tombstones.append(None if least_tombstone is None else reader.groups[number].first_offset)
     return ScanResult(
         scan.source,
         index=_write(store, plan, scan.source, seen.indexed, seen.kept) if scan.reindex else None,
         due=_write(store, plan, scan.source, seen.markers) if seen.markers else None,
         oldest_value=_least(seen.values),
         oldest_tombstone=_least(seen.tombstones),
+        first_tombstone=_least(seen.first_tombstones),
     )
 
 
 class _Seen:
-    """What a scan of an old part has found; `values` and `tombstones`: the least times of rows that are not due."""
+    """What a scan of an old part has found; `values`, `tombstones`: by row group the least times of rows that stay."""
 
     def __init__(self, plan: RunPlan, scan: ScanPlan) -> None:
         self._plan = plan
@@ -75,6 +77,7 @@ class _Seen:
         self.kept = {kind: BitMap64() for kind in key_index.UNKEYED_CLASSES}
         self.values: list[int | None] = []
         self.tombstones: list[int | None] = []
+        self.first_tombstones: list[int | None] = []
 
     def rows(self, table: pa.Table) -> None:
         """Take in live rows of one row group."""
@@ -96,6 +99,7 @@ class _Seen:
             self.markers.append(_markers(keyed.filter(pa.array(goes)), self._plan))
         self.values.append(_least(published[~tombstone & ~goes].tolist()))
         self.tombstones.append(_least(retained[tombstone & ~goes].tolist()))
+        self.first_tombstones.append(_least(_numbers(keyed, "offset")[tombstone & ~goes].tolist()))
 
 
 def _markers(due: pa.Table, plan: RunPlan) -> Records:

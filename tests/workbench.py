@@ -60,8 +60,9 @@ class Workbench:
         first = appended.ledgers[0].first_offset if appended.ledgers else 0
         return [message for message in topic.messages() if message.offset >= first] if appended.ledgers else []
 
-    def compactor(self) -> TwoPhaseCompactor:
-        return TwoPhaseCompactor(self.metadata, self.store, self.clock, self.engine, sizing=self.sizing)
+    def compactor(self, hasher: KeyHasher | None = None) -> TwoPhaseCompactor:
+        plain = TwoPhaseCompactor(self.metadata, self.store, self.clock, self.engine, sizing=self.sizing)
+        return plain if hasher is None else replace(plain, hasher=lambda _: hasher)
 
     def compact(self, topic: Topic, retain_null_key: bool = False) -> Outcome:
         """One run."""

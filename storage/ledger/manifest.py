@@ -46,7 +46,7 @@ class Part:
 
     `messages`, `logical_bytes` and the times are of all its rows; `offset_sum` is the sum of the offsets of its live
     rows modulo 2⁶⁴. No live value was published before `oldest_value`, no live tombstone was first kept before
-    `oldest_tombstone`; None: there is none of the kind.
+    `oldest_tombstone` or has a lower offset than `first_tombstone`; None: there is none of the kind.
     """
 
     rows: RowsObject
@@ -60,6 +60,7 @@ class Part:
     offset_sum: int = 0
     oldest_value: int | None = None
     oldest_tombstone: int | None = None
+    first_tombstone: int | None = None
 
     @property
     def dead(self) -> int:
@@ -234,6 +235,7 @@ def _part(part: Part) -> dict[str, Any]:
         "offset_sum": part.offset_sum,
         "oldest_value": part.oldest_value,
         "oldest_tombstone": part.oldest_tombstone,
+        "first_tombstone": part.first_tombstone,
         "deleted": None
         if deleted is None
         else {
@@ -259,6 +261,7 @@ def _parse_part(value: dict[str, Any]) -> Part:
         offset_sum=value["offset_sum"],
         oldest_value=value["oldest_value"],
         oldest_tombstone=value["oldest_tombstone"],
+        first_tombstone=value["first_tombstone"],
     )
 
 
