@@ -1,0 +1,384 @@
+"""`compactor compact-topic`: many topics by one command, policies and limits, dry runs, reports."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compactor.spark
+from api.cli.durations import parse_duration
+from api.cli.progress import LiveLine
+from api.settings import Settings
+from api.wiring import open_components
+from compactor.engine import Failed, InProcess
+from storage.errors import InvalidInput
+from storage.metadata.records import RunRecord, RunState
+from storage.model import TopicName
+from storage.objects.throttled import Rates
+from tests.clients.cli.conftest import Compactor, write_lines
+
+DAY = 86_400_000
+
+
+class Recording(InProcess):
+    """Remembers the tasks of each job; `during` is called inside each."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Any] = []
+        self.during: Callable[[], object] = lambda: None
+
+    def run(
+        self,
+        count: int,
+        task: Callable[[int], Any],
+        on_done: Callable[[int], None],
+        weights: Sequence[float] | None = None,
+    ) -> list[Any | Failed]:
+        self.jobs.append(task)
+        self.during()
+        return super().run(count, task, on_done, weights)
+
+
+@pytest.fixture
+def engine(in_process_engine: None, monkeypatch: pytest.MonkeyPatch) -> Recording:
+    engine = Recording()
+    monkeypatch.setattr(compactor.spark, "SparkEngine", lambda session: engine)
+    return engine
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(compactor.spark, "open_session", started)
+
+
+@pytest.fixture
+def topics(compactor_command: Compactor, folder: Path) -> tuple[str, ...]:
+    """Three topics, one of them in another namespace; two messages of one key in each."""
+    write_lines(folder / "in.jsonl", {"key": "k", "value": "1"}, {"key": "k", "value": "2"})
+    names = ("a", "b", "persistent://team/events/c")
+    for name in names:
+        compactor_command("import", name, "in.jsonl").done()
+    return names
+
+
+def runs(topic: str) -> list[RunRecord]:
+    with open_components(Settings.load()) as components:
+        return components.metadata.runs(components.metadata.topic(TopicName.parse(topic)).id, 100)
+
+
+def compacted(*topics: str) -> list[bool]:
+    return [bool(runs(topic)) for topic in topics]
+
+
+def files(folder: Path) -> set[Path]:
+    return {path for path in (folder.parent / "data/objects").rglob("*") if path.is_file()}
+
+
+# --- which topics --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ways", [[], ["--topic", "a", "--all"], ["--all", "--namespace", "public/default"]], ids=str)
+def test_topics_are_given_in_exactly_one_way(compactor_command: Compactor, folder: Path, ways: list[str]) -> None:
+    compactor_command("compact-topic", *ways).refused(2, "exactly one way", "--topic", "--all", "--namespace")
+    assert not (folder.parent / "data").exists()
+
+
+def test_many_topics_are_one_job(compactor_command: Compactor, topics: tuple[str, ...], engine: Recording) -> None:
+    done = compactor_command("compact-topic", "--topic", "b", "--topic", "a", "--topic", topics[2]).done()
+    assert [line.split()[3] for line in done.stdout.splitlines()] == [
+        "persistent://public/default/b",
+        "persistent://public/default/a",
+        "persistent://team/events/c",
+    ]
+    assert all(" complete. Compacted to ledger " in line for line in done.stdout.splitlines())
+    assert done.stderr.startswith("3 topics compacted, 0 with nothing to compact, 0 failed; read ")
+    assert len(engine.jobs) == 2, "phase one of all, then phase two of all"
+
+
+def test_a_topic_that_is_named_twice_is_compacted_once(
+    compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
+) -> None:
+    done = compactor_command("compact-topic", "--topic", "a", "--topic", "persistent://public/default/a").done()
+    assert len(done.stdout.splitlines()) == len(runs("a")) == 1
+
+
+def test_a_namespace_and_all(compactor_command: Compactor, topics: tuple[str, ...], engine: Recording) -> None:
+    compactor_command("compact-topic", "--namespace", "team/events").done()
+    assert compacted(*topics) == [False, False, True]
+    done = compactor_command("compact-topic", "--all").done()
+    assert [line.rpartition(" complete. ")[2].split()[0] for line in done.stdout.splitlines()] == [
+        "Compacted",
+        "Compacted",
+        "Nothing",
+    ]
+    assert compacted(*topics) == [True, True, True]
+
+
+def test_a_namespace_without_topics(compactor_command: Compactor, topics: tuple[str, ...], no_spark: None) -> None:
+    done = compactor_command("compact-topic", "--namespace", "team/nothing").done()
+    assert (done.stdout, done.stderr) == ("", "The namespace team/nothing has no topics.\n")
+    compactor_command("compact-topic", "--namespace", "team").refused(2, "'team' is not a namespace")
+
+
+def test_nothing_new_anywhere_is_known_without_spark(
+    compactor_command: Compactor, topics: tuple[str, ...], engine: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compactor_command("compact-topic", "--all").done()
+    monkeypatch.delattr(compactor.spark, "open_session")
+    done = compactor_command("compact-topic", "--all").done()
+    assert done.stdout.count("Nothing to compact") == 3
+    dry = compactor_command("compact-topic", "--all", "--dry-run").done()
+    assert dry.stdout.count("would find nothing to compact") == 3
+
+
+# --- failures ------------------------------------------------------------------------------------------------------
+
+
+def test_a_bad_topic_fails_alone_and_the_first_one_gives_the_exit_code(
+    compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
+) -> None:
+    with open_components(Settings.load()) as components:
+        record = components.metadata.topic(TopicName.parse("b"))
+        components.metadata.claim_run(record.id, "otherhost:4711:cafe", {}, 600_000)
+    for path in files_of_ledgers(topics[2]):
+        path.unlink()
+    args = ["--topic", topics[2], "--topic", "b", "--topic", "nope", "--topic", "a"]
+    result = compactor_command("compact-topic", *args)
+    assert result.exit_code == 7, "of the lost ledger: the first that failed"
+    assert result.stdout == "Compaction of topic persistent://public/default/a complete. Compacted to ledger 4\n"
+    lost, running, missing, summary = result.stderr.splitlines()
+    assert lost.startswith("compactor: persistent://team/events/c: "), "a topic is named where its error does not"
+    assert running.startswith("compactor: run 1 by otherhost:4711:cafe is compacting persistent://public/default/b")
+    assert missing.startswith("compactor: the topic persistent://public/default/nope does not exist")
+    assert summary.startswith("1 topic compacted, 0 with nothing to compact, 3 failed")
+    assert compactor_command("compact-topic", "--topic", "nope", "--topic", "b").exit_code == 3
+    assert compactor_command("compact-topic", "--topic", "b", "--topic", "nope").exit_code == 4
+
+
+def files_of_ledgers(topic: str) -> list[Path]:
+    with open_components(Settings.load()) as components:
+        snapshot = components.topic(TopicName.parse(topic)).snapshot()
+    objects = Settings.load().data_directory / "objects"
+    return [objects / name for ledger in snapshot.ledgers for name in {ledger.rows.name, ledger.index.name}]
+
+
+def test_a_run_that_is_cancelled_while_it_works(
+    compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
+) -> None:
+    def cancel() -> None:
+        with open_components(Settings.load()) as components:
+            for _, running in components.metadata.all_runs(1, state=RunState.RUNNING):
+                components.metadata.cancel_run(running.run_id, "too much load")
+
+    engine.during = cancel
+    compactor_command("compact-topic", "--topic", "a").refused(
+        4, "run 1 of persistent://public/default/a is CANCELLED already: too much load", "nothing was published"
+    )
+    (run,) = runs("a")
+    assert (run.state, run.compacted_ledger_id) == (RunState.CANCELLED, None)
+
+    document = compactor_command("compact-topic", "--topic", "b", "--output", "json").messages[0]
+    assert (document["state"], document["exit_code"], document["compacted_ledger"]) == ("CANCELLED", 4, None)
+    engine.during = lambda: None
+    compactor_command("compact-topic", "--topic", "a").done()
+
+
+# --- policies and limits -------------------------------------------------------------------------------------------
+
+POLICIES = {
+    "--retain-null-key": ("retain_null_key", None, True),
+    "--tombstone-retention": ("tombstone_retention_ms", "1h", 3_600_000),
+    "--tombstones-wait-for-cursors": ("tombstones_wait_for_cursors", None, True),
+    "--key-ttl": ("key_ttl_ms", "30d", 30 * DAY),
+    "--min-compaction-lag": ("min_lag_ms", "1ms", 1),
+    "--event-time-order": ("event_time_order", None, True),
+    "--event-time-max-lateness": ("event_time_max_lateness_ms", "2d", 2 * DAY),
+}
+
+
+def test_policies_are_frozen_in_the_run_and_other_ones_are_a_change(
+    compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
+) -> None:
+    compactor_command("compact-topic", "--topic", "a").done()
+    plain = dict(runs("a")[0].policies)
+    assert plain.keys() == {field for field, _, _ in POLICIES.values()}, "every policy has an option"
+    options = [text for option, (_, value, _) in POLICIES.items() for text in (option, value) if text]
+    for _ in range(2):
+        compactor_command("compact-topic", "--topic", "a", *options).done()
+    assert len(runs("a")) == 2, "nothing was new the second time"
+    frozen = runs("a")[0].policies
+    assert frozen == {field: wanted for field, _, wanted in POLICIES.values()}
+    assert all(frozen[field] != plain[field] for field in plain)
+    compactor_command("compact-topic", "--topic", "a").done()
+    assert (len(runs("a")), runs("a")[0].policies) == (3, plain)
+
+
+def test_policies_do_what_they_say(compactor_command: Compactor, folder: Path, engine: Recording) -> None:
+    write_lines(
+        folder / "in.jsonl",
+        {"key": "old", "value": "1", "publish_time": 1000},
+        {"key": "gone", "value": None},
+        {"key": "e", "value": "late", "event_time": 9},
+        {"key": "e", "value": "early", "event_time": 5},
+    )
+    compactor_command("import", "t", "in.jsonl").done()
+
+    def view(*policies: str) -> list[tuple[str, str]]:
+        compactor_command("cursor", "delete", "t", "__compaction")
+        compactor_command("compact-topic", "--topic", "t", *policies).done()
+        return [(m["key"], m["value"]) for m in compactor_command("read", "t", "--read-compacted").messages]
+
+    assert view() == [("old", "1"), ("e", "early")]
+    assert view("--key-ttl", "30d") == [("e", "early")]
+    assert view("--tombstone-retention", "1h") == [("old", "1"), ("gone", None), ("e", "early")]
+    assert view("--event-time-order") == [("old", "1"), ("e", "late")]
+
+
+def test_a_minimal_lag_leaves_young_messages_alone(
+    compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
+) -> None:
+    done = compactor_command("compact-topic", "--topic", "a", "--min-compaction-lag", "365d").done()
+    assert done.stdout.endswith(" complete. Nothing to compact\n")
+    assert done.stderr == "The topic has no messages old enough: no compacted ledger was made.\n"
+
+
+def test_limits_reach_the_tasks(compactor_command: Compactor, topics: tuple[str, ...], engine: Recording) -> None:
+    compactor_command("compact-topic", "--topic", "a", "--max-read-rate", "50M", "--max-write-rate", "7K").done()
+    assert [task.args[0].rates for task in engine.jobs] == [Rates(50 << 20, 7 << 10)] * 2
+    compactor_command("compact-topic", "--topic", "b").done()
+    assert engine.jobs[-1].args[0].rates == Rates()
+
+
+def test_the_garbage_ratio_decides_whether_a_part_is_written_anew(
+    compactor_command: Compactor, folder: Path, engine: Recording
+) -> None:
+    write_lines(folder / "in.jsonl", *({"key": f"k{n}", "value": "v"} for n in range(10)))
+    write_lines(folder / "more.jsonl", {"key": "k1", "value": None})
+    for ratio, kept in (("0", 0), ("1", 1)):
+        compactor_command("import", ratio, "in.jsonl").done()
+        compactor_command("compact-topic", "--topic", ratio).done()
+        compactor_command("import", ratio, "more.jsonl").done()
+        compactor_command("compact-topic", "--topic", ratio, "--max-garbage-ratio", ratio).done()
+        assert runs(ratio)[0].statistics["parts_kept"] == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--key-ttl", "0"], ("--key-ttl", "too short", "at least 1 ms")),
+        (["--key-ttl", "soon"], ("'soon' is not a duration for --key-ttl", "90s, 10m, 30d")),
+        (["--min-compaction-lag", "36501d"], ("--min-compaction-lag", "too long")),
+        (["--tombstone-retention=-1"], ("'-1' is not a duration for --tombstone-retention",)),
+        (["--event-time-max-lateness", "1d"], ("--event-time-order",)),
+        (["--max-garbage-ratio", "1.01"], ("--max-garbage-ratio", "from 0 to 1")),
+        (["--max-garbage-ratio", "nan"], ("--max-garbage-ratio",)),
+        (["--max-read-rate", "0"], ("'0' is not a size",)),
+        (["--max-write-rate", "fast"], ("'fast' is not a size",)),
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused(
+    compactor_command: Compactor, folder: Path, options: list[str], says: tuple[str, ...]
+) -> None:
+    compactor_command("compact-topic", "--topic", "t", *options).refused(2, *says)
+    assert not (folder.parent / "data").exists(), "known before anything is opened"
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [("0", 0), ("90", 90_000), ("500ms", 500), ("90s", 90_000), ("10m", 600_000), ("1h", 3_600_000), ("30d", 30 * DAY)],
+)
+def test_durations(text: str, milliseconds: int) -> None:
+    assert parse_duration("--x", text) == milliseconds
+
+
+@pytest.mark.parametrize("text", ["", "-1s", "1.5h", "1 s", "1w", "s", "1M", "1e3", "１s", "9" * 19, "1s\n"])
+def test_no_durations(text: str) -> None:
+    with pytest.raises(InvalidInput, match="is not a duration for --x"):
+        parse_duration("--x", text)
+
+
+# --- dry runs and reports ------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_foretells_the_run_and_changes_nothing(
+    compactor_command: Compactor, history: str, folder: Path, engine: Recording
+) -> None:
+    before, stats = files(folder), compactor_command("topics", "stats", history).stdout
+    line = compactor_command("compact-topic", "--topic", history, "--dry-run").done().stdout
+    assert line.startswith(
+        "Compaction of topic persistent://public/default/t would keep 2 of 6 messages, drop 4, write 1 part and about "
+    )
+    (document,) = compactor_command("compact-topic", "--topic", history, "--dry-run", "--output", "json").messages
+    assert files(folder) == before
+    assert compactor_command("topics", "stats", history).stdout == stats
+    assert runs(history) == []
+
+    compactor_command("compact-topic", "--topic", history).done()
+    made = runs(history)[0].statistics
+    forecast = document.pop("forecast")
+    assert document == {
+        "topic": "persistent://public/default/t",
+        "dry_run": True,
+        "exit_code": 0,
+        "error": None,
+    }
+    same = {"messages_in", "messages_before", "messages_out", "tombstones_removed", "tombstones_kept", "parts_kept"}
+    assert {name: forecast[name] for name in same} == {name: made[name] for name in same}
+    assert forecast["messages_dropped"] == 4
+
+
+def test_a_dry_run_of_a_bad_topic_fails_alone(
+    compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
+) -> None:
+    for path in files_of_ledgers("b"):
+        path.unlink()
+    result = compactor_command("compact-topic", "--all", "--dry-run", "--output", "json")
+    assert result.exit_code == 7
+    assert [(one["topic"][-1], one["exit_code"], bool(one["forecast"])) for one in result.messages] == [
+        ("a", 0, True),
+        ("b", 7, False),
+        ("c", 0, True),
+    ]
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_json_has_an_object_a_topic(compactor_command: Compactor, topics: tuple[str, ...], engine: Recording) -> None:
+    compactor_command("compact-topic", "--topic", "a").done()
+    args = ["--topic", "a", "--topic", "nope", "--topic", "b", "--output", "json"]
+    result = compactor_command("compact-topic", *args)
+    assert result.exit_code == 3
+    nothing, missing, made = map(json.loads, result.stdout.splitlines())
+    assert nothing == {
+        "topic": "persistent://public/default/a",
+        "run": None,
+        "state": None,
+        "compacted_ledger": None,
+        "exit_code": 0,
+        "error": None,
+        "statistics": {},
+    }
+    assert (missing["topic"], missing["run"], missing["exit_code"]) == ("persistent://public/default/nope", None, 3)
+    assert missing["error"] == "the topic persistent://public/default/nope does not exist: see `compactor topics list`"
+    assert made["statistics"] == runs("b")[0].statistics
+    assert (made["state"], made["run"], made["compacted_ledger"]) == ("SUCCESS", 2, runs("b")[0].compacted_ledger_id)
+
+
+def test_the_live_line_goes_on_while_no_task_ends() -> None:
+    shown = io.StringIO()
+    line = LiveLine(shown)
+    line.phase("phase one", 4, 1000)
+    assert shown.getvalue().endswith("phase one: 0/4 tasks, 0 s"), "no rate is known yet"
+    line.done(2)
+    assert "phase one: 2/4 tasks, " in shown.getvalue()
+    assert shown.getvalue().endswith(" messages/s")
+    line.end()
+    assert shown.getvalue().endswith("\r\x1b[K"), "the line is gone"
