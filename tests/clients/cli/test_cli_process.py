@@ -132,21 +132,24 @@ def test_a_compaction_by_spark_says_only_what_it_did(big_topic: str) -> None:
     assert len(run("read", big_topic, "--read-compacted").stdout.splitlines()) == 1000
 
 
-def test_ctrl_c_while_spark_starts_waits_until_it_has_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_spark_starts_waits_until_it_has_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals
+) -> None:
     """Otherwise PySpark forgets a JVM that then never ends."""
     from compactor import spark
 
     steps: list[str] = []
 
     def start(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         steps.append("started")
 
     monkeypatch.setattr(spark, "_start", start)
     for variable in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
         monkeypatch.setenv(variable, os.environ.get(variable, ""))
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt):
         spark.open_session(spark.SparkSettings(tmp_path / "spark.log"))
     assert steps == ["started"]
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
