@@ -182,7 +182,8 @@ def cut_parts(
         groups = max(1, stored // rows.GROUP_BYTES)
         cost[number] = written[number] + READ_COST * stored * (1 - math.exp(-left[number].count / groups))
     survivors = sum(left[number].count for number in sources)
-    goal = sum(cost.values()) / part_count(sum(written.values()), sum(cost.values()), survivors, sizing)
+    to_come = sum(cost.values())
+    goal = to_come / part_count(sum(written.values()), to_come, survivors, sizing)
 
     parts: list[PartPlan] = []
     slices: list[Slice] = []
@@ -192,15 +193,16 @@ def cut_parts(
         first, rest = source.first_offset, cost[number]
         while first <= source.last_offset:
             span = source.last_offset - first + 1
-            last = source.last_offset if rest <= room * 1.01 else first + max(1, int(span * room / rest)) - 1
+            whole = rest <= room * 1.01 or to_come <= goal * 0.01
+            last = source.last_offset if whole else first + max(1, int(span * room / rest)) - 1
             if slices and last - slices[0].first_offset >= rows.MAX_ROWS:
                 parts.append(PartPlan(len(parts), tuple(slices)))
                 slices, room = [], goal
                 continue
             slices.append(Slice(number, first, last, found.get(number, ())))
             used = rest * (last - first + 1) / span
-            rest, room, first = rest - used, room - used, last + 1
-            if room <= goal * 0.01:
+            rest, room, to_come, first = rest - used, room - used, to_come - used, last + 1
+            if room <= goal * 0.01 < to_come:  # crumbs at the end are no part of their own
                 parts.append(PartPlan(len(parts), tuple(slices)))
                 slices, room = [], goal
     if slices:

@@ -1,0 +1,390 @@
+"""What a run keeps, writes anew and cuts: right for any numbers, and logarithmic for steady trickles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compactor import layout
+from compactor.layout import Layout, lay_out
+from compactor.plan import (
+    Located,
+    Policies,
+    RangeResult,
+    RangeStatistics,
+    RowSet,
+    RunPlan,
+    Sizing,
+    Source,
+    SourceTotals,
+    located,
+    promised,
+)
+from storage.ledger import rows
+from storage.ledger.hashing import Xxh3KeyHasher
+from storage.ledger.manifest import DeletedRows
+from storage.ledger.rows_file import RowsObject
+from storage.metadata.records import StoredObject
+from storage.objects.interface import StoreLocation
+
+SPANS = st.tuples(st.integers(1, 50), st.integers(1, 2**32 - 1) | st.integers(1, 200), st.integers(1, 2**34))
+"""(gap before it, offsets it spans, stored bytes) of a source."""
+
+
+def plan_of(sources: list[Source], old_parts: int = 0) -> RunPlan:
+    location, hasher = StoreLocation("file:///nowhere"), Xxh3KeyHasher(0)
+    return RunPlan(location, "u", -1, "a", Policies(), 0, hasher, tuple(sources), old_parts)
+
+
+def source(first: int, rows_: int, stored: int, dead: int = 0) -> Source:
+    """Of `rows_` rows `dead` do not count any more."""
+    deleted = DeletedRows("bitmaps", 0, 1, dead, 0) if dead else None
+    return Source(RowsObject(StoredObject("rows", stored, 0), 1), first, first + rows_ - 1, rows_ - dead, deleted)
+
+
+def sources_of(spans: list[tuple[int, int, int]]) -> list[Source]:
+    sources, offset = [], 0
+    for gap, span, stored in spans:
+        sources.append(source(offset + gap, span, stored))
+        offset += gap + span
+    return sources
+
+
+def going(*counts: int) -> dict[int, Located]:
+    """One hash range, with so many rows of each source in its row sets."""
+    sets = tuple(RowSet(number, 0, count, 0, 0) for number, count in enumerate(counts) if count)
+    return located([RangeResult("range-0", sets, None, RangeStatistics())])
+
+
+def laid_out(
+    sources: list[Source], old_parts: int, counts: list[int], sizing: Sizing
+) -> tuple[Layout, dict[int, SourceTotals]]:
+    """The layout if of old parts so many rows go and of ledgers so many survive."""
+    plan, found = plan_of(sources, old_parts), going(*counts)
+    left = promised(plan, found)
+    return lay_out(plan, found, left, sizing), left
+
+
+def written(layout_: Layout) -> list[list[int]]:
+    """The sources of each part, in order."""
+    return [[one.source for one in part.slices] for part in layout_.parts]
+
+
+# --- cutting a stretch into parts
+
+
+@st.composite
+def survivors(draw: st.DrawFn, sources: list[Source]) -> list[RangeResult]:
+    """What phase one may answer: for each hash range some row sets; some sources have none at all."""
+    results = []
+    for number in range(draw(st.integers(1, 3))):
+        row_sets = []
+        for which, one in enumerate(sources):
+            count = draw(st.integers(0, max(1, one.messages // 3)))
+            if count:
+                row_sets.append(RowSet(which, 4 * len(row_sets), count, draw(st.integers(0, 2**64 - 1)), 0))
+        results.append(RangeResult(f"range-{number}", tuple(row_sets), None, RangeStatistics()))
+    return results
+
+
+@given(st.lists(SPANS, max_size=6).map(sources_of), st.integers(1, 8), st.integers(1, 2**32), st.data())
+def test_parts_tile_every_live_source_once_and_in_order(
+    sources: list[Source], parallelism: int, part_bytes: int, data: st.DataObject
+) -> None:
+    results = data.draw(survivors(sources))
+    # Not below a 30th of the whole, so that an example has tens of parts and not millions.
+    part_bytes = max(part_bytes, sum(one.rows.stored.size for one in sources) // 30)
+    sizing = Sizing(parallelism, part_bytes=part_bytes, part_rows=2**40, small_part_bytes=part_bytes)
+    plan, found = plan_of(sources), located(results)
+    parts = lay_out(plan, found, promised(plan, found), sizing).parts
+    assert [part.number for part in parts] == list(range(len(parts)))
+
+    slices = [one for part in parts for one in part.slices]
+    alive = sorted({row_set.source for result in results for row_set in result.row_sets})
+    for number in alive:
+        tiles = [one for one in slices if one.source == number]
+        assert (tiles[0].first_offset, tiles[-1].last_offset) == (
+            sources[number].first_offset,
+            sources[number].last_offset,
+        )
+        assert all(before.last_offset + 1 == after.first_offset for before, after in pairwise(tiles))
+        assert all(tile.row_sets == found[number] for tile in tiles)
+    assert {one.source for one in slices} == set(alive)
+    assert all(one.first_offset <= one.last_offset for one in slices)
+    assert all(before.last_offset < after.first_offset for before, after in pairwise(slices))
+    assert all(part.slices and part.slices[-1].last_offset - part.slices[0].first_offset < 2**32 for part in parts)
+
+
+@given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 40))
+def test_as_many_parts_as_their_size_or_the_cores_ask_for(ledgers: int, parallelism: int, wanted: int) -> None:
+    """Equal ledgers, everything survives, no limit of offsets in the way: the goal is met to a part.
+
+    The goal is whole rounds of tasks: no core is idle while a last part is written.
+    """
+    stored = 1_000_000
+    sources = sources_of([(1, 1000, stored)] * ledgers)
+    sizing = Sizing(parallelism, part_bytes=-(-ledgers * stored // wanted), small_part_bytes=1)
+    parts = laid_out(sources, 0, [1000] * ledgers, sizing)[0].parts
+    by_size = -(-ledgers * stored // sizing.part_bytes)
+    goal = -(-by_size // parallelism) * parallelism
+    assert goal - 1 <= len(parts) <= goal + 1
+    covered = [sum(one.last_offset - one.first_offset + 1 for one in part.slices) for part in parts]
+    assert max(covered) <= 1.1 * 1000 * ledgers / goal + 1
+
+
+def test_little_is_written_as_one_part() -> None:
+    sources = sources_of([(1, 1000, 1000), (1, 1000, 1000)])
+    assert written(laid_out(sources, 0, [9, 9], Sizing(parallelism=8))[0]) == [[0, 1]]
+
+
+@pytest.mark.parametrize("crumbs", [1, 9])
+def test_crumbs_at_the_end_are_no_part_of_their_own(crumbs: int) -> None:
+    sources = sources_of([(1, 1000, 1_000_000), (1, 1000, 1_000_000)] + [(1, 10, 100)] * crumbs)
+    parts = written(laid_out(sources, 0, [1000, 1000] + [10] * crumbs, Sizing(1, part_bytes=1_000_500))[0])
+    assert parts == [[0], [1, *range(2, 2 + crumbs)]]
+
+
+def test_no_part_holds_more_rows_than_it_may() -> None:
+    parts = laid_out(sources_of([(1, 1000, 10)]), 0, [1000], Sizing(1, part_rows=300))[0].parts
+    assert [one.last_offset - one.first_offset + 1 for part in parts for one in part.slices] == [250] * 4
+
+
+@pytest.mark.parametrize("old_parts", [0, 2])
+def test_a_part_ends_where_its_offsets_would_need_more_than_32_bits(old_parts: int) -> None:
+    sources = sources_of([(1, 10, 1000), (rows.MAX_ROWS - 11, 2, 1000)])
+    counts = [9, 2] if not old_parts else [0, 0]
+    assert written(laid_out(sources, old_parts, counts, Sizing(1, max_garbage_ratio=-1))[0]) == [[0], [1]]
+    sources = sources_of([(1, 10, 1000), (rows.MAX_ROWS - 12, 2, 1000)])
+    assert written(laid_out(sources, old_parts, counts, Sizing(1, max_garbage_ratio=-1))[0]) == [[0, 1]]
+
+
+def test_nothing_that_survives_makes_no_parts() -> None:
+    assert laid_out(sources_of([(1, 10, 10)]), 0, [0], Sizing(4))[0].parts == ()
+    assert laid_out([], 0, [], Sizing(4))[0] == Layout((), (), ())
+
+
+# --- which old parts stay
+
+
+BIG = Sizing(1, part_bytes=1000)
+"""Parts of 1000 bytes are full."""
+
+
+@pytest.mark.parametrize(
+    ("before", "goes", "kept"),
+    [(0, 50, True), (0, 51, False), (20, 30, True), (20, 31, False), (50, 0, True), (0, 0, True)],
+)
+def test_garbage_of_just_the_ratio_stays_and_more_is_written_anew(before: int, goes: int, kept: bool) -> None:
+    found, _ = laid_out([source(0, 100, 1000, dead=before), source(100, 10, 1)], 1, [goes, 1], BIG)
+    assert found.kept == ((0,) if kept else ())
+    assert written(found) == ([[1]] if kept else [[0, 1]])
+
+
+@pytest.mark.parametrize("before", [0, 60])
+def test_a_part_of_which_nothing_is_left_is_left_out(before: int) -> None:
+    sources = [source(0, 100, 1000), source(100, 100, 1000, dead=before), source(200, 100, 1000)]
+    found, left = laid_out(sources, 3, [0, 100 - before, 0], BIG)
+    assert (found.kept, found.parts, found.bitmaps) == ((0, 2), (), ())
+    assert left[1].count == 0
+
+
+def test_a_stretch_goes_over_a_dead_part_and_keeps_its_order() -> None:
+    sources = [source(0, 100, 1000), source(100, 100, 1000), source(200, 100, 1000), source(300, 100, 1000)]
+    found, _ = laid_out(sources, 4, [60, 100, 60, 0], BIG)
+    assert (found.kept, written(found)) == ((3,), [[0, 2]])
+
+
+def test_small_neighbours_are_merged_and_large_ones_are_left_alone() -> None:
+    def merged(*sizes: int) -> list[list[int]]:
+        sources = [source(100 * number, 100, size) for number, size in enumerate(sizes)]
+        found, _ = laid_out(sources, len(sizes), [], BIG)
+        return sorted([*written(found), *([number] for number in found.kept)])
+
+    assert merged(400, 200, 100) == [[0], [1], [2]]
+    assert merged(399, 200, 100) == [[0, 1], [2]]
+    assert merged(598, 199, 100) == [[0], [1, 2]]
+    assert merged(390, 199, 100) == [[0, 1], [2]]
+    assert merged(30, 20, 80) == [[0, 1, 2]]
+    assert merged(600, 401) == [[0], [1]]
+    assert merged(600, 400) == [[0, 1]]
+    assert merged(1000, 10) == [[0], [1]]
+    assert merged(10, 1000) == [[0], [1]]
+
+
+def test_the_pieces_of_the_worked_example_are_grouped_within_the_limit() -> None:
+    """worked-examples.md 5: Kafka fills groups from the left, [0.4 0.4] [0.3 0.7] [0.3] [1]. Here the pieces that are
+    too small beside their neighbour are written together, in equal parts; what is large enough is left alone."""
+    sizes = [400, 400, 300, 700, 300, 1000]
+    sources = [source(100 * number, 100, size) for number, size in enumerate(sizes)]
+    found, left = laid_out(sources, 6, [], BIG)
+    assert (written(found), found.kept) == ([[0, 1, 2], [2, 3]], (4, 5))
+    assert found.bytes_to_write(plan_of(sources, 6), left) == 1800
+
+
+# --- bitmaps
+
+
+def test_parts_that_lose_rows_and_stay_get_bitmaps() -> None:
+    sources = [source(100 * number, 100, 1000) for number in range(5)]
+    found, _ = laid_out(sources, 4, [10, 0, 90, 20, 100], BIG)
+    assert found.kept == (0, 1, 3)
+    (plan,) = found.bitmaps
+    assert [number for number, _ in plan.parts] == [0, 3]
+    assert [row_set.count for _, located_ in plan.parts for _, row_set in located_] == [10, 20]
+    assert plan.number == len(found.parts)
+    assert not plan.find_last
+
+
+def test_bitmaps_are_cut_by_the_rows_that_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "BITMAP_ROWS", 50)
+    sources = [source(100 * number, 100, 1000) for number in range(6)]
+    found, _ = laid_out(sources, 6, [30, 20, 1, 50, 50, 10], Sizing(1, part_bytes=1, max_garbage_ratio=1))
+    assert [[number for number, _ in plan.parts] for plan in found.bitmaps] == [[0, 1], [2], [3], [4], [5]]
+    assert [plan.number for plan in found.bitmaps] == list(range(5))
+    assert [plan.find_last for plan in found.bitmaps] == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize(
+    ("dead", "counts", "parts", "looked_at"),
+    [
+        pytest.param([0, 0], [0, 10], 2, 1, id="its last rows may have gone"),
+        pytest.param([0, 0], [10, 0], 2, None, id="untouched, it was the last before"),
+        pytest.param([0, 9], [10, 0], 2, None, id="untouched since it was looked at"),
+        pytest.param([0, 0], [0, 100], 2, None, id="its neighbour went, and it never lost a row"),
+        pytest.param([9, 0], [0, 100], 2, 0, id="its neighbour went, and it has lost rows before"),
+        pytest.param([9, 0], [0, 60], 2, None, id="its neighbour is written anew"),
+        pytest.param([0, 0], [0, 10, 1], 2, None, id="something new is behind it"),
+    ],
+)
+def test_somebody_looks_for_the_last_message_alive(
+    dead: list[int], counts: list[int], parts: int, looked_at: int | None
+) -> None:
+    """R6, where a kept part is the end of the compacted ledger and its last row may not count any more."""
+    sources = [source(100 * number, 100, 1000, dead=rows_) for number, rows_ in enumerate([*dead, 0])]
+    found, _ = laid_out(sources[: len(counts)], parts, counts, BIG)
+    looks = [plan.parts[-1][0] for plan in found.bitmaps if plan.find_last]
+    assert looks == ([] if looked_at is None else [looked_at])
+
+
+# --- any numbers
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 99), st.integers(0, 99), st.integers(1, 4000), st.integers(0, 100)), max_size=12),
+    st.integers(0, 12),
+    st.floats(0, 1),
+    st.integers(1, 5000),
+)
+def test_every_live_source_is_kept_or_written_once_and_in_order(
+    drawn: list[tuple[int, int, int, int]], old_parts: int, ratio: float, part_bytes: int
+) -> None:
+    """Of each source: rows, of them dead, stored bytes, and the percentage in the row sets."""
+    old_parts = min(old_parts, len(drawn))
+    sources, counts = [], []
+    for number, (count, dead, stored, percent) in enumerate(drawn):
+        dead = min(dead, count - 1) if number < old_parts else 0
+        sources.append(source(100 * number, count, stored, dead))
+        counts.append((count - dead) * percent // 100)
+    sizing = Sizing(2, part_bytes=part_bytes, small_part_bytes=1, max_garbage_ratio=ratio)
+    found, left = laid_out(sources, old_parts, counts, sizing)
+
+    in_parts = [one.source for part in found.parts for one in part.slices]
+    assert in_parts == sorted(in_parts)
+    assert found.kept == tuple(sorted(found.kept))
+    assert sorted({*in_parts, *found.kept}) == sorted(number for number, totals in left.items() if totals.count)
+    assert not {*in_parts} & {*found.kept}
+    assert all(number < old_parts for number in found.kept)
+    spans = [(part.slices[0].first_offset, part.slices[-1].last_offset) for part in found.parts]
+    spans += [(sources[number].first_offset, sources[number].last_offset) for number in found.kept]
+    assert all(before[1] < after[0] for before, after in pairwise(sorted(spans)))
+    assert [part.number for part in found.parts] == list(range(len(found.parts)))
+    marked = [number for plan in found.bitmaps for number, located_ in plan.parts if located_]
+    assert marked == [number for number in found.kept if counts[number]]
+    assert len(found.costs(plan_of(sources, old_parts))) == len(found.tasks)
+
+
+# --- many runs
+
+
+class Trickle:
+    """Runs that each bring some rows of a byte; a part of an equal share of each of its sources is taken for it."""
+
+    def __init__(self, sizing: Sizing) -> None:
+        self.sizing = sizing
+        self.parts: list[Source] = []
+        self.end = 0
+        self.brought = 0
+        self.written = 0
+
+    def run(self, size: int, superseded: float = 0.0) -> None:
+        """Of every part the share `superseded` of its live rows goes."""
+        sources = [*self.parts, source(self.end, size, size)]
+        counts = [int(superseded * part.messages) for part in self.parts]
+        found, left = laid_out(sources, len(self.parts), [*counts, size], self.sizing)
+        after = []
+        for number in found.kept:
+            dead = sources[number].rows.stored.size - left[number].count
+            deleted = DeletedRows("bitmaps", 0, 1, dead, 0) if dead else None
+            after.append(replace(sources[number], messages=left[number].count, deleted=deleted))
+        for part in found.parts:
+            share = 0.0
+            for one in part.slices:
+                whole = sources[one.source].last_offset - sources[one.source].first_offset + 1
+                share += left[one.source].count * (one.last_offset - one.first_offset + 1) / whole
+            count = round(share)
+            rows_object = RowsObject(StoredObject("rows", count, 0), 1)
+            after.append(Source(rows_object, part.slices[0].first_offset, part.slices[-1].last_offset, count))
+            self.written += count
+        self.parts = sorted(after, key=lambda part: part.first_offset)
+        assert all(before.last_offset < part.first_offset for before, part in pairwise(self.parts))
+        self.end += size
+        self.brought += size
+
+
+@pytest.mark.parametrize("runs", [100, 1000])
+def test_a_steady_trickle_leaves_a_logarithm_of_parts_and_copies_a_row_a_logarithm_of_times(runs: int) -> None:
+    trickle = Trickle(Sizing(1, part_bytes=2**60, part_rows=2**60))
+    for number in range(1, runs + 1):
+        trickle.run(100)
+        assert len(trickle.parts) <= math.log2(number) + 1
+    assert sum(part.messages for part in trickle.parts) == trickle.brought
+    assert trickle.written <= trickle.brought * (math.log2(runs) / 2 + 2)
+
+
+def test_a_trickle_into_full_parts_leaves_no_more_parts_than_the_data_needs() -> None:
+    trickle = Trickle(Sizing(1, part_bytes=10_000))
+    for _ in range(600):
+        trickle.run(100)
+    needed = trickle.brought / 10_000
+    assert len(trickle.parts) <= 2 * needed + math.log2(100) + 1
+    assert trickle.written <= trickle.brought * (math.log2(100) + 1)
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=30))
+def test_a_part_that_is_not_full_has_twice_the_bytes_of_the_next(sizes: list[int]) -> None:
+    trickle = Trickle(Sizing(1, part_bytes=10_000))
+    for size in sizes:
+        trickle.run(size)
+        for older, newer in pairwise(part.messages for part in trickle.parts):
+            assert older >= 2 * newer or max(older, newer) >= 5000 or older + newer > 10_000
+
+
+def test_what_is_superseded_is_written_anew_a_bounded_number_of_times() -> None:
+    """Uniform updates of a fixed set of keys: as many rows come as go, and the garbage stays below its ratio."""
+    trickle = Trickle(Sizing(1, part_bytes=10_000))
+    trickle.run(100_000)
+    base = trickle.written
+    for _ in range(200):
+        live = sum(part.messages for part in trickle.parts)
+        trickle.run(1000, superseded=1000 / live)
+    stored = sum(part.rows.stored.size for part in trickle.parts)
+    live = sum(part.messages for part in trickle.parts)
+    assert live <= 1.1 * 100_000
+    assert stored <= 2 * live
+    assert len(trickle.parts) <= 3 * live / 10_000 + math.log2(100) + 1
+    assert (trickle.written - base) / 200_000 <= math.log2(100) + 2
