@@ -7,6 +7,9 @@ import sys
 
 BENCHMARKS = {
     "compaction": "this job beside DuckDB, Polars and Spark SQL on the same ledgers; the import of Parquet",
+    "incremental": "a run on a compacted topic of which little is new, beside the full run",
+    "growth": "ten times the messages and fifty times the keys: time and memory",
+    "topics": "a thousand small topics in one job, and a small one by itself",
     "peers": "this job beside the compaction of real Apache Kafka and Apache Pulsar brokers",
 }
 

@@ -18,11 +18,16 @@ KEY_BYTES = 12
 _CHUNK_BYTES = 64 << 20
 _CHUNK_ROWS = 1_000_000
 _GROUP_ROWS = 131_072
+_STRIDE = 7_368_787
+"""A prime: multiples of it visit the numbers below any standard number of keys once each, in no visible order."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What data to make. `distribution` of keys: uniform or zipf (exponent 1.1); `compressible`: half of each value."""
+    """What data to make. `distribution` of keys: uniform, zipf (exponent 1.1), or each (every key once, then again).
+
+    `compressible`: half of each value.
+    """
 
     messages: int
     payload_bytes: int
@@ -62,13 +67,15 @@ def _chunks(shape: Shape, schema: pa.Schema) -> Iterator[pa.Table]:
     rows = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // max(1, shape.payload_bytes)))
     for first in range(0, shape.messages, rows):
         count = min(rows, shape.messages - first)
-        yield pa.table([_keys(shape, count, random), _values(shape, count, random)], schema=schema)
+        yield pa.table([_keys(shape, first, count, random), _values(shape, count, random)], schema=schema)
 
 
-def _keys(shape: Shape, count: int, random: np.random.Generator) -> pa.Array:
+def _keys(shape: Shape, first: int, count: int, random: np.random.Generator) -> pa.Array:
     """Numbers below `shape.keys`, zero-padded to KEY_BYTES digits."""
     if shape.distribution == "zipf":
         numbers = random.zipf(1.1, count) % shape.keys
+    elif shape.distribution == "each":
+        numbers = np.arange(first, first + count) * _STRIDE % shape.keys
     else:
         numbers = random.integers(0, shape.keys, count)
     digits = np.empty((count, KEY_BYTES), dtype=np.uint8)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from benchmarks.machine import descendants, peak_resident_bytes
-from compactor import phase_one, phase_two, two_phase
+from compactor import phase_one, phase_two, result, two_phase
 from compactor.engine import Failed
 from compactor.spark import SparkEngine
 from storage.clock import Clock
@@ -83,7 +83,7 @@ def patched(without: Without) -> Iterator[None]:
                 (key_index, "crc32c"),
             ):
                 patches.enter_context(mock.patch.object(module, name, _no_checksum))
-            patches.enter_context(mock.patch.object(two_phase, "verify", _nothing))
+            patches.enter_context(mock.patch.object(result.Made, "check", _nothing))
         if without.fsync:
             patches.enter_context(mock.patch.object(os, "fsync", _nothing))
         yield

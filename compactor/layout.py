@@ -4,9 +4,9 @@ A run that leaves most rows as they are must not write them: bytes written follo
 with a bitmap if rows of it went, unless
 - nothing of it is alive: then it is left out;
 - its share of deleted rows passes `Sizing.max_garbage_ratio`: then it is written anew;
-- it is small beside its newer neighbour: then the two are merged, as levels of an LSM tree are. Afterwards a part
-  that is not full has at least twice the live bytes of the next one, so a steady trickle leaves a number of parts that
-  grows with the logarithm of the number of runs, and a row is copied about as often.
+- it is small beside a newer neighbour that is written: then it is merged into that, as levels of an LSM tree are. So
+  a part that is not full has at least twice the bytes of the next one when that is written, a steady trickle leaves a
+  number of parts that grows with the logarithm of the number of runs, and a row is copied about as often.
 What is written anew side by side is one *stretch*: a run of sources that becomes one or more parts of equal cost. The
 dirty ledgers are the last stretch.
 
@@ -101,14 +101,13 @@ def _pieces(plan: RunPlan, left: Mapping[int, SourceTotals], sizing: Sizing) -> 
 
 
 def _belong_together(older: _Piece, newer: _Piece, sizing: Sizing) -> bool:
-    """Whether to write two neighbours as one stretch."""
+    """Whether to write two neighbours as one stretch. Two that both stay are never worth writing."""
     if older.anew and newer.anew:
         return True
-    small = older.size < MERGE_RATIO * newer.size
-    if older.anew or newer.anew:
-        kept = newer if older.anew else older
-        return small and kept.size < sizing.part_bytes / 2
-    return small and older.size + newer.size <= sizing.part_bytes
+    if not (older.anew or newer.anew) or older.size >= MERGE_RATIO * newer.size:
+        return False
+    kept = newer if older.anew else older
+    return kept.size < sizing.part_bytes / 2
 
 
 def _bitmaps(
