@@ -271,3 +271,134 @@ def test_the_largest_event_time_of_each_hash_wins_and_of_equal_ones_the_last(dra
         if best is None or time >= drawn[best][2]:
             expected[high, low] = position
     assert winners.tolist() == [expected[pair] for pair in sorted(expected)]
+
+
+@given(RECORDS, st.lists(st.tuples(HIGH, HIGH), max_size=30))
+def test_hashes_are_found_as_in_a_dict(drawn: list[Record], others: list[tuple[int, int]]) -> None:
+    """Half of what is asked for is there; keys share high halves."""
+    asked = sorted({*others, *(record[:2] for record in drawn[::2])})
+    found = key_index.find(columns(drawn, events=False), u64([hi for hi, _ in asked]), u64([lo for _, lo in asked]))
+    where = {record[:2]: position for position, record in enumerate(drawn)}
+    assert found.tolist() == [where.get(pair, -1) for pair in asked]
+
+
+class Counting:
+    """Wraps a store's `get`; `reads`: start and length of each."""
+
+    def __init__(self, store: ObjectStore, patch: pytest.MonkeyPatch, preferred: int) -> None:
+        self.reads: list[tuple[int, int | None]] = []
+        get = store.get
+
+        def counted(name: str, start: int = 0, length: int | None = None) -> bytes:
+            self.reads.append((start, length))
+            return get(name, start, length)
+
+        patch.setattr(store, "get", counted)
+        patch.setattr(store, "preferred_read_bytes", preferred)
+
+
+@given(RECORDS, st.lists(RANGES, min_size=1, max_size=3), st.lists(HIGH, max_size=6), st.booleans(), st.integers(0, 4))
+def test_a_probe_has_every_record_of_the_hashes_it_is_asked_for(
+    object_store: ObjectStore,
+    drawn: list[Record],
+    ranges: list[HashRange],
+    others: list[int],
+    events: bool,
+    gap: int,
+) -> None:
+    """Of an index of any hash range; what else comes is of the same fences, in hash order."""
+    asked = sorted({*others, *(record.hi for record in drawn[::3])})
+    with pytest.MonkeyPatch.context() as patch:
+        Counting(object_store, patch, gap * key_index.RECORD_BYTES * key_index.FENCE_RECORDS)
+        for mine in ranges:
+            inside = [record for record in drawn if holds(mine, record.hi)]
+            location = write(object_store, columns(inside, events), mine)
+            found = plain(key_index.probe_records(object_store, location, u64(asked), events=events))
+            width = 5 if events else 3
+            assert [row for row in found if row[0] in asked] == [one[:width] for one in inside if one.hi in asked]
+            assert set(found) <= {record[:width] for record in inside}
+            assert found == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("gap", "asked", "requests"),
+    [
+        pytest.param(0, [], [], id="nothing"),
+        pytest.param(0, [3], [(3, 1)], id="one fence"),
+        pytest.param(1, [0, 1, 2, 3], [(0, 4)], id="neighbours"),
+        pytest.param(1, [0, 2, 3, 15], [(0, 1), (2, 2), (15, 1)], id="gaps that are dear"),
+        pytest.param(2, [0, 2, 5, 15], [(0, 3), (5, 1), (15, 1)], id="a gap that is cheap"),
+        pytest.param(16, [0, 15], [(0, 16)], id="everything is cheap"),
+    ],
+)
+def test_a_probe_reads_the_fences_it_needs_in_as_few_requests_as_pay(
+    object_store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    gap: int,
+    asked: list[int],
+    requests: list[tuple[int, int]],
+) -> None:
+    """Sixteen fences of three records; a gap of so many fences is cheaper to read than another request."""
+    drawn = [Record((top << 60) + n, 1, top, top, top) for top in range(16) for n in range(3)]
+    location = write(object_store, columns(drawn, events=True), HashRange())
+    assert len(IndexDirectory.decode(location.directory).counts) == 16
+    counting = Counting(object_store, monkeypatch, gap * key_index.RECORD_BYTES * key_index.FENCE_RECORDS)
+    hashes = u64([(top << 60) + 1 for top in asked])
+    found = key_index.probe_records(object_store, location, hashes)
+    assert counting.reads == [(72 * first, 72 * count) for first, count in requests]
+    assert sorted({record[2] for record in plain(found)}) == [
+        f for first, n in requests for f in range(first, first + n)
+    ]
+    counting.reads.clear()
+    key_index.probe_records(object_store, location, hashes, events=True)
+    assert len(counting.reads) == 2 * len(requests)
+
+
+def test_a_level_of_several_hash_ranges_costs_a_request_for_each_that_holds_what_is_asked_for(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Levels may be cut into other ranges than the run that probes them."""
+    drawn = [Record((top << 60) + 1, 1, top, top, top) for top in range(16)]
+    level = [write(object_store, columns(drawn[4 * n : 4 * n + 4], events=False), HashRange(n, 2)) for n in range(4)]
+    counting = Counting(object_store, monkeypatch, 0)
+    asked = u64([(top << 60) + 1 for top in (0, 8, 9)])
+    found = key_index.concatenated([key_index.probe_records(object_store, one, asked) for one in level])
+    assert set(found.offset.tolist()) >= {0, 8, 9}
+    assert len(counting.reads) == 2
+
+
+def test_an_empty_fence_is_not_read(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = [Record((15 << 60) + n, 1, n, 0, 0) for n in range(6)]
+    location = write(object_store, columns(drawn, events=False), HashRange())
+    counting = Counting(object_store, monkeypatch, 0)
+    assert len(key_index.probe_records(object_store, location, u64([1]))) == 0
+    assert counting.reads == []
+
+
+def test_damage_of_a_fence_that_is_probed_is_found(object_store: ObjectStore) -> None:
+    drawn = [Record(top << 60, 1, top, 0, 0) for top in range(16)]
+    location = write(object_store, columns(drawn, events=False), HashRange())
+    damaged = replace(location, name=damaged_copy(object_store, location.name, 0))
+    with pytest.raises(ObjectDamaged, match="fence 0"):
+        key_index.probe_records(object_store, damaged, u64([0]))
+    assert key_index.probe_records(object_store, damaged, u64([15 << 60])).offset.tolist()[-1] == 15
+
+
+@given(st.lists(st.tuples(RECORDS, st.booleans()), max_size=4))
+def test_runs_are_put_one_behind_the_other(drawn: list[tuple[list[Record], bool]]) -> None:
+    runs = [columns(rows, events) for rows, events in drawn]
+    together = key_index.concatenated(runs)
+    have_events = all(events for rows, events in drawn if rows) and any(rows for rows, _ in drawn)
+    width = 5 if have_events else 3
+    assert plain(together) == [record[:width] for rows, _ in drawn for record in rows]
+    assert (together.event_time is not None) == have_events
+
+
+@given(RECORDS, st.booleans(), st.data())
+def test_records_are_taken_by_position_mask_or_slice(drawn: list[Record], events: bool, data: st.DataObject) -> None:
+    records = columns(drawn, events)
+    mask = data.draw(st.lists(st.booleans(), min_size=len(drawn), max_size=len(drawn)))
+    expected = [record[: 5 if events else 3] for record, wanted in zip(drawn, mask, strict=True) if wanted]
+    assert plain(records.take(np.array(mask, dtype=np.bool_))) == expected
+    assert plain(records.take(np.flatnonzero(np.array(mask, dtype=np.bool_)))) == expected
+    assert plain(records.take(slice(1, None))) == plain(records)[1:]

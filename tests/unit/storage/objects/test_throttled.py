@@ -1,0 +1,128 @@
+"""A limit of bytes per second, by a clock that moves only when somebody waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage.errors import ObjectExists
+from storage.objects.interface import ObjectStore
+from storage.objects.throttled import Pace, Rates, ThrottledStore, throttled
+from tests.clocks import ManualClock
+from tests.sealed import new_id
+
+START = 1_000_000
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START)
+
+
+def elapsed(clock: ManualClock) -> int:
+    """Milliseconds that were waited."""
+    return clock.now_ms() - START
+
+
+def test_bytes_take_their_share_of_a_second_and_the_next_call_waits_for_it(clock: ManualClock) -> None:
+    pace = Pace(clock, 1000)
+    pace.spend(2000)  # a second was saved up
+    assert elapsed(clock) == 0
+    pace.spend(500)
+    assert elapsed(clock) == 1000
+    pace.spend(500)
+    assert elapsed(clock) == 1500
+    pace.spend(0)
+    assert elapsed(clock) == 2000
+
+
+def test_the_rate_holds_over_many_calls_of_any_size(clock: ManualClock) -> None:
+    pace = Pace(clock, 1000)
+    sizes = [1, 700, 3, 2500, 40, 999, 0, 1300] * 20
+    for size in sizes:
+        pace.spend(size)
+    assert elapsed(clock) == sum(sizes[:-1]) - 1000
+
+
+def test_a_pause_saves_up_a_second_and_no_more(clock: ManualClock) -> None:
+    pace = Pace(clock, 1000)
+    pace.spend(1000)
+    clock.advance(3_600_000)
+    for _ in range(3):
+        pace.spend(500)
+    assert elapsed(clock) == 3_600_000
+    pace.spend(500)
+    assert elapsed(clock) == 3_600_500
+
+
+def test_no_limit_never_waits(clock: ManualClock) -> None:
+    pace = Pace(clock, None)
+    for _ in range(3):
+        pace.spend(2**60)
+    assert elapsed(clock) == 0
+
+
+def test_a_store_without_limits_is_itself(object_store: ObjectStore, clock: ManualClock) -> None:
+    assert throttled(object_store, Rates(), clock) is object_store
+    assert throttled(object_store, Rates(None, 5), clock) is not object_store
+
+
+def test_reading_and_writing_have_a_limit_each(object_store: ObjectStore, clock: ManualClock) -> None:
+    store = throttled(object_store, Rates(read=1000, write=100), clock)
+    name = f"throttled/{new_id()}"
+    store.put(name, bytes(300))
+    assert elapsed(clock) == 0
+    store.put(f"{name}-2", b"")
+    assert elapsed(clock) == 2000
+    assert store.get(name) == bytes(300)  # from here 1210 bytes, of which a second's worth was saved up
+    target = bytearray(300)
+    store.read_into(name, 0, memoryview(target))
+    assert store.get(name, 100, 200) == bytes(200)
+    assert store.get(name, 290) == bytes(10)
+    assert store.get(name, 0, 300) == bytes(300)
+    assert store.get(name, 0, 100) == bytes(100)
+    assert elapsed(clock) == 2110
+    store.get(name, 0, 1)
+    assert elapsed(clock) == 2210
+
+
+def test_writers_keep_the_pace_and_write_the_same_object(object_store: ObjectStore, clock: ManualClock) -> None:
+    store = throttled(object_store, Rates(write=1000), clock)
+    name = f"throttled/{new_id()}"
+    with store.create(name) as writer:
+        for number in range(5):
+            writer.write(bytes([number]) * 1000)
+    assert elapsed(clock) == 3000
+    assert object_store.get(name) == b"".join(bytes([number]) * 1000 for number in range(5))
+    assert store.size(name) == 5000
+
+
+def test_a_writer_that_fails_leaves_no_object(object_store: ObjectStore, clock: ManualClock) -> None:
+    store = throttled(object_store, Rates(write=1000), clock)
+    name = f"throttled/{new_id()}"
+
+    def write_half() -> None:
+        with store.create(name) as writer:
+            writer.write(b"half of it")
+            raise RuntimeError("on cue")
+
+    with pytest.raises(RuntimeError, match="on cue"):
+        write_half()
+    assert list(object_store.list(name)) == []
+
+
+def test_everything_else_is_handed_on(object_store: ObjectStore, clock: ManualClock) -> None:
+    store = throttled(object_store, Rates(1, 1), clock)
+    assert isinstance(store, ThrottledStore)
+    assert (store.location, store.preferred_read_bytes) == (object_store.location, object_store.preferred_read_bytes)
+    name = f"throttled/{new_id()}"
+    store.put(name, b"1")
+    with pytest.raises(ObjectExists):
+        store.put(name, b"2")
+    assert [info.name for info in store.list(name)] == [name]
+    store.delete(name)
+    assert list(object_store.list(name)) == []
+
+
+def test_tasks_share_a_limit() -> None:
+    assert Rates(100, None).shared_by(4) == Rates(25, None)
+    assert Rates(3, 8).shared_by(4) == Rates(1, 2)
