@@ -199,31 +199,32 @@ def test_a_stretch_goes_over_a_dead_part_and_keeps_its_order() -> None:
     assert (found.kept, written(found)) == ((3,), [[0, 2]])
 
 
-def test_small_neighbours_are_merged_and_large_ones_are_left_alone() -> None:
-    def merged(*sizes: int) -> list[list[int]]:
-        sources = [source(100 * number, 100, size) for number, size in enumerate(sizes)]
-        found, _ = laid_out(sources, len(sizes), [], BIG)
-        return sorted([*written(found), *([number] for number in found.kept)])
+def test_small_neighbours_of_what_is_written_join_it_and_large_ones_are_left_alone() -> None:
+    def merged(*sizes: int, dirty: int) -> list[int]:
+        """Old parts that are written together with a dirty ledger of that size."""
+        sources = [source(100 * number, 100, size) for number, size in enumerate([*sizes, dirty])]
+        found, _ = laid_out(sources, len(sizes), [0] * len(sizes) + [100], BIG)
+        return [number for number in range(len(sizes)) if number not in found.kept]
 
-    assert merged(400, 200, 100) == [[0], [1], [2]]
-    assert merged(399, 200, 100) == [[0, 1], [2]]
-    assert merged(598, 199, 100) == [[0], [1, 2]]
-    assert merged(390, 199, 100) == [[0, 1], [2]]
-    assert merged(30, 20, 80) == [[0, 1, 2]]
-    assert merged(600, 401) == [[0], [1]]
-    assert merged(600, 400) == [[0, 1]]
-    assert merged(1000, 10) == [[0], [1]]
-    assert merged(10, 1000) == [[0], [1]]
+    assert merged(400, 200, dirty=100) == []
+    assert merged(400, 199, dirty=100) == [0, 1]
+    assert merged(598, 199, dirty=100) == [1]
+    assert merged(30, 20, dirty=80) == [0, 1]
+    assert merged(500, dirty=10_000) == []  # half full is large enough
+    assert merged(499, dirty=10_000) == [0]
+    assert merged(10, 1000, dirty=100) == []
 
 
-def test_the_pieces_of_the_worked_example_are_grouped_within_the_limit() -> None:
-    """worked-examples.md 5: Kafka fills groups from the left, [0.4 0.4] [0.3 0.7] [0.3] [1]. Here the pieces that are
-    too small beside their neighbour are written together, in equal parts; what is large enough is left alone."""
-    sizes = [400, 400, 300, 700, 300, 1000]
-    sources = [source(100 * number, 100, size) for number, size in enumerate(sizes)]
-    found, left = laid_out(sources, 6, [], BIG)
-    assert (written(found), found.kept) == ([[0, 1, 2], [2, 3]], (4, 5))
-    assert found.bytes_to_write(plan_of(sources, 6), left) == 1800
+def test_two_parts_that_could_stay_are_never_written() -> None:
+    sources = [source(100 * number, 100, size) for number, size in enumerate([30, 20, 10])]
+    found, _ = laid_out(sources, 3, [1, 1, 1], BIG)
+    assert (found.kept, found.parts) == ((0, 1, 2), ())
+
+
+def test_a_small_part_behind_one_that_is_written_anew_joins_it() -> None:
+    sources = [source(0, 100, 1000), source(100, 100, 300), source(200, 100, 300)]
+    found, _ = laid_out(sources, 3, [60, 0, 0], BIG)
+    assert (found.kept, written(found)) == ((2,), [[0, 1]])
 
 
 # --- bitmaps
