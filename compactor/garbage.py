@@ -9,7 +9,7 @@ Per topic, in this order, which is what makes it safe beside imports, runs, read
     delete    what was listed and is not referred to, unless its attempt is unfinished, or finished less than a grace
               time ago; of an attempt that nobody knows any more, unless the store modified it less than a grace time
               and `skew_ms` ago
-    forget    rows of attempts that were finished a grace time before the listing: what they left is gone
+    forget    rows of attempts that were finished a grace time ago and have no object left, referred to or not
 
 A new row or manifest refers to objects of its own attempt, which was known before its first object, and to what the
 generation before it refers to, which serves until then. So nothing that is deleted is ever referred to again.
@@ -142,10 +142,10 @@ class GarbageCollector:
         reached(Step.GC_REFERENCES_READ)
         objects = self._delete(garbage, dry_run, self.on_object)
         if not dry_run:
-            self.metadata.forget_attempts(topic.id, now - self.grace_ms)
+            left = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
+            self.metadata.forget_attempts(topic.id, now - self.grace_ms, keep=left)
         reached(Step.GC_DONE)
-        foreign = sum(names.parse(info.name) is None for info in listed)
-        return Collected(topic.name, topic.uid, not dry_run, objects, given_up, retired, foreign)
+        return Collected(topic.name, topic.uid, not dry_run, objects, given_up, retired, _foreign(listed))
 
     def _collect_retired(self, topic: TopicRecord) -> int:
         """The rows go first, each in one transaction with the look at the pins; then nobody can pin them any more."""
@@ -180,7 +180,8 @@ class GarbageCollector:
 
     def _garbage(
         self, listed: list[ObjectInfo], referenced: set[str], snapshot: GcSnapshot, now: int
-    ) -> Iterator[tuple[ObjectInfo, ParsedName]]:
+    ) -> list[tuple[ObjectInfo, ParsedName]]:
+        garbage = []
         finished = {attempt.attempt_id: attempt.finished_at for attempt in snapshot.attempts}
         for info in listed:
             parsed = names.parse(info.name)
@@ -188,10 +189,12 @@ class GarbageCollector:
                 continue
             if parsed.attempt_id in finished:
                 ended = finished[parsed.attempt_id]
-                if ended is not None and ended <= now - self.grace_ms:
-                    yield info, parsed
-            elif self._old(info, now):
-                yield info, parsed
+                unneeded = ended is not None and ended <= now - self.grace_ms
+            else:
+                unneeded = self._old(info, now)
+            if unneeded:
+                garbage.append((info, parsed))
+        return garbage
 
     def _old(self, info: ObjectInfo, now: int) -> bool:
         return info.modified_ms < now - self.grace_ms - self.skew_ms
@@ -200,11 +203,11 @@ class GarbageCollector:
         """A topic without a row: nobody can write or read it any more, if the row was ever in this database."""
         reached(Step.GC_LISTED)
         now = self.clock.now_ms()
-        parsed = [(info, names.parse(info.name)) for info in listed]
+        parsed = ((info, names.parse(info.name)) for info in listed)
         garbage = ((info, one) for info, one in parsed if one is not None and self._old(info, now))
         deleted = wanted and not dry_run
         objects = self._delete(garbage, not deleted, self.on_object if wanted else lambda _: None)
-        return Collected(None, uid, deleted, objects, foreign=sum(one is None for _, one in parsed))
+        return Collected(None, uid, deleted, objects, foreign=_foreign(listed))
 
     def _delete(
         self, garbage: Iterable[tuple[ObjectInfo, ParsedName]], dry_run: bool, tell: Callable[[ObjectInfo], object]
@@ -218,3 +221,12 @@ class GarbageCollector:
             objects[parsed.kind] = objects.get(parsed.kind, Totals()) + Totals(1, info.size)
             tell(info)
         return objects
+
+
+def _attempts_of(object_names: Iterable[str]) -> set[str]:
+    """The ids of the attempts that wrote these objects."""
+    return {parsed.attempt_id for parsed in map(names.parse, object_names) if parsed is not None}
+
+
+def _foreign(listed: Iterable[ObjectInfo]) -> int:
+    return sum(names.parse(info.name) is None for info in listed)

@@ -12,7 +12,7 @@ runs, heartbeats, publishing, pins. Must not know: objects, Spark, HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 
 from sqlalchemy import URL, Connection
@@ -151,13 +151,13 @@ class MetadataStore:
             runs.give_up(connection, expired, now)
             return expired
 
-    def forget_attempts(self, topic_id: int, finished_before: int) -> int:
+    def forget_attempts(self, topic_id: int, finished_before: int, keep: Set[str] = frozenset()) -> int:
         """Delete the rows of attempts that were finished before that time (ms); how many.
 
-        For when the objects that they left are gone. An attempt that nobody knows counts as finished.
+        `keep`: ids of those that have objects yet. An attempt that nobody knows counts as finished.
         """
         with self.database.write() as connection:
-            return attempts.forget(connection, topic_id, finished_before)
+            return attempts.forget(connection, topic_id, finished_before, keep)
 
     # Raw ledgers
 

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import URL
 
 from storage.errors import Fenced, TopicNotFound
+from storage.metadata import attempts
 from storage.metadata.records import AttemptKind, GcSnapshot, RunRecord, RunState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
@@ -214,6 +215,20 @@ def test_attempts_are_forgotten_when_long_finished(
         store.update_run(run)
     with pytest.raises(TopicNotFound):
         store.forget_attempts(NOBODY, 0)
+
+
+def test_attempts_that_have_objects_yet_are_not_forgotten(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    """However many there are: more than a statement takes ids."""
+    made = [store.begin_attempt(topic.id, AttemptKind.IMPORT, f"{number}").attempt_id for number in range(5)]
+    for attempt_id in made:
+        store.finish_attempt(attempt_id)
+    clock.advance(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempts, "_AT_ONCE", 2)
+        assert store.forget_attempts(topic.id, clock.now_ms(), keep={made[3], "unknown"}) == 4
+    assert [attempt.attempt_id for attempt in store.attempts(topic.id)] == [made[3]]
 
 
 def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord) -> None:

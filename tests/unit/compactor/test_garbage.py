@@ -1,0 +1,378 @@
+"""Garbage collection: what nothing refers to goes after its grace time, and nothing else does (property 9).
+
+Races with readers, imports and runs are in tests/faults/test_garbage.py, random schedules in tests/properties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compactor.garbage import GRACE_MS, SKEW_MS, Collected, GarbageCollector, Totals
+from storage.errors import DataLoss, ObjectMissing, TopicNotFound
+from storage.ledger import names
+from storage.ledger.manifest import read_manifest
+from storage.ledger.names import ObjectKind
+from storage.metadata.records import COMPACTION_CURSOR, AttemptKind
+from storage.objects.interface import ObjectInfo
+from storage.objects.local import LocalStore
+from storage.topic import Topic
+from tests.clocks import ManualClock
+from tests.sealed import new_id
+from tests.workbench import Workbench, content, raw, view
+
+KEYS = [b"key-%02d" % number for number in range(20)]
+
+
+class AgedStore(LocalStore):
+    """Says that objects are as old as they are by the clock of the test."""
+
+    clock: ManualClock
+
+    def put_at(self, name: str, data: bytes, modified_ms: int) -> None:
+        self.put(name, data)
+        self.ages[name] = modified_ms
+
+    ages: dict[str, int]
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        for info in super().list(prefix):
+            yield replace(info, modified_ms=self.ages.setdefault(info.name, self.clock.now_ms()))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    plain = Workbench.embedded(tmp_path)
+    assert isinstance(plain.store, LocalStore)
+    assert isinstance(plain.clock, ManualClock)
+    store = AgedStore(plain.store.root)
+    store.clock, store.ages = plain.clock, {}
+    yield replace(plain, store=store)
+    plain.metadata.close()
+
+
+@pytest.fixture
+def topic(bench: Workbench) -> Topic:
+    """Two generations: the older one is replaced, some of its parts are kept by the newer one."""
+    topic = bench.topic()
+    bench.append(topic, [content(*((key, b"first" * 9) for key in KEYS))])
+    bench.compact(topic)
+    bench.append(topic, [content((KEYS[0], b"second"), (KEYS[1], None))])
+    bench.compact(topic)
+    return topic
+
+
+def advance(bench: Workbench, milliseconds: int) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    bench.clock.advance(milliseconds)
+
+
+def collector(bench: Workbench, told: list[str] | None = None) -> GarbageCollector:
+    heard = [] if told is None else told
+    return GarbageCollector(bench.metadata, bench.store, bench.clock, on_object=lambda info: heard.append(info.name))
+
+
+def collect(bench: Workbench, topic: Topic, dry_run: bool = False) -> Collected:
+    return collector(bench).collect(topic.record, dry_run)
+
+
+def listed(bench: Workbench, topic: Topic) -> set[str]:
+    return {info.name for info in bench.store.list(names.topic_prefix(topic.record.uid))}
+
+
+def referenced(bench: Workbench, topic: Topic) -> set[str]:
+    """What rows and the manifests of all compacted ledgers refer to."""
+    snapshot = bench.metadata.referenced(topic.record.id)
+    found = {name for ledger in snapshot.ledgers for name in (ledger.rows.name, ledger.index.name)}
+    for compacted in snapshot.compacted:
+        found |= {compacted.manifest.name} | read_manifest(bench.store, compacted.manifest).objects
+    return found
+
+
+def leave(bench: Workbench, topic: Topic, holder: str = "somebody") -> tuple[str, set[str]]:
+    """An attempt that wrote an object of each kind, and was not heard of again; its id, and their names."""
+    attempt = bench.metadata.begin_attempt(topic.record.id, AttemptKind.RUN, holder)
+    uid, made = topic.record.uid, attempt.attempt_id
+    left = {
+        names.ledger_rows(uid, 999, made),
+        names.ledger_index(uid, 999, made),
+        names.part(uid, made, 0),
+        names.compacted_index(uid, made, 0),
+        names.row_sets(uid, made, 0),
+        names.bitmaps(uid, made, 0),
+        names.manifest(uid, 999, made),
+    }
+    for name in left:
+        bench.store.put(name, b"left behind")
+    return made, left
+
+
+def test_a_topic_that_has_only_what_it_needs_loses_nothing(bench: Workbench, topic: Topic) -> None:
+    before = listed(bench, topic)
+    assert collect(bench, topic).total == Totals()
+    assert listed(bench, topic) == before == referenced(bench, topic)
+
+
+def test_a_replaced_generation_goes_after_its_grace_time(bench: Workbench, topic: Topic) -> None:
+    """Parts that the newer generation kept stay; afterwards exactly what is referred to is there."""
+    replaced, serving = bench.metadata.referenced(topic.record.id).compacted
+    old, new = (read_manifest(bench.store, one.manifest).objects for one in (replaced, serving))
+    assert old & new, "generations share parts, or this test shows nothing"
+    assert old - new
+    advance(bench, GRACE_MS - 1)
+    assert collect(bench, topic).total == Totals()
+    advance(bench, 1)
+    report = collect(bench, topic)
+    assert report.compacted_ledgers == 1
+    assert report.total.count == len(old - new) + 1
+    assert report.objects[ObjectKind.MANIFEST].count == 1
+    assert not listed(bench, topic) & (old - new)
+    assert listed(bench, topic) == referenced(bench, topic) >= old & new
+    assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
+
+
+def test_shared_objects_stay_as_long_as_any_known_manifest_refers_to_them(bench: Workbench, topic: Topic) -> None:
+    """Of three generations the middle one goes first: its successor was published later than its grace time ago."""
+    serving = topic.snapshot().compacted
+    assert serving is not None
+    _, pin = bench.metadata.pin_compacted(topic.record.id, "reader", 100 * GRACE_MS)
+    assert pin is not None
+    first = read_manifest(bench.store, serving.manifest).objects
+    for number in range(2):
+        bench.append(topic, [content(*((key, b"later-%d" % number) for key in KEYS))])
+        bench.compact(topic)
+        advance(bench, GRACE_MS)
+        collect(bench, topic)
+    assert first <= listed(bench, topic)
+    kept = bench.metadata.referenced(topic.record.id).compacted
+    assert kept[0].ledger_id == serving.ledger_id
+    assert len(kept) == 2
+    bench.metadata.release_pin(pin)
+    collect(bench, topic)
+    assert listed(bench, topic) == referenced(bench, topic)
+    assert not listed(bench, topic) & first
+
+
+def test_twice_is_once(bench: Workbench, topic: Topic) -> None:
+    attempt, _ = leave(bench, topic)
+    bench.metadata.finish_attempt(attempt)
+    advance(bench, GRACE_MS)
+    assert collect(bench, topic).total.count > 7
+    after = listed(bench, topic)
+    assert collect(bench, topic).total == Totals()
+    assert listed(bench, topic) == after == referenced(bench, topic)
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(bench: Workbench, topic: Topic) -> None:
+    finished, _ = leave(bench, topic)
+    bench.metadata.finish_attempt(finished)
+    leave(bench, topic, "dead")
+    advance(bench, GRACE_MS)
+    leave(bench, topic, "alive")
+    before, known = listed(bench, topic), bench.metadata.referenced(topic.record.id)
+    told: list[list[str]] = [[], []]
+    dry = collector(bench, told[0]).collect(topic.record, dry_run=True)
+    assert listed(bench, topic) == before
+    assert bench.metadata.referenced(topic.record.id) == known
+    wet = collector(bench, told[1]).collect(topic.record)
+    assert (dry.deleted, wet.deleted) == (False, True)
+    assert replace(dry, deleted=True) == wet
+    assert wet.attempts_given_up == wet.compacted_ledgers == 1
+    assert told[0] == told[1] == sorted(told[1])
+    assert set(told[1]) == before - listed(bench, topic)
+    assert wet.total.count == len(told[1])
+
+
+def test_a_dead_attempt_is_given_up_first_and_loses_its_objects_a_grace_time_later(
+    bench: Workbench, topic: Topic
+) -> None:
+    made, left = leave(bench, topic)
+    advance(bench, GRACE_MS - 1)
+    assert collect(bench, topic).attempts_given_up == 0
+    advance(bench, 1)
+    assert collect(bench, topic).attempts_given_up == 1
+    attempt = bench.metadata.attempt(made)
+    assert attempt is not None
+    assert attempt.finished_at == bench.clock.now_ms()
+    assert left <= listed(bench, topic), "it may still write, or think that it can commit"
+    advance(bench, GRACE_MS - 1)
+    collect(bench, topic)
+    assert left <= listed(bench, topic)
+    advance(bench, 1)
+    assert collect(bench, topic).total.count >= 7
+    assert not left & listed(bench, topic)
+    advance(bench, 1)
+    collect(bench, topic)
+    assert bench.metadata.attempt(made) is None, "what is gone is forgotten"
+
+
+def test_an_attempt_that_beats_keeps_its_objects_for_ever(bench: Workbench, topic: Topic) -> None:
+    made, left = leave(bench, topic)
+    attempt = bench.metadata.attempt(made)
+    assert attempt is not None
+    for _ in range(9):
+        advance(bench, GRACE_MS - 1)
+        bench.metadata.heartbeat_attempt(attempt)
+        collect(bench, topic)
+        assert left <= listed(bench, topic)
+
+
+def test_objects_of_an_attempt_that_nobody_knows_go_by_their_age(bench: Workbench, topic: Topic) -> None:
+    """A task that outlived its run writes when its attempt is long forgotten."""
+    assert isinstance(bench.store, AgedStore)
+    name = names.part(topic.record.uid, new_id(), 0)
+    bench.store.put_at(name, b"late", bench.clock.now_ms())
+    advance(bench, GRACE_MS + SKEW_MS)
+    collect(bench, topic)
+    assert name in listed(bench, topic)
+    advance(bench, 1)
+    collect(bench, topic)
+    assert name not in listed(bench, topic)
+
+
+def test_an_attempt_is_known_as_long_as_an_object_of_it_is_there(bench: Workbench, topic: Topic) -> None:
+    """So that what it made goes by our clock when it is not needed any more, years later perhaps."""
+    for _ in range(3):
+        advance(bench, 10 * GRACE_MS)
+        collect(bench, topic)
+    assert listed(bench, topic) == referenced(bench, topic)
+    known = {attempt.attempt_id for attempt in bench.metadata.attempts(topic.record.id)}
+    assert known == {parsed.attempt_id for parsed in map(names.parse, listed(bench, topic)) if parsed}
+    assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
+
+
+def test_what_is_referred_to_stays_when_nobody_knows_its_attempt(bench: Workbench, topic: Topic) -> None:
+    bench.metadata.forget_attempts(topic.record.id, bench.clock.now_ms() + 1)
+    assert bench.metadata.attempts(topic.record.id) == []
+    advance(bench, 10 * GRACE_MS)
+    collect(bench, topic)
+    advance(bench, 10 * GRACE_MS)
+    collect(bench, topic)
+    assert listed(bench, topic) == referenced(bench, topic)
+    assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
+
+
+def test_names_that_are_not_ours_are_left_alone_and_counted(bench: Workbench, topic: Topic) -> None:
+    prefix = names.topic_prefix(topic.record.uid)
+    foreign = {f"{prefix}README", f"{prefix}ledgers/1-x.parquet", f"{prefix}runs/{'0' * 32}/part-1.parquet.bak"}
+    for name in foreign:
+        bench.store.put(name, b"mine")
+    bench.store.put("topics/notes.txt", b"mine")
+    bench.store.put("elsewhere", b"mine")
+    advance(bench, 9 * GRACE_MS)
+    assert collect(bench, topic).foreign == 3
+    reports = list(collector(bench).collect_all(unknown_topics=True))
+    assert sum(report.foreign for report in reports) == 4
+    assert foreign | {"topics/notes.txt", "elsewhere"} <= {info.name for info in bench.store.list()}
+
+
+def lose_manifest(bench: Workbench, topic: Topic) -> str:
+    compacted = topic.snapshot().compacted
+    assert compacted is not None
+    bench.store.delete(compacted.manifest.name)
+    return compacted.manifest.name
+
+
+def test_a_manifest_that_cannot_be_read_keeps_everything_of_its_topic(bench: Workbench, topic: Topic) -> None:
+    """Never guess: even what surely is garbage stays. The error names the object, the ledger and the way out."""
+    other = bench.topic("other")
+    for one in (topic, other):
+        finished, _ = leave(bench, one)
+        bench.metadata.finish_attempt(finished)
+    advance(bench, GRACE_MS)
+    lost = lose_manifest(bench, topic)
+    before = listed(bench, topic)
+    with pytest.raises(ObjectMissing, match=f"nothing of {topic.name} was collected.*{lost}") as raised:
+        collect(bench, topic)
+    assert "__compaction" in raised.value.remedy
+    assert listed(bench, topic) == before
+    reports = {report.topic: report for report in collector(bench).collect_all()}
+    assert isinstance(reports[topic.name].error, DataLoss)
+    assert reports[topic.name].total == Totals()
+    assert listed(bench, topic) == before
+    assert reports[other.name].error is None
+    assert reports[other.name].total.count == 7, "the others are collected all the same"
+
+
+def test_a_cleared_compacted_ledger_is_collected_without_its_manifest(bench: Workbench, topic: Topic) -> None:
+    """R8, the whole way back: clear, collect a grace time later, compact anew from raw."""
+    lose_manifest(bench, topic)
+    with pytest.raises(DataLoss):
+        bench.compact(bench_append(bench, topic))
+    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    advance(bench, GRACE_MS)
+    assert collect(bench, topic).compacted_ledgers == 2
+    bench.compact(topic)
+    assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
+    advance(bench, GRACE_MS)
+    collect(bench, topic)
+    assert listed(bench, topic) == referenced(bench, topic)
+
+
+def bench_append(bench: Workbench, topic: Topic) -> Topic:
+    """The topic, with something new."""
+    bench.append(topic, [content((b"new", b"1"))])
+    return topic
+
+
+def test_topics_that_the_database_does_not_know_go_only_when_asked(bench: Workbench, topic: Topic) -> None:
+    assert isinstance(bench.store, AgedStore)
+    uid, now = new_id(), bench.clock.now_ms()
+    old, young = (names.ledger_rows(uid, number, new_id()) for number in range(2))
+    bench.store.put_at(old, b"four", now)
+    bench.store.put_at(young, b"five!", now + 1)
+    advance(bench, GRACE_MS + SKEW_MS + 1)
+    for asked, dry_run in ((False, False), (True, True)):
+        told: list[str] = []
+        (report,) = (
+            one for one in collector(bench, told).collect_all(dry_run, unknown_topics=asked) if one.topic is None
+        )
+        assert (report.topic_uid, report.deleted, report.total) == (uid, False, Totals(1, 4))
+        assert (old in told) is asked
+        assert {old, young} <= {info.name for info in bench.store.list()}
+    (report,) = (one for one in collector(bench).collect_all(unknown_topics=True) if one.topic is None)
+    assert (report.deleted, report.total) == (True, Totals(1, 4))
+    assert old not in {info.name for info in bench.store.list()}
+    assert young in {info.name for info in bench.store.list()}
+    assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
+
+
+def test_all_topics_are_looked_at_with_and_without_objects(bench: Workbench, topic: Topic) -> None:
+    """Attempts of a topic that has no object yet are given up and forgotten as well."""
+    empty = bench.topic("empty")
+    bench.metadata.begin_attempt(empty.record.id, AttemptKind.IMPORT, "died early")
+    advance(bench, GRACE_MS)
+    reports = {report.topic: report for report in collector(bench).collect_all()}
+    assert set(reports) == {topic.name, empty.name}
+    assert reports[empty.name].attempts_given_up == 1
+    advance(bench, GRACE_MS + 1)
+    list(collector(bench).collect_all())
+    assert bench.metadata.attempts(empty.record.id) == []
+
+
+def test_a_topic_that_is_made_during_the_listing_is_known(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its objects are seen, and its row was not there when the topics were read: rows are looked at again."""
+    real, made = bench.metadata.topics, []
+
+    def topics_as_of_before() -> object:
+        found = real()
+        if not made:
+            made.append(bench.topic("made meanwhile"))
+            bench.append(made[0], [content((b"k", b"v"))])
+            advance(bench, 9 * GRACE_MS)
+        return found
+
+    monkeypatch.setattr(bench.metadata, "topics", topics_as_of_before)
+    reports = {report.topic for report in collector(bench).collect_all(unknown_topics=True)}
+    assert reports == {topic.name, made[0].name}
+    assert view(raw(made[0])) == {b"k": b"v"}
+
+
+def test_an_unknown_topic_is_an_error(bench: Workbench, topic: Topic) -> None:
+    with pytest.raises(TopicNotFound):
+        collector(bench).collect(replace(topic.record, id=12345))
