@@ -1,8 +1,8 @@
 """What must hold of a topic after anything has gone wrong: the numbered properties of semantics.md, as checks.
 
-`look` before, let it go wrong, then `check_state` (changes nothing), `check_recovery` (imports, compacts, collects
-garbage) and `check_explicit_loss` (loses an object on purpose). The model is a plain fold over the raw messages, which
-these worlds never trim.
+`look` before, let it go wrong, then `check_state` (changes nothing), `check_recovery` (imports and compacts),
+`check_garbage_collection` and `check_explicit_loss` (loses an object on purpose). The model is a plain fold over the
+raw messages, which these worlds never trim.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 
+from compactor.garbage import GRACE_MS, GarbageCollector
 from compactor.two_phase import HEARTBEAT_MS
 from storage.errors import DataLoss, Fenced
 from storage.ledger import names
@@ -87,7 +88,7 @@ def check_reads(bench: Workbench) -> None:
 
 
 def check_recovery(bench: Workbench) -> None:
-    """Properties 1, 8, 9, 17: once heartbeats and leases are over, whatever comes next goes as if nothing had been."""
+    """Properties 1, 8, 17: once heartbeats and leases are over, whatever comes next goes as if nothing had been."""
     assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(HEARTBEAT_MS + 1)
     before = look(bench)
@@ -110,6 +111,27 @@ def check_recovery(bench: Workbench) -> None:
         assert bench.metadata.run(dead.run_id).state is RunState.ERROR
         with pytest.raises(Fenced):
             bench.metadata.publish(dead, snapshot.topic.generation, snapshot.compacted, {})
+
+
+def check_garbage_collection(bench: Workbench) -> None:
+    """Properties 7 and 9: young garbage stays; of old garbage nothing does, and of the rest nothing goes."""
+    assert isinstance(bench.clock, ManualClock)
+    topic = bench.topic(TOPIC)
+    collector = GarbageCollector(bench.metadata, bench.store, bench.clock)
+    there = listed(bench)
+    assert collector.collect(topic.record).total.count == 0
+    bench.clock.advance(GRACE_MS + 1)
+    collector.collect(topic.record)  # of the attempts that it gives up nothing goes yet
+    bench.clock.advance(GRACE_MS + 1)
+    before, needed, everything = listed(bench), referenced(bench), raw(topic)
+    assert needed <= before <= there
+    would_go = collector.collect(topic.record, dry_run=True).total
+    assert listed(bench) == before
+    assert collector.collect(topic.record).total == would_go
+    assert listed(bench) == needed
+    assert collector.collect(topic.record).total.count == 0
+    assert raw(topic) == everything
+    check_reads(bench)
 
 
 def check_explicit_loss(bench: Workbench) -> None:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 
+from compactor.garbage import GRACE_MS, GarbageCollector
 from compactor.plan import Policies
 from storage.ledger import names
 from storage.metadata.records import AttemptKind
@@ -53,6 +54,13 @@ def read(bench: Workbench) -> None:
         bench.clock.advance(TERM_MS // 2)
 
 
+def collect_garbage(bench: Workbench) -> None:
+    """A collection so late that everything has outlived the grace time."""
+    assert isinstance(bench.clock, ManualClock)
+    bench.clock.advance(GRACE_MS + 1)
+    GarbageCollector(bench.metadata, bench.store, bench.clock).collect(the_topic(bench).record)
+
+
 def written(bench: Workbench) -> None:
     """Raw messages, never compacted."""
     import_table(bench, FIRST, 8 * LEDGER_BYTES)
@@ -66,7 +74,7 @@ def grown(bench: Workbench) -> None:
 
 
 def littered(bench: Workbench) -> None:
-    """A generation that serves, one that is retired, and objects of an attempt that nobody finished."""
+    """A generation that serves, one that is retired, and objects of two attempts; one was finished, the other died."""
     grown(bench)
     compact(bench)
     topic = the_topic(bench).record
@@ -75,6 +83,7 @@ def littered(bench: Workbench) -> None:
         ledger_id = bench.metadata.allocate_ledger_ids(1)
         bench.store.put(names.ledger_rows(topic.uid, ledger_id, dead.attempt_id), b"left by a dead import")
         bench.store.put(names.ledger_index(topic.uid, ledger_id, dead.attempt_id), b"left by a dead import")
+    bench.metadata.finish_attempt(dead.attempt_id)
 
 
 STAGES: Mapping[str, Callable[[Workbench], None]] = MappingProxyType(
@@ -106,5 +115,6 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
         "first compaction": Scenario("written", compact, _PUBLISHED, publishes=True),
         "second compaction": Scenario("grown", compact, _PUBLISHED, publishes=True),
         "read": Scenario("grown", read),
+        "garbage collection": Scenario("littered", collect_garbage),
     }
 )

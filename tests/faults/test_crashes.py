@@ -13,7 +13,7 @@ import pytest
 
 from storage.steps import Step
 from tests.clocks import ManualClock
-from tests.faults.aftermath import check_explicit_loss, check_recovery, check_state, look
+from tests.faults.aftermath import check_explicit_loss, check_garbage_collection, check_recovery, check_state, look
 from tests.faults.child import Nursery
 from tests.faults.conftest import SCHEMES
 from tests.faults.stages import SCENARIOS
@@ -49,6 +49,7 @@ LATER = [
     Crash("second compaction", Step.PHASE_TWO_PART_WRITTEN, 2),
     Crash("second compaction", Step.LOCAL_LINKED, 4),
     Crash("second compaction", Step.S3_PUT_SENT, 4),
+    Crash("garbage collection", Step.GC_DELETED_ONE, 2),
 ]
 """Not only the first time."""
 LOSES_AS_WELL = _steps("PUBLISH_")
@@ -60,6 +61,7 @@ CRASHES = [
     *(Crash("second compaction", step) for step in OF_A_RUN),
     *(Crash("first compaction", step) for step in OF_A_FIRST_RUN),
     *(Crash("read", step) for step in _steps("PIN_")),
+    *(Crash("garbage collection", step) for step in _steps("GC_")),
     *LATER,
 ]
 BY_SCHEME = [
@@ -87,6 +89,7 @@ def test_a_process_killed_at_a_step(worlds: Worlds, crash: Crash, nursery: Nurse
     with world.opened(clock) as bench:
         check_state(bench, before, scenario.appended if done else None, scenario.publishes and done)
         check_recovery(bench)
+        check_garbage_collection(bench)
         if worlds.scheme == "file" or crash.step in LOSES_AS_WELL:
             check_explicit_loss(bench)
 
@@ -104,6 +107,11 @@ def test_a_scenario_that_nobody_kills(worlds: Worlds, name: str, nursery: Nurser
     assert (ended.error, ended.signal) == ("", 0)
     with world.opened(clock) as bench:
         check_state(bench, before, scenario.appended, scenario.publishes)
+
+
+def test_every_step_is_in_some_crash() -> None:
+    """A point that no case kills at would be dead; one that is not reached fails its case."""
+    assert {crash.step for crash in CRASHES} == set(Step)
 
 
 def test_steps_are_told_apart() -> None:
