@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from compactor.plan import Policies, RunPlan, ScanPlan, ScanResult, Sizing, Source, merged_levels, range_bits
 from storage.ledger.hashing import KeyHasher
-from storage.ledger.key_index import IndexDirectory
+from storage.ledger.key_index import RECORD_BYTES, IndexDirectory
 from storage.ledger.manifest import Manifest, Part
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import IndexLocation, LedgerRecord, RunState, TopicSnapshot
@@ -118,12 +118,10 @@ def with_scans(plan: RunPlan, results: Sequence[ScanResult], *, reindexed: bool)
 
 def sized(plan: RunPlan, sizing: Sizing, *, reindexed: bool) -> RunPlan:
     """The plan with its hash ranges, and how many levels it merges."""
-    dirty = sum(_directory(location).records for location in plan.indexes)
-    levels = [sum(_directory(location).records for location in level) for level in plan.levels]
-    merged = merged_levels(dirty, levels)
+    merged = merged_levels(_weight(plan.indexes), [_weight(level) for level in plan.levels])
     if reindexed or (not plan.policies.retain_null_key and _has_null_keys(plan.levels)):
-        merged = len(levels)  # levels of one part each; or null keys that were kept and now go
-    records = dirty + sum(levels)
+        merged = len(plan.levels)  # levels of one part each; or null keys that were kept and now go
+    records = sum(_directory(location).records for level in (plan.indexes, *plan.levels) for location in level)
     if plan.policies.retain_null_key:  # null keys have no record, but take as much memory
         records = max(records, sum(source.messages for source in plan.sources[plan.old_parts :]))
     return replace(plan, merged=merged, range_bits=range_bits(records, sizing))
@@ -164,6 +162,13 @@ def _ledger_source(ledger: LedgerRecord) -> Source:
 
 def _directory(location: IndexLocation) -> IndexDirectory:
     return IndexDirectory.decode(location.directory)
+
+
+def _weight(level: Sequence[IndexLocation]) -> int:
+    """The records of a level, and its unkeyed rows by their size: one of those alone must count as well."""
+    directories = [_directory(location) for location in level]
+    unkeyed = sum(sum(directory.unkeyed_sizes.values()) for directory in directories)
+    return sum(directory.records for directory in directories) + -(-unkeyed // RECORD_BYTES)
 
 
 def _has_null_keys(levels: Sequence[Sequence[IndexLocation]]) -> bool:

@@ -78,7 +78,12 @@ class Made:
         for kept in (*(one.kept for one in self.parts), *(one.kept for one in self.bitmaps)):
             for source, totals in kept.items():
                 found[source] = found.get(source, SourceTotals()) + totals
-        untouched = set(self.decision.layout.kept) - found.keys()
+        old = self.decision.plan.sources
+        untouched = {
+            source
+            for source in self.decision.layout.kept
+            if self.decision.left[source] == SourceTotals(old[source].messages, old[source].offset_sum)
+        } - found.keys()
         expected = {
             source: totals
             for source, totals in self.decision.left.items()

@@ -1,0 +1,199 @@
+"""What a run has made: a broken promise of any kind is found, and manifests and statistics are what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import pyarrow as pa
+import pytest
+
+from compactor import layout
+from compactor.plan import PartResult, Policies, Sizing, SourceTotals
+from compactor.result import Made
+from storage.bulk_append import INPUT_SCHEMA
+from storage.errors import ObjectDamaged, ObjectMissing
+from storage.metadata.records import LedgerRecord
+from storage.model import MessageId
+from storage.objects.interface import ObjectStore
+from tests.sealed import NOW, carry_out, decide, live_rows, manifest_of, seal_history
+
+KEEP = Sizing(1, max_garbage_ratio=1)
+
+
+def letters(text: str, payload: bytes = b"v") -> pa.Table:
+    return pa.Table.from_pylist([{"key": one.encode(), "payload": payload} for one in text], schema=INPUT_SCHEMA)
+
+
+def made_of(
+    store: ObjectStore, *history: pa.Table, policies: Policies | None = None
+) -> tuple[Made, list[LedgerRecord]]:
+    """One run a ledger; what the last of them made. Parts stay as they are."""
+    _, ledgers = seal_history(store, list(history))
+    previous = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "MERGE_RATIO", 0)
+        for number in range(1, len(ledgers) + 1):
+            made = carry_out(decide(store, ledgers[:number], previous, policies or Policies(), sizing=KEEP))
+            if number < len(ledgers):
+                previous = manifest_of(store, made)
+    return made, ledgers
+
+
+@pytest.fixture
+def made(object_store: ObjectStore) -> Made:
+    """Of two old parts the first loses b and stays with a bitmap, the second is not touched; x and b are new."""
+    return made_of(object_store, letters("abc"), letters("def"), letters("xb"))[0]
+
+
+def without_a_bitmap(made: Made) -> Made:
+    return replace(made, bitmaps=[])
+
+
+def without_a_part(made: Made) -> Made:
+    return replace(made, parts=[])
+
+
+def with_a_row_too_many(made: Made) -> Made:
+    (part,) = made.parts
+    return replace(made, parts=[replace(part, kept={2: part.kept[2] + SourceTotals(1, 9)})])
+
+
+def with_another_row(made: Made) -> Made:
+    (part,) = made.parts
+    return replace(made, parts=[replace(part, kept={2: part.kept[2] + SourceTotals(0, 1)})])
+
+
+def with_another_row_deleted(made: Made) -> Made:
+    (bitmap,) = made.bitmaps
+    return replace(made, bitmaps=[replace(bitmap, kept={0: bitmap.kept[0] + SourceTotals(0, 1)})])
+
+
+def with_rows_of_a_kept_part(made: Made) -> Made:
+    (part,) = made.parts
+    return replace(made, parts=[replace(part, kept={**part.kept, 1: SourceTotals(1, 3)})])
+
+
+def with_a_part_twice(made: Made) -> Made:
+    return replace(made, parts=[*made.parts, *made.parts])
+
+
+@pytest.mark.parametrize(
+    ("break_it", "source"),
+    [
+        (without_a_bitmap, 0),
+        (without_a_part, 2),
+        (with_a_row_too_many, 2),
+        (with_another_row, 2),
+        (with_another_row_deleted, 0),
+        (with_rows_of_a_kept_part, 1),
+        (with_a_part_twice, 2),
+    ],
+)
+def test_a_promise_that_was_not_kept_names_its_source(
+    object_store: ObjectStore, made: Made, break_it: Callable[[Made], Made], source: int
+) -> None:
+    made.check(object_store)
+    with pytest.raises(ObjectDamaged, match=rf"sources \[{source}\]"):
+        break_it(made).check(object_store)
+
+
+def test_parts_must_ascend(object_store: ObjectStore, made: Made) -> None:
+    (part,) = made.parts
+    twin = PartResult(1, part.part)
+    with pytest.raises(ObjectDamaged, match="before its predecessor ends"):
+        replace(made, parts=[part, twin]).check(object_store)
+
+
+def test_parts_must_be_there_at_their_full_size(object_store: ObjectStore, made: Made) -> None:
+    (result,) = made.parts
+    assert result.part is not None
+    stored = result.part.rows.stored
+    longer = replace(result.part, rows=replace(result.part.rows, stored=replace(stored, size=stored.size + 1)))
+    with pytest.raises(ObjectDamaged, match=stored.name):
+        replace(made, parts=[replace(result, part=longer)]).check(object_store)
+    object_store.delete(stored.name)
+    with pytest.raises(ObjectMissing, match=stored.name):
+        made.check(object_store)
+
+
+def test_a_manifest_joins_what_was_kept_and_what_is_new(object_store: ObjectStore, made: Made) -> None:
+    before = made.decision.previous
+    assert before is not None
+    manifest = manifest_of(object_store, made)
+    assert [part.first.offset for part in manifest.parts] == [0, 3, 6]
+    assert manifest.parts[1] == before.parts[1]
+    assert (manifest.parts[0].rows, manifest.parts[0].dead, manifest.parts[0].offset_sum) == (
+        before.parts[0].rows,
+        1,
+        2,
+    )
+    assert manifest.parts[2] == made.parts[0].part
+    assert (manifest.keys, manifest.tombstones, manifest.tombstones_dropped_to) == (7, 0, -1)
+    assert (manifest.frozen_at, manifest.policies) == (NOW, asdict(Policies()))
+    new = tuple(result.index for result in made.decision.ranges)
+    assert manifest.index == (new, *before.index[made.decision.plan.merged :])
+    assert live_rows(object_store, manifest).column("key").to_pylist() == [b"a", b"c", b"d", b"e", b"f", b"x", b"b"]
+
+
+def test_the_highest_tombstone_that_left_is_remembered_for_ever(object_store: ObjectStore) -> None:
+    history = [letters("abc"), letters("cb", payload=b""), letters("x")]
+    made, _ = made_of(object_store, *history)
+    assert manifest_of(object_store, made).tombstones_dropped_to == 4
+    kept, _ = made_of(object_store, *history, policies=Policies(tombstone_retention_ms=1))
+    manifest = manifest_of(object_store, kept)
+    assert (manifest.keys, manifest.tombstones, manifest.tombstones_dropped_to) == (2, 2, -1)
+
+
+@pytest.mark.parametrize(
+    ("history", "last"),
+    [
+        pytest.param(["abc", "d"], MessageId(6, 0), id="a new part is the end"),
+        pytest.param(["abc", "-c"], MessageId(5, 1), id="the last row of a kept part went"),
+        pytest.param(["abc", "d", "-d"], MessageId(5, 2), id="the part behind it went"),
+        pytest.param(["abc", "d", "-c", "-d"], MessageId(5, 1), id="and it had lost rows before"),
+        pytest.param(["abc", "d", "-a"], MessageId(6, 0), id="the end is not touched"),
+        pytest.param(["abc", "de", "-e", "-a"], MessageId(6, 0), id="the end lost rows, but not now"),
+        pytest.param(["abc", "-abc"], None, id="nothing is left"),
+    ],
+)
+def test_the_last_message_id_is_that_of_the_last_live_row(
+    object_store: ObjectStore, history: list[str], last: MessageId | None
+) -> None:
+    """R6; a - deletes."""
+    tables = [letters(text.lstrip("-"), b"" if text.startswith("-") else b"v") for text in history]
+    made, ledgers = made_of(object_store, *tables)
+    # what the run before found, for where nobody has to look again
+    before = None
+    if len(tables) > 1:
+        previous, _ = made_of(object_store, *tables[:-1])
+        before = previous.last_message_id(manifest_of(object_store, previous), MessageId(6, 0))
+    assert made.last_message_id(manifest_of(object_store, made), before) == last
+    assert ledgers
+
+
+def test_statistics_are_of_all_phases(object_store: ObjectStore, made: Made) -> None:
+    manifest = manifest_of(object_store, made)
+    found = made.statistics(manifest)
+    ranges, (part,), (bitmap,) = made.decision.ranges, made.parts, made.bitmaps
+    assert part.part is not None
+    assert {name: found[name] for name in ("messages_in", "messages_before", "messages_out", "keys")} == {
+        "messages_in": 2,
+        "messages_before": 6,
+        "messages_out": 7,
+        "keys": 7,
+    }
+    assert (found["parts"], found["parts_kept"], found["parts_written"], found["tasks"]) == (3, 2, 1, 3)
+    assert found["bytes_read"] == sum(one.statistics.bytes_read for one in ranges) + part.statistics.bytes_read
+    assert found["bytes_written"] == (
+        part.part.rows.stored.size + bitmap.deleted[0].length + sum(one.statistics.bytes_written for one in ranges)
+    )
+    assert found["bytes_out"] == manifest.stored_bytes
+
+
+def test_a_forecast_says_what_phase_two_then_does(object_store: ObjectStore, made: Made) -> None:
+    forecast, found = made.decision.forecast(), made.statistics(manifest_of(object_store, made))
+    same = ["messages_in", "messages_before", "messages_out", "tombstones_removed", "tombstones_kept", "expired"]
+    assert {name: forecast[name] for name in same} == {name: found[name] for name in same}
+    assert forecast["messages_dropped"] == 1
+    assert (forecast["parts_before"], forecast["parts_kept"], forecast["parts_to_write"]) == (2, 2, 1)
