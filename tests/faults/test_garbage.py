@@ -1,0 +1,292 @@
+"""Garbage collection beside everything else: imports and runs that outlast it, readers that fall behind (A3, R7).
+
+Each race is played step by step, with a clock that is moved by hand. The last tests take a guard out and show that the
+tests before them would then fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Connection, delete
+
+from compactor.engine import InProcess
+from compactor.garbage import GRACE_MS, SKEW_MS, Collected, GarbageCollector
+from compactor.plan import Policies
+from compactor.two_phase import TwoPhaseCompactor
+from storage.errors import Fenced, StateMayBeStale
+from storage.ledger import names
+from storage.ledger.manifest import read_manifest
+from storage.metadata import attempts as attempts_module
+from storage.metadata import pins as pins_module
+from storage.metadata.records import AttemptKind, RunState
+from storage.metadata.tables import pins as pins_table
+from storage.model import Message
+from storage.pinned_read import TERM_MS
+from storage.steps import Step, observed
+from storage.topic import Topic
+from tests.clocks import ManualClock
+from tests.workbench import TINY, Workbench, content, raw, view
+
+KEYS = [b"key-%02d" % number for number in range(20)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    bench = Workbench.embedded(tmp_path)
+    yield bench
+    bench.metadata.close()
+
+
+@pytest.fixture
+def topic(bench: Workbench) -> Topic:
+    """Twenty keys in a compacted ledger of several parts."""
+    topic = bench.topic()
+    bench.append(topic, [content(*((key, b"first" * 9) for key in KEYS))])
+    bench.compact(topic)
+    return topic
+
+
+def advance(bench: Workbench, milliseconds: int) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    bench.clock.advance(milliseconds)
+
+
+def collect(bench: Workbench, topic: Topic, skew_ms: int = SKEW_MS) -> Collected:
+    return GarbageCollector(bench.metadata, bench.store, bench.clock, skew_ms=skew_ms).collect(topic.record)
+
+
+def beat(bench: Workbench, topic: Topic) -> None:
+    """The heartbeat of whatever is at work."""
+    for attempt in bench.metadata.attempts(topic.record.id):
+        if attempt.finished_at is None:
+            bench.metadata.heartbeat_attempt(attempt)
+
+
+def collect_for_hours(bench: Workbench, topic: Topic, alive: bool) -> None:
+    """Three collections, a little more than half a grace time apart; `alive`: hearts beat meanwhile."""
+    for _ in range(5):
+        advance(bench, GRACE_MS // 2 + 1)
+        if alive:
+            beat(bench, topic)
+        collect(bench, topic)
+
+
+def import_beside_collections(bench: Workbench, topic: Topic, alive: bool) -> None:
+    """An import that lasts for hours: some of its ledgers are written, and then garbage is collected."""
+
+    def tables() -> Iterator[pa.Table]:
+        for number in range(8):
+            yield content((b"imported-%d" % number, b"x" * 40))
+        collect_for_hours(bench, topic, alive)
+        yield content((b"imported-last", b"x"))
+
+    topic.bulk_append(ledger_bytes=50).append(tables())
+
+
+def test_an_import_longer_than_the_grace_time_is_never_touched(bench: Workbench, topic: Topic) -> None:
+    before = len(raw(topic))
+    import_beside_collections(bench, topic, alive=True)
+    assert len(raw(topic)) == before + 9
+    assert [m.key for m in raw(topic)][-9:-1] == [b"imported-%d" % number for number in range(8)]
+
+
+def test_an_import_without_a_heartbeat_is_fenced_before_its_objects_go(bench: Workbench, topic: Topic) -> None:
+    """Its late commit is refused: it would name objects that are gone."""
+    before, there = raw(topic), _listed(bench, topic)
+    with pytest.raises(Fenced):
+        import_beside_collections(bench, topic, alive=False)
+    assert raw(topic) == before
+    # What it wrote after it was forgotten goes by the store's clock, which is years ahead of this test's.
+    collect(bench, topic, skew_ms=-(10**12))
+    assert _listed(bench, topic) == there
+
+
+class CollectsMeanwhile(InProcess):
+    """Lets garbage be collected for hours in the middle of each phase, when some of its objects are there."""
+
+    def __init__(self, between: Callable[[], None]) -> None:
+        self._between = between
+
+    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None) -> Any:
+        def watched(number: int) -> Any:
+            answer = task(number)
+            if number == 0:
+                self._between()
+            return answer
+
+        return super().run(count, watched, on_done, weights)
+
+
+def run_beside_collections(bench: Workbench, topic: Topic, alive: bool) -> None:
+    bench.append(topic, [content(*((key, b"second") for key in KEYS[::2]), (b"new", b"1"))])
+    engine = CollectsMeanwhile(lambda: collect_for_hours(bench, topic, alive))
+    compactor = TwoPhaseCompactor(bench.metadata, bench.store, bench.clock, engine, sizing=TINY)
+    compactor.compact(topic.name, Policies())
+
+
+def test_a_run_longer_than_the_grace_time_is_never_touched(bench: Workbench, topic: Topic) -> None:
+    before = topic.snapshot().topic.generation
+    run_beside_collections(bench, topic, alive=True)
+    assert topic.snapshot().topic.generation == before + 1
+    assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
+
+
+def test_a_run_without_a_heartbeat_is_fenced_before_its_objects_go(bench: Workbench, topic: Topic) -> None:
+    before = topic.snapshot().compacted
+    with pytest.raises(Fenced):
+        run_beside_collections(bench, topic, alive=False)
+    assert topic.snapshot().compacted == before
+    last = bench.metadata.last_run(topic.record.id)
+    assert last is not None
+    assert last.state is RunState.ERROR
+    advance(bench, 2 * GRACE_MS)
+    collect(bench, topic)
+    bench.compact(topic)
+    assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
+
+
+def test_what_is_published_between_two_steps_of_a_collection_stays(bench: Workbench, topic: Topic) -> None:
+    """A run begins, or ends, or does both, at each step of a collection that has much to delete."""
+    for step in (Step.GC_LISTED, Step.GC_ATTEMPTS_FENCED, Step.GC_REFERENCES_READ, Step.GC_BEFORE_DELETE):
+        dead = bench.metadata.begin_attempt(topic.record.id, AttemptKind.RUN, "dead")
+        bench.store.put(names.part(topic.record.uid, dead.attempt_id, 0), b"left behind")
+        bench.metadata.finish_attempt(dead.attempt_id)
+        bench.append(topic, [content(*((key, str(step).encode()) for key in KEYS))])
+        bench.compact(topic)
+        advance(bench, GRACE_MS)
+        done: list[Step] = []
+
+        def publish(reached: Step, step: Step = step, done: list[Step] = done) -> None:
+            if reached is step and not done:
+                done.append(reached)
+                bench.append(topic, [content((b"meanwhile", str(step).encode()), (KEYS[3], None))])
+                bench.compact(topic)
+
+        with observed(publish):
+            report = collect(bench, topic)
+        assert done == [step]
+        assert report.total.count > 1
+        assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
+        compacted = topic.snapshot().compacted
+        assert compacted is not None
+        assert read_manifest(bench.store, compacted.manifest).objects <= _listed(bench, topic)
+
+
+def _listed(bench: Workbench, topic: Topic) -> set[str]:
+    return {info.name for info in bench.store.list(names.topic_prefix(topic.record.uid))}
+
+
+def publish_twice_and_collect(bench: Workbench, topic: Topic) -> None:
+    """Two newer generations that keep nothing, their grace times, and a collection after each; pins expire or not."""
+    for number in range(2):
+        bench.append(topic, [content(*((key, b"later-%d" % number * 9) for key in KEYS))])
+        bench.compact(topic)
+        advance(bench, GRACE_MS)
+        collect(bench, topic)
+
+
+def keep_pinned(bench: Workbench, topic: Topic) -> None:
+    """What a reader does that asks for its next message before its term is over; here once for a long time."""
+    for pin in bench.metadata.referenced(topic.record.id).pins:
+        bench.metadata.renew_pin(pin, 10 * GRACE_MS)
+
+
+def read_a_pinned_generation_to_its_end(bench: Workbench, topic: Topic) -> None:
+    expected = list(topic.messages(read_compacted=True))
+    reading = topic.messages(read_compacted=True)
+    got = [next(reading)]
+    keep_pinned(bench, topic)
+    publish_twice_and_collect(bench, topic)
+    assert got + list(reading) == expected, "it keeps the generation that it began with"
+
+
+def test_a_pinned_generation_is_read_to_its_end(bench: Workbench, topic: Topic) -> None:
+    """R7: N+1 and N+2 are published and garbage is collected while a reader is in the middle of N."""
+    before = _listed(bench, topic)
+    read_a_pinned_generation_to_its_end(bench, topic)
+    assert before <= _listed(bench, topic)
+    collect(bench, topic)
+    assert not before <= _listed(bench, topic), "and then it goes"
+
+
+def forgotten_reader(bench: Workbench, topic: Topic) -> tuple[list[Message], Iterator[Message]]:
+    """A reader that has one message and was then left alone until its generation was collected."""
+    reading = topic.messages(read_compacted=True)
+    got = [next(reading)]
+    advance(bench, TERM_MS)
+    before = _listed(bench, topic)
+    publish_twice_and_collect(bench, topic)
+    assert not before <= _listed(bench, topic)
+    return got, reading
+
+
+def test_a_reader_whose_pin_expired_moves_on(bench: Workbench, topic: Topic) -> None:
+    """R7: no id twice, and the newest value of every key."""
+    got, reading = forgotten_reader(bench, topic)
+    got += list(reading)
+    ids = [message.message_id for message in got]
+    assert ids == sorted(set(ids))
+    assert view(got) == view(raw(topic))
+    assert got[-1].payload == b"later-1" * 9
+
+
+def test_a_reader_whose_pin_expired_hears_of_lost_deletions(bench: Workbench, topic: Topic) -> None:
+    """The key that it was given is deleted, and the tombstone is long gone."""
+    reading = topic.messages(read_compacted=True)
+    first = next(reading)
+    bench.append(topic, [content((first.key, None))])
+    bench.compact(topic)
+    advance(bench, GRACE_MS)
+    bench.append(topic, [content(*((key, b"later") for key in KEYS if key != first.key))])
+    bench.compact(topic)
+    advance(bench, GRACE_MS)
+    collect(bench, topic)
+    with pytest.raises(StateMayBeStale):
+        list(reading)
+
+
+def test_the_harness_notices_when_pins_are_not_looked_at(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the pin check taken out, test_a_pinned_generation_is_read_to_its_end fails."""
+    real = pins_module.collect
+
+    def blind(connection: Connection, topic_id: int, ledger_id: int, grace_ms: int, now: int) -> bool:
+        connection.execute(delete(pins_table).where(pins_table.c.ledger_id == ledger_id))
+        return real(connection, topic_id, ledger_id, grace_ms, now)
+
+    monkeypatch.setattr(pins_module, "collect", blind)
+    with pytest.raises(AssertionError, match="it keeps the generation"):
+        read_a_pinned_generation_to_its_end(bench, topic)
+
+
+def test_the_harness_notices_when_attempts_are_not_fenced(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the fence taken out of the commit, an import names objects that are gone, and the tests above fail."""
+    monkeypatch.setattr(attempts_module, "check_open", lambda *_: None)
+    import_beside_collections(bench, topic, alive=False)
+    with pytest.raises(Exception, match="does not exist"):
+        raw(topic)
+
+
+def test_the_harness_notices_when_unfinished_attempts_lose_their_objects(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every attempt taken for long finished, a living import loses its ledgers."""
+    real = bench.metadata.referenced
+
+    def all_finished(topic_id: int) -> Any:
+        snapshot = real(topic_id)
+        return replace(snapshot, attempts=tuple(replace(one, finished_at=0) for one in snapshot.attempts))
+
+    monkeypatch.setattr(bench.metadata, "referenced", all_finished)
+    import_beside_collections(bench, topic, alive=True)
+    with pytest.raises(Exception, match="does not exist"):
+        raw(topic)
