@@ -19,7 +19,7 @@ is per key or per message but the differences that are named, at most `limit` of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,14 +28,14 @@ from compactor.differences import Findings, Kind
 from compactor.engine import Engine, Progress, Quiet, answers
 from compactor.plan import Sizing, range_bits
 from compactor.run_history import History
-from compactor.verify_details import explain_range, explain_unkeyed
+from compactor.verify_details import explain_range, explain_unkeyed, with_keys
 from compactor.verify_keys import check_range, check_unkeyed
 from compactor.verify_ledgers import check_index, check_ledger
 from compactor.verify_parts import check_part
 from compactor.verify_plan import VerifyPlan
 from compactor.verify_report import DETAILED_RANGES, Looked, Report
 from storage.clock import Clock
-from storage.errors import Fenced
+from storage.errors import Fenced, ObjectDamaged
 from storage.heartbeat import Heartbeat
 from storage.lease import afterwards
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
@@ -113,7 +113,7 @@ class Verifier:
         finally:
             self.progress.end()
         self._forgive_trimmed(snapshot, looked)
-        return looked.report(plan)
+        return looked.report(plan, with_keys(self.store, plan, looked.findings.named))
 
     def _look(self, plan: VerifyPlan, looked: Looked) -> None:
         manifest = plan.manifest
@@ -129,7 +129,7 @@ class Verifier:
         checks = [("range", number) for number in range(len(plan.ranges))] + [("unkeyed", 0)]
         indexes = (*(ledger.index for ledger in plan.below), *plan.locations)
         size = sum(location.length for location in indexes)
-        looked.take_keys(self._run("keys", plan, checks, [size / len(checks)] * len(checks)))
+        looked.take_keys(self._run("keys", plan, checks, [size / len(checks)] * len(checks)), manifest)
         checks = [("range details", number) for number in looked.differing[:DETAILED_RANGES]]
         checks += [("unkeyed details", 0)] * looked.unkeyed_differ
         if checks:
@@ -177,7 +177,11 @@ def run_check(plan: VerifyPlan, checks: tuple[tuple[str, int], ...], number: int
 
 
 def _records(snapshot: TopicSnapshot, manifest: Manifest | None) -> int:
-    """Index records that the hash ranges are cut by."""
+    """Index records that the hash ranges are cut by. A directory that cannot be read is for a task to name."""
     locations = [ledger.index for ledger in snapshot.ledgers]
     locations += [location for level in (manifest.index if manifest else ()) for location in level]
-    return sum(IndexDirectory.decode(location.directory).records for location in locations)
+    records = 0
+    for location in locations:
+        with suppress(ObjectDamaged):
+            records += IndexDirectory.decode(location.directory).records
+    return records

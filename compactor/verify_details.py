@@ -8,18 +8,22 @@ Memory: about 100 bytes a record and live row of the range.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from compactor.differences import Findings, Kind
+from compactor.differences import UNREADABLE, Difference, Findings, Kind
 from compactor.verify_keys import unkeyed_bitmaps, visible_records
 from compactor.verify_plan import VerifyPlan
 from compactor.verify_records import (
     align,
     compare_bitmaps,
+    key_hash,
     keyed_rows,
     last_of_each,
     name_records,
@@ -31,7 +35,7 @@ from storage.ledger import key_index
 from storage.ledger.deleted import alive, read_deleted
 from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange, Records
 from storage.ledger.manifest import Part
-from storage.ledger.rows_file import RowsReader
+from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.objects.interface import ObjectStore
 
 
@@ -42,7 +46,9 @@ def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> Findings
     where = f"index and parts of compacted ledger {plan.manifest.ledger_id}"
     wanted = plan.ranges[number]
     with findings.reading(where):
-        found = visible_records(store, plan, wanted)
+        found = visible_records(store, plan, wanted, findings)
+        if found is None:
+            return findings
         found = found.take(found.offset & MARKER == 0)
         live = _live_records(store, plan, wanted)
         newest = last_of_each(live.hi, live.lo, live.offset & OFFSET_MASK)
@@ -82,9 +88,40 @@ def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> Findin
                 offsets = numbers(table, "offset")
                 for name, mask in unkeyed_masks(table).items():
                     live[name] |= BitMap64(offsets[mask].tolist())
-        for name, bitmap in unkeyed_bitmaps(store, plan).items():
+        for name, bitmap in (unkeyed_bitmaps(store, plan, findings) or {}).items():
             compare_bitmaps(findings, where, name, live[name], bitmap)
     return findings
+
+
+def with_keys(store: ObjectStore, plan: VerifyPlan, differences: Sequence[Difference]) -> tuple[Difference, ...]:
+    """The differences, with the keys of those that only have a hash, where a row at their offset has it."""
+    return tuple(
+        one if one.key is not None or one.key_hash is None or one.offset is None
+        else replace(one, key=_key_at(store, plan, one.offset, one.key_hash))
+        for one in differences
+    )  # fmt: skip
+
+
+def _key_at(store: ObjectStore, plan: VerifyPlan, offset: int, wanted: str) -> bytes | None:
+    """The key of the row at an offset, in raw or in a part, if it has that hash. Damage was found already."""
+    spans = [(one.first_offset, one.last_offset, RowsObject(one.rows, one.footer_size)) for one in plan.ledgers]
+    parts = plan.manifest.parts if plan.manifest else ()
+    spans += [(part.first.offset, part.last.offset, part.rows) for part in parts]
+    for first, last, rows_object in spans:
+        if not first <= offset <= last:
+            continue
+        with suppress(*UNREADABLE):
+            reader = RowsReader(store, rows_object)
+            for number, group in enumerate(reader.groups):
+                if not group.first_offset <= offset <= group.last_offset:
+                    continue
+                table = keyed_rows(reader.read(number, ["offset", "key", "payload", "event_time", "slot"]))
+                table = table.filter(pc.equal(table.column("offset"), offset))
+                records = records_of(table, plan.hasher)
+                if len(records) and key_hash(records, 0) == wanted:
+                    key: bytes = table.column("key")[0].as_py()
+                    return key
+    return None
 
 
 def _live_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange) -> Records:

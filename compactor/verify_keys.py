@@ -20,6 +20,7 @@ Memory: about 100 bytes a record of the range (`plan.RANGE_RECORDS` bounds it).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +43,7 @@ from compactor.verify_records import (
 from storage.ledger import key_index
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, Records
 from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.metadata.records import IndexLocation
 from storage.objects.interface import ObjectStore
 
 
@@ -70,50 +72,61 @@ def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> RangeFound
     assert plan.manifest is not None
     wanted = plan.ranges[number]
     found = RangeFound(Findings(plan.limit))
-    serving: Records | None = None
-    winners: tuple[Records, Mask] | None = None
-    with found.findings.reading("the key index of the compacted ledger"):
-        serving = visible_records(store, plan, wanted)
+    serving = visible_records(store, plan, wanted, found.findings)
+    if serving is not None:
         alive = serving.take(serving.offset & MARKER == 0)
         stirred = stirred_records(alive, plan.by_event)
         found.visible = Fingerprint(len(alive), int(stirred.sum(dtype=np.uint64)))
-    with found.findings.reading("the key indexes of raw ledgers"):
-        winners = _winners(store, plan, wanted)
-    if serving is None or winners is None:
-        return found
-    _Range(store, plan, found).compare(serving, *winners)
+    winners = _winners(store, plan, wanted, found.findings)
+    if serving is not None and winners is not None:
+        _Range(store, plan, found).compare(serving, *winners)
     return found
 
 
-def visible_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange) -> Records:
-    """Of each key the record of the newest level that has one, markers included, in hash order."""
+def visible_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange, findings: Findings) -> Records | None:
+    """Of each key the record of the newest level that has one, markers included, in hash order.
+
+    None if an index cannot be read: what it hides is not known then.
+    """
     assert plan.manifest is not None
-    levels: list[Records] = []
-    for level in plan.manifest.index:
-        pieces = [key_index.read_records(store, location, wanted, events=True) for location in level]
-        levels.append(_joined(pieces))
-    everything = _joined(levels)
-    age = np.repeat(np.arange(len(levels)), [len(level) for level in levels])
+    pieces = _read_each(store, plan.locations, wanted, findings)
+    if pieces is None:
+        return None
+    everything = _joined(pieces)
+    ages = [age for age, level in enumerate(plan.manifest.index) for _ in level]
+    age = np.repeat(np.array(ages, dtype=np.int64), [len(piece) for piece in pieces])
     return everything.take(last_of_each(everything.hi, everything.lo, -age))
 
 
-def _winners(store: ObjectStore, plan: VerifyPlan, wanted: HashRange) -> tuple[Records, Mask]:
+def _winners(
+    store: ObjectStore, plan: VerifyPlan, wanted: HashRange, findings: Findings
+) -> tuple[Records, Mask] | None:
     """Of each key in raw at or below the horizon the message that wins, and whether raw can say so."""
-    runs = [key_index.read_records(store, ledger.index, wanted, events=True) for ledger in plan.below]
+    runs = _read_each(store, [ledger.index for ledger in plan.below], wanted, findings)
+    if runs is None:
+        return None
     by_offset = _joined([Records(run.hi, run.lo, run.offset) for run in runs])
     by_event = _joined([run.by_event() for run in runs])
     newest = by_offset.take(last_of_each(by_offset.hi, by_offset.lo, by_offset.offset & OFFSET_MASK))
     assert by_event.event_time is not None
     order = (by_event.offset & OFFSET_MASK, by_event.event_time)
     largest = by_event.take(last_of_each(by_event.hi, by_event.lo, *order))
-    if plan.order is Order.OFFSET:
-        # Event times of the newest are not known, and nobody asks for them.
-        winners, certain = newest, np.ones(len(newest), dtype=np.bool_)
-    else:
-        winners, certain = largest, np.ones(len(largest), dtype=np.bool_)
-        if plan.order is Order.EITHER:
-            certain = newest.offset == largest.offset
+    winners = newest if plan.order is Order.OFFSET else largest
+    certain = np.ones(len(winners), dtype=np.bool_)
+    if plan.order is Order.EITHER:
+        certain = newest.offset == largest.offset
     return winners, certain & plan.decided(_plain(winners))
+
+
+def _read_each(
+    store: ObjectStore, locations: Sequence[IndexLocation], wanted: HashRange, findings: Findings
+) -> list[Records] | None:
+    """The records of some indexes; None if one of them cannot be read."""
+    found: list[Records] = []
+    for location in locations:
+        with findings.reading(location.name):
+            found.append(key_index.read_records(store, location, wanted, events=True))
+    return found if len(found) == len(locations) else None
 
 
 class _Range:
@@ -192,8 +205,11 @@ class _Range:
             mine = (offsets >= ledger.first_offset) & (offsets <= ledger.last_offset) & ~expired
             if not (mine & (limits >= ledger.min_publish_time)).any():
                 continue
+            unread = np.flatnonzero(mine)
+            expired[unread] = True  # unless its rows say otherwise
             with self._found.findings.reading(ledger.rows.name):
                 reader = RowsReader(self._store, RowsObject(ledger.rows, ledger.footer_size))
+                expired[unread] = False
                 for number, group in enumerate(reader.groups):
                     inside = np.flatnonzero(mine & (offsets >= group.first_offset) & (offsets <= group.last_offset))
                     least = reader.least(number, "publish_time")
@@ -216,11 +232,10 @@ def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> UnkeyedF
     assert plan.history is not None
     found = UnkeyedFound(Findings(plan.limit))
     where = f"compacted ledger {plan.manifest.ledger_id}"
-    bitmaps: dict[str, BitMap64] = {}
-    with found.findings.reading("the key index of the compacted ledger"):
-        bitmaps = unkeyed_bitmaps(store, plan)
+    bitmaps = unkeyed_bitmaps(store, plan, found.findings)
+    if bitmaps is not None:
         found.bitmaps = {name: fingerprint(_offsets(bitmap)) for name, bitmap in bitmaps.items()}
-    if found.bitmaps is None:
+    if bitmaps is None:
         return found
     if not plan.manifest.policies.get("retain_null_key"):
         compare_bitmaps(found.findings, where, "null_keys", BitMap64(), bitmaps["null_keys"])
@@ -237,13 +252,16 @@ def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> UnkeyedF
     return found
 
 
-def unkeyed_bitmaps(store: ObjectStore, plan: VerifyPlan) -> dict[str, BitMap64]:
-    """The offsets of the rows outside the key map, by class, of all levels."""
+def unkeyed_bitmaps(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> dict[str, BitMap64] | None:
+    """The offsets of the rows outside the key map, by class, of all levels; None if one cannot be read."""
     bitmaps = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
+    read = 0
     for location in plan.locations:
-        for name, bitmap in bitmaps.items():
-            bitmap |= key_index.read_unkeyed(store, location, name)
-    return bitmaps
+        with findings.reading(location.name):
+            for name, bitmap in bitmaps.items():
+                bitmap |= key_index.read_unkeyed(store, location, name)
+            read += 1
+    return bitmaps if read == len(plan.locations) else None
 
 
 def _plain(records: Records) -> I64:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.run_history import History
+from storage.errors import ObjectDamaged
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange, IndexDirectory
 from storage.ledger.manifest import Manifest
@@ -110,4 +111,7 @@ class VerifyPlan:
 
 
 def _has_events(ledger: LedgerRecord) -> bool:
-    return IndexDirectory.decode(ledger.index.directory).has_events
+    try:
+        return IndexDirectory.decode(ledger.index.directory).has_events
+    except ObjectDamaged:
+        return True  # it is not known; a task names the damage

@@ -6,7 +6,7 @@ Keeps sums and counts, and of differences those that are named.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -66,7 +66,6 @@ class Looked:
         self._checked = dict.fromkeys(("ledgers", "raw rows", "parts", "part rows", "indexes", "index records"), 0)
         self._parts: list[PartFound] = []
         self._compared = 0
-        self._dropped_to = -1
 
     def compare_records(self, manifest: Manifest | None, runs: list[RunRecord]) -> None:
         """The rows of the database against each other and the manifest."""
@@ -119,10 +118,11 @@ class Looked:
             told = (RunState.SUCCESS, manifest.ledger_id, manifest.horizon)
             self._equal(f"row of run {run.run_id}", "result", (run.state, run.compacted_ledger_id, run.horizon), told)
         for number, level in enumerate(manifest.index):
-            ranges = [IndexDirectory.decode(location.directory).hash_range for location in level]
-            ends = [(one.prefix << (32 - one.bits), (one.prefix + 1) << (32 - one.bits)) for one in ranges]
-            if any(before[1] > after[0] for before, after in pairwise(ends)):
-                self._say(name, f"the indexes of level {number} overlap, or do not ascend")
+            with self.findings.reading(name):
+                ranges = [IndexDirectory.decode(location.directory).hash_range for location in level]
+                ends = [(one.prefix << (32 - one.bits), (one.prefix + 1) << (32 - one.bits)) for one in ranges]
+                if any(before[1] > after[0] for before, after in pairwise(ends)):
+                    self._say(name, f"the indexes of level {number} overlap, or do not ascend")
 
     def take_objects(self, found: list[Any], plan: VerifyPlan) -> None:
         """The answers of the first stage, in the order of its checks."""
@@ -154,7 +154,7 @@ class Looked:
             f"row of compacted ledger {compacted.ledger_id}", "last_message_id", compacted.last_message_id, last
         )
 
-    def take_keys(self, found: list[RangeFound | UnkeyedFound]) -> None:
+    def take_keys(self, found: list[RangeFound | UnkeyedFound], manifest: Manifest) -> None:
         """The answers of the second stage: compare fingerprints of the index with those of the parts."""
         compacted = self._snapshot.compacted
         assert compacted is not None
@@ -177,14 +177,14 @@ class Looked:
             self.unchecked.append(
                 f"{undecided} keys: raw, or the policies of earlier runs, do not tell what they must be"
             )
-        self._dropped_to = dropped_to
+        self._compare_dropped(manifest, dropped_to)
 
-    def _compare_dropped(self, manifest: Manifest) -> None:
+    def _compare_dropped(self, manifest: Manifest, dropped_to: int) -> None:
         """Readers are told of deletions by this number (R7)."""
         compacted = self._snapshot.compacted
-        if compacted is not None and self._dropped_to > manifest.tombstones_dropped_to:
+        if compacted is not None and dropped_to > manifest.tombstones_dropped_to:
             what = f"tombstones_dropped_to is {manifest.tombstones_dropped_to}, but the tombstone at offset"
-            self._say(compacted.manifest.name, f"{what} {self._dropped_to} is gone")
+            self._say(compacted.manifest.name, f"{what} {dropped_to} is gone")
 
     def take_details(self, found: list[Findings]) -> None:
         """The answers of the third stage."""
@@ -197,11 +197,10 @@ class Looked:
         self.findings.named = [one for one in self.findings.named if one not in forgiven]
         self.findings.more(Kind.DAMAGED, -len(forgiven))
 
-    def report(self, plan: VerifyPlan) -> Report:
-        """All of it; to be asked for once."""
+    def report(self, plan: VerifyPlan, differences: Sequence[Difference]) -> Report:
+        """All of it, `differences` being those that were named; to be asked for once."""
         manifest = plan.manifest
         if manifest is not None:
-            self._compare_dropped(manifest)
             for first, last in plan.gaps:
                 self.unchecked.append(f"offsets {first} to {last}: raw is trimmed, so only checksums and the compacted "
                                       "ledger itself tell")  # fmt: skip
@@ -217,7 +216,7 @@ class Looked:
             compacted.generation if compacted else 0,
             self._checked,
             tuple(self.unchecked),
-            tuple(self.findings.named),
+            tuple(differences),
             {kind: count for kind, count in self.findings.counts.items() if count > 0},
         )
 
