@@ -1,0 +1,268 @@
+"""`compactor compactions`: runs listed, shown and cancelled; workers that are cancelled, or die, while Spark works.
+
+A worker is held in a phase by a read rate of one byte a second: its tasks would take hours, so a test that ends at all
+has seen them stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+import storage.clock
+from api.settings import Settings
+from api.wiring import open_components
+from compactor.two_phase import HEARTBEAT_MS
+from storage.metadata.records import RunRecord, RunState
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from tests.clients.cli.conftest import Compactor, write_lines
+from tests.clocks import ManualClock
+
+NOW = 1_900_000_000_000
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock(NOW)
+    monkeypatch.setattr(storage.clock, "SystemClock", lambda: clock)
+    return clock
+
+
+def claim(topic: str, **progress: object) -> RunRecord:
+    """A run of another process, which has said this of its progress."""
+    with open_components(Settings.load()) as components:
+        metadata = components.metadata
+        run = metadata.claim_run(metadata.topic(TopicName.parse(topic)).id, "otherhost:4711:cafe", {}, HEARTBEAT_MS)
+        metadata.heartbeat_runs([run], {run.run_id: progress})
+        return run
+
+
+def states(compactor_command: Compactor, *options: str) -> list[tuple[int, str]]:
+    listed = json.loads(compactor_command("compactions", "list", "--output", "json", *options).done().stdout)
+    return [(run["run"], run["state"]) for run in listed]
+
+
+# --- list, show, cancel --------------------------------------------------------------------------------------------
+
+
+def test_list(compactor_command: Compactor, history: str, in_process_engine: None) -> None:
+    assert states(compactor_command) == []
+    compactor_command("import", "u", "history.jsonl").done()
+    compactor_command("compact-topic", "--all").done()
+    compactor_command("compact-topic", "--topic", "u", "--retain-null-key").done()
+    compactor_command("compactions", "cancel", str(claim("t").run_id)).done()
+    claim("u", phase="phase two", tasks_done=3, tasks_total=7)
+
+    done = [(3, "SUCCESS"), (2, "SUCCESS"), (1, "SUCCESS")]
+    assert states(compactor_command) == [(5, "RUNNING"), (4, "CANCELLED"), *done]
+    assert states(compactor_command, "--limit", "2") == [(5, "RUNNING"), (4, "CANCELLED")]
+    assert states(compactor_command, "--topic", "t") == [(4, "CANCELLED"), (1, "SUCCESS")]
+    assert states(compactor_command, "--state", "SUCCESS", "--topic", "u") == done[:2]
+    assert states(compactor_command, "--state", "ERROR") == []
+    table = compactor_command("compactions", "list").done()
+    assert table.stderr == ""
+    first = next(line for line in table.stdout.splitlines() if "RUNNING" in line)
+    assert "persistent://public/default/u" in first
+    assert "phase two" in first
+    assert "3/7" in first
+
+
+def test_wrong_usage(compactor_command: Compactor, history: str) -> None:
+    compactor_command("compactions", "list", "--topic", "nope").refused(3, "nope does not exist")
+    compactor_command("compactions", "list", "--state", "DONE").refused(2, "'DONE'", "'CANCELLED'")
+    compactor_command("compactions", "list", "--limit", "0").refused(2, "--limit")
+    for command in ("show", "cancel"):
+        compactor_command("compactions", command, "x").refused(2, "'RUN'", "integer")
+        compactor_command("compactions", command, str(2**63)).refused(2, "RUN")
+        compactor_command("compactions", command, "9").refused(3, "the compaction run 9 does not exist")
+
+
+def test_show_a_run_that_is_done(compactor_command: Compactor, history: str, in_process_engine: None) -> None:
+    compactor_command("compact-topic", "--topic", history, "--key-ttl", "36500d").done()
+    shown = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
+    with open_components(Settings.load()) as components:
+        run = components.metadata.run(1)
+    assert shown == {
+        "run": 1,
+        "topic": "persistent://public/default/t",
+        "state": "SUCCESS",
+        "phase": "phase two",
+        "tasks_done": None,
+        "tasks_total": None,
+        "bytes_done": None,
+        "started_at": run.started_at,
+        "heartbeat_at": run.heartbeat_at,
+        "heartbeat_expired": None,
+        "finished_at": run.finished_at,
+        "error": None,
+        "compacted_ledger": 2,
+        "horizon": "1:5:-1",
+        "horizon_offset": 5,
+        "epoch": 1,
+        "attempt": run.attempt_id,
+        "holder": run.holder,
+        "policies": run.policies,
+        "statistics": run.statistics,
+    }
+    phases = {"snapshot_ms", "scan_ms", "phase_one_ms", "phase_two_ms", "verify_ms", "publish_ms"}
+    numbers = {"messages_in", "messages_out", "keys", "tombstones_removed", "tombstones_kept", "null_keys_kept"}
+    assert shown["statistics"].keys() >= phases | numbers | {"bytes_in", "bytes_out", "bytes_read", "bytes_written"}
+    lines = compactor_command("compactions", "show", "1").done().stdout.splitlines()
+    text = dict(line.split(maxsplit=1) for line in lines)
+    assert text["error"] == "-"
+    assert text["policies.key_ttl_ms"] == "3,153,600,000,000 ms"
+    assert text["statistics.messages_in"] == "6"
+    assert text["statistics.bytes_out"].endswith(f"({run.statistics['bytes_out']:,} bytes)")
+
+
+def test_show_a_run_that_works_and_one_whose_worker_died(
+    compactor_command: Compactor, history: str, clock: ManualClock
+) -> None:
+    claim(history, phase="phase one", tasks_done=1, tasks_total=4, bytes_done=2048)
+
+    def shown() -> dict[str, object]:
+        document = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
+        names = ("state", "phase", "tasks_done", "tasks_total", "bytes_done", "heartbeat_at", "heartbeat_expired")
+        return {name: document[name] for name in names}
+
+    working: dict[str, object] = {
+        "state": "RUNNING",
+        "phase": "phase one",
+        "tasks_done": 1,
+        "tasks_total": 4,
+        "bytes_done": 2048,
+        "heartbeat_at": NOW,
+        "heartbeat_expired": False,
+    }
+    clock.advance(HEARTBEAT_MS - 1)
+    assert shown() == working
+    assert "expired" not in compactor_command("compactions", "list").done().stdout
+    clock.advance(1)
+    assert shown() == working | {"heartbeat_expired": True}
+    assert "2030-03-17T17:46:40Z, expired" in compactor_command("compactions", "list").done().stdout
+    text = compactor_command("compactions", "show", "1").done().stdout
+    assert "2.0 KiB (2,048 bytes)" in text
+    assert "2030-03-17T17:46:40Z" in text
+
+
+def test_cancel(compactor_command: Compactor, history: str, in_process_engine: None) -> None:
+    claim(history)
+    compactor_command("compact-topic", "--topic", history).refused(4, "run 1", "compactor compactions cancel 1")
+    done = compactor_command("compactions", "cancel", "1", "--reason", "too much\nload").done()
+    assert (done.stdout, done.stderr) == ("Compaction run 1 of topic persistent://public/default/t cancelled\n", "")
+    shown = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
+    assert (shown["state"], shown["error"]) == ("CANCELLED", "too much\nload")
+    assert "too much\\nload" in compactor_command("compactions", "show", "1").done().stdout
+    compactor_command("compactions", "cancel", "1").refused(4, "run 1", "has ended as CANCELLED")
+    compactor_command("compact-topic", "--topic", history).done()
+    assert states(compactor_command) == [(2, "SUCCESS"), (1, "CANCELLED")]
+    compactor_command("compactions", "cancel", "2").refused(4, "has ended as SUCCESS")
+
+
+# --- workers that are cancelled, or die ----------------------------------------------------------------------------
+
+
+@contextmanager
+def worker(topic: str) -> Iterator[subprocess.Popen[str]]:
+    """A `compact-topic` on Spark that would take hours."""
+    command = [sys.executable, "-m", "api.cli.main", "compact-topic", "--topic", topic]
+    options = ["--spark-master", "local[1]", "--max-read-rate", "1"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run_in_phase(process: subprocess.Popen[str], phase: str) -> RunRecord:
+    """The run of the worker as soon as it is in that phase, with what it says of its progress."""
+    deadline = time.monotonic() + 200
+    with open_components(Settings.load()) as components:
+        while time.monotonic() < deadline:
+            for _, run in components.metadata.all_runs(1, state=RunState.RUNNING):
+                if run.phase == phase and "tasks_total" in run.statistics:
+                    return run
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+                raise AssertionError(f"the worker ended by itself: {process.communicate()}")
+    raise AssertionError(f"the worker never came to {phase}")
+
+
+def topic_that_takes_long_in(phase: str, compactor_command: Compactor, folder: Path) -> str:
+    """Only what a task reads after its first piece is waited for: so two indexes, or one."""
+    write_lines(folder / "in.jsonl", *({"key": f"k{n}", "value": "v"} for n in range(300)))
+    for _ in range({"phase one": 2, "phase two": 1}[phase]):
+        compactor_command("import", "t", "in.jsonl").done()
+    return "t"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["phase one", "phase two"])
+def test_a_run_that_is_cancelled_in_a_phase_stops_and_leaves_nothing(
+    compactor_command: Compactor, folder: Path, phase: str, in_process_engine: None
+) -> None:
+    topic = topic_that_takes_long_in(phase, compactor_command, folder)
+    raw = compactor_command("read", topic).messages
+    with worker(topic) as process:
+        run = run_in_phase(process, phase)
+        assert (run.statistics["tasks_done"], run.statistics["tasks_total"], run.statistics["bytes_done"]) == (0, 1, 0)
+        compactor_command("compactions", "cancel", str(run.run_id), "--reason", "too much load").done()
+        stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (4, "")
+    assert stderr == (
+        "compactor: run 1 of persistent://public/default/t is CANCELLED already: too much load: nothing was published "
+        "and the previous compacted ledger still serves; trigger the compaction again\n"
+    )
+    assert states(compactor_command) == [(1, "CANCELLED")]
+    stats = json.loads(compactor_command("topics", "stats", topic, "--output", "json").done().stdout)
+    assert stats["compacted"] is None
+    assert compactor_command("read", topic, "--read-compacted").messages == raw, "raw: nothing else serves"
+    assert list(Path(Settings.load().data).rglob("compacted/*")) == [], "no manifest was written"
+
+    compactor_command("compact-topic", "--topic", topic).done()
+    assert len(compactor_command("read", topic, "--read-compacted").messages) == 300
+    assert states(compactor_command) == [(2, "SUCCESS"), (1, "CANCELLED")]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
+    compactor_command: Compactor, folder: Path, in_process_engine: None
+) -> None:
+    topic = topic_that_takes_long_in("phase one", compactor_command, folder)
+    with worker(topic) as process:
+        run = run_in_phase(process, "phase one")
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
+
+    def last_sign(milliseconds_ago: int) -> None:
+        """As if the worker had died so long ago."""
+        then = ManualClock(storage.clock.SystemClock().now_ms() - milliseconds_ago)
+        metadata = MetadataStore(Settings.load().database_url, then)
+        assert metadata.heartbeat_runs([run]) == []
+        metadata.close()
+
+    def expired() -> bool:
+        listed = json.loads(compactor_command("compactions", "list", "--output", "json").done().stdout)
+        assert [(one["run"], one["state"]) for one in listed] == [(1, "RUNNING")]
+        return bool(listed[0]["heartbeat_expired"])
+
+    last_sign(-60_000)
+    assert not expired()
+    compactor_command("compact-topic", "--topic", topic).refused(4, "run 1", run.holder)
+    last_sign(HEARTBEAT_MS)
+    assert expired()
+    done = compactor_command("compact-topic", "--topic", topic).done()
+    assert " complete. Compacted to ledger " in done.stdout
+    assert states(compactor_command) == [(2, "SUCCESS"), (1, "ERROR")]
+    shown = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
+    assert shown["error"] == f"its worker {run.holder} stopped answering; taken over by run 2"
+    assert len(compactor_command("read", topic, "--read-compacted").messages) == 300
