@@ -1,0 +1,69 @@
+"""`compactor get`: the newest value of one key, before and after compaction, and when there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.clients.cli.conftest import Compactor, write_lines
+
+NO_VALUE = 8
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["never compacted", "compacted", "compacted and appended to"])
+def users(request: pytest.FixtureRequest, compactor_command: Compactor, in_process_engine: None, folder: Path) -> str:
+    """alice has a value, bob was deleted, "" is a key, one key is not text; compacted so many times."""
+    lines = [
+        {"key": "alice", "value": "0"},
+        {"key": "bob", "value": "1"},
+        {"key": "", "value": "empty"},
+        {"key": "alice", "value": "2", "event_time": 5, "publish_time": 9, "properties": {"p": "q"}},
+        {"key": "bob", "value": None},
+    ]
+    write_lines(folder / "a.jsonl", *lines)
+    write_lines(folder / "b.jsonl", {"key": "/wAB", "value": "//4="})
+    compactor_command("import", "users", "a.jsonl").done()
+    base64 = ("--key-encoding", "base64", "--value-encoding", "base64")
+    compactor_command("import", "users", "b.jsonl", *base64).done()
+    if request.param:
+        compactor_command("compact-topic", "--topic", "users").done()
+    if request.param == 2:
+        write_lines(folder / "c.jsonl", {"key": "carol", "value": "new"})
+        compactor_command("import", "users", "c.jsonl").done()
+    return "users"
+
+
+def test_get_shows_the_message_that_read_shows(compactor_command: Compactor, users: str) -> None:
+    shown = compactor_command("get", users, "alice").done()
+    assert shown.stderr == ""
+    lines = compactor_command("read", users, "--limit", "5").done().stdout.splitlines()
+    (expected,) = (line for line in lines if '"value":"2"' in line)
+    assert shown.stdout == expected + "\n"
+    assert shown.messages[0]["properties"] == {"p": "q"}
+
+
+def test_the_empty_key_is_a_key(compactor_command: Compactor, users: str) -> None:
+    assert compactor_command("get", users, "").done().messages[0]["value"] == "empty"
+
+
+def test_keys_and_values_that_are_no_text(compactor_command: Compactor, users: str) -> None:
+    base64 = ("--key-encoding", "base64", "--value-encoding", "base64")
+    (message,) = compactor_command("get", users, "/wAB", *base64).done().messages
+    assert (message["key"], message["value"]) == ("/wAB", "//4=")
+    compactor_command("get", users, "/wAB", *base64[:2]).refused(2, "is not UTF-8 text", "--value-encoding base64")
+    compactor_command("get", users, "not base64!", *base64).refused(2, "is not base64", "--key-encoding")
+
+
+@pytest.mark.parametrize("key", ["bob", "nobody"])
+def test_no_value_is_an_exit_code_of_its_own(compactor_command: Compactor, users: str, key: str) -> None:
+    compactor_command("get", users, key).refused(NO_VALUE, f"'{key}'", "persistent://public/default/users", "no value")
+
+
+def test_the_table(compactor_command: Compactor, users: str) -> None:
+    lines = compactor_command("get", users, "alice", "--output", "table").done().stdout.splitlines()
+    assert [cell.strip() for cell in lines[3].strip("│").split("│")][2:] == ["alice", "2", "9", "5"]
+
+
+def test_a_topic_that_does_not_exist(compactor_command: Compactor) -> None:
+    compactor_command("get", "nosuch", "k").refused(3, "nosuch")
