@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from typing import Any
@@ -157,8 +158,7 @@ class Batch:
         for job in jobs:
             job.start()
             self._note_end(job)
-        while running := [job for job in jobs if job.work is not None]:
-            self._beat(running)
+        while running := self._still_wanted(jobs):
             done = self._do(running)
             for number, job in enumerate(running):
                 if job.fenced:
@@ -168,6 +168,17 @@ class Batch:
                 else:
                     job.answer(done[number])
                 self._note_end(job)
+
+    def _still_wanted(self, jobs: list[Job]) -> list[Job]:
+        """The runs that have work to do; those that were fenced meanwhile end before anything is done for them."""
+        running = [job for job in jobs if job.work is not None]
+        with suppress(CompactorError):  # a database that is away for a moment is asked again by the next beat
+            self._beat(running)
+        for job in running:
+            if job.fenced:
+                job.fail(self._why_fenced(job.run))
+                self._note_end(job)
+        return [job for job in running if job.work is not None]
 
     def _do(self, running: list[Job]) -> list[list[Any]] | CompactorError:
         """Let the engine do the work of all; what came of it, run by run, or why nothing did."""

@@ -1,0 +1,335 @@
+"""Many runs in the jobs of one engine: what fails fails alone, who is fenced ends, all the others publish."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.batch import Batch, Job, Outcome, Work, _Together
+from compactor.engine import InProcess, Quiet
+from compactor.plan import Policies, Sizing
+from storage.errors import CompactorError, Fenced, ObjectMissing, TopicNotFound, Unavailable
+from storage.metadata.records import RunRecord, RunState
+from storage.model import TopicName
+from storage.topic import Topic
+from tests.workbench import Workbench, compacted_only, content
+
+HOLD_SECONDS = 60
+"""What must come from another thread has come long before; or the test fails."""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    bench = Workbench.embedded(tmp_path, sizing=Sizing(1, topics_per_job=100))
+    yield bench
+    bench.metadata.close()
+
+
+class Watched(InProcess):
+    """An engine that tells what it is asked to do before it does it; `jobs`: the number of tasks of each."""
+
+    def __init__(self, before: Callable[[int], None] = lambda job: None) -> None:
+        self.jobs: list[int] = []
+        self.weights: list[Sequence[float] | None] = []
+        self.cancelled = threading.Event()
+        self._before = before
+
+    def run(
+        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
+    ) -> list[Any]:
+        self.jobs.append(count)
+        self.weights.append(weights)
+        self._before(len(self.jobs))
+        return super().run(count, task, on_done, weights)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+def topics(bench: Workbench, *names: str) -> list[Topic]:
+    """Topics with a message each."""
+    made = [bench.topic(name) for name in names]
+    for topic in made:
+        bench.append(topic, [content((b"k", topic.name.topic.encode()))])
+    return made
+
+
+def compact_all(bench: Workbench, some: Sequence[Topic], engine: InProcess | None = None) -> list[Outcome]:
+    return replace(bench, engine=engine or InProcess()).compactor().compact_all([topic.name for topic in some])
+
+
+def state(topic: Topic) -> tuple[RunState, str]:
+    last = topic.snapshot().last_run
+    assert last is not None
+    return last.state, last.error
+
+
+def assert_published(topic: Topic) -> None:
+    assert state(topic) == (RunState.SUCCESS, "")
+    assert [message.payload for message in compacted_only(topic)] == [topic.name.topic.encode()]
+
+
+def test_many_topics_share_the_jobs_and_keep_their_order(bench: Workbench) -> None:
+    some, engine = topics(bench, "e", "a", "d", "b", "c"), Watched()
+    outcomes = compact_all(bench, some, engine)
+    assert [outcome.topic for outcome in outcomes] == [topic.name for topic in some]
+    assert [outcome.compacted_ledger_id for outcome in outcomes] == [
+        compacted.ledger_id for topic in some if (compacted := topic.snapshot().compacted)
+    ]
+    assert engine.jobs == [5, 5]
+    assert [len(weights or ()) for weights in engine.weights] == [5, 5]
+    for topic in some:
+        assert_published(topic)
+
+
+def test_a_batch_is_no_larger_than_asked_and_claims_no_earlier(bench: Workbench) -> None:
+    some = topics(bench, "a", "b", "c", "d", "e")
+    running: list[int] = []
+
+    def count_running(_: int) -> None:
+        running.append(sum(1 for topic in some if topic.snapshot().last_run is not None))
+
+    engine = Watched(count_running)
+    outcomes = compact_all(bench.with_sizing(Sizing(1, topics_per_job=2)), some, engine)
+    assert engine.jobs == [2, 2, 2, 2, 1, 1]
+    assert running == [2, 2, 4, 4, 5, 5]
+    assert [outcome.topic for outcome in outcomes] == [topic.name for topic in some]
+
+
+def test_runs_of_a_batch_may_be_in_different_phases(bench: Workbench) -> None:
+    """A topic without survivors has no phase two; one with nothing new has no run (P11)."""
+    some = topics(bench, "a", "b", "c")
+    bench.compact(some[0])
+    bench.append(some[1], [content((b"k", None))])
+    engine = Watched()
+    outcomes = compact_all(bench, some, engine)
+    assert [outcome.run is None for outcome in outcomes] == [True, False, False]
+    assert all(outcome.error is None for outcome in outcomes)
+    assert engine.jobs == [2, 1]
+    assert compacted_only(some[1]) == []
+    assert_published(some[2])
+
+
+# --- who fails, fails alone
+
+
+def test_a_topic_that_is_not_there_fails_alone(bench: Workbench) -> None:
+    some = topics(bench, "a", "b")
+    names = [some[0].name, TopicName.parse("nosuch"), some[1].name]
+    outcomes = bench.compactor().compact_all(names)
+    assert [outcome.topic for outcome in outcomes] == names
+    assert isinstance(outcomes[1].error, TopicNotFound)
+    assert outcomes[1].run is None
+    for topic in some:
+        assert_published(topic)
+
+
+def test_a_topic_that_is_being_compacted_fails_alone(bench: Workbench) -> None:
+    some = topics(bench, "a", "b")
+    running = bench.metadata.claim_run(some[0].record.id, "elsewhere", {}, 10_000)
+    outcomes = compact_all(bench, some)
+    assert f"run {running.run_id}" in str(outcomes[0].error)
+    assert bench.metadata.run(running.run_id).state is RunState.RUNNING
+    assert_published(some[1])
+
+
+def test_a_task_that_fails_fails_its_topic_alone(bench: Workbench) -> None:
+    some = topics(bench, "a", "b", "c")
+    lost = some[1].snapshot().ledgers[0].rows.name
+    bench.store.delete(lost)
+    outcomes = compact_all(bench, some)
+    assert isinstance(outcomes[1].error, ObjectMissing)
+    assert state(some[1])[0] is RunState.ERROR
+    assert lost in state(some[1])[1]
+    assert some[1].snapshot().compacted is None
+    assert_published(some[0])
+    assert_published(some[2])
+
+
+def test_a_defect_in_a_run_fails_it_alone(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = topics(bench, "a", "b")
+    update = bench.metadata.update_run
+
+    def broken(run: RunRecord, *args: Any, **named: Any) -> RunRecord:
+        if run.topic_id == some[0].record.id:
+            raise ZeroDivisionError("a defect")
+        return update(run, *args, **named)
+
+    monkeypatch.setattr(bench.metadata, "update_run", broken)
+    outcomes = compact_all(bench, some)
+    assert isinstance(outcomes[0].error, ZeroDivisionError)
+    assert state(some[0]) == (RunState.ERROR, "a defect")
+    assert_published(some[1])
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_an_engine_that_gives_up_fails_the_batch_and_not_the_next_one(bench: Workbench, phase: int) -> None:
+    def gives_up(job: int) -> None:
+        if job == phase:
+            raise Unavailable("the cluster is away", "wait")
+
+    some = topics(bench, "a", "b", "c")
+    outcomes = compact_all(bench.with_sizing(Sizing(1, topics_per_job=2)), some, Watched(gives_up))
+    assert [str(outcome.error) for outcome in outcomes[:2]] == [str(Unavailable("the cluster is away", "wait"))] * 2
+    assert [state(topic)[0] for topic in some] == [RunState.ERROR, RunState.ERROR, RunState.SUCCESS]
+    assert [message.payload for message in compacted_only(some[2])] == [b"c"]
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_ctrl_c_is_recorded_in_every_run_under_way(bench: Workbench, phase: int) -> None:
+    def interrupt(job: int) -> None:
+        if job == phase:
+            raise KeyboardInterrupt
+
+    some = topics(bench, "a", "b")
+    with pytest.raises(KeyboardInterrupt):
+        compact_all(bench, some, Watched(interrupt))
+    assert [state(topic) for topic in some] == [(RunState.ERROR, "KeyboardInterrupt")] * 2
+    compact_all(bench, some)
+    for topic in some:
+        assert_published(topic)
+
+
+def test_a_database_that_is_away_between_phases_fails_nobody(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: Any) -> list[int]:
+        raise Unavailable("the database is away", "wait")
+
+    some = topics(bench, "a", "b")
+    monkeypatch.setattr(bench.metadata, "heartbeat_runs", away)
+    assert [outcome.error for outcome in compact_all(bench, some)] == [None, None]
+
+
+def test_a_failure_that_cannot_be_recorded_is_still_the_one_that_is_told(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (topic,) = topics(bench, "a")
+    bench.store.delete(topic.snapshot().ledgers[0].rows.name)
+
+    def away(*_: Any) -> RunRecord:
+        raise Unavailable("the database is away", "wait")
+
+    monkeypatch.setattr(bench.metadata, "fail_run", away)
+    (outcome,) = compact_all(bench, [topic])
+    assert isinstance(outcome.error, ObjectMissing)
+    assert any("the database is away" in note for note in outcome.error.__notes__)
+
+
+# --- who is fenced, ends
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_a_run_that_is_cancelled_ends_alone(bench: Workbench, phase: int) -> None:
+    some = topics(bench, "a", "b", "c")
+
+    def cancel_b(job: int) -> None:
+        last = some[1].snapshot().last_run
+        if job == phase and last is not None:
+            bench.metadata.cancel_run(last.run_id, "not wanted")
+
+    engine = Watched(cancel_b)
+    outcomes = compact_all(bench, some, engine)
+    assert isinstance(outcomes[1].error, CompactorError)
+    assert state(some[1]) == (RunState.CANCELLED, "not wanted")
+    assert some[1].snapshot().compacted is None
+    assert engine.jobs == ([3, 2] if phase == 1 else [3, 3])
+    assert not engine.cancelled.is_set()
+    assert_published(some[0])
+    assert_published(some[2])
+
+
+def test_when_all_are_cancelled_no_work_is_done_for_them(bench: Workbench) -> None:
+    some = topics(bench, "a", "b")
+
+    def cancel_all(_: int) -> None:
+        for topic in some:
+            last = topic.snapshot().last_run
+            assert last is not None
+            bench.metadata.cancel_run(last.run_id, "not wanted")
+
+    engine = Watched(cancel_all)
+    outcomes = compact_all(bench, some, engine)
+    assert engine.jobs == [2]
+    assert engine.cancelled.is_set()
+    assert all(isinstance(outcome.error, CompactorError) for outcome in outcomes)
+    assert [state(topic)[0] for topic in some] == [RunState.CANCELLED] * 2
+
+
+def test_a_job_of_which_all_runs_are_cancelled_is_stopped_while_it_runs(bench: Workbench) -> None:
+    """The heartbeat hears of it; nobody waits for the end of a phase."""
+    some = topics(bench, "a", "b")
+
+    class Stopped(Watched):
+        def run(self, count: int, task: Any, on_done: Any, weights: Any = None) -> list[Any]:
+            for topic in some:
+                last = topic.snapshot().last_run
+                assert last is not None
+                bench.metadata.cancel_run(last.run_id, "not wanted")
+            assert self.cancelled.wait(HOLD_SECONDS)
+            raise Fenced("the compaction was cancelled", "start it again")
+
+    engine = Stopped()
+    compactor = replace(bench, engine=engine).compactor()
+    batch = Batch(bench.metadata, engine, Quiet(), heartbeat_ms=15)
+    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, policies=Policies())
+    outcomes = batch.run([topic.name for topic in some], claim, 10)
+    assert all(isinstance(outcome.error, CompactorError) for outcome in outcomes)
+    assert [state(topic) for topic in some] == [(RunState.CANCELLED, "not wanted")] * 2
+
+
+# --- what the runs' rows say meanwhile
+
+
+def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = topics(bench, "a", "b")
+    at_half = threading.Event()
+    beat = bench.metadata.heartbeat_runs
+
+    def watched(runs: Any, progress: Mapping[int, Mapping[str, object]]) -> list[int]:
+        fenced = beat(runs, progress)
+        if all(one.get("tasks_done") == 1 for one in progress.values()):
+            at_half.set()
+        return fenced
+
+    monkeypatch.setattr(bench.metadata, "heartbeat_runs", watched)
+    seen: list[Mapping[str, object]] = []
+
+    class Halfway(InProcess):
+        def run(self, count: int, task: Any, on_done: Any, weights: Any = None) -> list[Any]:
+            for topic in some:
+                last = topic.snapshot().last_run
+                assert last is not None
+                seen.append({"phase": last.phase, **last.statistics})
+            on_done(count // 2)
+            assert at_half.wait(HOLD_SECONDS)
+            for topic in some:
+                last = topic.snapshot().last_run
+                assert last is not None
+                seen.append({"phase": last.phase, **last.statistics})
+            return [number * number for number in range(count)]
+
+    def steps(name: str) -> Any:
+        answers = yield Work(f"phase of {name}", abs, [100.0, 300.0], 7)
+        return answers
+
+    def claim(name: TopicName) -> Job:
+        run = bench.metadata.claim_run(bench.metadata.topic(name).id, "test", {}, 10_000)
+        return Job(name, run, steps(name.topic))
+
+    outcomes = Batch(bench.metadata, Halfway(), Quiet(), heartbeat_ms=15).run([one.name for one in some], claim, 10)
+    begun = [{"phase": f"phase of {n}", "tasks_done": 0, "tasks_total": 2, "bytes_done": 0} for n in "ab"]
+    half = [{"phase": f"phase of {n}", "tasks_done": 1, "tasks_total": 2, "bytes_done": 200} for n in "ab"]
+    assert seen == [*begun, *half]
+    assert [outcome.run for outcome in outcomes] == [[0, 1], [4, 9]]  # answers went to who had asked
+
+
+def test_tasks_of_several_works_travel_as_one_sequence() -> None:
+    together = _Together((partial(pow, 2), partial(pow, 3), partial(pow, 5)), (0, 3, 3, 5))
+    travelled = pickle.loads(pickle.dumps(together))
+    assert [travelled(number) for number in range(5)] == [1, 2, 4, 1, 5]
