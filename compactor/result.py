@@ -1,8 +1,7 @@
 """What a run has made, checked and put together: promises kept, the new manifest, statistics.
 
-`check` is the run's verify step: phase two found, source by source, exactly what phase one promised, new parts ascend,
-and the store holds each at its full size. Only then is a manifest made of the parts that were kept and those that are
-new.
+The run's verify step: phase two found, source by source, exactly what phase one promised, new parts ascend, and the
+store holds everything that the manifest names, what is new and what stays.
 """
 
 from __future__ import annotations
@@ -19,12 +18,14 @@ from compactor.plan import (
     ScanResult,
     SourceTotals,
 )
-from storage.errors import ObjectDamaged
+from storage.errors import ObjectDamaged, ObjectMissing
+from storage.ledger import names
 from storage.ledger.manifest import Manifest, Part
 from storage.metadata.records import IndexLocation
 from storage.model import MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
 
+_RESTORE = "restore the object, or delete the cursor __compaction so that the next run starts from raw"
 _REPORT = "nothing was published; run the compaction again, and report it if it happens twice"
 
 
@@ -72,8 +73,8 @@ class Made:
     parts: Sequence[PartResult]
     bitmaps: Sequence[BitmapResult]
 
-    def check(self, store: ObjectStore) -> None:
-        """Raises ObjectDamaged, ObjectMissing."""
+    def check(self) -> None:
+        """Raises ObjectDamaged."""
         found: dict[int, SourceTotals] = {}
         for kept in (*(one.kept for one in self.parts), *(one.kept for one in self.bitmaps)):
             for source, totals in kept.items():
@@ -98,9 +99,6 @@ class Made:
             if part.first.offset <= last_offset:
                 raise ObjectDamaged(f"the part {part.rows.stored.name} begins before its predecessor ends", _REPORT)
             last_offset = part.last.offset
-            stored = part.rows.stored
-            if store.size(stored.name) != stored.size:
-                raise ObjectDamaged(f"{stored.name} is not {stored.size} bytes long in the store", "run it again")
 
     def manifest(
         self, topic: TopicName, ledger_id: int, generation: int, run_id: int, created_at: int, horizon: Position
@@ -198,3 +196,26 @@ class Made:
     def _levels(self) -> tuple[tuple[IndexLocation, ...], ...]:
         new = tuple(result.index for result in self.decision.ranges if result.index is not None)
         return ((new,) if new else ()) + self.decision.plan.levels[self.decision.plan.merged :]
+
+
+def check_objects(store: ObjectStore, manifest: Manifest) -> None:
+    """The store has all that the manifest names, at its full length: what is new, and what stays from before (R8).
+
+    A listing, not a request for each: a run may keep thousands of parts. Raises ObjectMissing, ObjectDamaged.
+    """
+    needed: dict[str, int] = {}
+    for part in manifest.parts:
+        needed[part.rows.stored.name] = part.rows.stored.size
+        if part.deleted:
+            needed[part.deleted.name] = max(needed.get(part.deleted.name, 0), part.deleted.offset + part.deleted.length)
+    for level in manifest.index:
+        for location in level:
+            needed[location.name] = max(needed.get(location.name, 0), location.offset + location.length)
+    if not needed:
+        return
+    sizes = {stored.name: stored.size for stored in store.list(names.runs_prefix(manifest.topic_uid))}
+    for name, size in needed.items():
+        if name not in sizes:
+            raise ObjectMissing(f"{name}, which the compacted ledger needs, is not in the store", _RESTORE)
+        if sizes[name] < size:
+            raise ObjectDamaged(f"{name} has {sizes[name]} bytes in the store, not {size}", _RESTORE)

@@ -32,7 +32,7 @@ from compactor.layout import lay_out
 from compactor.phase_one import run_range
 from compactor.phase_two import run_task
 from compactor.plan import BitmapResult, PartResult, Policies, RangeResult, Sizing, located, promised
-from compactor.result import Decision, Made
+from compactor.result import Decision, Made, check_objects
 from compactor.scan import run_scan
 from storage.clock import Clock
 from storage.errors import CompactorError, DataLoss, Fenced
@@ -139,10 +139,7 @@ class TwoPhaseCompactor:
         decision = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
         made = yield from self._carry_out(decision)
         timer.lap("phase_two")
-        made.check(self.store)
-        reached(Step.RUN_VERIFIED)
-        timer.lap("verify")
-
+        made.check()
         manifest = made.manifest(
             snapshot.topic.name,
             self.metadata.allocate_ledger_ids(1),
@@ -151,6 +148,10 @@ class TwoPhaseCompactor:
             self.clock.now_ms(),
             horizon,
         )
+        check_objects(self.store, manifest)
+        reached(Step.RUN_VERIFIED)
+        timer.lap("verify")
+
         run = self._publish(snapshot, run, made, manifest, timer)
         self._clean_up(decision.ranges)
         return run

@@ -14,7 +14,7 @@ from compactor.layout import lay_out
 from compactor.phase_one import run_range
 from compactor.phase_two import run_task
 from compactor.plan import BitmapResult, PartResult, Policies, RunPlan, ScanResult, Sizing, Source, located, promised
-from compactor.result import Decision, Made
+from compactor.result import Decision, Made, check_objects
 from compactor.scan import run_scan
 from storage.bulk_append import to_rows
 from storage.ledger import rows
@@ -141,11 +141,13 @@ def carry_out(decision: Decision) -> Made:
 
 def manifest_of(store: ObjectStore, made: Made) -> Manifest:
     """The checked result of a run, as the next run's previous ledger."""
-    made.check(store)
+    made.check()
     plan, previous = made.decision.plan, made.decision.previous
     generation = previous.generation + 1 if previous else 1
     horizon = end_of(plan, previous)
-    return made.manifest(TopicName.parse("t"), 1000 + generation, generation, generation, plan.now, horizon)
+    manifest = made.manifest(TopicName.parse("t"), 1000 + generation, generation, generation, plan.now, horizon)
+    check_objects(store, manifest)
+    return manifest
 
 
 def end_of(plan: RunPlan, previous: Manifest | None) -> Position:

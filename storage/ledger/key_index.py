@@ -48,7 +48,7 @@ EVENT_BYTES = 16
 TOMBSTONE = np.uint64(1 << 63)
 """Flag in a record's offset: the message is a tombstone."""
 MARKER = np.uint64(1 << 62)
-"""Flag in a record's offset: index-only, it has no row. It hides older levels' records of its key, and remembers (P9)."""
+"""Flag in a record's offset: it has no row. It hides older levels' records of its key, and remembers (P9)."""
 OFFSET_MASK = np.uint64((1 << 62) - 1)
 
 NO_EVENT_TIME = np.iinfo(np.int64).min

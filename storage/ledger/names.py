@@ -62,6 +62,11 @@ def topic_prefix(topic_uid: str) -> str:
     return f"topics/{topic_uid}/"
 
 
+def runs_prefix(topic_uid: str) -> str:
+    """The prefix of what all runs of a topic wrote."""
+    return f"topics/{topic_uid}/runs/"
+
+
 def run_prefix(topic_uid: str, attempt_id: str) -> str:
     """The prefix of the parts, indexes and row sets of one run."""
     return f"topics/{topic_uid}/runs/{attempt_id}/"

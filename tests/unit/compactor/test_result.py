@@ -10,7 +10,7 @@ import pytest
 
 from compactor import layout
 from compactor.plan import PartResult, Policies, Sizing, SourceTotals
-from compactor.result import Made
+from compactor.result import Made, check_objects
 from storage.bulk_append import INPUT_SCHEMA
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.metadata.records import LedgerRecord
@@ -91,30 +91,35 @@ def with_a_part_twice(made: Made) -> Made:
     ],
 )
 def test_a_promise_that_was_not_kept_names_its_source(
-    object_store: ObjectStore, made: Made, break_it: Callable[[Made], Made], source: int
+    made: Made, break_it: Callable[[Made], Made], source: int
 ) -> None:
-    made.check(object_store)
+    made.check()
     with pytest.raises(ObjectDamaged, match=rf"sources \[{source}\]"):
-        break_it(made).check(object_store)
+        break_it(made).check()
 
 
-def test_parts_must_ascend(object_store: ObjectStore, made: Made) -> None:
+def test_parts_must_ascend(made: Made) -> None:
     (part,) = made.parts
     twin = PartResult(1, part.part)
     with pytest.raises(ObjectDamaged, match="before its predecessor ends"):
-        replace(made, parts=[part, twin]).check(object_store)
+        replace(made, parts=[part, twin]).check()
 
 
-def test_parts_must_be_there_at_their_full_size(object_store: ObjectStore, made: Made) -> None:
-    (result,) = made.parts
-    assert result.part is not None
-    stored = result.part.rows.stored
-    longer = replace(result.part, rows=replace(result.part.rows, stored=replace(stored, size=stored.size + 1)))
+def test_all_that_a_manifest_names_must_be_there_at_its_full_length(object_store: ObjectStore, made: Made) -> None:
+    """R8: also what a run keeps, which it never opens."""
+    manifest = manifest_of(object_store, made)
+    kept, new = manifest.parts[1], manifest.parts[-1]
+    stored = new.rows.stored
+    longer = replace(new, rows=replace(new.rows, stored=replace(stored, size=stored.size + 1)))
     with pytest.raises(ObjectDamaged, match=stored.name):
-        replace(made, parts=[replace(result, part=longer)]).check(object_store)
-    object_store.delete(stored.name)
-    with pytest.raises(ObjectMissing, match=stored.name):
-        made.check(object_store)
+        check_objects(object_store, replace(manifest, parts=(*manifest.parts[:-1], longer)))
+    for name in (kept.rows.stored.name, *manifest.objects):
+        data = object_store.get(name)
+        object_store.delete(name)
+        with pytest.raises(ObjectMissing, match=name):
+            check_objects(object_store, manifest)
+        object_store.put(name, data)
+    check_objects(object_store, manifest)
 
 
 def test_a_manifest_joins_what_was_kept_and_what_is_new(object_store: ObjectStore, made: Made) -> None:

@@ -289,15 +289,18 @@ def test_a_lost_part_or_index_is_an_explicit_error(bench: Workbench, what: str) 
     assert len(raw(topic)) == 5
 
 
-def test_a_lost_part_that_a_run_does_not_open_stays_an_explicit_error(bench: Workbench) -> None:
-    """R8: the run leaves the part as it is, and every compacted read goes on naming it."""
+def test_a_lost_part_that_a_run_would_keep_fails_the_run(bench: Workbench) -> None:
+    """R8: also a part that the run has no reason to open; compacted reads name it, raw goes on."""
     topic = bench.topic()
     bench.append(topic, [content((b"kept", b"1"))])
     bench.compact(topic)
     bench.append(topic, [content((b"new", b"2"))])
-    lost = read_manifest(bench.store, manifest_of(bench, topic)[1].manifest).parts[0].rows.stored.name
+    record = manifest_of(bench, topic)[1]
+    lost = read_manifest(bench.store, record.manifest).parts[0].rows.stored.name
     bench.store.delete(lost)
-    bench.compact(topic)
+    with pytest.raises(ObjectMissing, match=lost):
+        bench.compact(topic)
+    assert manifest_of(bench, topic)[1] == record
     with pytest.raises(ObjectMissing, match=lost):
         list(topic.messages(read_compacted=True))
     assert len(raw(topic)) == 2
