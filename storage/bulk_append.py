@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from storage.clock import Clock
-from storage.errors import CompactorError, InvalidRecord, Unavailable
+from storage.errors import InvalidRecord
 from storage.heartbeat import Heartbeat
 from storage.lease import afterwards, writer_lease
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
-from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
+from storage.metadata.records import AttemptKind, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
 from storage.steps import Step, reached
@@ -96,26 +96,11 @@ class BulkAppend:
                     ledgers = tuple(self._seal_all(sealer, next_offset, tables))
                 if ledgers:
                     reached(Step.IMPORT_BEFORE_COMMIT)
-                    self._commit(lease, ledgers)
+                    self.metadata.append_ledgers(lease, ledgers)
                     reached(Step.IMPORT_AFTER_COMMIT)
             reached(Step.IMPORT_ATTEMPT_FINISHED)
         reached(Step.IMPORT_LEASE_RELEASED)
         return Appended(ledgers)
-
-    def _commit(self, lease: Lease, ledgers: tuple[LedgerRecord, ...]) -> None:
-        """A connection may be lost after the commit: told that it failed, its user would append everything again."""
-        try:
-            self.metadata.append_ledgers(lease, ledgers)
-        except Unavailable as error:
-            try:
-                there = {ledger.ledger_id for ledger in self.metadata.ledgers(self.topic.id)}
-            except CompactorError:
-                raise Unavailable(
-                    f"whether messages were appended to {self.topic.name} is not known: {error.message}",
-                    "see with `compactor topics stats` whether they are there before you import them again",
-                ) from error
-            if ledgers[-1].ledger_id not in there:
-                raise
 
     def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
         now = self.clock.now_ms()

@@ -54,7 +54,8 @@ def test_rows_get_ids_and_defaults_and_keep_what_was_given(first: pa.Table, seco
     made = to_rows(content, 42, offset, 1_234)
     assert made.schema == rows.SCHEMA
     assert len(made) == len(content)
-    nothing = dict.fromkeys(["producer", "sequence_id", "chunk_uuid", "chunk_index", "chunk_count", "metadata"])
+    absent = ["producer", "sequence_id", "chunk_uuid", "chunk_index", "chunk_count", "metadata", "retained_at"]
+    nothing = dict.fromkeys(absent)
     for number, (given_, row) in enumerate(zip(content.to_pylist(), made.to_pylist(), strict=True)):
         publish_time = 1_234 if given_["publish_time"] is None else given_["publish_time"]
         assert row == {
