@@ -28,7 +28,7 @@ from tests.workbench import Workbench
 pytestmark = pytest.mark.parametrize("scheme", ["s3"])
 
 ATTEMPTS = 3
-PASSING = {
+PASSING: dict[str, What] = {
     "500": Answer(500, "InternalError"),
     "503": Answer(503, "ServiceUnavailable"),
     "slow down": Answer(503, "SlowDown"),
