@@ -6,15 +6,15 @@ for the first time gets the run's time (T1). Or it writes one object of bitmaps:
 that were deleted before and those that phase one superseded. Payloads go from the store to the store through one
 task; nothing is shuffled.
 
-Memory: one row group read, one being gathered, 12 bytes a survivor of the part (`plan.PART_ROWS`), and while a slice's
-row sets are merged 4 bytes a survivor of its source and at most 32 a survivor; of bitmaps 4 bytes a row that goes
-(`layout.BITMAP_ROWS`).
+Memory: one row group read, one being gathered, 12 bytes a survivor of the part (`plan.PART_ROWS`), 4 bytes a row that
+the row sets of its sources name, and while those of a slice are merged at most 32 a survivor; of bitmaps 4 bytes a
+row that goes (`layout.BITMAP_ROWS`).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -46,6 +46,7 @@ from storage.ledger.rows_file import RowGroup, RowsObject, RowsReader, RowsWrite
 from storage.ledger.sealing import flagged_offsets
 from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore
+from storage.objects.ranges import Range, read_ranges
 from storage.steps import Step, reached
 
 I64 = npt.NDArray[np.int64]
@@ -83,11 +84,11 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartPlan) -> PartResult
 
 def _surviving_rows(store: ObjectStore, plan: RunPlan, task: PartPlan, seen: _Seen) -> Iterator[tuple[int, pa.Table]]:
     """The rows of a part, by source, about an output row group at a time."""
-    for one in task.slices:
+    all_named = read_offsets(store, [one.row_sets for one in task.slices])
+    all_deleted = read_all_deleted(store, [plan.sources[one.source].deleted for one in task.slices])
+    for one, named, deleted in zip(task.slices, all_named, all_deleted, strict=True):
         source = plan.sources[one.source]
-        named = read_offsets(store, source, one.row_sets)
         if one.source < plan.old_parts:
-            (deleted,) = read_all_deleted(store, [source.deleted])
             deleted |= _bitmap(named)
             reader = RowsReader(store, source.rows)
             wanted = _all_but(reader, source, one, deleted)
@@ -101,17 +102,21 @@ def _surviving_rows(store: ObjectStore, plan: RunPlan, task: PartPlan, seen: _Se
             yield one.source, table
 
 
-def read_offsets(store: ObjectStore, source: Source, row_sets: Located) -> npt.NDArray[np.uint32]:
-    """The offsets in the row sets of all hash ranges, relative to the source's first, ascending. Shape (n,)."""
-    relative = []
-    for name, row_set in row_sets:
-        block = store.get(name, row_set.start, row_set.count * 4)
-        if crc32c(block) != row_set.crc32c:
-            raise ObjectDamaged(f"the row sets {name} do not match their checksum", "run the compaction again")
-        relative.append(np.frombuffer(block, dtype="<u4"))
-    merged: npt.NDArray[np.uint32] = np.concatenate(relative) if relative else np.empty(0, dtype=np.uint32)
-    ordered: npt.NDArray[np.uint32] = ascending(merged)
-    return ordered
+def read_offsets(store: ObjectStore, of_sources: Sequence[Located]) -> Iterator[npt.NDArray[np.uint32]]:
+    """Of each source the offsets in the row sets of all hash ranges, relative to its first, ascending. Shape (n,).
+
+    Row sets of neighbouring sources are neighbours in their objects, and come in one ranged read.
+    """
+    ranges = [Range(name, one.start, one.count * 4) for row_sets in of_sources for name, one in row_sets]
+    blocks = iter(read_ranges(store, ranges))
+    for row_sets in of_sources:
+        relative = [np.empty(0, dtype=np.uint32)]
+        for name, row_set in row_sets:
+            block = next(blocks)
+            if crc32c(block) != row_set.crc32c:
+                raise ObjectDamaged(f"the row sets {name} do not match their checksum", "run the compaction again")
+            relative.append(np.frombuffer(block, dtype="<u4"))
+        yield ascending(np.concatenate(relative))
 
 
 def _inside(relative: npt.NDArray[np.uint32], source: Source, one: Slice) -> I64:
@@ -183,9 +188,10 @@ def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: BitmapPlan) -> Bitma
     sources = [number for number, _ in task.parts]
     bitmaps = read_all_deleted(store, [plan.sources[number].deleted for number in sources])
     kept: dict[int, SourceTotals] = {}
-    for number, bitmap, (_, row_sets) in zip(sources, bitmaps, task.parts, strict=True):
+    all_named = read_offsets(store, [row_sets for _, row_sets in task.parts])
+    for number, bitmap, named in zip(sources, bitmaps, all_named, strict=True):
         source = plan.sources[number]
-        more = _bitmap(read_offsets(store, source, row_sets))
+        more = _bitmap(named)
         going = np.frombuffer((more - bitmap).to_array(), dtype=np.uint32).astype(np.uint64)
         gone = SourceTotals(len(going), int(going.sum()) + len(going) * source.first_offset)
         kept[number] = SourceTotals(source.messages, source.offset_sum) - gone

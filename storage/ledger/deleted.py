@@ -10,7 +10,7 @@ May go wrong: ObjectMissing, ObjectDamaged; a bitmap that cannot be read is neve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger.manifest import DeletedRows, Part
 from storage.objects.interface import ObjectStore
+from storage.objects.ranges import Range, read_ranges
 
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
@@ -47,18 +48,16 @@ def read_deleted(store: ObjectStore, part: Part) -> BitMap:
 def read_all_deleted(store: ObjectStore, places: list[DeletedRows | None]) -> list[BitMap]:
     """Several bitmaps; neighbours in one object come in one ranged read."""
     bitmaps = [BitMap() for _ in places]
-    for run in _neighbours(places):
-        start, last = run[0][1], run[-1][1]
-        data = memoryview(store.get(start.name, start.offset, last.offset + last.length - start.offset))
-        for number, place in run:
-            block = data[place.offset - start.offset :][: place.length]
-            if crc32c(block) != place.crc32c:
-                raise ObjectDamaged(
-                    f"bytes {place.offset} to {place.offset + place.length} of the bitmaps {place.name} do not match "
-                    "their checksum",
-                    _REMEDY,
-                )
-            bitmaps[number] = BitMap.deserialize(bytes(block))
+    found = [(number, place) for number, place in enumerate(places) if place is not None]
+    blocks = read_ranges(store, [Range(place.name, place.offset, place.length) for _, place in found])
+    for (number, place), block in zip(found, blocks, strict=True):
+        if crc32c(block) != place.crc32c:
+            raise ObjectDamaged(
+                f"bytes {place.offset} to {place.offset + place.length} of the bitmaps {place.name} do not match "
+                "their checksum",
+                _REMEDY,
+            )
+        bitmaps[number] = BitMap.deserialize(bytes(block))
     return bitmaps
 
 
@@ -70,17 +69,3 @@ def alive(bitmap: BitMap, first_offset: int, offsets: npt.NDArray[np.int64]) -> 
     inside = bitmap & BitMap(range(low, high + 1)) if high - low + 1 < len(bitmap) else bitmap
     dead = np.frombuffer(inside.to_array(), dtype=np.uint32).astype(np.int64) + first_offset
     return np.isin(offsets, dead, assume_unique=True, invert=True)
-
-
-def _neighbours(places: list[DeletedRows | None]) -> Iterator[list[tuple[int, DeletedRows]]]:
-    """Places by number, cut where the next one does not begin where the one before ends."""
-    found = [(number, place) for number, place in enumerate(places) if place is not None]
-    found.sort(key=lambda one: (one[1].name, one[1].offset))
-    run: list[tuple[int, DeletedRows]] = []
-    for number, place in found:
-        if run and (run[-1][1].name, run[-1][1].offset + run[-1][1].length) != (place.name, place.offset):
-            yield run
-            run = []
-        run.append((number, place))
-    if run:
-        yield run

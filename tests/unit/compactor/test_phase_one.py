@@ -47,10 +47,12 @@ def plan_of(store: ObjectStore, ledgers: list[LedgerRecord], bits: int, retain_n
 
 def surviving_offsets(store: ObjectStore, plan: RunPlan, results: list[RangeResult]) -> list[int]:
     """The offsets in the row sets, read as phase two reads them."""
+    found = sorted(located(results).items())
+    named = read_offsets(store, [row_sets for _, row_sets in found])
     return [
         int(offset) + plan.sources[number].first_offset
-        for number, row_sets in sorted(located(results).items())
-        for offset in read_offsets(store, plan.sources[number], row_sets)
+        for (number, _), offsets in zip(found, named, strict=True)
+        for offset in offsets
     ]
 
 

@@ -1,0 +1,54 @@
+"""Many ranges of objects in few requests: neighbours in one object come in one ranged read.
+
+Also across a gap that is cheaper to read than another request (`ObjectStore.preferred_read_bytes`). So what a run
+reads of thousands of small blocks costs a request for each object that they lie in, not one for each block.
+
+May go wrong: what `ObjectStore.get` raises. What was read is not checked here: that is for who knows the checksums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from storage.objects.interface import ObjectStore
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bytes of an object."""
+
+    name: str
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+def read_ranges(store: ObjectStore, ranges: Sequence[Range]) -> list[memoryview]:
+    """The bytes of each range, in the order of `ranges`; all that is read is in memory at once."""
+    blocks = [memoryview(b"")] * len(ranges)
+    run: list[int] = []
+    for number in sorted(range(len(ranges)), key=lambda one: (ranges[one].name, ranges[one].start)):
+        if run and not _near(store, ranges[run[-1]], ranges[number]):
+            _read(store, ranges, run, blocks)
+            run = []
+        run.append(number)
+    if run:
+        _read(store, ranges, run, blocks)
+    return blocks
+
+
+def _near(store: ObjectStore, before: Range, following: Range) -> bool:
+    same = before.name == following.name
+    return same and 0 <= following.start - before.end <= store.preferred_read_bytes
+
+
+def _read(store: ObjectStore, ranges: Sequence[Range], run: list[int], blocks: list[memoryview]) -> None:
+    first, last = ranges[run[0]], ranges[run[-1]]
+    data = memoryview(store.get(first.name, first.start, last.end - first.start))
+    for number in run:
+        start = ranges[number].start - first.start
+        blocks[number] = data[start : start + ranges[number].length]
