@@ -59,7 +59,8 @@ class Difference:
             named.append(f"a key of hash {self.key_hash}, ")
         if self.offset is not None:
             named.append(f"offset {self.offset}, ")
-        return f"{''.join(named)}{self.what} ({self.where})"
+        said = f"{''.join(named)}{self.what}"
+        return said if self.where in self.what else f"{said} ({self.where})"
 
 
 @dataclass

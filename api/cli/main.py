@@ -29,6 +29,7 @@ from api.cli.read_command import read_topic
 from api.cli.service_commands import check_store, upgrade_database
 from api.cli.talk import say
 from api.cli.topics_commands import list_topics, show_stats
+from api.cli.verify_command import verify_topic
 from api.settings import Settings
 from storage.errors import InvalidInput
 
@@ -61,6 +62,7 @@ app.command("compact-topic")(compact_topic)
 app.command("read")(read_topic)
 app.command("get")(get_value)
 app.command("gc")(collect_garbage)
+app.command("verify")(verify_topic)
 topics.command("list")(list_topics)
 topics.command("stats")(show_stats)
 compactions.command("list")(list_compactions)

@@ -1,0 +1,119 @@
+"""`compactor verify`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from api.cli import exit_codes
+from api.cli.names import TOPIC_HELP
+from api.cli.progress import progress_for
+from api.cli.tables import plain
+from api.cli.talk import counted, number, say
+from api.wiring import open_components
+from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from compactor.differences import Difference
+    from compactor.verify_report import Report
+
+
+class VerifyOutputName(StrEnum):
+    """Output formats of a report."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def verify_topic(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    output: Annotated[VerifyOutputName, typer.Option(help="For people, or for scripts.")] = VerifyOutputName.TEXT,
+) -> None:
+    """Derive the compacted ledger again, and name every difference.
+
+    Checks every object of the topic, and the compacted ledger against the raw messages that are still there. Changes
+    nothing; safe beside imports and compactions. Ends with exit code 7 if anything differs.
+    """
+    name = TopicName.parse(topic)
+    with open_components(context.obj) as components:
+        components.metadata.topic(name)  # an unknown topic is known before Spark starts
+        from compactor.spark import SparkEngine, SparkSettings, open_session
+        from compactor.verify import Verifier
+
+        if sys.stderr.isatty():
+            say("starting Spark …")
+        log_file = context.obj.make_data_directory() / "spark.log"
+        session = open_session(SparkSettings(log_file, context.obj.spark_master), say)
+        try:
+            found = Verifier(
+                components.metadata,
+                components.store,
+                components.clock,
+                SparkEngine(session),
+                progress_for(sys.stderr),
+            ).verify(name)
+        finally:
+            # Stopping a Java that has died fails, too, and would hide why.
+            with suppress(Exception):
+                session.stop()
+    if output is VerifyOutputName.JSON:
+        print(json.dumps(document(found), indent=2))  # noqa: T201
+    else:
+        for line in lines(found):
+            print(plain(line))  # noqa: T201
+    if found.total:
+        say(
+            f"compactor: {counted(found.total, 'difference')} in {name}: see docs/operations.md on damaged and lost "
+            "objects"
+        )
+        raise typer.Exit(exit_codes.DATA_LOSS)
+
+
+def lines(report: Report) -> list[str]:
+    """A report for a person: what was looked at, what could not be told, what differs."""
+    found = [f"Topic {report.topic}"]
+    if report.compacted_ledger is None:
+        found.append("It has no compacted ledger; only its raw ledgers were checked.")
+    else:
+        found.append(f"Compacted ledger {report.compacted_ledger}, generation {report.generation}")
+    found.append("Checked: " + ", ".join(f"{number(count)} {noun}" for noun, count in report.checked.items()))
+    found += [f"Not checked: {reason}" for reason in report.unchecked]
+    found += [str(one) for one in report.differences]
+    if report.total > len(report.differences):
+        found.append(f"… and {number(report.total - len(report.differences))} more")
+    by_kind = ", ".join(f"{number(count)} {kind}" for kind, count in sorted(report.counts.items()))
+    found.append(f"{counted(report.total, 'difference')}: {by_kind}" if report.total else "No differences")
+    return found
+
+
+def document(report: Report) -> dict[str, Any]:
+    """A report as plain values."""
+    return {
+        "topic": str(report.topic),
+        "compacted_ledger": report.compacted_ledger,
+        "generation": report.generation,
+        "checked": {noun.replace(" ", "_"): count for noun, count in report.checked.items()},
+        "unchecked": list(report.unchecked),
+        "differences": [_difference(one) for one in report.differences],
+        "counts": {str(kind): count for kind, count in sorted(report.counts.items())},
+        "total": report.total,
+    }
+
+
+def _difference(one: Difference) -> dict[str, Any]:
+    return {
+        "kind": str(one.kind),
+        "where": one.where,
+        "what": one.what,
+        "offset": one.offset,
+        "key": None if one.key is None else one.key.decode(errors="replace"),
+        "key_base64": None if one.key is None else base64.b64encode(one.key).decode(),
+        "key_hash": one.key_hash,
+    }

@@ -1,0 +1,337 @@
+"""Verify, by itself: what policies by time and event-time order explain, and what they do not; beside running work.
+
+Seeds in every kind of object are in tests/faults/test_verify_seeded.py, quiet on any clean history in
+tests/properties/test_verify_properties.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sqlalchemy import delete
+
+from compactor.differences import Difference, Findings, Kind
+from compactor.engine import InProcess
+from compactor.plan import Policies, Sizing
+from compactor.run_history import NEVER, History, Ran
+from compactor.verify import Report, Verifier
+from storage.bulk_append import INPUT_SCHEMA
+from storage.errors import ObjectMissing, Unavailable
+from storage.ledger.key_index import Records
+from storage.metadata.records import RunRecord
+from storage.metadata.tables import ledgers, runs
+from storage.topic import Topic
+from tests.clocks import ManualClock
+from tests.forgery import Forger, with_rows
+from tests.workbench import Workbench, content
+
+NOW = ManualClock().now_ms()
+SIZING = Sizing(parallelism=2, range_records=8, small_range_records=1, part_bytes=1 << 20, small_part_bytes=1)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    bench = Workbench.embedded(tmp_path, sizing=SIZING)
+    yield bench
+    bench.metadata.close()
+
+
+def verify(bench: Workbench, topic: Topic, **given: Any) -> Report:
+    parts = {"metadata": bench.metadata, "store": bench.store, "clock": bench.clock, "engine": bench.engine}
+    return Verifier(**(parts | {"sizing": SIZING} | given)).verify(topic.name)
+
+
+def append(bench: Workbench, topic: Topic, *messages: tuple[bytes, bytes | None, int, int | None]) -> None:
+    """Key, payload, publish time after NOW, event time after NOW."""
+    described = [
+        {"key": key, "payload": payload, "publish_time": NOW + published, "event_time": at and NOW + at}
+        for key, payload, published, at in messages
+    ]
+    bench.append(topic, [pa.Table.from_pylist(described, schema=INPUT_SCHEMA)])
+
+
+def compact(bench: Workbench, topic: Topic, policies: Policies, later: int = 0) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    bench.clock.advance(later)
+    bench.compactor().compact(topic.name, policies)
+
+
+def kinds(report: Report) -> set[tuple[Kind, bytes | None]]:
+    return {(one.kind, one.key) for one in report.differences}
+
+
+# Policies by time
+
+
+TTL = Policies(key_ttl_ms=100)
+
+
+def expiring(bench: Workbench) -> Forger:
+    """`old` has expired in the second run, `new` has not."""
+    topic = bench.topic()
+    append(bench, topic, (b"old", b"1" * 20, 0, None), (b"new", b"2" * 20, 1000, None))
+    compact(bench, topic, TTL)
+    compact(bench, topic, TTL, later=500)
+    assert [m.key for m in topic.messages(read_compacted=True)] == [b"new"]
+    return Forger(bench, topic)
+
+
+def test_a_value_that_expired_is_not_missing(bench: Workbench) -> None:
+    forger = expiring(bench)
+    assert verify(bench, forger.topic).total == 0
+
+
+def test_a_time_to_live_that_is_off_by_now_still_explains_what_it_took(bench: Workbench) -> None:
+    forger = expiring(bench)
+    compact(bench, forger.topic, Policies(), later=10)
+    assert forger.manifest.policies["key_ttl_ms"] is None
+    assert verify(bench, forger.topic).total == 0
+
+
+def test_a_value_that_had_not_expired_is_missing_though_there_is_a_time_to_live(bench: Workbench) -> None:
+    forger = expiring(bench)
+    forger.publish(replace(forger.manifest, parts=(), index=()))
+    assert kinds(verify(bench, forger.topic)) == {(Kind.MISSING, b"new")}
+
+
+@pytest.mark.parametrize("later", [None, Policies()], ids=["still on", "off by now"])
+def test_an_expired_value_that_is_back_is_revived(bench: Workbench, later: Policies | None) -> None:
+    forger = expiring(bench)
+    if later is not None:
+        compact(bench, forger.topic, later, later=10)
+    raw = forger.rows_of(raw_object(forger))
+    forger.part(0, with_rows(raw.slice(0, 1)))
+    hi, lo = (np.array([half], dtype=np.uint64) for half in forger.key_hash(b"old"))
+
+    def add(records: Records) -> Records:
+        keep = records.take(records.hi != hi[0])
+        offset = np.zeros(1, dtype=np.uint64)
+        return Records(*(np.concatenate(two) for two in ((keep.hi, hi), (keep.lo, lo), (keep.offset, offset))))
+
+    for level in range(len(forger.manifest.index)):
+        forger.level(level, add)
+    assert (Kind.REVIVED, b"old") in kinds(verify(bench, forger.topic))
+
+
+def raw_object(forger: Forger) -> Any:
+    from storage.ledger.rows_file import RowsObject
+
+    ledger = forger.topic.snapshot().ledgers[0]
+    return RowsObject(ledger.rows, ledger.footer_size)
+
+
+def test_with_an_incomplete_history_any_value_may_have_expired(bench: Workbench) -> None:
+    """What is gone cannot be told then, and that is said; what is there still can."""
+    forger = expiring(bench)
+    first = bench.metadata.runs(forger.topic.record.id, 10)[-1]
+    with bench.metadata.database.write() as connection:
+        connection.execute(delete(runs).where(runs.c.run_id == first.run_id))
+    forger.publish(replace(forger.manifest, parts=(), index=()))
+    report = verify(bench, forger.topic)
+    assert report.total == 0
+    assert any("history" in one for one in report.unchecked)
+
+
+def test_null_keys_that_an_earlier_run_dropped_are_not_missing(bench: Workbench) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content((None, b"1"), (b"a", b"1"))])
+    compact(bench, topic, Policies())
+    bench.append(topic, [content((None, b"2"))])
+    compact(bench, topic, Policies(retain_null_key=True))
+    assert verify(bench, topic).total == 0
+    Forger(bench, topic).unkeyed("null_keys", lambda bitmap: bitmap - bitmap)
+    report = verify(bench, topic)
+    assert {one.offset for one in report.differences if one.kind is Kind.MISSING} == {2}
+
+
+# Event-time order
+
+EVENTS = Policies(event_time_order=True, event_time_max_lateness_ms=1000)
+
+
+def ordered_by_event(bench: Workbench) -> Forger:
+    """`late`: the older event came last. `gone`: deleted, remembered. `plain`: nothing special."""
+    topic = bench.topic()
+    append(bench, topic, (b"late", b"new", 0, 50), (b"gone", b"1", 0, 40), (b"plain", b"1", 0, 1))
+    compact(bench, topic, EVENTS)
+    append(bench, topic, (b"late", b"old", 5, 20), (b"gone", None, 5, 60))
+    compact(bench, topic, EVENTS, later=10)
+    append(bench, topic, (b"gone", b"too late", 8, 55))
+    compact(bench, topic, EVENTS, later=10)
+    assert {m.key: m.payload for m in topic.messages(read_compacted=True)} == {b"late": b"new", b"plain": b"1"}
+    return Forger(bench, topic)
+
+
+def test_the_largest_event_time_wins(bench: Workbench) -> None:
+    assert verify(bench, ordered_by_event(bench).topic).total == 0
+
+
+def test_a_deletion_that_is_no_longer_remembered_too_early_is_missing(bench: Workbench) -> None:
+    forger = ordered_by_event(bench)
+    hi, lo = forger.key_hash(b"gone")
+    for level in range(len(forger.manifest.index)):
+        forger.level(level, lambda records: records.take((records.hi != np.uint64(hi)) | (records.lo != np.uint64(lo))))
+    assert kinds(verify(bench, forger.topic)) == {(Kind.MISSING, b"gone")}
+
+
+def test_an_event_time_that_was_changed_in_the_index_is_found(bench: Workbench) -> None:
+    forger = ordered_by_event(bench)
+
+    def shift(records: Records) -> Records:
+        assert records.event_time is not None
+        return replace(records, event_time=records.event_time + 1)
+
+    forger.level(len(forger.manifest.index) - 1, shift)
+    assert Kind.ALTERED in verify(bench, forger.topic).counts
+
+
+def test_what_came_after_a_forgotten_deletion_may_stand(bench: Workbench) -> None:
+    forger = ordered_by_event(bench)
+    append(bench, forger.topic, (b"gone", b"much later", 9, 30))
+    compact(bench, forger.topic, EVENTS, later=5000)
+    assert {m.key for m in forger.topic.messages(read_compacted=True)} == {b"late", b"plain", b"gone"}
+    assert verify(bench, forger.topic).total == 0
+
+
+def test_after_a_change_of_order_only_clear_keys_are_judged(bench: Workbench) -> None:
+    forger = ordered_by_event(bench)
+    compact(bench, forger.topic, Policies(), later=10)
+    report = verify(bench, forger.topic)
+    assert report.total == 0
+    assert any(one.startswith("2 keys") for one in report.unchecked)
+    forger.publish(replace(forger.manifest, parts=(), index=()))
+    assert kinds(verify(bench, forger.topic)) == {(Kind.MISSING, b"plain")}
+
+
+# Beside other work
+
+
+class Meanwhile(InProcess):
+    """An engine that does something else before its first job."""
+
+    def __init__(self, deed: Callable[[], object]) -> None:
+        self._deed: Callable[[], object] | None = deed
+
+    def run(self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None) -> Any:
+        deed, self._deed = self._deed, None
+        if deed is not None:
+            deed()
+        return super().run(count, task, on_done, weights)
+
+
+def two_runs(bench: Workbench) -> Topic:
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"), (b"b", b"2"))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"a", b"3"))])
+    return topic
+
+
+def test_a_generation_that_is_replaced_meanwhile_is_verified_to_its_end(bench: Workbench) -> None:
+    """The pin holds it: a collector that comes by leaves its row."""
+    topic = two_runs(bench)
+    before = topic.snapshot().compacted
+    assert before is not None
+    collected: list[bool] = []
+
+    def replace_and_collect() -> None:
+        bench.compact(topic)
+        collected.append(bench.metadata.collect_compacted(topic.record.id, before.ledger_id, 0))
+
+    report = verify(bench, topic, engine=Meanwhile(replace_and_collect))
+    assert collected == [False]
+    assert (report.total, report.compacted_ledger) == (0, before.ledger_id)
+    assert bench.metadata.collect_compacted(topic.record.id, before.ledger_id, 0)
+
+
+def test_a_ledger_that_is_trimmed_meanwhile_is_no_damage(bench: Workbench) -> None:
+    topic = two_runs(bench)
+    first = topic.snapshot().ledgers[0]
+
+    def trim() -> None:
+        with bench.metadata.database.write() as connection:
+            connection.execute(delete(ledgers).where(ledgers.c.ledger_id == first.ledger_id))
+        bench.store.delete(first.rows.name)
+        bench.store.delete(first.index.name)
+
+    report = verify(bench, topic, engine=Meanwhile(trim))
+    assert report.total == 0
+    assert any(f"ledger {first.ledger_id} was trimmed" in one for one in report.unchecked)
+
+
+def test_a_store_that_is_away_is_no_difference(bench: Workbench) -> None:
+    topic = two_runs(bench)
+
+    def away() -> None:
+        raise Unavailable("the store is away", "wait")
+
+    with pytest.raises(Unavailable, match="away"):
+        verify(bench, topic, engine=Meanwhile(away))
+    assert bench.metadata.referenced(topic.record.id).pins == ()
+
+
+def test_it_writes_nothing(bench: Workbench) -> None:
+    topic = two_runs(bench)
+    before = [info.name for info in bench.store.list()]
+    verify(bench, topic)
+    assert [info.name for info in bench.store.list()] == before
+
+
+# What explains what
+
+
+def ran(horizon: int, now: int, certain: bool = True, **policies: Any) -> Ran:
+    return Ran(horizon, now, Policies(**policies), certain)
+
+
+def test_a_run_decides_over_what_is_at_or_below_its_horizon() -> None:
+    history = History((ran(10, 1000, key_ttl_ms=100), ran(20, 2000), ran(30, 1500, key_ttl_ms=700)), True)
+    offsets = np.array([0, 10, 11, 30, 31])
+    assert history.may_expire(offsets).tolist() == [900, 900, 800, 800, NEVER]
+    assert history.must_expire(offsets).tolist() == [900, 900, 800, 800, NEVER]
+
+
+def test_runs_of_an_earlier_life_explain_but_demand_nothing() -> None:
+    history = History((ran(10, 1000, False, key_ttl_ms=1), ran(10, 2000)), True)
+    assert history.may_expire(np.array([3])).tolist() == [999]
+    assert history.must_expire(np.array([3])).tolist() == [NEVER]
+
+
+def test_a_deleted_cursor_begins_a_new_life(bench: Workbench) -> None:
+    topic = two_runs(bench)
+    bench.compact(topic)
+    bench.metadata.delete_cursor(topic.record.id, "__compaction")
+    bench.compact(topic)
+    manifest = Forger(bench, topic).manifest
+    history = History.of(manifest, bench.metadata.runs(topic.record.id, 10))
+    assert [run.certain for run in history.runs] == [False, False, True]
+    assert history.complete
+
+
+def test_a_cancelled_run_does_not(bench: Workbench) -> None:
+    topic = two_runs(bench)
+    run: RunRecord = bench.metadata.claim_run(topic.record.id, "me", {}, 30_000)
+    bench.metadata.cancel_run(run.run_id, "why not")
+    bench.compact(topic)
+    history = History.of(Forger(bench, topic).manifest, bench.metadata.runs(topic.record.id, 10))
+    assert [run.certain for run in history.runs] == [True, True]
+
+
+def test_findings_name_some_and_count_all() -> None:
+    findings = Findings(limit=2)
+    for offset in range(5):
+        findings.add(Difference(Kind.EXTRA, "here", "a row", offset))
+    other = Findings(limit=2)
+    with other.reading("there"):
+        raise ObjectMissing("it is gone", "find it")
+    other.add(findings.named[0])
+    findings.merge(other)
+    assert [one.offset for one in findings.named] == [0, 1, None]
+    assert findings.counts == {Kind.EXTRA: 5, Kind.DAMAGED: 1}
+    assert str(findings.named[0]) == "extra: offset 0, a row (here)"
