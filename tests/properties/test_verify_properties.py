@@ -85,7 +85,7 @@ def trim_one(bench: Workbench, topic: Topic) -> bool:
     return True
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.lists(deeds, min_size=7, max_size=7), policies, st.booleans(), st.booleans())
 def test_a_clean_topic_has_no_difference(
     schedule: list[dict[str, Any]], done: list[str], first: Policies, uniform: bool, colliding: bool
