@@ -62,7 +62,7 @@ def meet(bench: Bench, fault: Fault, run: Callable[[Workbench], None]) -> Compac
 
 SWEEPS = [
     pytest.param(Kind.FAIL, "put", id="a put fails"),
-    pytest.param(Kind.FAIL, "size", id="a size fails"),
+    pytest.param(Kind.FAIL, "list", id="a listing fails"),
     pytest.param(Kind.FAIL, "delete", id="a delete fails"),
     pytest.param(Kind.FULL, "put", id="no space"),
     pytest.param(Kind.LOST, "put", id="a put's answer is lost"),
@@ -97,7 +97,7 @@ def test_one_fault_at_any_call(worlds: Worlds, began_ms: int, name: str, kind: K
             assert called == "delete"
             assert parsed is not None
             assert parsed.kind is ObjectKind.ROW_SETS
-    assert (failed > 0) == (operation == "put" or (operation in ("get", "size") and scenario.publishes))
+    assert (failed > 0) == (operation == "put" or (operation in ("get", "list") and scenario.publishes))
 
 
 @pytest.mark.parametrize(
