@@ -1,4 +1,4 @@
-"""docs/faults.md lists every step at which tests kill, in the words of the code, with every scenario that dies there."""
+"""docs/faults.md lists every step at which tests kill, in the code's words, with every scenario that dies there."""
 
 from __future__ import annotations
 
