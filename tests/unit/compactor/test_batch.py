@@ -191,7 +191,7 @@ def test_ctrl_c_is_recorded_in_every_run_under_way(bench: Workbench, phase: int)
     some = topics(bench, "a", "b")
     with pytest.raises(KeyboardInterrupt):
         compact_all(bench, some, Watched(interrupt))
-    assert [state(topic) for topic in some] == [(RunState.ERROR, "KeyboardInterrupt")] * 2
+    assert [state(topic) for topic in some] == [(RunState.ERROR, "interrupted")] * 2
     compact_all(bench, some)
     for topic in some:
         assert_published(topic)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compactor.engine import InProcess
-from compactor.plan import PartResult, RangeResult, Sizing
+from compactor.plan import PartResult, Policies, RangeResult, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
 from storage.errors import CompactionRunning, DataLoss, Fenced, ObjectDamaged, ObjectMissing, TopicNotFound, Unavailable
 from storage.ledger import names
@@ -23,6 +23,7 @@ from storage.metadata.records import (
     TopicSnapshot,
 )
 from storage.model import EARLIEST, TopicName
+from storage.objects.throttled import Rates
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.workbench import Workbench, compacted_only, content, raw
@@ -143,7 +144,7 @@ def test_a_failure_leaves_everything_as_it_was(bench: Workbench, phase: int, err
     assert list(topic.messages(read_compacted=True)) == seen
     assert after.last_run is not None
     assert after.last_run.state is RunState.ERROR
-    assert after.last_run.error == (str(error) or type(error).__name__)
+    assert after.last_run.error == (str(error) or "interrupted")
     assert bench.compact(topic).run is not None
     assert [(m.key, m.payload) for m in compacted_only(topic)] == [(b"a", b"3"), (b"c", b"4")]
 
@@ -313,3 +314,59 @@ def test_a_compactor_holds_no_state_between_runs(bench: Workbench) -> None:
         bench.append(topic, [content((b"k", name.encode()))])
         one.compact(topic.name)
         assert [m.payload for m in compacted_only(topic)] == [name.encode()]
+
+
+# --- what is due by time
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        Policies(retain_null_key=True, key_ttl_ms=1000),
+        Policies(tombstone_retention_ms=1000),
+        Policies(retain_null_key=True, key_ttl_ms=1000, tombstone_retention_ms=1000),
+        Policies(tombstone_retention_ms=1000, tombstones_wait_for_cursors=True),
+    ],
+)
+def test_no_run_is_made_until_something_is_due_and_one_is_enough(bench: Workbench, policies: Policies) -> None:
+    """P11: null keys, tombstones and values that have no time to live left must not make run after run."""
+    assert isinstance(bench.clock, ManualClock)
+    topic, compactor = bench.topic(), bench.compactor()
+    bench.append(topic, [content((b"a", b"1"), (None, b"n"), (b"b", b"2"), (b"b", b""), (b"c", b"3"))])
+    bench.clock.advance(10)
+    assert compactor.compact(topic.name, policies).run is not None
+    assert compactor.compact(topic.name, policies).run is None
+    bench.clock.advance(980)
+    assert compactor.compact(topic.name, policies).run is None
+    for _ in range(3):
+        bench.clock.advance(1000)
+        compactor.compact(topic.name, policies)
+        assert compactor.compact(topic.name, policies).run is None
+    left = [message.key for message in compacted_only(topic)]
+    gone = {b"a", b"c"} if policies.key_ttl_ms else set()
+    assert left == [key for key in [b"a", None, b"c"] if key not in gone and (key or policies.retain_null_key)]
+
+
+# --- limits
+
+
+def test_a_limit_of_bytes_per_second_is_kept_in_tasks_and_shared_between_them(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C4: by the time that tasks wait. The engine says that two tasks run at once, so each has half."""
+    topic, clock = two_generations(bench), ManualClock()
+    monkeypatch.setattr("compactor.phase_one.SystemClock", lambda: clock)
+    begun = clock.now_ms()
+
+    class Two(InProcess):
+        parallelism = 2
+
+    limited = replace(bench.compactor(), engine=Two(), rates=Rates(read=2_000, write=1_000), sizing=Sizing(1))
+    outcome = limited.compact(topic.name)
+    assert outcome.run is not None
+    waited = clock.now_ms() - begun
+    written = int(str(outcome.run.statistics["bytes_written"]))
+    # a task may move a second's worth at once, and does not wait after its last byte
+    assert waited >= (written - 3 * 500) / 500 * 1000 / 2
+    assert waited > 0
+    assert [(m.key, m.payload) for m in compacted_only(topic)] == [(b"a", b"3"), (b"c", b"4")]

@@ -1,0 +1,120 @@
+"""A dry run says what the run after it does, and leaves no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.engine import InProcess
+from compactor.plan import Policies
+from storage.errors import Unavailable
+from storage.metadata.records import RunState
+from storage.topic import Topic
+from tests.workbench import Workbench, content
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    bench = Workbench.embedded(tmp_path)
+    yield bench
+    bench.metadata.close()
+
+
+def two_generations(bench: Workbench) -> Topic:
+    """A topic with a compacted ledger and messages after its horizon."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"), (b"b", b"2"), (None, b"n"), (b"b", b""))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"a", b"3"), (b"c", b"4"))])
+    return topic
+
+
+def forecast(bench: Workbench, topic: Topic, policies: Policies | None = None) -> dict[str, object]:
+    return bench.compactor().dry_run(topic.name, policies or Policies())
+
+
+def traces(bench: Workbench, topic: Topic) -> tuple[object, ...]:
+    """All that a dry run might leave behind."""
+    unfinished = [attempt for attempt in bench.metadata.attempts(topic.record.id) if attempt.finished_at is None]
+    return topic.snapshot(), sorted(info.name for info in bench.store.list()), unfinished
+
+
+POLICIES = [
+    Policies(),
+    Policies(retain_null_key=True),
+    Policies(tombstone_retention_ms=10_000, key_ttl_ms=3_600_000),
+    Policies(event_time_order=True),
+]
+
+
+@pytest.mark.parametrize("policies", POLICIES, ids=["plain", "null keys", "by time", "by event time"])
+def test_a_dry_run_says_what_the_run_after_it_does_and_leaves_nothing(bench: Workbench, policies: Policies) -> None:
+    topic = bench.topic()
+    history = [
+        content((b"a", b"1"), (b"b", b"2"), (None, b"n"), (b"b", b""), (b"d", b"")),
+        content((b"a", b"3"), (b"c", b"4"), (None, b"m")),
+        content((b"c", b"")),
+    ]
+    for table in history:
+        bench.append(topic, [table])
+        before = traces(bench, topic)
+        said = forecast(bench, topic, policies)
+        assert traces(bench, topic) == before
+        outcome = bench.compactor().compact(topic.name, policies)
+        assert outcome.run is not None
+        did = outcome.run.statistics
+        for name in ("messages_in", "messages_before", "messages_out", "tombstones_removed", "tombstones_kept"):
+            assert said[name] == did[name], name
+        assert (said["expired"], said["null_keys_kept"]) == (did["expired"], did["null_keys_kept"])
+        assert said["parts_kept"] == did["parts_kept"]
+        # a task that finds no survivor in its share of a ledger writes no part, which nobody knows before
+        assert int(str(said["parts_to_write"])) >= int(str(did["parts_written"]))
+        assert said["messages_dropped"] == int(str(did["messages_in"])) + int(str(did["messages_before"])) - int(
+            str(did["messages_out"])
+        )
+
+
+def test_a_dry_run_of_an_empty_topic_has_nothing_to_say(bench: Workbench) -> None:
+    topic = bench.topic()
+    before = traces(bench, topic)
+    assert set(forecast(bench, topic).values()) == {0}
+    assert traces(bench, topic) == before
+
+
+def test_a_dry_run_works_beside_a_running_compaction(bench: Workbench) -> None:
+    """It claims nothing; its objects are its own, and they have a heartbeat row as long as they are there."""
+    topic = two_generations(bench)
+    said: list[dict[str, object]] = []
+
+    class Looks(InProcess):
+        def run(
+            self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
+        ) -> list[Any]:
+            said.append(forecast(bench, topic))
+            return super().run(count, task, on_done, weights)
+
+    outcome = replace(bench, engine=Looks()).compact(topic)
+    assert outcome.run is not None
+    assert outcome.run.state is RunState.SUCCESS
+    assert [one["messages_out"] for one in said] == [outcome.run.statistics["messages_out"]] * 2
+
+
+@pytest.mark.parametrize("error", [Unavailable("the store is away", "wait"), KeyboardInterrupt()])
+def test_a_dry_run_that_fails_leaves_nothing_either(bench: Workbench, error: BaseException) -> None:
+    topic = two_generations(bench)
+    before = traces(bench, topic)
+
+    class Breaks(InProcess):
+        def run(
+            self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
+        ) -> list[Any]:
+            super().run(count, task, on_done, weights)
+            raise error
+
+    with pytest.raises(type(error)):
+        forecast(replace(bench, engine=Breaks()), topic)
+    assert traces(bench, topic) == before
