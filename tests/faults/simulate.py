@@ -1,0 +1,184 @@
+"""A random life of topics, checked against a model at every turn: `python -m tests.faults.simulate --seed N --steps M`.
+
+Imports, compactions of several processes held half-way, readers that stay open, cursors, garbage collection, clocks
+that jump, and faults: processes that die at a step or between two, a database that drops its connection around a
+COMMIT, a store that fails, fills up, loses answers, truncates and alters, objects that are lost. One thread, one event
+after the other, everything by chance from one seed: the same seed always does the same.
+
+`--bug NAME` puts a defect into the code (simulation/bugs.py); `--seeds COUNT` runs so many seeds from `--seed` on. A
+violation ends with exit code 1, and prints the seed, the step, what does not hold, and the last events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from compactor.plan import Policies
+from compactor.two_phase import HEARTBEAT_MS
+from storage.pinned_read import TERM_MS
+from tests.faults.simulation.bugs import BUGS, seeded
+from tests.faults.simulation.collecting import Collecting
+from tests.faults.simulation.compacting import Compacting
+from tests.faults.simulation.model import Violation
+from tests.faults.simulation.reading import Readers
+from tests.faults.simulation.world import World, simulated
+from tests.faults.simulation.writing import Writing
+
+SHOWN_EVENTS = 20
+JUMPS = [1, 5, 20, 100, 600, 5_000, 20_000, HEARTBEAT_MS + 1, TERM_MS + 1, 160_000, -3, -2_000]
+
+
+class SimulationFailed(AssertionError):
+    """Something that must hold did not; tells how to see it again."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What came of a simulation: its log, and the kinds of things that happened."""
+
+    log: tuple[str, ...]
+    happened: frozenset[str]
+
+
+class Simulation:
+    """The actors of one world, and the events that chance picks from."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._writing = Writing(world)
+        self._compacting = Compacting(world)
+        self._readers = Readers(world)
+        self._collecting = Collecting(world, self._compacting, self._readers)
+        world.others = lambda: self._event(inside=True)
+        self._events: list[tuple[Callable[[], object], int, bool]] = [
+            (self._writing.import_some, 14, True),
+            (self._compacting.start, 12, True),
+            (self._compacting.compact, 6, True),
+            (self._compacting.overtake, 2, False),
+            (self._churn, 4, False),
+            (self._compacting.advance, 24, True),
+            (self._readers.begin, 6, True),
+            (self._readers.advance, 14, True),
+            (self._readers.read_page, 2, False),
+            (self._collecting.collect, 8, True),
+            (self._jump, 12, True),
+            (self._writing.move_cursor, 5, True),
+            (self._compacting.stall, 2, True),
+            (self._compacting.cancel, 2, True),
+            (self._compacting.delete_cursor, 2, True),
+            (self._compacting.kill, 2, True),
+            (self._collecting.lose, 2, False),
+        ]
+
+    def step(self) -> None:
+        """One event, and a look at what new generation it left."""
+        self._event(inside=False)
+        self._world.observe()
+        for model in self._world.topics:
+            if model.serving != model.audited or self._world.random.random() < 0.05:
+                self._readers.audit(model)
+
+    def finish(self) -> None:
+        """Everything comes to its end: runs finish or die, readers read on, one more compaction, no garbage."""
+        world = self._world
+        for running in list(self._compacting.running):
+            if world.random.random() < 0.5:
+                self._compacting.finish(running)
+        self._readers.drain()
+        for process in world.processes.values():
+            if process.name.startswith("c"):
+                world.run_as(process, "is killed", process.die)
+        world.clock.advance(HEARTBEAT_MS + 60_000)  # clocks have gone back, too
+        for model in world.topics:
+            self._compacting.start(model, Policies(retain_null_key=world.random.random() < 0.5), faults=0.0)
+            for running in list(self._compacting.running):
+                self._compacting.finish(running)
+            if model.everything and model.horizon != len(model.everything) - 1:
+                raise Violation(f"{model.record.name} cannot be compacted to its end")
+            self._readers.audit(model)
+        self._collecting.collect_all()
+        for model in world.topics:
+            self._readers.audit(model)
+
+    def _churn(self) -> None:
+        """A topic goes on while its readers wait: generations retire, pins end, garbage goes."""
+        world = self._world
+        model = world.random.choice(world.topics)
+        for _ in range(world.random.randint(1, 2)):
+            self._writing.import_some(model)
+            self._compacting.compact(model)
+        world.clock.advance(world.random.choice([1_000, TERM_MS + 1]))
+        world.note(f"some time later it is {world.clock.now_ms()}")
+        self._compacting.beat()
+        self._collecting.collect(model, 500)
+
+    def _event(self, *, inside: bool) -> None:
+        events = [(event, weight) for event, weight, anywhere in self._events if anywhere or not inside]
+        (event,) = self._world.random.choices([event for event, _ in events], [weight for _, weight in events])
+        event()
+
+    def _jump(self) -> None:
+        """Time goes by; while much does, hearts beat, but for those that have stopped."""
+        left = self._world.random.choice(JUMPS)
+        self._world.note(f"the clock jumps by {left} ms")
+        while left > 10_000:
+            self._world.clock.advance(10_000)
+            self._compacting.beat()
+            left -= 10_000
+        self._world.clock.advance(left)
+        if self._world.random.random() < 0.9:
+            self._compacting.beat()
+
+
+def simulate(seed: int, steps: int, bug: str | None = None, database_url: str | None = None) -> Simulated:
+    """One life of so many events. Raises SimulationFailed."""
+    with simulated(seed, database_url) as world:
+        simulation = Simulation(world)
+        at = 0
+        try:
+            with seeded(bug):
+                while at < steps:
+                    at += 1
+                    simulation.step()
+                at += 1
+                simulation.finish()
+        except (Exception, Violation) as error:
+            what = str(world.failed or error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+            where = f"step {at}" if at <= steps else "the end"
+            last = "\n".join(f"  {line}" for line in world.log[-SHOWN_EVENTS:])
+            again = f"python -m tests.faults.simulate --seed {seed} --steps {steps}{f' --bug {bug}' if bug else ''}"
+            raise SimulationFailed(f"seed {seed}, at {where} of {steps}: {what}\n{last}\nagain: {again}") from error
+        return Simulated(tuple(world.log), frozenset(world.happened))
+
+
+def main() -> int:
+    """0 if everything held."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.simulate", description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--seed", type=int, default=0, help="what chance begins with")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other")
+    parser.add_argument("--steps", type=int, default=50, help="events of one seed")
+    parser.add_argument("--bug", choices=sorted(BUGS), help="a defect to put in")
+    parser.add_argument("--database", metavar="URL", help="an empty database, in place of one of SQLite's")
+    parser.add_argument("--log", action="store_true", help="print every event")
+    given = parser.parse_args()
+    happened: Counter[str] = Counter()
+    for seed in range(given.seed, given.seed + given.seeds):
+        try:
+            result = simulate(seed, given.steps, given.bug, given.database)
+        except SimulationFailed as failure:
+            print(failure)
+            return 1
+        happened.update(result.happened)
+        if given.log:
+            print("\n".join(result.log))
+    told = ", ".join(f"{what} in {count}" for what, count in sorted(happened.items()))
+    print(f"{given.seeds} seeds from {given.seed} of {given.steps} steps held; {told}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""Defects to put into the code, one at a time: a simulation that does not find them looks at nothing.
+
+Each is a patch of one place, as if somebody had written that place wrongly; the table says what is wrong in a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+from sqlalchemy import Connection, delete, update
+
+from compactor import phase_two, resolve
+from compactor.garbage import GarbageCollector
+from compactor.plan import RunPlan
+from compactor.two_phase import TwoPhaseCompactor
+from storage import pinned_read, reader
+from storage.ledger import names, rows
+from storage.metadata import cursors, invariants, pins, publishing, runs
+from storage.metadata.engine import Database
+from storage.metadata.tables import compacted_ledgers
+from storage.metadata.tables import cursors as cursors_table
+from storage.metadata.tables import pins as pins_table
+from storage.metadata.tables import topics as topics_table
+from storage.pinned_read import PinnedRead
+from storage.reader import SnapshotReader
+
+
+@dataclass(frozen=True)
+class Bug:
+    """What is wrong, and where: (owner, attribute, what stands there instead)."""
+
+    wrong: str
+    patches: tuple[tuple[Any, str, Any], ...]
+
+
+def _swap_blindly(connection: Connection, topic_id: int, expected_generation: int, epoch: int) -> bool:
+    statement = update(topics_table).where(topics_table.c.id == topic_id)
+    connection.execute(statement.values(generation=topics_table.c.generation + 1))
+    return True
+
+
+def _swap_generation(connection: Connection, topic_id: int, expected_generation: int, epoch: int) -> bool:
+    same = (topics_table.c.id == topic_id) & (topics_table.c.generation == expected_generation)
+    return connection.execute(update(topics_table).where(same).values(generation=expected_generation + 1)).rowcount == 1
+
+
+def _check_without_epoch(topic: Any, run: Any) -> None:
+    invariants_check_run(replace(topic, epoch=run.epoch), run)
+
+
+invariants_check_run = invariants.check_run_is_current
+
+
+def _remove_cursor(connection: Connection, topic_id: int, name: str, now: int) -> None:
+    where = (cursors_table.c.topic_id == topic_id) & (cursors_table.c.name == name)
+    if connection.execute(delete(cursors_table).where(where)).rowcount and name == "__compaction":
+        cursors.retire_compacted(connection, topic_id, now)
+
+
+def _collect_pinned(connection: Connection, topic_id: int, ledger_id: int, grace_ms: int, now: int) -> bool:
+    found = pins._find(connection, topic_id, ledger_id)
+    if found is None or found.retired_at is None or now - found.retired_at < grace_ms:
+        return False
+    connection.execute(delete(pins_table).where(pins_table.c.ledger_id == ledger_id))
+    connection.execute(delete(compacted_ledgers).where(compacted_ledgers.c.ledger_id == ledger_id))
+    return True
+
+
+def _garbage_of_anybody(self: GarbageCollector, listed: Any, referenced: Any, *_: Any) -> Iterator[Any]:
+    for info in listed:
+        parsed = names.parse(info.name)
+        if parsed is not None and info.name not in referenced:
+            yield info, parsed
+
+
+def _references_of_serving(self: GarbageCollector, snapshot: Any, kept: Any) -> set[str]:
+    return _references(self, snapshot, [one for one in kept if one.retired_at is None])
+
+
+_references = GarbageCollector._references
+
+
+def _dry_run_deletes(self: GarbageCollector, garbage: Any, dry_run: bool, tell: Any) -> Any:
+    return _delete(self, garbage, False, tell)
+
+
+_delete = GarbageCollector._delete
+
+
+def _merge_without_markers(new: Any, needed: Any, front: Any, merges_all: bool, rules: Any) -> Any:
+    visible = new.offset & resolve.MARKER == 0
+    return _merge(new, visible | rules.remembered(new.event_time, len(new)), front, True, rules)
+
+
+_merge = resolve._merge
+
+
+def _no_bitmaps(store: Any, places: list[Any]) -> list[BitMap]:
+    return [BitMap() for _ in places]
+
+
+def _bitmaps_anew(store: Any, plan: RunPlan, task: Any) -> Any:
+    with mock.patch.object(phase_two, "read_all_deleted", _no_bitmaps):
+        return _write_bitmaps(store, plan, task)
+
+
+_write_bitmaps = phase_two._write_bitmaps
+
+
+def _publish_short(self: TwoPhaseCompactor, snapshot: Any, run: Any, made: Any, manifest: Any, timer: Any) -> Any:
+    last = manifest.parts[-1].last if manifest.parts else manifest.horizon
+    return _publish(self, snapshot, run, made, replace(manifest, horizon=last), timer)
+
+
+_publish = TwoPhaseCompactor._publish
+
+
+def _raw_jumping(self: PinnedRead) -> Generator[pa.Table, None, None]:
+    """A reader that is raw already looks after each table whether a newer compacted ledger has come."""
+    snapshot = yield from self._compacted()
+    while True:
+        horizon = snapshot.compacted.horizon.offset if snapshot.compacted else -1
+        for table in SnapshotReader(self._store, snapshot).raw(self._next, horizon):
+            last = table.slice(len(table) - 1).to_pylist()[0]
+            self._given = last["offset"]
+            self._next = pinned_read.MessageId(last["ledger_id"], last["entry_id"], -1, last["batch_index"] + 1)
+            yield table
+            now, _ = self._metadata.pin_compacted(self._topic_id, self._holder, pinned_read.TERM_MS)
+            if now.compacted and snapshot.compacted and now.compacted.generation > snapshot.compacted.generation:
+                snapshot = now
+                manifest = SnapshotReader(self._store, now).manifest(now.compacted)
+                yield from SnapshotReader(self._store, now).compacted(self._next, manifest)
+                break
+        else:
+            return
+
+
+def _first_kept_now(table: pa.Table, tombstone: Any, now: int) -> pa.Table:
+    if not tombstone.any():
+        return table
+    times = pc.if_else(pa.array(tombstone), pa.scalar(now, pa.int64()), pa.scalar(None, pa.int64()))
+    column = table.schema.get_field_index("retained_at")
+    return table.set_column(column, rows.SCHEMA.field("retained_at"), times)
+
+
+def _newest(one: int | None, other: int | None) -> int | None:
+    return max((time for time in (one, other) if time is not None), default=None)
+
+
+def _once_without_looking(self: Database, change: Callable[[Connection], Any], happened: Any, what: str) -> Any:
+    with self.write() as connection:
+        return change(connection)
+
+
+def _silently_on(self: PinnedRead, pinned: Any, compacted: Any) -> Any:
+    given, self._given = self._given, None
+    try:
+        yield from _generation(self, pinned, compacted)
+    finally:
+        self._given = self._given if self._given is not None else given
+
+
+_generation = PinnedRead._generation
+
+
+def _from_the_start(self: PinnedRead) -> Any:
+    start = self._next
+    compacted = _compacted(self)
+    try:
+        while True:
+            yield next(compacted)
+            self._next = start
+    except StopIteration as stop:
+        return stop.value
+
+
+_compacted = PinnedRead._compacted
+
+
+def _no_marker_of_age(self: resolve.Rules, tombstones: Any) -> Any:
+    return np.full(len(tombstones), self.policies.tombstone_retention_ms > 0)
+
+
+BUGS: Mapping[str, Bug] = MappingProxyType(
+    {
+        "publish-unfenced": Bug(
+            "A run publishes whatever generation and epoch the topic has come to: nothing is compared and swapped.",
+            (
+                (publishing, "_swap", _swap_blindly),
+                (publishing, "check_publish", lambda *_: None),
+                (publishing.attempts, "check_open", lambda *_: None),
+            ),
+        ),
+        "publish-any-epoch": Bug(
+            "A run is held for current though the epoch has moved on.",
+            (
+                (publishing, "_swap", _swap_generation),
+                (invariants, "check_run_is_current", _check_without_epoch),
+                (runs, "check_run_is_current", _check_without_epoch),
+            ),
+        ),
+        "delete-cursor-keeps-epoch": Bug(
+            "Deleting `__compaction` does not raise the epoch.", ((cursors, "remove", _remove_cursor),)
+        ),
+        "gc-ignores-pins": Bug(
+            "Garbage collection takes the row of a retired compacted ledger without a look at pins.",
+            ((pins, "collect", _collect_pinned),),
+        ),
+        "gc-ignores-attempts": Bug(
+            "Garbage collection deletes what nothing refers to, though its attempt goes on.",
+            ((GarbageCollector, "_garbage", _garbage_of_anybody),),
+        ),
+        "gc-ignores-retired": Bug(
+            "Garbage collection asks only the manifest that serves for what it refers to.",
+            ((GarbageCollector, "_references", _references_of_serving),),
+        ),
+        "gc-dry-run-deletes": Bug(
+            "A dry run of garbage collection deletes.", ((GarbageCollector, "_delete", _dry_run_deletes),)
+        ),
+        "marker-dropped": Bug(
+            "A tombstone that leaves the data leaves no marker, though an older level still has its key.",
+            ((resolve, "_merge", _merge_without_markers),),
+        ),
+        "bitmaps-not-united": Bug(
+            "The deleted rows of a kept part are those of this run alone, not with those from before.",
+            ((phase_two, "_write_bitmaps", _bitmaps_anew),),
+        ),
+        "horizon-at-survivor": Bug(
+            "The horizon is taken at the last survivor, not at the end of the snapshot.",
+            ((TwoPhaseCompactor, "_publish", _publish_short),),
+        ),
+        "reader-jumps": Bug(
+            "A reader that has got past its horizon goes into a newer compacted ledger while raw lasts.",
+            ((PinnedRead, "_tables", _raw_jumping),),
+        ),
+        "reader-ignores-deleted": Bug(
+            "A reader gives rows of a part that its bitmap says are deleted.",
+            ((reader, "read_deleted", lambda *_: BitMap()),),
+        ),
+        "reader-starts-again": Bug(
+            "A reader whose generation is gone begins the newer one at its own start.",
+            ((PinnedRead, "_compacted", _from_the_start),),
+        ),
+        "reader-silently-stale": Bug(
+            "A reader goes on in a newer generation that has dropped deletions which it has not seen.",
+            ((PinnedRead, "_generation", _silently_on),),
+        ),
+        "tombstone-kept-anew": Bug(
+            "A retained tombstone begins its retention again whenever its part is rewritten.",
+            ((phase_two, "_first_kept", _first_kept_now),),
+        ),
+        "newest-for-oldest": Bug(
+            "A part says when its newest value was published in place of its oldest, so expiry comes too late.",
+            ((phase_two, "_least", _newest),),
+        ),
+        "cursors-not-waited-for": Bug(
+            "Tombstones that win do not wait for the slowest cursor.", ((resolve.Rules, "retained", _no_marker_of_age),)
+        ),
+        "commit-not-looked-for": Bug(
+            "An import whose COMMIT lost its answer is told as failed, though its messages are there.",
+            ((Database, "write_once", _once_without_looking),),
+        ),
+    }
+)
+
+
+@contextmanager
+def seeded(bug: str | None) -> Iterator[None]:
+    """Inside the context the code has the bug; None: it has none of these."""
+    with ExitStack() as stack:
+        for owner, attribute, instead in BUGS[bug].patches if bug else ():
+            stack.enter_context(mock.patch.object(owner, attribute, instead))
+        yield

@@ -1,0 +1,140 @@
+"""Garbage collection, and objects that are lost on purpose (properties 9 and 15).
+
+What is deleted is checked object by object as it goes (`World.before_delete`). Here: a dry run deletes nothing and
+tells what the real one then does, twice is once, and in the end nothing is left but what something refers to.
+"""
+
+from __future__ import annotations
+
+from compactor.garbage import Collected, GarbageCollector
+from storage.errors import CompactorError, DataLoss, Unavailable
+from storage.ledger.manifest import read_manifest
+from storage.model import EARLIEST
+from tests.faults.simulation.compacting import Compacting
+from tests.faults.simulation.model import TopicModel, require
+from tests.faults.simulation.process import Process
+from tests.faults.simulation.reading import Readers
+from tests.faults.simulation.world import World
+
+LONGEST_GRACE = 150_000
+SKEW = 5_000
+
+
+class Collecting:
+    """Events of garbage collection, and of loss."""
+
+    def __init__(self, world: World, compacting: Compacting, readers: Readers) -> None:
+        self._world = world
+        self._compacting = compacting
+        self._readers = readers
+
+    def collect(self, model: TopicModel | None = None, grace: int | None = None) -> None:
+        """One collection of a topic, dry or not, or both."""
+        world = self._world
+        free = world.free("g")
+        if not free:
+            return
+        model = model or world.random.choice(world.topics)
+        grace = grace or world.random.choice([500, 40_000, LONGEST_GRACE])
+        dry, twice = world.random.random() < 0.3, world.random.random() < 0.5
+        world.run_as(
+            free[0],
+            f"collects garbage of {model.record.name}, grace {grace}{', after a dry run' if dry else ''}",
+            lambda: self._collect(free[0], model, grace, dry, twice),
+            faults=0.15,
+        )
+
+    def _collect(self, process: Process, model: TopicModel, grace: int, dry: bool, twice: bool) -> None:
+        world = self._world
+        faults = process.faults
+        world.grace_ms, world.collecting_since = grace, world.clock.now_ms()
+        collector = GarbageCollector(process.metadata, process.store, world.clock, grace, SKEW)
+        forecast: Collected | None = None
+        try:
+            if dry:
+                before = dict(world.objects.stored)
+                forecast = collector.collect(model.record, dry_run=True)
+                if not process.preempted:
+                    require(world.objects.stored == before, "a dry run of garbage collection deleted something")
+            done = collector.collect(model.record)
+            undisturbed = not process.preempted and process.faults == faults
+            if forecast is not None and undisturbed:
+                told = (forecast.objects, forecast.attempts_given_up, forecast.compacted_ledgers)
+                did = (done.objects, done.attempts_given_up, done.compacted_ledgers)
+                require(told == did, f"a dry run foretold {told}, and {did} came of it")
+            world.note(f"  deleted {done.total.count}, gave up {done.attempts_given_up}")
+            world.happened.add("collected" if done.total.count else "nothing to collect")
+            if twice and undisturbed:
+                again = collector.collect(model.record)
+                if not process.preempted:
+                    require(again.total.count == 0, f"a second collection deleted {again.objects} more")
+        except CompactorError as error:
+            world.note(f"  {type(error).__name__}: {error}"[:150])
+            lost = any(name in str(error) for name in world.lost)
+            faulty = process.faults > faults
+            if isinstance(error, DataLoss):
+                require(lost or faulty, f"garbage collection of {model.record.name} failed: {error}")
+            else:
+                require(isinstance(error, Unavailable) and faulty, f"garbage collection failed: {error!r}")
+
+    def lose(self) -> None:
+        """R8: an object of the compacted ledger is lost; it is told, raw goes on, and there is a way out."""
+        world = self._world
+        model = world.random.choice(world.topics)
+        if model.serving is None or world.depth:
+            return
+        ledger = model.serving
+        compacted = world.observer.snapshot(model.record.id).compacted
+        assert compacted is not None
+        parts = read_manifest(world.store, compacted.manifest).parts
+        needed = {part.rows.stored.name for part in parts} | {part.deleted.name for part in parts if part.deleted}
+        needed.add(compacted.manifest.name)
+        name = world.random.choice(sorted(world.manifests[ledger]))
+        world.lost[name] = world.objects.stored.pop(name)
+        world.note(f"{name} is lost")
+        self._check_loss(model, name, name in needed)
+        if self._readers.open and world.random.random() < 0.5:
+            self._readers.advance(self._readers.open[0], faults=0.0)
+        if world.random.random() < 0.6:
+            self._compacting.start(model, faults=0.0)
+            for running in list(self._compacting.running):
+                if running.model is model:
+                    self._compacting.finish(running)
+        if model.serving == ledger and world.random.random() < 0.4:
+            self._compacting.delete_cursor(model)
+        else:
+            world.objects.stored[name] = world.lost.pop(name)
+            world.note("it is restored")
+
+    def _check_loss(self, model: TopicModel, name: str, needed: bool) -> None:
+        topic = self._world.topic(model)
+        try:
+            given = list(topic.messages(read_compacted=True))
+        except DataLoss as error:
+            require(name in str(error), f"{name} is lost, and the error does not name it: {error}")
+        else:
+            require(not needed, f"{name} is lost, and a compacted read did not tell (R8)")
+            expected = model.at_or_after(model.serving, len(model.everything), EARLIEST)
+            require(given == expected, f"{name} is lost, and a compacted read gave something else (R8)")
+        require(list(topic.messages()) == model.everything, f"{name} is lost, and raw reads changed (R8)")
+
+    def collect_all(self) -> None:
+        """When everything is over and aged, exactly what the topics refer to is left."""
+        world = self._world
+        process = world.processes["g0"]
+        for _ in range(2):  # first attempts are given up, and a grace time later what they left goes
+            world.clock.advance(LONGEST_GRACE + SKEW + 1)
+            for model in world.topics:
+                world.run_as(
+                    process,
+                    "collects at the end",
+                    lambda m=model: self._collect(process, m, LONGEST_GRACE, False, True),
+                )
+        referenced = set().union(*(world.serving_objects(model) for model in world.topics))
+        left = world.objects.names()
+        require(left >= referenced, f"in the end these are missing: {sorted(referenced - left)}")
+        require(left <= referenced, f"in the end these are left over: {sorted(left - referenced)}")
+        for model in world.topics:
+            after = world.observer.referenced(model.record.id)
+            require(len(after.compacted) == (model.serving is not None), "rows of retired generations are left")
+            require(all(one.finished_at is not None for one in after.attempts), "attempts are left open")

@@ -1,0 +1,277 @@
+"""Compactions: runs of several processes, each held half-way for as long as chance will have it.
+
+A run is a generator of work (compactor/batch.py); a `Running` holds one with the answers that it has not been given
+yet. It may be driven on, be left alone until others hold it for dead, be overtaken, cancelled, lose its cursor, or die
+with its process. The Batch's own hands drive it, so that beats, fences and failures are told as they are in life.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from compactor import reference
+from compactor.batch import Batch, Job
+from compactor.engine import InProcess, Quiet
+from compactor.plan import Policies, Sizing
+from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
+from storage.errors import CompactionRunning, CompactorError, Conflict, DataLoss, Fenced, NotFound, Unavailable
+from storage.metadata.records import COMPACTION_CURSOR, RunState
+from tests.faults.simulation.model import TopicModel, require
+from tests.faults.simulation.process import Process
+from tests.faults.simulation.world import World
+
+
+@dataclass
+class Running:
+    """A run under way. `done`: what came of its work, if that is done; `faults`: of its process when it began."""
+
+    process: Process
+    model: TopicModel
+    job: Job
+    faults: int
+    done: Any = None
+
+
+class Compacting:
+    """Events of compactions."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.running: list[Running] = []
+        self._policies: dict[int, Policies] = {}
+        self._engine = InProcess()
+
+    def start(self, model: TopicModel | None = None, policies: Policies | None = None, faults: float = 0.12) -> None:
+        """A trigger: it claims a run and takes it up to its first work, or finds that nothing is new."""
+        world = self._world
+        free = world.free("c")
+        if not free:
+            return
+        process, model = world.random.choice(free), model or world.random.choice(world.topics)
+        used = policies or self._policies.get(model.record.id)
+        if used is None or (policies is None and world.random.random() < 0.35):
+            used = world.draw_policies(model)
+        self._policies[model.record.id] = used
+        compactor = replace(self.compactor(process), sizing=self._sizing())
+        world.run_as(
+            process,
+            f"triggers {model.record.name} by {_shown(used)}",
+            lambda: self._start(process, model, compactor, used),
+            faults,
+        )
+
+    def compactor(self, process: Process) -> TwoPhaseCompactor:
+        hasher = self._world.hasher
+        return TwoPhaseCompactor(
+            process.metadata, process.store, self._world.clock, self._engine, hasher=lambda _: hasher
+        )
+
+    def _start(self, process: Process, model: TopicModel, compactor: TwoPhaseCompactor, used: Policies) -> None:
+        world = self._world
+        faults, process.floor = process.faults, None
+        try:
+            job = compactor._claim(model.record.name, used)
+        except CompactionRunning as error:
+            last = world.observer.last_run(model.record.id)
+            require(last is not None and str(last.run_id) in str(error), f"{error}, and the last run is {last}")
+            world.note("  another run is under way")
+            return
+        except CompactorError as error:
+            require(process.faults > faults, f"{model.record.name} could not be claimed without a fault: {error}")
+            world.note(f"  {type(error).__name__}: {error}"[:150])
+            return
+        if job is None:
+            world.note("  nothing is new")
+            if not process.preempted:
+                self._check_nothing_new(model, used, process.floor)
+            return
+        running = Running(process, model, job, faults)
+        self.running.append(running)
+        process.on_death.append(lambda: self._forget(running))
+        process.on_snapshot = lambda: world.note_run(process, model, job.run.run_id)
+        try:
+            job.start()
+        finally:
+            process.on_snapshot = None
+        notes = model.notes.get(job.run.run_id)
+        if notes is not None:
+            notes.floor = process.floor
+        self._end(running)
+
+    def _check_nothing_new(self, model: TopicModel, used: Policies, floor: int | None) -> None:
+        """P11, property 3: a trigger that makes no run would have changed nothing."""
+        now = self._world.clock.now_ms()
+        end = model.last_old_enough(model.ledgers, used, now, model.horizon)
+        require(end == model.horizon, f"{model.record.name}: nothing was new, and messages up to {end} are")
+        if model.serving is None:
+            return
+        after = reference.run(model.state, [], used, now, floor if used.tombstones_wait_for_cursors else None)
+        before = model.state
+        same = (after.messages, after.retained_at, after.dropped_to) == (
+            before.messages,
+            before.retained_at,
+            before.dropped_to,
+        )
+        require(same, f"{model.record.name}: nothing was new, and a run would have changed something (P11)")
+
+    def advance(self, running: Running | None = None, faults: float = 0.15) -> None:
+        """One run goes on: its work is done, or it is given what came of it, or both."""
+        world = self._world
+        found = [one for one in self.running if one.process in world.free("c")]
+        if running is None:
+            if not found:
+                return
+            running = world.random.choice(found)
+        going = running
+        both = world.random.random() < 0.6
+        world.run_as(
+            going.process,
+            f"goes on with run {going.job.run.run_id} ({going.job.work.name if going.job.work else 'ended'})",
+            lambda: self._advance(going, both),
+            faults,
+        )
+
+    def finish(self, running: Running) -> None:
+        """Drive it to its end."""
+        while running in self.running:
+            self.advance(running, faults=0.0)
+
+    def _advance(self, running: Running, both: bool) -> None:
+        batch, job = self._batch(running.process), running.job
+        if running.done is None:
+            if not running.process.stalled:
+                try:
+                    batch._beat([job])
+                except CompactorError as error:
+                    require(running.process.faults > running.faults, f"no beat, without a fault: {error}")
+            running.done = batch._do([job])
+            if not both:
+                return
+        done, running.done = running.done, None
+        if job.fenced:
+            job.fail(batch._why_fenced(job.run))
+        elif isinstance(done, CompactorError):
+            job.fail(done)
+        else:
+            job.answer(done[0])
+        self._end(running)
+
+    def _end(self, running: Running) -> None:
+        """If it has ended: its failure is recorded, and it had a reason."""
+        job, world = running.job, self._world
+        if job.outcome is None:
+            return
+        self.running.remove(running)
+        error = job.outcome.error
+        row = world.observer.run(job.run.run_id)
+        topic = world.observer.topic(running.model.record.name)
+        fenced = row.state is not RunState.RUNNING or topic.epoch != row.epoch
+        self._batch(running.process)._note_end(job)
+        after = world.observer.run(job.run.run_id)
+        told = f"run {row.run_id} of {topic.name}"
+        world.note(f"  ended as {after.state} {after.error}"[:150])
+        world.happened.add(f"run {after.state}")
+        faulty = running.process.faults > running.faults
+        if error is None:
+            require(after.state is RunState.SUCCESS, f"{told} succeeded, and its row says {after.state}")
+            return
+        require(after.state is not RunState.RUNNING or faulty, f"{told} failed, and its row says RUNNING: {error}")
+        if isinstance(error, Fenced):
+            require(fenced, f"{told} was fenced by nobody: {error}")
+        elif isinstance(error, Unavailable):
+            require(faulty, f"{told} failed without a fault: {error}")
+        elif isinstance(error, DataLoss):
+            lost = any(name in str(error) for name in world.lost)
+            require(faulty or fenced or lost, f"{told} lost data without a fault: {error}")
+        else:
+            require(False, f"{told} failed: {error!r}")
+
+    def _forget(self, running: Running) -> None:
+        if running in self.running:
+            self.running.remove(running)
+        running.job._steps.close()
+
+    def compact(self, model: TopicModel | None = None) -> None:
+        """A trigger, and what it began is driven to its end."""
+        before = list(self.running)
+        self.start(model)
+        for running in [one for one in self.running if one not in before]:
+            self.finish(running)
+
+    def overtake(self) -> None:
+        """A run's process stalls until it is held for dead; another compacts the topic, and the first comes back."""
+        found = [one for one in self.running if one.process in self._world.free("c")]
+        if not found:
+            return
+        running = self._world.random.choice(found)
+        running.process.stalled = True
+        self._world.note(f"{running.process.name} stops beating, until run {running.job.run.run_id} is held for dead")
+        self._world.clock.advance(HEARTBEAT_MS + 1)
+        self.compact(running.model)
+
+    def beat(self) -> None:
+        """Every process that is not stalled says that its runs are alive."""
+        for running in self.running:
+            if not running.process.stalled and running.process in self._world.free("c"):
+                self._batch(running.process)._beat([running.job])
+
+    def stall(self) -> None:
+        """A process's heart stops, or beats again."""
+        process = self._world.random.choice(list(self._world.processes.values()))
+        if process.name.startswith("c"):
+            process.stalled = not process.stalled
+            self._world.note(f"{process.name} {'stops beating' if process.stalled else 'beats again'}")
+
+    def cancel(self) -> None:
+        """An operator cancels the last run of a topic."""
+        model = self._world.random.choice(self._world.topics)
+        last = self._world.observer.last_run(model.record.id)
+        if last is None:
+            return
+        try:
+            self._world.observer.cancel_run(last.run_id, "cancelled by the simulation")
+        except Conflict:
+            require(last.state is not RunState.RUNNING, f"run {last.run_id} could not be cancelled")
+            return
+        self._world.note(f"run {last.run_id} of {model.record.name} is cancelled")
+        self._world.happened.add("cancelled")
+
+    def delete_cursor(self, model: TopicModel | None = None) -> None:
+        """An operator deletes `__compaction`: the compacted ledger is given up (R8, S8)."""
+        under_way = [running.model for running in self.running]
+        if model is None and not under_way and self._world.random.random() < 0.6:
+            return
+        model = model or self._world.random.choice(under_way or self._world.topics)
+        try:
+            self._world.observer.delete_cursor(model.record.id, COMPACTION_CURSOR)
+        except NotFound:
+            return
+        model.clear()
+        self._world.note(f"the cursor {COMPACTION_CURSOR} of {model.record.name} is deleted")
+        self._world.happened.add("cursor deleted")
+
+    def kill(self) -> None:
+        """A process dies between two steps."""
+        world = self._world
+        process = world.random.choice(world.free("c") + world.free("r"))
+        world.run_as(process, "is killed", process.die)
+
+    def _batch(self, process: Process) -> Batch:
+        return Batch(process.metadata, self._engine, Quiet(), HEARTBEAT_MS)
+
+    def _sizing(self) -> Sizing:
+        draw = self._world.random.choice
+        return Sizing(
+            parallelism=draw([1, 2, 3]),
+            range_records=draw([2, 5, 30]),
+            part_bytes=draw([1, 3000, 12_000, 1 << 20]),
+            small_range_records=draw([1, 1000]),
+            small_part_bytes=draw([1, 1 << 20]),
+            max_garbage_ratio=draw([0.0, 0.3, 0.5, 0.9, 1.0]),
+        )
+
+
+def _shown(policies: Policies) -> str:
+    plain = asdict(Policies())
+    return ", ".join(f"{name}={value}" for name, value in asdict(policies).items() if value != plain[name]) or "default"

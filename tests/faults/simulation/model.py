@@ -1,0 +1,145 @@
+"""What a topic must hold, known without reading it: what was imported, and the reference replayed run by run.
+
+`everything` is foretold from what imports were given. `states` has the reference's state of each compacted ledger that
+ever served, replayed over the messages between the horizons with the policies, the clock and the cursor floor that the
+run froze, on top of the state that the run read. `check_publish` says whether a publish may be at all (A1, A4, P2, S8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from compactor import reference
+from compactor.plan import Policies
+from storage.metadata.records import LedgerRecord, RunRecord, RunState, TopicRecord, TopicSnapshot
+from storage.model import Message, MessageId
+
+
+class Violation(BaseException):
+    """Something that must hold does not. Not an Exception: no code under test may take it for an error of its own."""
+
+
+def require(condition: bool, what: str) -> None:
+    """Raises Violation with `what` unless the condition holds."""
+    if not condition:
+        raise Violation(what)
+
+
+@dataclass
+class RunNotes:
+    """What a run saw when it began: the snapshot that it took its end from, and the cursor floor, if it asked."""
+
+    snapshot: TopicSnapshot
+    life: int
+    floor: int | None = None
+
+
+@dataclass
+class TopicModel:
+    """`life` grows when the cursor `__compaction` is deleted; `by_event`: whether event-time order may ever rule."""
+
+    record: TopicRecord
+    by_event: bool
+    everything: list[Message] = field(default_factory=list)
+    ledgers: list[LedgerRecord] = field(default_factory=list)
+    pending: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    states: dict[int, reference.State] = field(default_factory=dict)
+    horizons: dict[int, int] = field(default_factory=dict)
+    serving: int | None = None
+    generation: int = 0
+    life: int = 0
+    audited: int | None = None
+    notes: dict[int, RunNotes] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> reference.State:
+        return self.states[self.serving] if self.serving is not None else reference.State()
+
+    @property
+    def horizon(self) -> int:
+        return self.horizons[self.serving] if self.serving is not None else -1
+
+    def absorb(self, ledgers: Sequence[LedgerRecord]) -> None:
+        """Take in ledgers that have become visible: whole imports, in their order, as they were given."""
+        require(tuple(self.ledgers) == tuple(ledgers[: len(self.ledgers)]), f"{self.record.name}: raw ledgers changed")
+        for ledger in ledgers[len(self.ledgers) :]:
+            rows = self.pending.get(ledger.attempt_id)
+            require(rows is not None, f"ledger {ledger.ledger_id} is of no import that was going on")
+            assert rows is not None
+            require(ledger.first_offset == len(self.everything), f"ledger {ledger.ledger_id} leaves a gap of offsets")
+            require(ledger.messages <= len(rows), f"ledger {ledger.ledger_id} has more than was imported")
+            for number in range(ledger.messages):
+                self.everything.append(_message(ledger, number, rows[number], self.record.name.partition))
+            del rows[: ledger.messages]
+            self.ledgers.append(ledger)
+
+    def last_old_enough(self, ledgers: Sequence[LedgerRecord], policies: Policies, now: int, horizon: int) -> int:
+        """P2, from the messages themselves: whole ledgers up to the first that holds one that is too young."""
+        end = horizon
+        for ledger in ledgers:
+            if ledger.last_offset <= horizon:
+                continue
+            inside = self.everything[ledger.first_offset : ledger.last_offset + 1]
+            if policies.min_lag_ms and any(message.publish_time > now - policies.min_lag_ms for message in inside):
+                break
+            end = ledger.last_offset
+        return end
+
+    def check_publish(self, snapshot: TopicSnapshot, run: RunRecord) -> None:
+        """A new compacted ledger serves: it may, and what it must hold is replayed. `run` is what published it."""
+        compacted = snapshot.compacted
+        assert compacted is not None
+        told = f"{self.record.name}: run {run.run_id} published compacted ledger {compacted.ledger_id}"
+        notes = self.notes.get(run.run_id)
+        require(notes is not None, f"{told} and never took a snapshot")
+        assert notes is not None
+        require(run.state is RunState.SUCCESS, f"{told}, and is {run.state}")
+        require(notes.life == self.life, f"{told} although the cursor __compaction was deleted meanwhile (S8)")
+        before = notes.snapshot.compacted
+        base = before.ledger_id if before else None
+        require(base == self.serving, f"{told} on top of {base}, but {self.serving} served (A1)")
+        require(snapshot.topic.generation == self.generation + 1, f"{told} as generation {snapshot.topic.generation}")
+        require(compacted.generation == snapshot.topic.generation, f"{told} with another generation than the topic's")
+        policies = Policies(**run.policies)
+        horizon = self.horizon
+        end = self.last_old_enough(notes.snapshot.ledgers, policies, run.started_at, horizon)
+        require(
+            compacted.horizon.offset == end, f"{told} with horizon {compacted.horizon.offset}, not {end} (P2, A1, A4)"
+        )
+        require(compacted.horizon.message_id == self.everything[end].message_id, f"{told}: the horizon's id is wrong")
+        floor = notes.floor if policies.tombstones_wait_for_cursors else None
+        added = self.everything[horizon + 1 : end + 1]
+        state = reference.run(self.state, added, policies, run.started_at, floor)
+        self.states[compacted.ledger_id], self.horizons[compacted.ledger_id] = state, end
+        self.serving, self.generation = compacted.ledger_id, compacted.generation
+
+    def clear(self) -> None:
+        """The cursor `__compaction` was deleted."""
+        self.serving = None
+        self.life += 1
+        self.properties.clear()
+
+    def at_or_after(self, ledger_id: int | None, end: int, start: MessageId, behind: int = -1) -> list[Message]:
+        """What a compacted reader gets of a compacted ledger (None: raw) and the raw messages behind it, up to `end`.
+
+        From `start`, and behind an offset.
+        """
+        horizon = self.horizons[ledger_id] if ledger_id is not None else -1
+        kept = self.states[ledger_id].messages if ledger_id is not None else ()
+        tail = self.everything[horizon + 1 : end]
+        return [m for m in (*kept, *tail) if m.message_id >= start and m.offset > behind]
+
+
+def _message(ledger: LedgerRecord, number: int, row: dict[str, Any], partition: int) -> Message:
+    return Message(
+        message_id=MessageId(ledger.ledger_id, number, partition),
+        offset=ledger.first_offset + number,
+        key=row["key"],
+        payload=row["payload"],
+        publish_time=row["publish_time"],
+        event_time=row["event_time"],
+        properties=dict(row["properties"] or ()),
+    )

@@ -1,0 +1,243 @@
+"""A simulated process: its own connections to the one database and the one store, and a death like SIGKILL's.
+
+A process that dies raises `Killed` out of the call that it is in, and out of every call to database and store that its
+unwinding still makes: nothing is recorded, given back or deleted any more, as if it had been killed. Its open runs and
+reads are then closed, and the process is born again.
+
+The objects of all processes live in one `Objects`: bytes in memory, dated by the simulation's clock. Each process
+reaches them through `tests.faults.faulty_store`, so any call can fail, lose its answer, or come back cut or altered.
+
+What is written down here of pins, attempts and cursor floors is what the checks go by, apart from the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from storage.errors import ObjectDamaged, ObjectExists, ObjectMissing
+from storage.metadata.records import Attempt, AttemptKind, Pin, TopicSnapshot
+from storage.metadata.store import MetadataStore
+from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation, check_range
+from storage.objects.probe import ProbeReport
+from tests.faults.faulty_store import PREFIX, FaultyStore, Script
+from tests.servers.cut_link import SqliteLink
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from tests.faults.simulation.world import World
+
+SCHEME = "sim"
+
+
+class Killed(BaseException):
+    """The process was ended; no BaseException of the code's own, so that nobody handles it."""
+
+
+class Objects:
+    """Name to bytes and the time of writing; what all stores of a simulation see."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, tuple[bytes, int]] = {}
+
+    def names(self) -> set[str]:
+        return set(self.stored)
+
+
+class MemoryStore(ObjectStore):
+    """The objects as one process sees them; `process` None: as the simulation itself does."""
+
+    preferred_read_bytes = 0
+
+    def __init__(self, world: World, process: Process | None) -> None:
+        self._world = world
+        self._process = process
+
+    @property
+    def location(self) -> StoreLocation:
+        return StoreLocation(f"{SCHEME}://{self._process.name if self._process else 'observer'}")
+
+    def put(self, name: str, data: Buffer) -> None:
+        stored = self._objects()
+        if name in stored:
+            raise ObjectExists(f"object {name} exists", "choose another name")
+        stored[name] = (bytes(data), self._world.clock.now_ms())
+
+    def create(self, name: str) -> ObjectWriter:
+        return _MemoryWriter(name, self)
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        check_range(name, start, length)
+        data = self._find(name)
+        end = len(data) if length is None else start + length
+        if start > len(data) or end > len(data):
+            raise ObjectDamaged(f"object {name} has {len(data)} bytes, fewer than {end}", "restore it")
+        return data[start:end]
+
+    def size(self, name: str) -> int:
+        return len(self._find(name))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        for name in sorted(name for name in self._objects() if name.startswith(prefix)):
+            if name in self._objects():
+                data, modified = self._objects()[name]
+                yield ObjectInfo(name, len(data), modified)
+
+    def delete(self, name: str) -> None:
+        stored = self._objects()
+        if self._process is not None and name in stored:
+            self._world.before_delete(self._process, name)
+        stored.pop(name, None)
+
+    def check(self) -> ProbeReport:
+        raise NotImplementedError
+
+    def _find(self, name: str) -> bytes:
+        found = self._objects().get(name)
+        if found is None:
+            raise ObjectMissing(f"object {name} does not exist", "restore it")
+        return found[0]
+
+    def _objects(self) -> dict[str, tuple[bytes, int]]:
+        if self._process is not None:
+            self._process.check_alive()
+        return self._world.objects.stored
+
+
+class _MemoryWriter(ObjectWriter):
+    def __init__(self, name: str, store: MemoryStore) -> None:
+        super().__init__(name)
+        self._store = store
+        self._data = bytearray()
+
+    def _open(self) -> None:
+        self._data.clear()
+
+    def _append(self, view: memoryview) -> None:
+        self._data += view
+
+    def _commit(self) -> None:
+        self._store.put(self.name, self._data)
+
+    def _discard(self) -> None:
+        return
+
+
+class Process:
+    """One process. `dying`: it raises Killed wherever it calls; `steps`: how many it has come by in this event."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.dying = False
+        self.stalled = False
+        """Whether its heart has stopped, though it works."""
+        self.script = Script()
+        self.metadata = WatchedMetadata(self)
+        self.link = SqliteLink(self.metadata)
+        self.store: ObjectStore = FaultyStore(MemoryStore(world, self), self.script)
+        self.steps = 0
+        self.cues: dict[int, Callable[[Any], None]] = {}
+        self.cued = 0
+        """Faults that were put in, ever: who sees it unchanged had none."""
+        self.last_attempt = ""
+        self.floor: int | None = None
+        self.preempted = False
+        self.on_attempt: Callable[[Attempt], None] | None = None
+        self.on_pin: Callable[[TopicSnapshot], None] | None = None
+        self.on_snapshot: Callable[[], None] | None = None
+        self.on_death: list[Callable[[], object]] = []
+
+    @property
+    def faults(self) -> int:
+        """Faults that this process has met or was dealt."""
+        return self.cued + len(self.script.met)
+
+    def check_alive(self) -> None:
+        if self.dying:
+            raise Killed(self.name)
+
+    def die(self) -> None:
+        """Raises Killed, now and at every further call."""
+        self.dying = True
+        raise Killed(self.name)
+
+    def bury(self) -> None:
+        """What the process had open is gone; it starts again with nothing."""
+        self.dying = True
+        for forget in self.on_death:
+            with suppress(Killed):
+                forget()
+        self.metadata.forget_pins()
+        self.on_death.clear()
+        self.calm()
+        self.dying = self.stalled = False
+
+    def calm(self) -> None:
+        """No fault is armed any more."""
+        self.cued += len(self.script.met)
+        self.script.begin()
+        self.cues.clear()
+        self.link._armed = None
+
+
+class WatchedMetadata(MetadataStore):
+    """A process's MetadataStore: every transaction needs a living process; the simulation takes notes."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process.world.database_url, process.world.clock)
+        process.world.tune(self)
+        self._process = process
+        self._mine: set[str] = set()
+        for kind in ("read", "write", "snapshot"):
+            setattr(self.database, kind, _alive(process, getattr(self.database, kind)))
+
+    def begin_attempt(self, topic_id: int, kind: AttemptKind, holder: str) -> Attempt:
+        attempt = super().begin_attempt(topic_id, kind, holder)
+        self._process.last_attempt = attempt.attempt_id
+        if self._process.on_attempt is not None:
+            self._process.on_attempt(attempt)
+        return attempt
+
+    def cursor_floor(self, topic_id: int) -> int | None:
+        self._process.floor = super().cursor_floor(topic_id)
+        return self._process.floor
+
+    def pin_compacted(self, topic_id: int, holder: str, ttl_ms: int) -> tuple[TopicSnapshot, Pin | None]:
+        snapshot, pin = super().pin_compacted(topic_id, holder, ttl_ms)
+        if pin is not None:
+            self._process.world.pins[pin.pin_id] = pin
+            self._mine.add(pin.pin_id)
+        if self._process.on_pin is not None:
+            self._process.on_pin(snapshot)
+        return snapshot, pin
+
+    def renew_pin(self, pin: Pin, ttl_ms: int) -> Pin:
+        renewed = super().renew_pin(pin, ttl_ms)
+        self._process.world.pins[pin.pin_id] = renewed
+        return renewed
+
+    def release_pin(self, pin: Pin) -> None:
+        if pin.pin_id not in self._mine or self._process.dying:
+            return  # a generator of a dead process is closed some time, and gives nothing back
+        super().release_pin(pin)
+        self._process.world.pins.pop(pin.pin_id, None)
+
+    def forget_pins(self) -> None:
+        """The process is dead: its pins stay as long as they last."""
+        self._mine.clear()
+
+
+def _alive(process: Process, transaction: Callable[[], Any]) -> Callable[[], Any]:
+    def begin() -> Any:
+        process.check_alive()
+        return transaction()
+
+    return begin
+
+
+def location_of(name: str) -> StoreLocation:
+    """Where the tasks of a process find its store."""
+    return StoreLocation(f"{PREFIX}{SCHEME}://{name}")

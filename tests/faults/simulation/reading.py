@@ -1,0 +1,248 @@
+"""Readers that stay open over many events, and what they were given in the end (R1–R4, R7, R10; properties 6 and 10).
+
+Each message is checked as it comes: it is one of the topic's, and none comes twice or out of order. When a reader has
+come to its end, what it got is compared twice: with what the generations that it pinned hold, exactly; and with what
+R7 promises whatever way it took: every live key's newest value, and every deletion of a key that it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from compactor.reference import view
+from storage.errors import CompactorError, DataLoss, StateMayBeStale, Unavailable
+from storage.ledger.manifest import read_manifest
+from storage.metadata.records import TopicSnapshot
+from storage.model import EARLIEST, Message, MessageId
+from storage.reader import messages
+from tests.faults.simulation.model import TopicModel, Violation, require
+from tests.faults.simulation.process import Killed, Process
+from tests.faults.simulation.world import World
+
+
+@dataclass
+class Reading:
+    """One open read. `pinned`: the snapshots that it looked at, with how many messages it had been given then.
+
+    `end`: of a raw reader, where the topic ended when it began.
+    """
+
+    process: Process
+    model: TopicModel
+    start: MessageId
+    compacted: bool
+    faults: int
+    end: int
+    source: Iterator[Message]
+    given: list[Message] = field(default_factory=list)
+    pinned: list[tuple[int, TopicSnapshot, int]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        kind = "compacted" if self.compacted else "raw"
+        return f"a {kind} reader of {self.model.record.name} from {self.start} with {len(self.given)} messages"
+
+
+class Readers:
+    """Events of readers."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.open: list[Reading] = []
+
+    def begin(self) -> None:
+        """A reader opens, and is given nothing yet."""
+        world = self._world
+        free = world.free("r")
+        if not free or len(self.open) > 6:
+            return
+        process, model = world.random.choice(free), world.random.choice(world.topics)
+        start = EARLIEST
+        if model.everything and world.random.random() < 0.4:
+            start = world.random.choice(model.everything).message_id
+        compacted = world.random.random() < 0.8
+        world.run_as(process, f"opens a reader from {start}", lambda: self._open(process, model, start, compacted))
+
+    def _open(self, process: Process, model: TopicModel, start: MessageId, compacted: bool) -> None:
+        source = self._world.topic(model, process).messages(start, compacted)
+        reading = Reading(process, model, start, compacted, process.faults, len(model.everything), source)
+        self.open.append(reading)
+        process.on_death.append(lambda: self._forget(reading))
+
+    def advance(self, reading: Reading | None = None, count: int | None = None, faults: float = 0.12) -> None:
+        """A reader is given some more."""
+        world = self._world
+        found = [one for one in self.open if one.process in world.free("r")]
+        if reading is None:
+            if not found:
+                return
+            reading = world.random.choice(found)
+        going = reading
+        wanted = count or world.random.choice([1, 1, 2, 3, 5, 8, 100])
+        world.run_as(going.process, f"gives {wanted} more to {going}", lambda: self._advance(going, wanted), faults)
+
+    def _advance(self, reading: Reading, count: int) -> None:
+        process, model = reading.process, reading.model
+        process.on_pin = lambda snapshot: reading.pinned.append((len(reading.given), snapshot, model.life))
+        try:
+            for _ in range(count):
+                self._take(reading, next(reading.source))
+        except StopIteration:
+            self.open.remove(reading)
+            self._world.note(f"  ended with {len(reading.given)}, {len(reading.pinned)} looks")
+            self._check(reading, complete=True)
+        except CompactorError as error:
+            self.open.remove(reading)
+            self._world.note(f"  {type(error).__name__}: {error}"[:150])
+            self._world.happened.add(f"reader {type(error).__name__}")
+            self._check_error(reading, error)
+            self._check(reading, complete=False)
+        finally:
+            process.on_pin = None
+        if len(reading.pinned) > 1:
+            self._world.happened.add("reader moved")
+
+    def _take(self, reading: Reading, message: Message) -> None:
+        everything = reading.model.everything
+        require(message.offset < len(everything), f"{reading} was given offset {message.offset}, which is not there")
+        require(message == everything[message.offset], f"{reading} was given {message}, not what was imported")
+        require(message.message_id >= reading.start, f"{reading} was given {message.message_id}, before its start")
+        if reading.given:
+            last = reading.given[-1].offset
+            require(message.offset > last, f"{reading} was given offset {message.offset} after {last} (R7)")
+        reading.given.append(message)
+
+    def _check_error(self, reading: Reading, error: CompactorError) -> None:
+        faulty = reading.process.faults > reading.faults
+        if isinstance(error, StateMayBeStale):
+            now = reading.pinned[-1][1].compacted
+            require(len(reading.pinned) > 1 and now is not None, f"{reading} lost no generation: {error}")
+            assert now is not None
+            dropped_to = reading.model.states[now.ledger_id].dropped_to
+            require(bool(reading.given) and dropped_to > reading.given[-1].offset, f"{reading} misses nothing: {error}")
+        elif isinstance(error, DataLoss):
+            lost = any(name in str(error) for name in self._world.lost)
+            require(faulty or lost, f"{reading} lost data without a fault: {error}")
+        else:
+            require(isinstance(error, Unavailable) and faulty, f"{reading} failed: {error!r}")
+
+    def _check(self, reading: Reading, complete: bool) -> None:
+        """What it was given, against what the generations that it looked at hold."""
+        model = reading.model
+        if not reading.compacted:
+            self._equal(reading, reading.given, model.at_or_after(None, reading.end, reading.start), complete)
+            return
+        for number, (count, snapshot, _) in enumerate(reading.pinned):
+            last = number == len(reading.pinned) - 1
+            until = len(reading.given) if last else reading.pinned[number + 1][0]
+            ledger = snapshot.compacted.ledger_id if snapshot.compacted else None
+            behind = reading.given[count - 1].offset if count else -1
+            expected = model.at_or_after(ledger, snapshot.topic.next_offset, reading.start, behind)
+            self._equal(reading, reading.given[count:until], expected, complete and last)
+        if complete:
+            self._check_promises(reading)
+
+    def _equal(self, reading: Reading, given: list[Message], expected: list[Message], complete: bool) -> None:
+        if given == (expected if complete else expected[: len(given)]):
+            return
+        missed = [m.offset for m in expected if m not in given]
+        extra = [m.offset for m in given if m not in expected]
+        raise Violation(f"{reading} missed offsets {missed if complete else '…'} and was given {extra} too many")
+
+    def _check_promises(self, reading: Reading) -> None:
+        """R7, whatever way it took."""
+        model = reading.model
+        _, snapshot, life = reading.pinned[-1]
+        everything = model.everything[: snapshot.topic.next_offset]
+        ledger = snapshot.compacted.ledger_id if snapshot.compacted else None
+        if reading.pinned[0][2] == life:
+            given = {message.offset for message in reading.given}
+            newest = {m.key: m for m in model.at_or_after(ledger, len(everything), EARLIEST) if m.key is not None}
+            for key, message in newest.items():
+                if message.payload and message.message_id >= reading.start:
+                    require(message.offset in given, f"{reading} missed {key!r}'s newest value, {message.offset} (R7)")
+        if model.by_event:
+            return
+        last_given = {message.key: message for message in reading.given if message.key is not None}
+        last = {message.key: message for message in everything if message.key is not None}
+        for key, message in last_given.items():
+            if message.payload and last[key].is_tombstone:
+                raise Violation(f"{reading} missed the deletion of {key!r} at offset {last[key].offset} (R7)")
+
+    def _forget(self, reading: Reading) -> None:
+        if reading in self.open:
+            self.open.remove(reading)
+        reading.source.close()  # type: ignore[attr-defined]
+
+    def drain(self) -> None:
+        """Read every reader to its end, without faults; those of the dead are closed."""
+        while self.open:
+            self.advance(self.open[0], 10_000, faults=0.0)
+
+    def read_page(self) -> None:
+        """One read of a page: at most so many messages (R10), and those that come first (R1–R4)."""
+        world = self._world
+        model = world.random.choice(world.topics)
+        start = world.random.choice(model.everything).message_id if model.everything else EARLIEST
+        compacted, size = world.random.random() < 0.7, world.random.choice([1, 2, 7])
+        page = list(world.topic(model).messages(start, compacted, size))
+        expected = model.at_or_after(model.serving if compacted else None, len(model.everything), start)[:size]
+        require(page == expected, f"a page of {size} from {start} of {model.record.name} is wrong")
+
+    def audit(self, model: TopicModel) -> None:
+        """The compacted ledger is the reference's, with its manifest's facts (properties 1, 2, 4, 10, 19)."""
+        world = self._world
+        name = model.record.name
+        topic = world.topic(model)
+        raw = list(topic.messages())
+        require(raw == model.everything, f"{name}: raw reads have changed (property 10)")
+        batches = list(topic.read(read_compacted=True))
+        given = list(messages(iter(batches), name.partition))
+        expected = model.at_or_after(model.serving, len(raw), EARLIEST)
+        missed = [m.offset for m in expected if m not in given]
+        extra = [m.offset for m in given if m not in expected]
+        require(given == expected, f"{name}: compacted reads miss offsets {missed}, and have {extra} too many")
+        if model.serving is None:
+            return
+        self._audit_manifest(model, {o: t for b in batches for o, t in _retained(b) if o <= model.horizon})
+        model.audited = model.serving
+        used = topic.snapshot().last_run
+        if not model.by_event and used is not None:
+            for key in world.random.sample([b"a", b"b", b"c", b"d", b""], 2):
+                self._audit_key(model, key, view(expected).get(key))
+
+    def _audit_manifest(self, model: TopicModel, retained_at: dict[int, int]) -> None:
+        name, state = model.record.name, model.state
+        compacted = self._world.topic(model).snapshot().compacted
+        assert compacted is not None
+        manifest = read_manifest(self._world.store, compacted.manifest)
+        keyed = [message for message in state.messages if message.key is not None]
+        last = state.messages[-1].message_id if state.messages else None
+        for what, found, expected in [
+            ("messages", (manifest.messages, compacted.messages), (len(state.messages),) * 2),
+            ("tombstones", manifest.tombstones, len(state.retained_at)),
+            ("keys", manifest.keys, len(keyed) - len(state.retained_at)),
+            ("dropped tombstones", manifest.tombstones_dropped_to, state.dropped_to),
+            ("last message", compacted.last_message_id, last),
+            ("times of retained tombstones", retained_at, dict(state.retained_at)),
+        ]:
+            require(found == expected, f"{name}: {what} of {compacted.ledger_id} are {found}, not {expected} (T1, R6)")
+
+    def _audit_key(self, model: TopicModel, key: bytes, expected: bytes | None) -> None:
+        found = self._world.topic(model).get(key)
+        require(
+            (found.payload if found else None) == expected, f"{model.record.name}: a point read of {key!r} gave {found}"
+        )
+
+
+def close_quietly(reading: Reading) -> None:
+    """Close a reader of a dead process."""
+    with suppress(Killed):
+        reading.source.close()  # type: ignore[attr-defined]
+
+
+def _retained(batch: object) -> list[tuple[int, int]]:
+    offsets = batch.column("offset").to_pylist()  # type: ignore[attr-defined]
+    times = batch.column("retained_at").to_pylist()  # type: ignore[attr-defined]
+    return [(offset, time) for offset, time in zip(offsets, times, strict=True) if time is not None]

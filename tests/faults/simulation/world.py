@@ -1,0 +1,365 @@
+"""The simulated world: one database, one store, one clock, some processes, and what must hold of them.
+
+Everything runs in one thread, one event after the other. An event is something that one process does; where it comes
+by a step (storage/steps.py) it may be cut off, meet a fault, or be interrupted by events of other processes. After
+each event, and right after each publish, `observe` compares the database with the models. All chance comes from one
+seeded generator, ids and nonces from another, and time from a ManualClock; so a seed always does the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+from urllib.parse import urlsplit
+
+from sqlalchemy import event
+
+from compactor.plan import Policies
+from storage.errors import CompactorError
+from storage.ledger import names
+from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
+from storage.ledger.manifest import read_manifest
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, Pin, TopicSnapshot
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from storage.objects import registry
+from storage.steps import Step, observed
+from storage.topic import Topic
+from tests.clocks import ManualClock
+from tests.faults.faulty_store import PREFIX, Fault, Kind
+from tests.faults.simulation.model import RunNotes, TopicModel, Violation, require
+from tests.faults.simulation.process import SCHEME, Killed, MemoryStore, Objects, Process
+from tests.sealed import SEED, CollidingHasher
+from tests.servers.cut_link import Cut
+
+INSIDE = frozenset({Step.IMPORT_INSIDE_COMMIT, Step.PUBLISH_INSIDE_TRANSACTION})
+"""Steps at which a transaction is open: nobody else can write, so nobody else is let in."""
+FAULTS = [Kind.FAIL, Kind.FULL, Kind.LOST, Kind.TRUNCATED, Kind.ALTERED]
+OWN_FOLDER = Path("/dev/shm")
+
+
+class World:
+    """`random` decides everything; `log` has one line for each event; `depth` 1: inside an interrupted event."""
+
+    def __init__(self, seed: int, database_url: str) -> None:
+        self.random = random.Random(seed)
+        self.clock = ManualClock()
+        self.database_url = database_url
+        self.objects = Objects()
+        self.log: list[str] = []
+        self.lost: dict[str, tuple[bytes, int]] = {}
+        """Objects that were removed on purpose."""
+        self.pins: dict[str, Pin] = {}
+        self.manifests: dict[int, set[str]] = {}
+        """By compacted ledger, the objects that it needs, its manifest's among them."""
+        self.grace_ms = 0
+        self.collecting_since = 0
+        self.failed: Violation | None = None
+        self.others: Callable[[], None] = lambda: None
+        """Lets another process have an event; set by the simulation."""
+        self.happened: set[str] = set()
+        """Kinds of things that this run came by, for whoever wonders what was tried."""
+        self.processes = {name: Process(self, name) for name in ("w0", "w1", "c0", "c1", "c2", "r0", "r1", "g0")}
+        self.observer = MetadataStore(database_url, self.clock)
+        self.tune(self.observer)
+        self.store = MemoryStore(self, None)
+        colliding = self.random.random() < 0.2
+        self.hasher: KeyHasher = CollidingHasher() if colliding else Xxh3KeyHasher(SEED)
+        self.topics = [self._make(number) for number in range(self.random.choice([1, 1, 2]))]
+        self._stack: list[Process] = []
+
+    @property
+    def depth(self) -> int:
+        return len(self._stack)
+
+    def tune(self, metadata: MetadataStore) -> None:
+        """Nothing here has to last: SQLite need not wait for the disk."""
+        if metadata.database.dialect == "sqlite":
+            event.listen(metadata.database.engine, "connect", _do_not_wait)
+
+    def close(self) -> None:
+        for metadata in (self.observer, *(process.metadata for process in self.processes.values())):
+            metadata.close()
+
+    def topic(self, model: TopicModel, process: Process | None = None) -> Topic:
+        """The topic as a process sees it; None: as the simulation does."""
+        metadata, store = (process.metadata, process.store) if process else (self.observer, self.store)
+        return Topic(metadata, store, self.clock, model.record, self.hasher)
+
+    def free(self, kind: str) -> list[Process]:
+        """The processes of a kind (the first letter of their names) that are not in the middle of an event."""
+        return [one for name, one in self.processes.items() if name.startswith(kind) and one not in self._stack]
+
+    def note(self, what: str) -> None:
+        """One line of the log."""
+        self.log.append(f"{'    ' * self.depth}{what}")
+
+    def violated(self, what: str) -> None:
+        """Raises Violation, and remembers it in case somebody holds it up."""
+        self.failed = self.failed or Violation(what)
+        raise self.failed
+
+    def run_as(self, process: Process, what: str, action: Callable[[], object], faults: float = 0.0) -> bool:
+        """An event of a process, cut off or interrupted at steps by chance; False: the process died of it."""
+        self.note(f"{process.name}: {what}")
+        process.steps = 0
+        process.preempted = False
+        if self.random.random() < faults:
+            self._deal(process)
+        self._stack.append(process)
+        try:
+            action()
+            survived = True
+        except Killed:
+            self.happened.add("killed")
+            self.note("killed")
+            survived = False
+        finally:
+            self._stack.pop()
+            if self.failed:
+                raise self.failed
+        if survived:
+            process.calm()
+        else:
+            process.bury()
+        self.observe()
+        return survived
+
+    def _deal(self, process: Process) -> None:
+        """Something goes wrong, or comes between, at a step or a call to the store."""
+        choice = self.random.random()
+        nth = self.random.choice([1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28])
+        if choice < 0.25:
+            process.cues[nth] = lambda step: self._cue(process, "dies", step, process.die)
+        elif choice < 0.45:
+            cut = self.random.choice([Cut.BEFORE, Cut.AFTER])
+            if urlsplit(self.database_url).scheme.startswith("sqlite"):
+                process.cues[nth] = lambda step: self._cue(
+                    process, f"COMMIT {cut.name}", step, lambda: process.link.cut(cut)
+                )
+        elif choice < 0.65 and not self.depth:
+            process.cues[nth] = lambda step: self._interrupt(process, step)
+        else:
+            kind = self.random.choice(FAULTS)
+            operation = (
+                "get" if kind in (Kind.TRUNCATED, Kind.ALTERED) else self.random.choice(["put", "get", "delete"])
+            )
+            fault = Fault(kind, operation, nth=self.random.randint(1, 25), times=self.random.choice([1, 1, 3]))
+            self.note(f"call {fault.nth} ({fault.times}) of {operation}: {kind.name}")
+            process.script.begin(fault)
+
+    def _cue(self, process: Process, what: str, step: Step, action: Callable[[], object]) -> None:
+        process.cued += 1
+        self.happened.add(what)
+        self.note(f"{process.name} {what} at {step.name}")
+        action()
+
+    def _interrupt(self, process: Process, step: Step) -> None:
+        if step in INSIDE:
+            process.cues[process.steps + 1] = lambda later: self._interrupt(process, later)
+            return
+        self.happened.add("interrupted")
+        self.note(f"{process.name} is interrupted at {step.name}")
+        for _ in range(self.random.randint(1, 3)):
+            process.preempted = True
+            self.others()
+
+    def __call__(self, step: Step) -> None:
+        """Hears of every step."""
+        if not self._stack:
+            return
+        process = self._stack[-1]
+        process.check_alive()
+        if step is Step.PUBLISH_AFTER_COMMIT:
+            self.observe()
+        if step is Step.RUN_SNAPSHOT_TAKEN and process.on_snapshot is not None:
+            process.on_snapshot()
+        process.steps += 1
+        cue = process.cues.pop(process.steps, None)
+        if cue is not None:
+            cue(step)
+
+    def note_run(self, process: Process, model: TopicModel, run_id: int) -> None:
+        """The run has just taken its snapshot."""
+        process.floor = None
+        model.notes[run_id] = RunNotes(self.observer.snapshot(model.record.id), model.life)
+
+    def observe(self) -> None:
+        """Compare the database with the models, and take in what is new. Properties 1, 5, 8, 17, 18."""
+        try:
+            for model in self.topics:
+                self._observe(model, self.observer.snapshot(model.record.id))
+        except (Violation, CompactorError) as error:
+            self.violated(str(error))
+
+    def _observe(self, model: TopicModel, snapshot: TopicSnapshot) -> None:
+        model.absorb(snapshot.ledgers)
+        compacted, cursor = snapshot.compacted, snapshot.cursor
+        name = model.record.name
+        if compacted is None:
+            require(model.serving is None, f"{name}: compacted ledger {model.serving} serves no more")
+            pointer = cursor.properties.get(COMPACTED_LEDGER_PROPERTY) if cursor else None
+            require(pointer is None, f"{name}: the cursor points to {pointer}, and nothing serves")
+            return
+        if compacted.ledger_id != model.serving:
+            (run,) = [
+                run
+                for run in self.observer.runs(model.record.id, 1000)
+                if run.compacted_ledger_id == compacted.ledger_id
+            ] or [None]
+            if run is None:
+                raise Violation(f"{name}: compacted ledger {compacted.ledger_id} serves, and no run published it")
+            model.check_publish(snapshot, run)
+            self.note(f"published {compacted.ledger_id} (generation {compacted.generation})")
+            manifest = read_manifest(self.store, compacted.manifest)
+            self.manifests[compacted.ledger_id] = manifest.objects | {compacted.manifest.name}
+        require(compacted.horizon.offset == model.horizon, f"{name}: the horizon moved without a publish (A4)")
+        require(cursor is not None, f"{name}: {compacted.ledger_id} serves without a cursor (A2)")
+        assert cursor is not None
+        expected = {**model.properties, COMPACTED_LEDGER_PROPERTY: str(compacted.ledger_id)}
+        require(dict(cursor.properties) == expected, f"{name}: the cursor's properties are {cursor.properties} (A2)")
+        require(cursor.mark_delete == compacted.horizon, f"{name}: the cursor is at {cursor.mark_delete} (A1)")
+
+    def serving_objects(self, model: TopicModel) -> set[str]:
+        """What raw ledgers and the compacted ledger that serves refer to."""
+        found = {name for ledger in model.ledgers for name in (ledger.rows.name, ledger.index.name)}
+        return found | (self.manifests[model.serving] if model.serving is not None else set())
+
+    def before_delete(self, process: Process, name: str) -> None:
+        """Property 9: an object that a row, a manifest or a live pin leads to, or that may still be named, stays."""
+        parsed = names.parse(name)
+        (model,) = [model for model in self.topics if name.startswith(names.topic_prefix(model.record.uid))]
+        assert parsed is not None
+        told = f"{process.name} deletes {name}"
+        references = self.observer.referenced(model.record.id)
+        if name in self.serving_objects(model):
+            self.violated(f"{told}, which the topic refers to")
+        for compacted in references.compacted:
+            if name in self.manifests.get(compacted.ledger_id, set()):
+                self.violated(f"{told}, which compacted ledger {compacted.ledger_id} refers to")
+        for pin in self.pins.values():
+            if pin.expires_at > self.clock.now_ms() and name in self.manifests.get(pin.ledger_id, set()):
+                self.violated(f"{told}, which compacted ledger {pin.ledger_id} refers to, and {pin.holder} has pinned")
+        if not process.name.startswith("g"):
+            return
+        for attempt in references.attempts:
+            if attempt.attempt_id != parsed.attempt_id:
+                continue
+            if attempt.finished_at is None:
+                self.violated(f"{told}, whose attempt is not finished")
+            elif attempt.finished_at > max(self.clock.now_ms(), self.collecting_since) - self.grace_ms:
+                self.violated(f"{told}, whose attempt was finished less than the grace time ago")
+
+    def _make(self, number: int) -> TopicModel:
+        record = self.observer.create_topic(TopicName.parse(f"simulated-{number}"))
+        require(record.next_offset == 0, "the database was used before; give a fresh one")
+        return TopicModel(record, by_event=self.random.random() < 0.2)
+
+    def draw_policies(self, model: TopicModel) -> Policies:
+        draw = self.random.choice
+        return Policies(
+            retain_null_key=draw([False, True]),
+            tombstone_retention_ms=draw([0, 0, 15, 60, 40_000, 200_000]),
+            tombstones_wait_for_cursors=draw([False, False, True]),
+            key_ttl_ms=draw([None, None, None, 70, 100_000]),
+            min_lag_ms=draw([0, 0, 10, 20_000]),
+            event_time_order=model.by_event and draw([False, True, True]),
+            event_time_max_lateness_ms=draw([10, 60_000, 10_000_000]),
+        )
+
+
+@contextmanager
+def simulated(seed: int, database_url: str | None = None) -> Iterator[World]:
+    """A new world, with everything in the code that has a will of its own (threads, nonces) held still."""
+    nonces = random.Random(f"nonces of {seed}")
+    with ExitStack() as stack:
+        folder = stack.enter_context(
+            tempfile.TemporaryDirectory(dir=OWN_FOLDER if OWN_FOLDER.is_dir() else None, prefix="simulation-")
+        )
+        if database_url is None:
+            shutil.copy(_template(), Path(folder) / "metadata.db")
+            database_url = f"sqlite:///{folder}/metadata.db"
+        for target, stands_still in {
+            "uuid.uuid4": lambda: mock.Mock(hex=f"{nonces.getrandbits(128):032x}"),
+            "secrets.token_hex": lambda count: f"{nonces.getrandbits(8 * count):0{2 * count}x}",
+            "secrets.randbits": nonces.getrandbits,
+            "storage.lease.Heartbeat": _NoHeartbeat,
+            "storage.bulk_append.Heartbeat": _NoHeartbeat,
+            "storage.bulk_append.ThreadPoolExecutor": _AtOnce,
+        }.items():
+            stack.enter_context(mock.patch(target, stands_still))
+        world = World(seed, database_url)
+        stack.callback(world.close)
+        opener = {PREFIX + SCHEME: lambda location: world.processes[urlsplit(location.url).netloc].store}
+        stack.enter_context(mock.patch.object(registry, "OPENERS", {**registry.OPENERS, **opener}))
+        stack.enter_context(observed(world))
+        yield world
+
+
+@cache
+def _template() -> Path:
+    """A database without a topic; made once a process, and copied."""
+    folder = tempfile.mkdtemp(prefix="simulation-template-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    metadata = MetadataStore(f"sqlite:///{folder}/metadata.db", ManualClock())
+    metadata.upgrade()
+    metadata.close()
+    return Path(folder) / "metadata.db"
+
+
+def _do_not_wait(connection: Any, _record: object) -> None:
+    connection.execute("PRAGMA synchronous = OFF").close()
+
+
+class _NoHeartbeat:
+    """Hearts beat when the simulation says so."""
+
+    def __init__(self, *_: object) -> None:
+        return
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+class _AtOnce:
+    """An executor that does what it is given at once, in this thread."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        return
+
+    def __enter__(self) -> _AtOnce:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def submit(self, work: Callable[..., Any], *arguments: object) -> _Done:
+        try:
+            return _Done(work(*arguments), None)
+        except Exception as error:
+            return _Done(None, error)
+
+
+class _Done:
+    def __init__(self, answer: Any, error: Exception | None) -> None:
+        self._answer = answer
+        self._error = error
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def cancel(self) -> None:
+        return
