@@ -12,19 +12,30 @@ from pyroaring import BitMap64
 from compactor import reference
 from compactor.phase_one import run_range, split_by_source, unkeyed_survivors
 from compactor.phase_two import read_offsets
-from compactor.plan import Policies, RangeResult, RunPlan, Source, located, promised
+from compactor.plan import Policies, RangeResult, RunPlan, Sizing, Source, located, promised
 from storage.bulk_append import INPUT_SCHEMA
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import key_index
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
-from storage.ledger.key_index import HashRange
+from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import LedgerRecord, StoredObject
 from storage.objects.interface import ObjectStore
 from storage.reader import messages
-from tests.sealed import NOW, SEED, CollidingHasher, new_id, seal_history, source
-from tests.strategies import histories
+from tests.sealed import (
+    NOW,
+    SEED,
+    CollidingHasher,
+    carry_out,
+    decide,
+    live_rows,
+    manifest_of,
+    new_id,
+    seal_history,
+    source,
+)
+from tests.strategies import contents, histories
 
 HASHERS = st.sampled_from([Xxh3KeyHasher(SEED), CollidingHasher()])
 
@@ -156,3 +167,38 @@ def test_row_sets_are_offsets_relative_to_their_source(object_store: ObjectStore
     assert (row_set.source, row_set.start, row_set.count, row_set.offset_sum) == (1, 0, 3, 3 + 4 + 5)
     assert np.frombuffer(block, dtype="<u4").tolist() == [0, 1, 2]
     assert row_set.crc32c == crc32c(block)
+
+
+@settings(max_examples=30)
+@given(st.lists(contents(max_size=8), min_size=5, max_size=5), HASHERS, st.sampled_from([1, 3, 1000]), st.booleans())
+def test_levels_that_are_merged_and_levels_that_are_probed_tell_the_same(
+    object_store: ObjectStore, history: list[pa.Table], hasher: KeyHasher, range_records: int, retained: bool
+) -> None:
+    """Four runs that merge nothing leave up to four levels; the fifth merges so many of them."""
+    policies = Policies(tombstone_retention_ms=10 if retained else 0)
+    _, ledgers = seal_history(object_store, history, hasher)
+    sizing, previous = Sizing(1, range_records=range_records), None
+    for number in range(1, 5):
+        before = decide(object_store, ledgers[:number], previous, policies, sizing=sizing, hasher=hasher, merged=0)
+        previous = manifest_of(object_store, carry_out(before))
+    assert previous is not None
+    decisions = [
+        decide(object_store, ledgers, previous, policies, sizing=sizing, hasher=hasher, merged=merged)
+        for merged in range(len(previous.index) + 1)
+    ]
+    assert all(decision.left == decisions[0].left for decision in decisions)
+    for decision in decisions:
+        manifest = manifest_of(object_store, carry_out(decision))
+        live = live_rows(object_store, manifest).column("offset").to_pylist()
+        records = [
+            [key_index.read_records(object_store, location, HashRange()) for location in level]
+            for level in manifest.index
+        ]
+        seen: dict[tuple[int, int], int] = {}
+        for level in records:
+            for found in level:
+                for hi, lo, offset in zip(found.hi.tolist(), found.lo.tolist(), found.offset.tolist(), strict=True):
+                    seen.setdefault((hi, lo), offset)
+        visible = [offset & int(OFFSET_MASK) for offset in seen.values() if not offset & int(MARKER)]
+        assert sorted(visible) == live
+        assert manifest.keys + manifest.tombstones == len(live)
