@@ -1,6 +1,6 @@
 """Garbage collection: what nothing refers to goes after its grace time, and nothing else does (property 9).
 
-Races with readers, imports and runs are in tests/faults/test_garbage.py, random schedules in tests/properties.
+Races with readers, imports and runs are in tests/faults/test_garbage_races.py, random schedules in tests/properties.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compacted reads hold a pin while they need one, and go on, rightly or not at all, where a generation is gone.
 
-semantics.md R7, R8. What garbage collection has to do with it is in tests/faults/test_garbage.py.
+semantics.md R7, R8. What garbage collection has to do with it is in tests/faults/test_garbage_races.py.
 """
 
 from __future__ import annotations
