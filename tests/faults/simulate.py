@@ -59,10 +59,10 @@ class Simulation:
             (self._compacting.start, 12, True),
             (self._compacting.compact, 6, True),
             (self._compacting.overtake, 2, False),
-            (self._churn, 4, False),
-            (self._compacting.advance, 24, True),
-            (self._readers.begin, 6, True),
-            (self._readers.advance, 14, True),
+            (self._churn, 7, False),
+            (self._compacting.advance, 20, True),
+            (self._readers.begin, 8, True),
+            (self._readers.advance, 9, True),
             (self._readers.read_page, 2, False),
             (self._collecting.collect, 8, True),
             (self._jump, 12, True),
@@ -108,6 +108,8 @@ class Simulation:
         """A topic goes on while its readers wait: generations retire, pins end, garbage goes."""
         world = self._world
         model = world.random.choice(world.topics)
+        if world.random.random() < 0.7:
+            self._readers.begin(model)
         for _ in range(world.random.randint(1, 2)):
             self._writing.import_some(model)
             self._compacting.compact(model)

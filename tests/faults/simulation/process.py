@@ -21,6 +21,7 @@ from storage.metadata.records import Attempt, AttemptKind, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation, check_range
 from storage.objects.probe import ProbeReport
+from storage.steps import Step
 from tests.faults.faulty_store import PREFIX, FaultyStore, Script
 from tests.servers.cut_link import SqliteLink
 
@@ -139,7 +140,8 @@ class Process:
         self.link = SqliteLink(self.metadata)
         self.store: ObjectStore = FaultyStore(MemoryStore(world, self), self.script)
         self.steps = 0
-        self.cues: dict[int, Callable[[Any], None]] = {}
+        self.cues: dict[int | Step, Callable[[Step], None]] = {}
+        """What happens at the nth step of this event, or when a step is reached."""
         self.cued = 0
         """Faults that were put in, ever: who sees it unchanged had none."""
         self.last_attempt = ""

@@ -8,7 +8,6 @@ R7 promises whatever way it took: every live key's newest value, and every delet
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from compactor.reference import view
@@ -18,7 +17,7 @@ from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, Message, MessageId
 from storage.reader import messages
 from tests.faults.simulation.model import TopicModel, Violation, require
-from tests.faults.simulation.process import Killed, Process
+from tests.faults.simulation.process import Process
 from tests.faults.simulation.world import World
 
 
@@ -51,18 +50,20 @@ class Readers:
         self._world = world
         self.open: list[Reading] = []
 
-    def begin(self) -> None:
-        """A reader opens, and is given nothing yet."""
+    def begin(self, model: TopicModel | None = None) -> None:
+        """A reader opens, and is given something."""
         world = self._world
         free = world.free("r")
-        if not free or len(self.open) > 6:
+        if not free or len(self.open) > 8:
             return
-        process, model = world.random.choice(free), world.random.choice(world.topics)
+        process, model = world.random.choice(free), model or world.random.choice(world.topics)
         start = EARLIEST
         if model.everything and world.random.random() < 0.4:
             start = world.random.choice(model.everything).message_id
         compacted = world.random.random() < 0.8
         world.run_as(process, f"opens a reader from {start}", lambda: self._open(process, model, start, compacted))
+        if self.open:
+            self.advance(self.open[-1], world.random.choice([1, 2, 3]))
 
     def _open(self, process: Process, model: TopicModel, start: MessageId, compacted: bool) -> None:
         source = self._world.topic(model, process).messages(start, compacted)
@@ -79,7 +80,7 @@ class Readers:
                 return
             reading = world.random.choice(found)
         going = reading
-        wanted = count or world.random.choice([1, 1, 2, 3, 5, 8, 100])
+        wanted = count or world.random.choice([1, 1, 2, 3, 8, 100])
         world.run_as(going.process, f"gives {wanted} more to {going}", lambda: self._advance(going, wanted), faults)
 
     def _advance(self, reading: Reading, count: int) -> None:
@@ -234,12 +235,6 @@ class Readers:
         require(
             (found.payload if found else None) == expected, f"{model.record.name}: a point read of {key!r} gave {found}"
         )
-
-
-def close_quietly(reading: Reading) -> None:
-    """Close a reader of a dead process."""
-    with suppress(Killed):
-        reading.source.close()  # type: ignore[attr-defined]
 
 
 def _retained(batch: object) -> list[tuple[int, int]]:

@@ -42,6 +42,10 @@ from tests.servers.cut_link import Cut
 
 INSIDE = frozenset({Step.IMPORT_INSIDE_COMMIT, Step.PUBLISH_INSIDE_TRANSACTION})
 """Steps at which a transaction is open: nobody else can write, so nobody else is let in."""
+STEPS = {"w": ("IMPORT_",), "c": ("RUN_", "PHASE_", "MANIFEST_", "PUBLISH_"), "r": ("PIN_",), "g": ("GC_",)}
+"""By the first letter of a process's name, how the steps that it may come by begin."""
+COMMITS = {"w": Step.IMPORT_BEFORE_COMMIT, "c": Step.PUBLISH_BEFORE_TRANSACTION}
+"""The last step before the COMMIT that matters most."""
 FAULTS = [Kind.FAIL, Kind.FULL, Kind.LOST, Kind.TRUNCATED, Kind.ALTERED]
 OWN_FOLDER = Path("/dev/shm")
 
@@ -136,17 +140,21 @@ class World:
     def _deal(self, process: Process) -> None:
         """Something goes wrong, or comes between, at a step or a call to the store."""
         choice = self.random.random()
-        nth = self.random.choice([1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28])
+        at: int | Step = self.random.choice([1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28])
+        if self.random.random() < 0.5:
+            at = self.random.choice([step for step in Step if step.name.startswith(STEPS[process.name[0]])])
         if choice < 0.25:
-            process.cues[nth] = lambda step: self._cue(process, "dies", step, process.die)
-        elif choice < 0.45:
-            cut = self.random.choice([Cut.BEFORE, Cut.AFTER])
+            process.cues[at] = lambda step: self._cue(process, "dies", step, process.die)
+        elif choice < 0.5:
+            cut = self.random.choice([Cut.BEFORE, Cut.AFTER, Cut.AFTER])
+            if self.random.random() < 0.5:
+                at = COMMITS.get(process.name[0], at)
             if urlsplit(self.database_url).scheme.startswith("sqlite"):
-                process.cues[nth] = lambda step: self._cue(
+                process.cues[at] = lambda step: self._cue(
                     process, f"COMMIT {cut.name}", step, lambda: process.link.cut(cut)
                 )
-        elif choice < 0.65 and not self.depth:
-            process.cues[nth] = lambda step: self._interrupt(process, step)
+        elif choice < 0.75 and not self.depth:
+            process.cues[at] = lambda step: self._interrupt(process, step)
         else:
             kind = self.random.choice(FAULTS)
             operation = (
@@ -183,9 +191,10 @@ class World:
         if step is Step.RUN_SNAPSHOT_TAKEN and process.on_snapshot is not None:
             process.on_snapshot()
         process.steps += 1
-        cue = process.cues.pop(process.steps, None)
-        if cue is not None:
-            cue(step)
+        for at in (process.steps, step):
+            cue = process.cues.pop(at, None)
+            if cue is not None:
+                cue(step)
 
     def note_run(self, process: Process, model: TopicModel, run_id: int) -> None:
         """The run has just taken its snapshot."""

@@ -48,7 +48,7 @@ class Writing:
             process,
             f"imports {count} messages into {model.record.name}{', which fails' if fails else ''}",
             lambda: self._import(process, model, tables, ledger_bytes, fails),
-            faults=0.2,
+            faults=0.25,
         )
 
     def _import(
