@@ -1,8 +1,9 @@
 """What a topic must hold, known without reading it: what was imported, and the reference replayed run by run.
 
 `everything` is foretold from what imports were given. `states` has the reference's state of each compacted ledger that
-ever served, replayed over the messages between the horizons with the policies, the clock and the cursor floor that the
-run froze, on top of the state that the run read. `check_publish` says whether a publish may be at all (A1, A4, P2, S8).
+ever served (`horizons` and `policies` what belongs to it), replayed over the messages between the horizons with the
+policies, the clock and the cursor floor that the run froze, on top of the state that the run read. `check_publish` says
+whether a publish may be at all (A1, A4, P2, S8).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class TopicModel:
     pending: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     states: dict[int, reference.State] = field(default_factory=dict)
     horizons: dict[int, int] = field(default_factory=dict)
+    policies: dict[int, Policies] = field(default_factory=dict)
     serving: int | None = None
     generation: int = 0
     life: int = 0
@@ -114,6 +116,7 @@ class TopicModel:
         added = self.everything[horizon + 1 : end + 1]
         state = reference.run(self.state, added, policies, run.started_at, floor)
         self.states[compacted.ledger_id], self.horizons[compacted.ledger_id] = state, end
+        self.policies[compacted.ledger_id] = policies
         self.serving, self.generation = compacted.ledger_id, compacted.generation
 
     def clear(self) -> None:
