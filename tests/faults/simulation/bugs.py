@@ -24,7 +24,7 @@ from compactor.plan import RunPlan
 from compactor.two_phase import TwoPhaseCompactor
 from storage import pinned_read, reader
 from storage.ledger import names, rows
-from storage.metadata import cursors, invariants, pins, publishing, runs
+from storage.metadata import cursors, invariants, pins, publishing, runs, topics
 from storage.metadata.engine import Database
 from storage.metadata.tables import compacted_ledgers
 from storage.metadata.tables import cursors as cursors_table
@@ -46,6 +46,14 @@ def _swap_blindly(connection: Connection, topic_id: int, expected_generation: in
     statement = update(topics_table).where(topics_table.c.id == topic_id)
     connection.execute(statement.values(generation=topics_table.c.generation + 1))
     return True
+
+
+def _publish_over(connection: Connection, run: Any, expected: int, compacted: Any, statistics: Any, now: int) -> Any:
+    topic = topics.locked(connection, run.topic_id)
+    return _publish_row(connection, run, expected, replace(compacted, generation=topic.generation + 1), statistics, now)
+
+
+_publish_row = publishing.publish
 
 
 def _swap_generation(connection: Connection, topic_id: int, expected_generation: int, epoch: int) -> bool:
@@ -195,6 +203,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         "publish-unfenced": Bug(
             "A run publishes whatever generation and epoch the topic has come to: nothing is compared and swapped.",
             (
+                (publishing, "publish", _publish_over),
                 (publishing, "_swap", _swap_blindly),
                 (publishing, "check_publish", lambda *_: None),
                 (publishing.attempts, "check_open", lambda *_: None),
