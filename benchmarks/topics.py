@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
                 Topic.create(*places, name).bulk_append(workers=1).append([table])
             bench.engine.warm_up()
             started = time.perf_counter()
-            outcomes = bench.compactor.compact_all(names)
+            outcomes = list(bench.compactor.compact_all(names))
             seconds = time.perf_counter() - started
             assert all(one.run is not None and one.error is None for one in outcomes)
             each = 1000 * seconds / options.topics

@@ -11,15 +11,14 @@ One thread beats for all runs of the batch, with their progress, in one transact
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from typing import Any
 
-from compactor.engine import Engine, Failed, Progress
-from storage.errors import CompactorError, Fenced
+from compactor.engine import Divided, Engine, Failed, Progress
+from storage.errors import CompactorError, Fenced, Unavailable
 from storage.heartbeat import Heartbeat
 from storage.metadata.records import RunRecord
 from storage.metadata.store import MetadataStore
@@ -123,13 +122,13 @@ class Batch:
     progress: Progress
     heartbeat_ms: int
 
-    def run(self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], size: int) -> list[Outcome]:
+    def run(
+        self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], size: int
+    ) -> Iterator[Outcome]:
         """An outcome for each topic, in order. `claim` gives a job, None for nothing to do, or raises."""
         left = iter(topics)
-        outcomes: list[Outcome] = []
         while some := list(islice(left, size)):
-            outcomes += self._run_some(some, claim)
-        return outcomes
+            yield from self._run_some(some, claim)
 
     def _run_some(self, topics: list[TopicName], claim: Callable[[TopicName], Job | None]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
@@ -162,14 +161,13 @@ class Batch:
             job.start()
             self._note_end(job)
         while running := self._still_wanted(jobs):
-            done = self._do(running)
-            for number, job in enumerate(running):
+            for job, done in zip(running, self._do(running), strict=True):
                 if job.fenced:
                     job.fail(self._why_fenced(job.run))
                 elif isinstance(done, CompactorError):
                     job.fail(done)
                 else:
-                    job.answer(done[number])
+                    job.answer(done)
                 self._note_end(job)
 
     def _still_wanted(self, jobs: list[Job]) -> list[Job]:
@@ -183,12 +181,22 @@ class Batch:
                 self._note_end(job)
         return [job for job in running if job.work is not None]
 
-    def _do(self, running: list[Job]) -> list[list[Any]] | CompactorError:
-        """Let the engine do the work of all; what came of it, run by run, or why nothing did."""
+    def _do(self, running: list[Job]) -> list[list[Any] | CompactorError]:
+        """Let the engine do the work of all; what came of it, run by run, or why nothing did.
+
+        An engine that gives up on all, because one task kills its workers, is asked again for each run by itself.
+        """
+        together = self._do_together(running)
+        if isinstance(together, Unavailable) and len(running) > 1:
+            alone = [self._do_together([job]) for job in running]
+            return [one if isinstance(one, CompactorError) else one[0] for one in alone]
+        return [together for _ in running] if isinstance(together, CompactorError) else [*together]
+
+    def _do_together(self, running: list[Job]) -> list[list[Any]] | CompactorError:
         works = [job.work for job in running if job.work is not None]
         costs = list(chain.from_iterable(work.costs for work in works))
-        starts = tuple(accumulate((len(work.costs) for work in works), initial=0))
-        task = works[0].task if len(works) == 1 else _Together(tuple(work.task for work in works), starts)
+        ends = list(accumulate(len(work.costs) for work in works))
+        task = works[0].task if len(works) == 1 else _together(works)
         phases = dict.fromkeys(work.name for work in works)
         self.progress.phase(" and ".join(phases), len(costs), sum(work.messages for work in works))
 
@@ -201,7 +209,7 @@ class Batch:
             outcomes = self.engine.run(len(costs), task, on_done, costs)
         except CompactorError as error:
             return error
-        return [outcomes[start : start + len(work.costs)] for start, work in zip(starts, works, strict=False)]
+        return [outcomes[end - len(work.costs) : end] for end, work in zip(ends, works, strict=True)]
 
     def _beat(self, jobs: Sequence[Job]) -> None:
         active = [job for job in jobs if job.outcome is None]
@@ -234,13 +242,23 @@ class Batch:
             error.add_note(f"and the failure could not be recorded: {second}")
 
 
+def _together(works: Sequence[Work]) -> Divided:
+    """The tasks of several works as one sequence; of a divided one, each input goes where its task does."""
+    tasks = tuple(work.task.task if isinstance(work.task, Divided) else work.task for work in works)
+    inputs = [
+        (number, given)
+        for number, work in enumerate(works)
+        for given in (work.task.inputs if isinstance(work.task, Divided) else range(len(work.costs)))
+    ]
+    return Divided(_OneOf(tasks), inputs)
+
+
 @dataclass(frozen=True)
-class _Together:
-    """The tasks of several works as one sequence; `starts`: the number of each work's first task. Travels by pickle."""
+class _OneOf:
+    """Calls one of several tasks. Travels by pickle."""
 
-    tasks: tuple[Callable[[int], Any], ...]
-    starts: tuple[int, ...]
+    tasks: tuple[Callable[[Any], Any], ...]
 
-    def __call__(self, number: int) -> Any:
-        which = bisect_right(self.starts, number, hi=len(self.tasks)) - 1
-        return self.tasks[which](number - self.starts[which])
+    def __call__(self, given: tuple[int, Any]) -> Any:
+        number, its_input = given
+        return self.tasks[number](its_input)

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from compactor.plan import Policies, RunPlan, ScanPlan, ScanResult, Sizing, Source, merged_levels, range_bits
 from storage.ledger.hashing import KeyHasher
-from storage.ledger.key_index import RECORD_BYTES, IndexDirectory
+from storage.ledger.key_index import FENCE_RECORDS, RECORD_BYTES, IndexDirectory
 from storage.ledger.manifest import Manifest, Part
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import IndexLocation, LedgerRecord, RunState, TopicSnapshot
@@ -112,18 +112,29 @@ def with_scans(plan: RunPlan, results: Sequence[ScanResult], *, reindexed: bool)
     expired = tuple((result.source, result.expired) for result in results if result.expired is not None)
     levels = plan.levels
     if reindexed:
-        levels = tuple((result.index,) for result in results if result.index is not None)
+        levels = (tuple(result.index for result in results if result.index is not None),)
     return replace(plan, indexes=due + plan.indexes, expired=expired, levels=levels)
 
 
-def sized(plan: RunPlan, sizing: Sizing, *, reindexed: bool) -> RunPlan:
+def sized(plan: RunPlan, previous: Manifest | None, sizing: Sizing, *, reindexed: bool) -> RunPlan:
     """The plan with its hash ranges, and how many levels it merges."""
+    dirty_indexes = plan.indexes[len(plan.indexes) - (len(plan.sources) - plan.old_parts) :]
     merged = merged_levels(_weight(plan.indexes), [_weight(level) for level in plan.levels])
     if reindexed or (not plan.policies.retain_null_key and _has_null_keys(plan.levels)):
-        merged = len(plan.levels)  # levels of one part each; or null keys that were kept and now go
-    records = sum(_directory(location).records for level in (plan.indexes, *plan.levels) for location in level)
-    if plan.policies.retain_null_key:  # null keys have no record, but take as much memory
-        records = max(records, sum(source.messages for source in plan.sources[plan.old_parts :]))
+        merged = len(plan.levels)  # a level of parts, each by itself; or null keys that were kept and now go
+    dirty = _records(plan.indexes)
+    records = dirty + sum(map(_records, plan.levels[:merged]))
+    for level in plan.levels[merged:]:  # of these, a task reads the fences of its dirty keys at most
+        records += min(_records(level), dirty * FENCE_RECORDS)
+    # Rows outside the key map have no record, but take as much memory.
+    unkeyed = sum(
+        source.messages
+        for source, index in zip(plan.sources[plan.old_parts :], dirty_indexes, strict=True)
+        if any(_directory(index).unkeyed_sizes.values())
+    )
+    if previous is not None and any(map(_has_unkeyed, plan.levels[:merged])):
+        unkeyed += previous.messages - previous.keys - previous.tombstones
+    records = max(records, unkeyed)
     return replace(plan, merged=merged, range_bits=range_bits(records, sizing))
 
 
@@ -169,6 +180,14 @@ def _weight(level: Sequence[IndexLocation]) -> int:
     directories = [_directory(location) for location in level]
     unkeyed = sum(sum(directory.unkeyed_sizes.values()) for directory in directories)
     return sum(directory.records for directory in directories) + -(-unkeyed // RECORD_BYTES)
+
+
+def _records(level: Sequence[IndexLocation]) -> int:
+    return sum(_directory(location).records for location in level)
+
+
+def _has_unkeyed(level: Sequence[IndexLocation]) -> bool:
+    return any(any(_directory(location).unkeyed_sizes.values()) for location in level)
 
 
 def _has_null_keys(levels: Sequence[Sequence[IndexLocation]]) -> bool:

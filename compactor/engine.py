@@ -12,7 +12,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 Answer = TypeVar("Answer")
 
@@ -32,6 +32,17 @@ class Failed:
     """
 
     error: Exception
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A task of which each number has an input of its own: an engine sends a worker the inputs of its numbers only."""
+
+    task: Callable[[Any], Any]
+    inputs: Sequence[Any]
+
+    def __call__(self, number: int) -> Any:
+        return self.task(self.inputs[number])
 
 
 def answers(outcomes: Iterable[Answer | Failed]) -> list[Answer]:

@@ -11,6 +11,7 @@ Rules: semantics.md P3–P6, P8–P10, T1, T2.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pyroaring import BitMap64
+from pyroaring import BitMap, BitMap64
 
 from compactor.plan import Policies, RangeResult, RangeStatistics, RowSet, RunPlan, Source
 from compactor.resolve import Rules, newest_of, resolve, without_expired
@@ -27,7 +28,7 @@ from storage.clock import SystemClock
 from storage.errors import ObjectDamaged
 from storage.ledger import key_index, names
 from storage.ledger.deleted import read_all_deleted
-from storage.ledger.key_index import U64, HashRange, Records
+from storage.ledger.key_index import OFFSET_MASK, U64, HashRange, Records
 from storage.metadata.records import IndexLocation
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
@@ -55,7 +56,8 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResul
     wanted = plan.ranges[number]
     by_event = plan.policies.event_time_order
     runs = [key_index.read_records(store, location, wanted, events=by_event) for location in plan.indexes]
-    dirty = without_expired(newest_of(runs, by_event), _expired(store, plan))
+    winners = newest_of(runs, by_event)
+    dirty = without_expired(winners, _expired(store, plan, winners))
     levels = _read_levels(store, plan, wanted, dirty)
     reached(Step.PHASE_ONE_INDEX_READ)
     resolved = resolve(dirty, levels, plan.merged, Rules(plan.policies, plan.now, plan.cursor_floor))
@@ -95,24 +97,27 @@ def _read_levels(store: ObjectStore, plan: RunPlan, wanted: HashRange, dirty: Re
             found = [key_index.read_records(store, location, wanted, events=events) for location in level]
         else:
             found = [key_index.probe_records(store, location, dirty.hi, events=events) for location in level]
-        levels.append(key_index.concatenated(found))
+        level_records = key_index.concatenated(found)
+        if np.any(level_records.hi[1:] < level_records.hi[:-1]):  # parts that were indexed anew, each by itself
+            level_records = level_records.take(key_index.latest(level_records.hi, level_records.lo))
+        levels.append(level_records)
     return levels
 
 
-def _expired(store: ObjectStore, plan: RunPlan) -> U64:
-    """Offsets of the rows of dirty ledgers whose time to live is over, ascending (T2)."""
+def _expired(store: ObjectStore, plan: RunPlan, winners: Records) -> U64:
+    """The offsets of those winners whose time to live is over, ascending (T2)."""
+    if not plan.expired:
+        return np.empty(0, dtype=np.uint64)
+    offsets = np.sort(winners.offset & OFFSET_MASK)
     bitmaps = read_all_deleted(store, [place for _, place in plan.expired])
-    return np.concatenate(
-        [
-            np.empty(0, dtype=np.uint64),
-            *(
-                np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.uint64)
-                + np.uint64(plan.sources[source].first_offset)
-                for (source, _), bitmap in zip(plan.expired, bitmaps, strict=True)
-                if bitmap
-            ),
-        ]
-    )
+    found = [np.empty(0, dtype=np.uint64)]
+    for (number, _), bitmap in zip(plan.expired, bitmaps, strict=True):
+        source = plan.sources[number]
+        first, last = np.uint64(source.first_offset), np.uint64(source.last_offset)
+        mine = offsets[np.searchsorted(offsets, first, "left") : np.searchsorted(offsets, last, "right")]
+        dead = BitMap(array("I", (mine - first).astype(np.uint32).tobytes())) & bitmap
+        found.append(np.frombuffer(dead.to_array(), dtype=np.uint32).astype(np.uint64) + first)
+    return np.concatenate(found)
 
 
 def unkeyed_survivors(unkeyed: dict[str, BitMap64], policies: Policies) -> dict[str, BitMap64]:

@@ -55,9 +55,8 @@ Wanted = Iterator[tuple[int, I64]]
 """Row groups by number, ascending, and the positions of the wanted rows in each."""
 
 
-def run_task(plan: RunPlan, tasks: tuple[PartPlan | BitmapPlan, ...], number: int) -> PartResult | BitmapResult:
-    """One phase-two task: `tasks[number]`. Raises ObjectMissing, ObjectDamaged, any store error."""
-    task = tasks[number]
+def run_task(plan: RunPlan, task: PartPlan | BitmapPlan) -> PartResult | BitmapResult:
+    """One phase-two task. Raises ObjectMissing, ObjectDamaged, any store error."""
     with task_store(plan) as store:
         return _write_part(store, plan, task) if isinstance(task, PartPlan) else _write_bitmaps(store, plan, task)
 

@@ -6,7 +6,7 @@ store holds everything that the manifest names, what is new and what stays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from compactor.layout import Layout
@@ -25,6 +25,8 @@ from storage.metadata.records import IndexLocation
 from storage.model import MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
 
+LISTINGS = 64
+"""So many runs are listed one by one; with more, everything that runs have written is listed, garbage as well."""
 _RESTORE = "restore the object, or delete the cursor __compaction so that the next run starts from raw"
 _REPORT = "nothing was published; run the compaction again, and report it if it happens twice"
 
@@ -201,7 +203,8 @@ class Made:
 def check_objects(store: ObjectStore, manifest: Manifest) -> None:
     """The store has all that the manifest names, at its full length: what is new, and what stays from before (R8).
 
-    A listing, not a request for each: a run may keep thousands of parts. Raises ObjectMissing, ObjectDamaged.
+    Listings of the runs that wrote them, not a request for each: a run may keep thousands of parts. Raises
+    ObjectMissing, ObjectDamaged.
     """
     needed: dict[str, int] = {}
     for part in manifest.parts:
@@ -211,11 +214,19 @@ def check_objects(store: ObjectStore, manifest: Manifest) -> None:
     for level in manifest.index:
         for location in level:
             needed[location.name] = max(needed.get(location.name, 0), location.offset + location.length)
-    if not needed:
-        return
-    sizes = {stored.name: stored.size for stored in store.list(names.runs_prefix(manifest.topic_uid))}
+    sizes: dict[str, int] = {}
+    for prefix in _prefixes(manifest.topic_uid, needed):
+        sizes |= {stored.name: stored.size for stored in store.list(prefix) if stored.name in needed}
     for name, size in needed.items():
         if name not in sizes:
             raise ObjectMissing(f"{name}, which the compacted ledger needs, is not in the store", _RESTORE)
         if sizes[name] < size:
             raise ObjectDamaged(f"{name} has {sizes[name]} bytes in the store, not {size}", _RESTORE)
+
+
+def _prefixes(topic_uid: str, needed: Iterable[str]) -> set[str]:
+    """What to list: the runs that wrote the objects, or, where these are many, all runs of the topic."""
+    wrote = {parsed.attempt_id for parsed in map(names.parse, needed) if parsed is not None}
+    if len(wrote) > LISTINGS:
+        return {names.runs_prefix(topic_uid)}
+    return {names.run_prefix(topic_uid, attempt_id) for attempt_id in wrote}

@@ -33,9 +33,8 @@ from storage.objects.interface import ObjectStore
 Mask = npt.NDArray[np.bool_]
 
 
-def run_scan(plan: RunPlan, scans: tuple[ScanPlan, ...], number: int) -> ScanResult:
-    """One task: scan `number` of `scans`. Raises ObjectMissing, ObjectDamaged, any store error."""
-    scan = scans[number]
+def run_scan(plan: RunPlan, scan: ScanPlan) -> ScanResult:
+    """One task. Raises ObjectMissing, ObjectDamaged, any store error."""
     with task_store(plan) as store:
         if scan.source >= plan.old_parts:
             return ScanResult(scan.source, expired=_expired(store, plan, scan))

@@ -39,7 +39,7 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
 from compactor import cluster
-from compactor.engine import Failed, answers, pack
+from compactor.engine import Divided, Failed, answers, pack
 from compactor.java import find_java_home
 from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
 
@@ -221,20 +221,21 @@ class SparkEngine:
     ) -> list[Answer | Failed]:
         if count == 0:
             return []
-        context = self._session.sparkContext
         self._group = f"compactor-{os.urandom(8).hex()}"
-        context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
-        partitions = pack(count, weights, self.parallelism)
-        failures = cluster.max_failures(str(context.master), context.getConf().get("spark.task.maxFailures"))
-        body = _task_body(_pickled(task), failures)
-        numbers = context.parallelize(partitions, len(partitions))
+        common, inputs = (task.task, task.inputs) if isinstance(task, Divided) else (task, range(count))
+        pickled = _pickled(common)
+        try:  # a Java that has died shows at any call
+            context = self._session.sparkContext
+            context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
+            partitions = pack(count, weights, self.parallelism)
+            failures = cluster.max_failures(str(context.master), context.getConf().get("spark.task.maxFailures"))
+            packed = [[(number, _pickled(inputs[number])) for number in numbers] for numbers in partitions]
 
-        def tell(ended: int) -> None:
-            on_done(ended * count // len(partitions))
+            def tell(ended: int) -> None:
+                on_done(ended * count // len(partitions))
 
-        try:
             with _watch(self._session, self._group, tell):
-                rows = numbers.mapPartitions(body).collect()
+                rows = context.parallelize(packed, len(packed)).mapPartitions(_task_body(pickled, failures)).collect()
         except Exception as error:
             raise self._failure(error) from error
         outcomes = {number: pickle.loads(outcome) for number, outcome in rows}  # noqa: S301  our own workers'
@@ -260,23 +261,27 @@ class SparkEngine:
         )
 
 
-def _pickled(task: Callable[[int], Any]) -> bytes:
+def _pickled(task: object) -> bytes:
     """Pickled apart from the function around it, so that an import that fails in a worker is seen by that function."""
     return bytes(CPickleSerializer().dumps(task))  # type: ignore[no-untyped-call]
 
 
-def _task_body(pickled_task: bytes, max_failures: int) -> Callable[[Iterable[list[int]]], Iterable[tuple[int, bytes]]]:
+Inputs = list[tuple[int, bytes]]
+"""The tasks of one partition: their numbers, and what each is called with, pickled."""
+
+
+def _task_body(pickled_task: bytes, max_failures: int) -> Callable[[Iterable[Inputs]], Iterable[tuple[int, bytes]]]:
     """The function that Spark workers run over a partition: each task's number, and its outcome pickled."""
 
-    def body(partition: Iterable[list[int]]) -> Iterator[tuple[int, bytes]]:
+    def body(partition: Iterable[Inputs]) -> Iterator[tuple[int, bytes]]:
         context = TaskContext.get()
         last = context is None or context.attemptNumber() + 1 >= max_failures
-        task: Callable[[int], Any] | None = None
-        for number in chain.from_iterable(partition):
+        task: Callable[[Any], Any] | None = None
+        for number, pickled_input in chain.from_iterable(partition):
             outcome: object
             try:
                 task = task or pickle.loads(pickled_task)  # noqa: S301  our own driver's
-                outcome = task(number)
+                outcome = task(pickle.loads(pickled_input))  # noqa: S301  our own driver's
             except Exception as error:
                 if not last and not (isinstance(error, CompactorError) and not isinstance(error, Unavailable)):
                     raise  # Spark's retry may find the store back, or more memory

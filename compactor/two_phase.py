@@ -20,14 +20,14 @@ an `Engine` runs the tasks. Nothing here is per key or per message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 from compactor import dirty
 from compactor.batch import Batch, Job, Outcome, Steps, Work
-from compactor.engine import Engine, Progress, Quiet, answers
+from compactor.engine import Divided, Engine, Progress, Quiet, answers
 from compactor.layout import lay_out
 from compactor.phase_one import run_range
 from compactor.phase_two import run_task
@@ -41,7 +41,7 @@ from storage.lease import afterwards
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
-from storage.metadata.records import Attempt, AttemptKind, CompactedLedgerRecord, RunRecord, TopicSnapshot
+from storage.metadata.records import Attempt, AttemptKind, CompactedLedgerRecord, Pin, RunRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
@@ -73,8 +73,14 @@ class TwoPhaseCompactor:
             raise outcome.error
         return outcome
 
-    def compact_all(self, topics: Iterable[TopicName], policies: Policies = Policies()) -> list[Outcome]:  # noqa: B008
-        """Compact many topics, `Sizing.topics_per_job` in a Spark job; outcomes in order. One that fails fails alone.
+    def compact_all(
+        self,
+        topics: Iterable[TopicName],
+        policies: Policies = Policies(),  # noqa: B008
+    ) -> Iterator[Outcome]:
+        """Compact many topics, `Sizing.topics_per_job` in a Spark job; outcomes in order, as soon as their job ends.
+
+        One that fails fails alone.
 
         Raises only what stops all of them, such as Ctrl-C; then every run under way is recorded as failed.
         """
@@ -89,26 +95,38 @@ class TwoPhaseCompactor:
         attempt of its own keeps its objects meanwhile.
         """
         topic = self.metadata.topic(name)
-        attempt = self.metadata.begin_attempt(topic.id, AttemptKind.RUN, holder_name())
-        with (
-            afterwards(lambda: self._forget(topic.uid, attempt)),
-            Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), HEARTBEAT_MS / 5000, self.engine.cancel),
-        ):
-            now, snapshot = self.clock.now_ms(), self.metadata.snapshot(topic.id)
-            if dirty.end_position(snapshot, policies, now) is None:
-                return {"messages_in": 0, "messages_before": 0, "messages_out": 0, "messages_dropped": 0}
-            steps = self._decide(snapshot, attempt.attempt_id, policies, now, _PhaseTimer(self.clock))
-            try:
-                work = next(steps)
-                while True:
-                    self.progress.phase(work.name, len(work.costs), work.messages)
-                    done = self.engine.run(len(work.costs), work.task, self.progress.done, work.costs)
-                    work = steps.send(answers(done))
-            except StopIteration as stop:
-                decision: Decision = stop.value
-                return decision.forecast()
-            finally:
-                self.progress.end()
+        holder = holder_name()
+        attempt = self.metadata.begin_attempt(topic.id, AttemptKind.RUN, holder)
+        with afterwards(lambda: self._forget(topic.uid, attempt)):
+            snapshot, pin = self.metadata.pin_compacted(topic.id, holder, HEARTBEAT_MS)
+            with (
+                afterwards(lambda: None if pin is None else self.metadata.release_pin(pin)),
+                Heartbeat(lambda: self._stay(attempt, pin), HEARTBEAT_MS / 5000, self.engine.cancel),
+            ):
+                return self._foretell(snapshot, attempt, policies)
+
+    def _stay(self, attempt: Attempt, pin: Pin | None) -> None:
+        """A dry run's heartbeat: neither what it writes nor what it reads is collected meanwhile."""
+        self.metadata.heartbeat_attempt(attempt)
+        if pin is not None:
+            self.metadata.renew_pin(pin, HEARTBEAT_MS)
+
+    def _foretell(self, snapshot: TopicSnapshot, attempt: Attempt, policies: Policies) -> dict[str, object]:
+        now = self.clock.now_ms()
+        if dirty.end_position(snapshot, policies, now) is None:
+            return {"messages_in": 0, "messages_before": 0, "messages_out": 0, "messages_dropped": 0}
+        steps = self._decide(snapshot, attempt.attempt_id, policies, now, _PhaseTimer(self.clock))
+        try:
+            work = next(steps)
+            while True:
+                self.progress.phase(work.name, len(work.costs), work.messages)
+                done = self.engine.run(len(work.costs), work.task, self.progress.done, work.costs)
+                work = steps.send(answers(done))
+        except StopIteration as stop:
+            decision: Decision = stop.value
+            return decision.forecast()
+        finally:
+            self.progress.end()
 
     def _forget(self, topic_uid: str, attempt: Attempt) -> None:
         """Delete what a dry run wrote; what is left by a failure, garbage collection finds."""
@@ -181,9 +199,9 @@ class TwoPhaseCompactor:
         scanned = []
         if scans:
             sizes = [plan.sources[scan.source].rows.stored.size for scan in scans]
-            scanned = yield Work("scan", partial(run_scan, plan, scans), sizes, len(scans))
+            scanned = yield Work("scan", Divided(partial(run_scan, plan), scans), sizes, len(scans))
             plan = dirty.with_scans(plan, scanned, reindexed=reindexed)
-        plan = dirty.sized(plan, self._sizing, reindexed=reindexed)
+        plan = dirty.sized(plan, previous, self._sizing, reindexed=reindexed)
         reached(Step.RUN_SCAN_DONE)
         timer.lap("scan")
 
@@ -206,7 +224,8 @@ class TwoPhaseCompactor:
         results: list[PartResult | BitmapResult] = []
         if layout.tasks:
             survivors = sum(totals.count for totals in decision.left.values())
-            results = yield Work("phase two", partial(run_task, plan, layout.tasks), layout.costs(plan), survivors)
+            task = Divided(partial(run_task, plan), layout.tasks)
+            results = yield Work("phase two", task, layout.costs(plan), survivors)
         reached(Step.PHASE_TWO_DONE)
         return Made(
             decision,

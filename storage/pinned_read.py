@@ -56,6 +56,8 @@ class PinnedRead:
         self._next = start
         self._given: int | None = None
         """The offset of the last message that was given."""
+        self._by_event: bool | None = None
+        """Whether the generation that it came from is in event-time order."""
 
     def batches(self, limits: Limits) -> Iterator[pa.RecordBatch]:
         """As `SnapshotReader.batches`. Raises StateMayBeStale besides."""
@@ -92,6 +94,15 @@ class PinnedRead:
                 f"{manifest.generation} has lost deletions up to offset {manifest.tombstones_dropped_to}",
                 "read again from earliest, into an empty state",
             )
+        by_event = bool(manifest.policies.get("event_time_order"))
+        if self._given is not None and by_event != self._by_event:
+            # The key's value may now be a message that lies before what was given.
+            raise StateMayBeStale(
+                f"the generation of {manifest.topic} that was read up to offset {self._given} is gone, and generation "
+                f"{manifest.generation} has another order",
+                "read again from earliest, into an empty state",
+            )
+        self._by_event = by_event
         for table in reader.compacted(self._next, manifest):
             last = table.slice(len(table) - 1).select(["offset", "ledger_id", "entry_id", "batch_index"])
             offset, ledger, entry, index = (column[0].as_py() for column in last.columns)

@@ -43,18 +43,21 @@ _REMEDY = "restore the object from a backup, or see docs/operations.md on damage
 
 
 def point_read(
-    store: ObjectStore, snapshot: Callable[[], TopicSnapshot], hasher: KeyHasher, key: bytes
+    store: ObjectStore, snapshot: Callable[[], TopicSnapshot], hasher: KeyHasher, key: bytes, now: int
 ) -> Message | None:
-    """The newest value of `key`; None if it has none. Raises ObjectMissing, ObjectDamaged."""
+    """The newest value of `key`; None if it has none. `now`: in event-time order, by which lateness is over (P9).
+
+    Raises ObjectMissing, ObjectDamaged.
+    """
     seen = snapshot()
     while True:
         try:
-            return _PointRead(store, seen, hasher, key).newest()
+            return _PointRead(store, seen, hasher, key, now).newest()
         except DataLoss:
-            now = snapshot()
-            if now.compacted == seen.compacted:
+            newer = snapshot()
+            if newer.compacted == seen.compacted:
                 raise
-            seen = now
+            seen = newer
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class _Found:
 class _PointRead:
     """One key in one snapshot."""
 
-    def __init__(self, store: ObjectStore, snapshot: TopicSnapshot, hasher: KeyHasher, key: bytes) -> None:
+    def __init__(self, store: ObjectStore, snapshot: TopicSnapshot, hasher: KeyHasher, key: bytes, now: int) -> None:
+        self._now = now
         self._store = store
         self._snapshot = snapshot
         self._key = key
@@ -107,8 +111,16 @@ class _PointRead:
             for location in chain.from_iterable(manifest.index):
                 record = self._record(location, by_event)
                 if record is not None:
-                    yield _found(record, _part_of(manifest, record[1]))
+                    if not (by_event and self._forgotten(record, manifest)):
+                        yield _found(record, _part_of(manifest, record[1]))
                     return
+
+    def _forgotten(self, record: tuple[int, int], manifest: Manifest) -> bool:
+        """Whether a record is a marker whose lateness is over (P9): it hides older levels, and beats nothing newer."""
+        event_time, flagged = record
+        lateness = manifest.policies.get("event_time_max_lateness_ms")
+        over = lateness is not None and event_time <= self._now - lateness
+        return over and bool(flagged & int(key_index.MARKER))
 
     def _record(self, location: IndexLocation, by_event: bool) -> tuple[int, int] | None:
         """The key's event time and flagged offset in one index: one ranged read, two by event time, at most."""

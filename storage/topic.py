@@ -107,7 +107,7 @@ class Topic:
         None: the key has no value, because it never had, it was deleted, or compaction has removed it; a value that
         has outlived its time to live but is not removed yet is one. Raises DataLoss (R8).
         """
-        return point_read(self._store, self.snapshot, self._hasher, key)
+        return point_read(self._store, self.snapshot, self._hasher, key, self._clock.now_ms())
 
     def messages(
         self, start: MessageId = EARLIEST, read_compacted: bool = False, max_messages: int | None = None

@@ -117,9 +117,9 @@ def decide(
     )
     reindexed = dirty.changes_order(previous, policies)
     scans = dirty.scans(plan, previous, dirty.dirty_ledgers(snapshot, policies, now))
-    scanned: list[ScanResult] = [run_scan(plan, scans, number) for number in range(len(scans))]
+    scanned: list[ScanResult] = [run_scan(plan, scan) for scan in scans]
     plan = dirty.with_scans(plan, scanned, reindexed=reindexed) if scans else plan
-    plan = dirty.sized(plan, sizing, reindexed=reindexed)
+    plan = dirty.sized(plan, previous, sizing, reindexed=reindexed)
     if merged is not None:
         plan = replace(plan, merged=min(merged, len(plan.levels)))
     ranges = [run_range(plan, number) for number in range(len(plan.ranges))]
@@ -130,8 +130,7 @@ def decide(
 
 def carry_out(decision: Decision) -> Made:
     """Phase two of a run."""
-    plan, tasks = decision.plan, decision.layout.tasks
-    results = [run_task(plan, tasks, number) for number in range(len(tasks))]
+    results = [run_task(decision.plan, task) for task in decision.layout.tasks]
     return Made(
         decision,
         [result for result in results if isinstance(result, PartResult)],

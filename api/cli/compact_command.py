@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from compactor.batch import Outcome
     from compactor.plan import Policies
     from compactor.two_phase import TwoPhaseCompactor
+    from storage.metadata.records import TopicSnapshot
     from storage.objects.throttled import Rates
 
 
@@ -124,7 +125,7 @@ def compact_topic(
         if dry_run:
             first = report_forecasts(work.forecasts(names), as_json)
         else:
-            first = report(components.metadata, work.compact(names), as_json)
+            first = report(components.metadata, len(names), work.compact(names), as_json)
     if first is not None:
         raise typer.Exit(exit_codes.of(first))
 
@@ -148,13 +149,15 @@ class _Work:
     rates: Rates
     max_garbage_ratio: float
 
-    def compact(self, names: Sequence[TopicName]) -> list[Outcome]:
-        """An outcome for each topic."""
-        outcomes, dirty = self._look(names)
-        if dirty:
-            with self._compactor() as compactor:
-                outcomes |= {one.topic: one for one in compactor.compact_all(dirty, self.policies)}
-        return [outcomes[name] for name in names]
+    def compact(self, names: Sequence[TopicName]) -> Iterator[Outcome]:
+        """An outcome for each topic, in order, as soon as it is known."""
+        known, dirty = self._look(names)
+        if not dirty:
+            yield from (known[name] for name in names)
+            return
+        with self._compactor() as compactor:
+            made = compactor.compact_all(dirty, self.policies)
+            yield from (known[name] if name in known else next(made) for name in names)
 
     def forecasts(self, names: Sequence[TopicName]) -> list[Forecast]:
         """What would be done with each topic; None: nothing."""
@@ -186,10 +189,24 @@ class _Work:
                 outcomes[name] = Outcome(name, None, error)
                 continue
             if new:
+                self._tell_of_policies(snapshot)
                 dirty.append(name)
             else:
                 outcomes[name] = Outcome(name)
         return outcomes, dirty
+
+    def _tell_of_policies(self, snapshot: TopicSnapshot) -> None:
+        """Policies are not remembered: a run that forgets a flag of the one before drops what that kept."""
+        before, now = snapshot.last_run, asdict(self.policies)
+        if before is None or not before.policies:
+            return
+        changed = [
+            f"{name} {before.policies[name]} → {value}"
+            for name, value in now.items()
+            if before.policies.get(name, value) != value
+        ]
+        if changed:
+            say(f"{snapshot.topic.name}: policies other than those of run {before.run_id}: {', '.join(changed)}")
 
     @contextmanager
     def _compactor(self) -> Iterator[TwoPhaseCompactor]:

@@ -6,7 +6,7 @@ Both reports answer with the error of the first topic that failed, by which the 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -24,23 +24,25 @@ Forecast: TypeAlias = tuple[TopicName, dict[str, object] | Exception | None]
 """What a run would do with a topic; None: nothing; or why nobody knows."""
 
 
-def report(metadata: MetadataStore, outcomes: Sequence[Outcome], as_json: bool) -> Exception | None:
-    """Say what was done."""
+def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as_json: bool) -> Exception | None:
+    """Say what was done with each of so many topics, as it comes; the first error."""
+    seen: list[Outcome] = []
     for outcome in outcomes:
-        if len(outcomes) == 1 and outcome.error is None:
+        seen.append(outcome)
+        if topics == 1 and outcome.error is None:
             for line in describe(outcome):
                 say(line)
         if as_json:
-            print(json.dumps(_document(metadata, outcome)))  # noqa: T201
+            print(json.dumps(_document(metadata, outcome)), flush=True)  # noqa: T201
         elif outcome.error is None:
             made = outcome.compacted_ledger_id
             result = "Nothing to compact" if made is None else f"Compacted to ledger {made}"
-            print(f"Compaction of topic {outcome.topic} complete. {result}")  # noqa: T201
+            print(f"Compaction of topic {outcome.topic} complete. {result}", flush=True)  # noqa: T201
         if outcome.error is not None:
-            tell(outcome.error, str(outcome.topic) if len(outcomes) > 1 else "")
-    if len(outcomes) > 1:
-        say(_summary(outcomes))
-    return next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+            tell(outcome.error, str(outcome.topic) if topics > 1 else "")
+    if topics > 1:
+        say(_summary(seen))
+    return next((outcome.error for outcome in seen if outcome.error is not None), None)
 
 
 def report_forecasts(forecasts: Sequence[Forecast], as_json: bool) -> Exception | None:

@@ -1,8 +1,8 @@
 """A store that reads and writes no faster than it may: a limit on the bytes per second of background work (C4).
 
-Each byte moved takes its share of a second, and a call that comes early waits before it moves anything. What was not
-used is not saved up beyond one second's worth, so a pause is not followed by a burst. A run divides its limit among
-the tasks that run at once; then their sum keeps it, and a task that runs alone gets its share only.
+Each byte moved takes its share of a second, and a call waits for its own bytes before it moves them. What was not used
+is not saved up, so a pause is not followed by a burst, and a thousand tasks of one request each keep the limit, too. A
+run divides its limit among the tasks that run at once: their sum keeps it, and a task that runs alone gets its share.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from storage.objects.probe import ProbeReport
-
-_BURST_MS = 1000.0
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,12 @@ class Pace:
         self._free_at = 0.0
 
     def spend(self, size: int) -> None:
-        """Wait until the bytes before are paid for, then owe `size` more."""
+        """Wait until these bytes are paid for."""
         if self._rate is None:
             return
         now = float(self._clock.now_ms())
-        if self._free_at > now:
-            self._clock.wait((self._free_at - now) / 1000)
-        self._free_at = max(self._free_at, now - _BURST_MS) + 1000.0 * size / self._rate
+        self._free_at = max(self._free_at, now) + 1000.0 * size / self._rate
+        self._clock.wait((self._free_at - now) / 1000)
 
 
 def throttled(store: ObjectStore, rates: Rates, clock: Clock) -> ObjectStore:

@@ -129,7 +129,24 @@ def _replay(bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str
         last = state.messages[-1].message_id if state.messages else None
         assert snapshot.compacted.last_message_id == last
         assert raw(topic) == everything
+        tail = [message for message in everything if message.offset > horizon]
+        for key in {message.key for message in everything if message.key is not None}:
+            assert topic.get(key) == value_of(key, state, tail, Policies(**manifest.policies), clock.now_ms())
         assert bench.compactor(hasher).compact(topic.name, used).run is None  # property 3, P11
+
+
+def value_of(key: bytes, state: reference.State, tail: list[Message], used: Policies, now: int) -> Message | None:
+    """T4, by hand: the winner of the key among compacted messages, what is remembered of it, and the tail."""
+    by_event = used.event_time_order
+    found: list[tuple[tuple[int, int], Message | None]] = []
+    for message in [*state.messages, *tail]:
+        if message.key == key:
+            event_time = -(2**63) if message.event_time is None or not by_event else message.event_time
+            found.append(((event_time, message.offset), message))
+    if by_event and key in state.markers and state.markers[key][0] > now - used.event_time_max_lateness_ms:
+        found.append((state.markers[key], None))
+    winner = max(found, key=lambda one: one[0])[1] if found else None
+    return None if winner is None or winner.is_tombstone else winner
 
 
 def acknowledge(bench: Workbench, topic: Topic, message: Message) -> None:

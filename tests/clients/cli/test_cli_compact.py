@@ -252,9 +252,10 @@ def test_a_minimal_lag_leaves_young_messages_alone(
 
 def test_limits_reach_the_tasks(compactor_command: Compactor, topics: tuple[str, ...], engine: Recording) -> None:
     compactor_command("compact-topic", "--topic", "a", "--max-read-rate", "50M", "--max-write-rate", "7K").done()
-    assert [task.args[0].rates for task in engine.jobs] == [Rates(50 << 20, 7 << 10)] * 2
+    plans = [getattr(task, "task", task).args[0] for task in engine.jobs]
+    assert [plan.rates for plan in plans] == [Rates(50 << 20, 7 << 10)] * 2
     compactor_command("compact-topic", "--topic", "b").done()
-    assert engine.jobs[-1].args[0].rates == Rates()
+    assert engine.jobs[-1].task.args[0].rates == Rates()
 
 
 def test_the_garbage_ratio_decides_whether_a_part_is_written_anew(

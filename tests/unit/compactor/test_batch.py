@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from compactor.batch import Batch, Job, Outcome, Work, _Together
-from compactor.engine import InProcess, Quiet
+from compactor.batch import Batch, Job, Outcome, Work, _together
+from compactor.engine import Divided, InProcess, Quiet
 from compactor.plan import Policies, Sizing
 from storage.errors import CompactorError, Fenced, ObjectMissing, TopicNotFound, Unavailable
 from storage.metadata.records import RunRecord, RunState
@@ -62,7 +62,7 @@ def topics(bench: Workbench, *names: str) -> list[Topic]:
 
 
 def compact_all(bench: Workbench, some: Sequence[Topic], engine: InProcess | None = None) -> list[Outcome]:
-    return replace(bench, engine=engine or InProcess()).compactor().compact_all([topic.name for topic in some])
+    return list(replace(bench, engine=engine or InProcess()).compactor().compact_all([topic.name for topic in some]))
 
 
 def state(topic: Topic) -> tuple[RunState, str]:
@@ -123,7 +123,7 @@ def test_runs_of_a_batch_may_be_in_different_phases(bench: Workbench) -> None:
 def test_a_topic_that_is_not_there_fails_alone(bench: Workbench) -> None:
     some = topics(bench, "a", "b")
     names = [some[0].name, TopicName.parse("nosuch"), some[1].name]
-    outcomes = bench.compactor().compact_all(names)
+    outcomes = list(bench.compactor().compact_all(names))
     assert [outcome.topic for outcome in outcomes] == names
     assert isinstance(outcomes[1].error, TopicNotFound)
     assert outcomes[1].run is None
@@ -170,16 +170,31 @@ def test_a_defect_in_a_run_fails_it_alone(bench: Workbench, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("phase", [1, 2])
-def test_an_engine_that_gives_up_fails_the_batch_and_not_the_next_one(bench: Workbench, phase: int) -> None:
+def test_an_engine_that_gives_up_is_asked_again_for_each_run_alone(bench: Workbench, phase: int) -> None:
+    """A task that kills its workers takes all of the job with it: the others must not pay for it."""
+    together = {1: 1, 2: 2}[phase]
+
     def gives_up(job: int) -> None:
-        if job == phase:
-            raise Unavailable("the cluster is away", "wait")
+        if job in (together, together + 2):  # all, and then the second by itself
+            raise Unavailable("a worker was killed", "give it more memory")
 
     some = topics(bench, "a", "b", "c")
-    outcomes = compact_all(bench.with_sizing(Sizing(1, topics_per_job=2)), some, Watched(gives_up))
-    assert [str(outcome.error) for outcome in outcomes[:2]] == [str(Unavailable("the cluster is away", "wait"))] * 2
-    assert [state(topic)[0] for topic in some] == [RunState.ERROR, RunState.ERROR, RunState.SUCCESS]
-    assert [message.payload for message in compacted_only(some[2])] == [b"c"]
+    outcomes = compact_all(bench, some, Watched(gives_up))
+    assert [str(outcome.error) for outcome in outcomes if outcome.error] == ["a worker was killed: give it more memory"]
+    assert [state(topic)[0] for topic in some] == [RunState.SUCCESS, RunState.ERROR, RunState.SUCCESS]
+    for topic in (some[0], some[2]):
+        assert_published(topic)
+
+
+def test_an_engine_that_gives_up_on_a_run_alone_fails_it_and_not_the_next_batch(bench: Workbench) -> None:
+    def gives_up(job: int) -> None:
+        if job == 1:
+            raise Unavailable("the cluster is away", "wait")
+
+    some = topics(bench, "a", "b")
+    outcomes = compact_all(bench.with_sizing(Sizing(1, topics_per_job=1)), some, Watched(gives_up))
+    assert str(outcomes[0].error) == str(Unavailable("the cluster is away", "wait"))
+    assert [state(topic)[0] for topic in some] == [RunState.ERROR, RunState.SUCCESS]
 
 
 @pytest.mark.parametrize("phase", [1, 2])
@@ -278,7 +293,7 @@ def test_a_job_of_which_all_runs_are_cancelled_is_stopped_while_it_runs(bench: W
     compactor = replace(bench, engine=engine).compactor()
     batch = Batch(bench.metadata, engine, Quiet(), heartbeat_ms=15)
     claim: Callable[[TopicName], Job | None] = partial(compactor._claim, policies=Policies())
-    outcomes = batch.run([topic.name for topic in some], claim, 10)
+    outcomes = list(batch.run([topic.name for topic in some], claim, 10))
     assert all(isinstance(outcome.error, CompactorError) for outcome in outcomes)
     assert [state(topic) for topic in some] == [(RunState.CANCELLED, "not wanted")] * 2
 
@@ -322,7 +337,8 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
         run = bench.metadata.claim_run(bench.metadata.topic(name).id, "test", {}, 10_000)
         return Job(name, run, steps(name.topic))
 
-    outcomes = Batch(bench.metadata, Halfway(), Quiet(), heartbeat_ms=15).run([one.name for one in some], claim, 10)
+    batch = Batch(bench.metadata, Halfway(), Quiet(), heartbeat_ms=15)
+    outcomes = list(batch.run([one.name for one in some], claim, 10))
     begun = [{"phase": f"phase of {n}", "tasks_done": 0, "tasks_total": 2, "bytes_done": 0} for n in "ab"]
     half = [{"phase": f"phase of {n}", "tasks_done": 1, "tasks_total": 2, "bytes_done": 200} for n in "ab"]
     assert seen == [*begun, *half]
@@ -330,6 +346,11 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
 
 
 def test_tasks_of_several_works_travel_as_one_sequence() -> None:
-    together = _Together((partial(pow, 2), partial(pow, 3), partial(pow, 5)), (0, 3, 3, 5))
-    travelled = pickle.loads(pickle.dumps(together))
-    assert [travelled(number) for number in range(5)] == [1, 2, 4, 1, 5]
+    """A plain task is called with its numbers, a divided one with its inputs."""
+    works = [
+        Work("one", partial(pow, 2), [1.0] * 3, 0),
+        Work("none", partial(pow, 3), [], 0),
+        Work("two", Divided(partial(pow, 5), [7, 1]), [1.0] * 2, 0),
+    ]
+    travelled = pickle.loads(pickle.dumps(_together(works)))
+    assert [travelled(number) for number in range(5)] == [1, 2, 4, 5**7, 5]

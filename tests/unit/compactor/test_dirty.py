@@ -249,7 +249,7 @@ def test_scans_put_what_is_due_in_front_of_the_dirty_indexes() -> None:
 def sized(ledgers: list[LedgerRecord], levels: tuple[IndexLocation, ...], policies: Policies | None = None) -> RunPlan:
     previous = replace(manifest(part(0)), index=tuple((level,) for level in levels))
     plan = plan_of(ledgers, previous, policies or Policies())
-    return dirty.sized(plan, Sizing(4, range_records=1000, small_range_records=100), reindexed=False)
+    return dirty.sized(plan, None, Sizing(4, range_records=1000, small_range_records=100), reindexed=False)
 
 
 def test_levels_are_merged_by_their_records() -> None:
@@ -284,5 +284,5 @@ def test_hash_ranges_count_every_record_also_of_levels_that_are_probed() -> None
 def test_what_is_reindexed_is_merged_whole() -> None:
     previous = manifest(part(0), part(1), levels=(500, 5000))
     plan = plan_of([ledger(2, 0, records=1)], previous, Policies(event_time_order=True))
-    assert dirty.sized(plan, Sizing(1), reindexed=True).merges_all
-    assert not dirty.sized(plan, Sizing(1), reindexed=False).merges_all
+    assert dirty.sized(plan, None, Sizing(1), reindexed=True).merges_all
+    assert not dirty.sized(plan, None, Sizing(1), reindexed=False).merges_all

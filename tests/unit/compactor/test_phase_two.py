@@ -146,7 +146,7 @@ def one_run(store: ObjectStore, *history: pa.Table) -> tuple[RunPlan, tuple[Part
 
 
 def part_of(plan: RunPlan, parts: tuple[PartPlan | BitmapPlan, ...]) -> PartResult:
-    result = run_task(plan, parts, 0)
+    result = run_task(plan, parts[0])
     assert isinstance(result, PartResult)
     return result
 
@@ -195,7 +195,7 @@ def test_damage_fails_the_task_and_leaves_no_part(object_store: ObjectStore) -> 
     plan, parts = one_run(object_store, keyed(b"a", b"b"))
     damaged = with_damage_at(object_store, plan, 0, 10)
     with pytest.raises(ObjectDamaged, match=damaged.sources[0].rows.stored.name):
-        run_task(damaged, parts, 0)
+        run_task(damaged, parts[0])
     assert list(object_store.list(names.run_prefix(plan.topic_uid, plan.attempt_id) + "part-")) == []
 
 
@@ -205,10 +205,10 @@ def test_row_sets_that_were_changed_or_lost_fail_the_task(object_store: ObjectSt
     ((name, row_set),) = whole.row_sets
     damaged = replace(whole, row_sets=((damaged_copy(object_store, name, 0), row_set),))
     with pytest.raises(ObjectDamaged, match="row sets"):
-        run_task(plan, (PartPlan(0, (damaged,)),), 0)
+        run_task(plan, PartPlan(0, (damaged,)))
     lost = replace(whole, row_sets=((f"{name}x", row_set),))
     with pytest.raises(ObjectMissing):
-        run_task(plan, (PartPlan(0, (lost,)),), 0)
+        run_task(plan, PartPlan(0, (lost,)))
 
 
 def test_rows_that_the_index_names_and_the_ledger_lacks_are_damage(object_store: ObjectStore) -> None:
@@ -217,7 +217,7 @@ def test_rows_that_the_index_names_and_the_ledger_lacks_are_damage(object_store:
     table = to_rows(keyed(b"a", b"b", b"c", b"d"), 5, 0, NOW)
     gapped = seal(object_store, pa.concat_tables([table.slice(0, 1), table.slice(2)]))
     with pytest.raises(ObjectDamaged, match="not there"):
-        run_task(replace(plan, sources=(source(gapped),)), parts, 0)
+        run_task(replace(plan, sources=(source(gapped),)), parts[0])
 
 
 def letters(text: str, payload: bytes = b"v") -> pa.Table:
@@ -265,7 +265,7 @@ def test_bitmaps_of_several_parts_share_an_object(object_store: ObjectStore) -> 
     assert previous is not None
     (plan,) = decision.layout.bitmaps
     assert [number for number, _ in plan.parts] == [0, 1]
-    result = run_task(decision.plan, (plan,), 0)
+    result = run_task(decision.plan, plan)
     assert isinstance(result, BitmapResult)
     assert {place.name for place in result.deleted.values()} == {result.deleted[0].name}
     assert [list(one) for one in read_all_deleted(object_store, list(result.deleted.values()))] == [[0], [2]]
@@ -316,7 +316,7 @@ def test_a_part_may_be_cut_anywhere_also_between_dead_rows(
     decision, _ = runs(object_store, letters("abcdef"), letters("bc", payload=b""), letters("d", payload=b""))
     found = decision.layout.bitmaps[0].parts[0][1]
     halves = tuple(PartPlan(n, (Slice(0, a, b, found),)) for n, (a, b) in enumerate([(0, cut - 1), (cut, 5)]))
-    results = [run_task(decision.plan, halves, number) for number in range(2)]
+    results = [run_task(decision.plan, half) for half in halves]
     left = [0, 4, 5]
     for result, expected in zip(results, ([n for n in left if n < cut], [n for n in left if n >= cut]), strict=True):
         assert isinstance(result, PartResult)
@@ -337,7 +337,7 @@ def test_row_groups_of_an_old_part_in_which_nothing_is_alive_are_not_read(
     )
     groups = RowsReader(object_store, decision.plan.sources[0].rows).groups
     damaged = with_damage_at(object_store, decision.plan, 0, groups[1].start)
-    results = [run_task(damaged, decision.layout.parts, number) for number in range(len(decision.layout.parts))]
+    results = [run_task(damaged, part) for part in decision.layout.parts]
     parts = [result for result in results if isinstance(result, PartResult)]
     assert sum(result.statistics.groups_read for result in parts) == 2
     assert [offset for result in parts for offset in offsets(object_store, result.part)] == [0, 1, 4, 5]

@@ -87,7 +87,7 @@ def plan_of(
 
 
 def scanned(store: ObjectStore, source: Source, scan: ScanPlan, floor: int | None = None) -> ScanResult:
-    return run_scan(plan_of(store, source, floor=floor), (scan,), 0)
+    return run_scan(plan_of(store, source, floor=floor), scan)
 
 
 def offsets(store: ObjectStore, location: IndexLocation | None, flag: int) -> list[int]:
@@ -219,7 +219,7 @@ def test_row_groups_in_which_nothing_can_be_due_are_not_read(
 
 def test_nothing_due_writes_nothing(object_store: ObjectStore) -> None:
     plan = plan_of(object_store, part_of(object_store, MIXED))
-    result = run_scan(plan, (ScanPlan(0, values_to=1, tombstones_to=1),), 0)
+    result = run_scan(plan, ScanPlan(0, values_to=1, tombstones_to=1))
     assert result.due is None
     assert list(object_store.list(names.run_prefix(plan.topic_uid, plan.attempt_id))) == []
 
@@ -234,7 +234,7 @@ def test_a_part_is_indexed_anew_with_event_times(object_store: ObjectStore, hash
         Row(None, 5, slot=rows.Slot.WHOLE_ENTRY),
     ]
     plan = plan_of(object_store, part_of(object_store, content, dead=[1]), hasher=hasher)
-    result = run_scan(plan, (ScanPlan(0, reindex=True),), 0)
+    result = run_scan(plan, ScanPlan(0, reindex=True))
     assert (result.due, result.oldest_value, result.oldest_tombstone) == (None, 3, 8)
     assert result.index is not None
     found = key_index.read_records(object_store, result.index, HashRange(), events=True)
@@ -269,7 +269,7 @@ def test_of_a_dirty_ledger_every_row_that_is_too_old_is_named(
     monkeypatch.setattr(rows, "GROUP_ROWS", 3)
     source = part_of(object_store, MIXED)
     plan = plan_of(object_store, source, old=False)
-    result = run_scan(plan, (ScanPlan(0, values_to=10),), 0)
+    result = run_scan(plan, ScanPlan(0, values_to=10))
     assert (result.index, result.due, result.oldest_value, result.oldest_tombstone) == (None, None, None, None)
     assert result.expired is not None
     assert [list(one) for one in read_all_deleted(object_store, [result.expired])] == [[0, 2, 3, 4, 5]]
@@ -277,7 +277,7 @@ def test_of_a_dirty_ledger_every_row_that_is_too_old_is_named(
     groups = RowsReader(object_store, source.rows).groups
     stored = replace(source.rows.stored, name=damaged_copy(object_store, source.rows.stored.name, groups[2].start))
     moved = plan_of(object_store, replace(source, rows=replace(source.rows, stored=stored)), old=False)
-    again = run_scan(moved, (ScanPlan(0, values_to=10),), 0).expired
+    again = run_scan(moved, ScanPlan(0, values_to=10)).expired
     assert again is not None
     assert again.cardinality == 5
 

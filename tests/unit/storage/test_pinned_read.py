@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from compactor.plan import Policies
 from storage.errors import DataLoss, Fenced, ObjectMissing, StateMayBeStale, Unavailable
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.metadata.records import COMPACTION_CURSOR, Pin
@@ -193,6 +194,20 @@ def test_deletions_that_were_lost_meanwhile_are_said(bench: Workbench, topic: To
     ) as e:
         list(reading)
     assert "earliest" in e.value.remedy
+    assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
+
+
+def test_a_generation_in_another_order_cannot_be_gone_on_in(bench: Workbench, topic: Topic) -> None:
+    """R7: by event time a key's value may be a message that lies before what was given, so it would never be seen."""
+    reading = topic.messages(read_compacted=True)
+    take(reading, 1)
+    gone = manifest(bench, topic)
+    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    bench.compactor().compact(topic.name, Policies(event_time_order=True))
+    for name in gone.objects:
+        bench.store.delete(name)
+    with pytest.raises(StateMayBeStale, match="has another order"):
+        list(reading)
     assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
 
 

@@ -150,7 +150,7 @@ def test_a_point_read_is_a_fold_over_all(
     for key in [*winners, b"a key that nobody has", b""]:
         winner = winners.get(key)
         expected = (winner["offset"], winner["payload"]) if winner and winner["payload"] else None
-        assert shown(point_read(object_store, lambda: snapshot, hasher, key)) == expected
+        assert shown(point_read(object_store, lambda: snapshot, hasher, key, NOW)) == expected
 
 
 class CountingStore(LocalStore):
@@ -278,7 +278,7 @@ def test_a_point_read_takes_few_ranged_reads_whatever_the_size(
     largest = max(location.length for level_ in manifest_of(object_store, snapshot).index for location in level_)
     for key, value in expected.items():
         store.reset()
-        message = point_read(store, lambda: snapshot, HASHER, key)
+        message = point_read(store, lambda: snapshot, HASHER, key, NOW)
         assert (None if message is None else message.payload) == value
         assert len(store.reads) <= 3 + 2 * (4 + len(snapshot.ledgers))
         assert [name for name in store.whole if not name.startswith("topics/")] == [snapshot.compacted.manifest.name]
@@ -304,9 +304,9 @@ class OneHash:
 
 def test_the_row_of_another_key_is_never_given_for_it(object_store: ObjectStore) -> None:
     snapshot = one_key(object_store, OneHash())
-    assert shown(point_read(object_store, lambda: snapshot, OneHash(), b"k")) == (0, b"v")
+    assert shown(point_read(object_store, lambda: snapshot, OneHash(), b"k", NOW)) == (0, b"v")
     with pytest.raises(ObjectDamaged, match=r"offset 0 in .*00000000000000070000000000000008.*share a 128-bit hash"):
-        point_read(object_store, lambda: snapshot, OneHash(), b"another")
+        point_read(object_store, lambda: snapshot, OneHash(), b"another", NOW)
 
 
 def manifest_of(store: ObjectStore, snapshot: TopicSnapshot) -> Manifest:
@@ -341,7 +341,7 @@ def test_damage_is_an_error_that_names_the_object_and_the_compacted_ledger(
         rows_object = replace(part.rows, stored=replace(part.rows.stored, name=name))
         damaged = with_manifest(object_store, snapshot, replace(manifest, parts=(replace(part, rows=rows_object),)))
     with pytest.raises(ObjectDamaged, match=f"compacted ledger 6 of {TOPIC.name} cannot be read: .*{name}") as raised:
-        point_read(object_store, lambda: damaged, HASHER, b"k")
+        point_read(object_store, lambda: damaged, HASHER, b"k", NOW)
     assert "__compaction" in raised.value.remedy
 
 
@@ -350,12 +350,12 @@ def test_an_index_that_names_what_is_not_there_is_damage(object_store: ObjectSto
     manifest = manifest_of(object_store, snapshot)
     no_part = with_manifest(object_store, snapshot, replace(manifest, parts=()))
     with pytest.raises(ObjectDamaged, match="names offset 0, which no part"):
-        point_read(object_store, lambda: no_part, HASHER, b"k")
+        point_read(object_store, lambda: no_part, HASHER, b"k", NOW)
     wrong = replace(manifest, index=(level(object_store, [(b"k", 1, 0)], 0, HASHER, False),))
     wrong = replace(wrong, horizon=replace(wrong.horizon, offset=9), parts=(long(manifest.parts[0]),))
     no_row = with_manifest(object_store, snapshot, wrong)
     with pytest.raises(ObjectDamaged, match="has no row of offset 1"):
-        point_read(object_store, lambda: no_row, HASHER, b"k")
+        point_read(object_store, lambda: no_row, HASHER, b"k", NOW)
 
 
 def long(part: Part) -> Part:
@@ -369,6 +369,6 @@ def test_a_generation_that_is_gone_is_looked_up_again(object_store: ObjectStore)
     gone_manifest = StoredObject("manifests/gone", 9, 9)
     gone = replace(serving, compacted=replace(serving.compacted, ledger_id=3, manifest=gone_manifest))
     seen = iter([gone, serving])
-    assert shown(point_read(object_store, lambda: next(seen), HASHER, b"k")) == (0, b"v")
+    assert shown(point_read(object_store, lambda: next(seen), HASHER, b"k", NOW)) == (0, b"v")
     with pytest.raises(ObjectMissing, match=r"compacted ledger 3 .*manifests/gone"):
-        point_read(object_store, lambda: gone, HASHER, b"k")
+        point_read(object_store, lambda: gone, HASHER, b"k", NOW)

@@ -6,7 +6,7 @@ semantics.md R1–R4, R6, R8, R10, A2, A4.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from storage.errors import (
 )
 from storage.ledger import rows
 from storage.ledger.manifest import read_manifest
-from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, Lease, LedgerRecord
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, Message, MessageId, Position, TopicName
 from storage.objects.interface import ObjectWriter
@@ -351,41 +351,6 @@ def test_what_cannot_be_given_back_afterwards_is_no_failure_of_the_append(
     with pytest.raises(InvalidRecord, match="line 2") as raised:
         topic.bulk_append().append(bad())
     assert "the database is full" in raised.value.__notes__[0]
-
-
-@pytest.mark.parametrize("committed", [True, False])
-def test_a_connection_lost_in_the_commit_is_looked_into(
-    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch, committed: bool
-) -> None:
-    """What is appended is not reported as failed: it would be appended again."""
-    real = bench.metadata.append_ledgers
-    before = topic.snapshot().topic.next_offset
-
-    def lost(lease: Lease, new: Sequence[LedgerRecord]) -> None:
-        if committed:
-            real(lease, new)
-        raise Unavailable("the connection was lost", "try again")
-
-    monkeypatch.setattr(bench.metadata, "append_ledgers", lost)
-    writer = topic.bulk_append()
-    if committed:
-        assert writer.append([content((b"k", b"v"))]).messages == 1
-    else:
-        with pytest.raises(Unavailable, match="the connection was lost"):
-            writer.append([content((b"k", b"v"))])
-    assert topic.snapshot().topic.next_offset == before + committed
-
-
-def test_a_commit_of_which_nobody_knows_says_so(
-    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(*_: object) -> None:
-        raise Unavailable("the database is away", "try again")
-
-    for name in ("append_ledgers", "ledgers"):
-        monkeypatch.setattr(bench.metadata, name, away)
-    with pytest.raises(Unavailable, match=f"appended to {topic.name} is not known.*before you import them again"):
-        topic.bulk_append().append([content((b"k", b"v"))])
 
 
 class FullAfter(LocalStore):
