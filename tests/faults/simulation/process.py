@@ -210,6 +210,7 @@ class WatchedMetadata(MetadataStore):
     def pin_compacted(self, topic_id: int, holder: str, ttl_ms: int) -> tuple[TopicSnapshot, Pin | None]:
         snapshot, pin = super().pin_compacted(topic_id, holder, ttl_ms)
         if pin is not None:
+            self._process.world.sweep_pins(topic_id)
             self._process.world.pins[pin.pin_id] = pin
             self._mine.add(pin.pin_id)
         if self._process.on_pin is not None:
@@ -226,6 +227,12 @@ class WatchedMetadata(MetadataStore):
             return  # a generator of a dead process is closed some time, and gives nothing back
         super().release_pin(pin)
         self._process.world.pins.pop(pin.pin_id, None)
+
+    def collect_compacted(self, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
+        collected = super().collect_compacted(topic_id, ledger_id, grace_ms)
+        if collected:
+            self._process.world.after_collected(ledger_id)
+        return collected
 
     def forget_pins(self) -> None:
         """The process is dead: its pins stay as long as they last."""

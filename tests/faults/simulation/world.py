@@ -242,6 +242,18 @@ class World:
         found = {name for ledger in model.ledgers for name in (ledger.rows.name, ledger.index.name)}
         return found | (self.manifests[model.serving] if model.serving is not None else set())
 
+    def sweep_pins(self, topic_id: int) -> None:
+        """Pins that are over are over for good, though the clock may go back."""
+        now = self.clock.now_ms()
+        self.pins = {i: pin for i, pin in self.pins.items() if pin.topic_id != topic_id or pin.expires_at > now}
+
+    def after_collected(self, ledger_id: int) -> None:
+        """The row of a retired compacted ledger is gone: nobody had pinned it (A3)."""
+        for pin in [pin for pin in self.pins.values() if pin.ledger_id == ledger_id]:
+            if pin.expires_at > self.clock.now_ms():
+                self.violated(f"compacted ledger {ledger_id} is collected, and {pin.holder} has pinned it (A3)")
+            del self.pins[pin.pin_id]
+
     def before_delete(self, process: Process, name: str) -> None:
         """Property 9: an object that a row, a manifest or a live pin leads to, or that may still be named, stays."""
         parsed = names.parse(name)
@@ -296,6 +308,8 @@ def simulated(seed: int, database_url: str | None = None) -> Iterator[World]:
         if database_url is None:
             shutil.copy(_template(), Path(folder) / "metadata.db")
             database_url = f"sqlite:///{folder}/metadata.db"
+        else:
+            _upgrade(database_url)
         for target, stands_still in {
             "uuid.uuid4": lambda: mock.Mock(hex=f"{nonces.getrandbits(128):032x}"),
             "secrets.token_hex": lambda count: f"{nonces.getrandbits(8 * count):0{2 * count}x}",
@@ -318,10 +332,14 @@ def _template() -> Path:
     """A database without a topic; made once a process, and copied."""
     folder = tempfile.mkdtemp(prefix="simulation-template-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    metadata = MetadataStore(f"sqlite:///{folder}/metadata.db", ManualClock())
+    _upgrade(f"sqlite:///{folder}/metadata.db")
+    return Path(folder) / "metadata.db"
+
+
+def _upgrade(database_url: str) -> None:
+    metadata = MetadataStore(database_url, ManualClock())
     metadata.upgrade()
     metadata.close()
-    return Path(folder) / "metadata.db"
 
 
 def _do_not_wait(connection: Any, _record: object) -> None:
