@@ -120,9 +120,9 @@ def resolve(winners: Records, levels: Sequence[Records], merged: int, rules: Rul
         level=_merge(new, needed, levels[:merged], merged == len(levels), rules),
         keys=values - (len(superseded) - replaced_tombstones),
         tombstones=int(np.count_nonzero(retained)) - replaced_tombstones,
-        tombstones_removed=int(np.count_nonzero(dropped)),
+        tombstones_removed=len(tombstone_offsets),
         tombstones_kept=int(np.count_nonzero(retained)),
-        expired=int(np.count_nonzero(marker)),
+        expired=int(np.count_nonzero(marker & (winners.offset & TOMBSTONE == 0))),
         tombstones_dropped_to=int(tombstone_offsets.max()) if len(tombstone_offsets) else -1,
     )
 

@@ -139,6 +139,18 @@ def _listed(components: Components, namespace: str | None) -> list[TopicName]:
     return names
 
 
+_OPTIONS = {
+    "retain_null_key": "--retain-null-key",
+    "tombstone_retention_ms": "--tombstone-retention",
+    "tombstones_wait_for_cursors": "--tombstones-wait-for-cursors",
+    "key_ttl_ms": "--key-ttl",
+    "min_lag_ms": "--min-compaction-lag",
+    "event_time_order": "--event-time-order",
+    "event_time_max_lateness_ms": "--event-time-max-lateness",
+}
+"""The option of each policy."""
+
+
 @dataclass(frozen=True)
 class _Work:
     """What is asked of every topic, and with what."""
@@ -196,17 +208,20 @@ class _Work:
         return outcomes, dirty
 
     def _tell_of_policies(self, snapshot: TopicSnapshot) -> None:
-        """Policies are not remembered: a run that forgets a flag of the one before drops what that kept."""
-        before, now = snapshot.last_run, asdict(self.policies)
-        if before is None or not before.policies:
+        """Policies are not remembered: a run that forgets an option of the one before drops what that kept."""
+        from storage.metadata.records import RunState
+
+        before = snapshot.last_run
+        if before is None or before.state is not RunState.SUCCESS or snapshot.compacted is None:
             return
         changed = [
-            f"{name} {before.policies[name]} → {value}"
-            for name, value in now.items()
-            if before.policies.get(name, value) != value
+            option for name, option in _OPTIONS.items() if before.policies.get(name) != asdict(self.policies)[name]
         ]
         if changed:
-            say(f"{snapshot.topic.name}: policies other than those of run {before.run_id}: {', '.join(changed)}")
+            say(
+                f"warning: {snapshot.topic.name} is compacted by other policies than in run {before.run_id} "
+                f"({', '.join(changed)}): what only those kept is dropped"
+            )
 
     @contextmanager
     def _compactor(self) -> Iterator[TwoPhaseCompactor]:

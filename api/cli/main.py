@@ -8,6 +8,7 @@ that uses them: `compactor --help` needs none. An error is one line that says wh
 from __future__ import annotations
 
 import io
+import logging
 import os
 import select
 import signal
@@ -124,6 +125,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end a listing
     signal.signal(signal.SIGTERM, _terminate)
+    logging.getLogger().addHandler(logging.NullHandler())  # or Py4J tells of a Ctrl-C with a traceback
     try:
         # Not `app()`: that takes a broken pipe for an error.
         command = typer.main.get_command(app)
@@ -133,7 +135,7 @@ def main() -> None:
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except KeyboardInterrupt:
-        say("compactor: interrupted: files that were reported are imported, nothing half done is visible")
+        say("compactor: interrupted: what was reported is done, nothing half done is visible")
         sys.exit(exit_codes.INTERRUPTED)
     except Exception as error:
         enough = isinstance(error, BrokenPipeError) and _nobody_reads_output()

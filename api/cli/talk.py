@@ -18,8 +18,8 @@ def number(value: int) -> str:
 
 
 def counted(value: int, noun: str) -> str:
-    """1 ledger, 1,234 ledgers."""
-    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+    """1 ledger, 1,234 ledgers, 2 indexes."""
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}{'es' if noun.endswith('x') else 's'}"
 
 
 def size(value: float) -> str:

@@ -70,8 +70,8 @@ def verify_topic(
             print(plain(line))  # noqa: T201
     if found.total:
         say(
-            f"compactor: {counted(found.total, 'difference')} in {name}: see docs/operations.md on damaged and lost "
-            "objects"
+            f"compactor: {counted(found.total, 'difference')} in {name}: restore the objects from a backup, or delete "
+            "the cursor __compaction and compact again from raw"
         )
         raise typer.Exit(exit_codes.DATA_LOSS)
 

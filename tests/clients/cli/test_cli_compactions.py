@@ -7,6 +7,7 @@ has seen them stopped.
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -172,10 +173,10 @@ def test_cancel(compactor_command: Compactor, history: str, in_process_engine: N
 
 
 @contextmanager
-def worker(topic: str) -> Iterator[subprocess.Popen[str]]:
-    """A `compact-topic` on Spark that would take hours."""
+def worker(topic: str, read_rate: int) -> Iterator[subprocess.Popen[str]]:
+    """A `compact-topic` on Spark that would take hours, at so many bytes a second."""
     command = [sys.executable, "-m", "api.cli.main", "compact-topic", "--topic", topic]
-    options = ["--spark-master", "local[1]", "--max-read-rate", "1"]
+    options = ["--spark-master", "local[1]", "--max-read-rate", str(read_rate)]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -197,11 +198,17 @@ def run_in_phase(process: subprocess.Popen[str], phase: str) -> RunRecord:
     raise AssertionError(f"the worker never came to {phase}")
 
 
+READ_RATES = {"phase one": 1, "phase two": 100}
+
+
 def topic_that_takes_long_in(phase: str, compactor_command: Compactor, folder: Path) -> str:
-    """Only what a task reads after its first piece is waited for: so two indexes, or one."""
-    write_lines(folder / "in.jsonl", *({"key": f"k{n}", "value": "v"} for n in range(300)))
-    for _ in range({"phase one": 2, "phase two": 1}[phase]):
-        compactor_command("import", "t", "in.jsonl").done()
+    """At the phase's read rate: an index of 7,200 bytes, or one of 72 bytes and then rows of a megabyte and more."""
+    if phase == "phase one":
+        lines = [{"key": f"k{n}", "value": "v"} for n in range(300)]
+    else:
+        lines = [{"key": f"k{n}", "value": random.Random(n).randbytes(500_000).hex()} for n in range(3)]
+    write_lines(folder / "in.jsonl", *lines)
+    compactor_command("import", "t", "in.jsonl").done()
     return "t"
 
 
@@ -212,7 +219,7 @@ def test_a_run_that_is_cancelled_in_a_phase_stops_and_leaves_nothing(
 ) -> None:
     topic = topic_that_takes_long_in(phase, compactor_command, folder)
     raw = compactor_command("read", topic).messages
-    with worker(topic) as process:
+    with worker(topic, READ_RATES[phase]) as process:
         run = run_in_phase(process, phase)
         assert (run.statistics["tasks_done"], run.statistics["tasks_total"], run.statistics["bytes_done"]) == (0, 1, 0)
         compactor_command("compactions", "cancel", str(run.run_id), "--reason", "too much load").done()
@@ -238,7 +245,7 @@ def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
     compactor_command: Compactor, folder: Path, in_process_engine: None
 ) -> None:
     topic = topic_that_takes_long_in("phase one", compactor_command, folder)
-    with worker(topic) as process:
+    with worker(topic, READ_RATES["phase one"]) as process:
         run = run_in_phase(process, "phase one")
         process.kill()
         assert process.wait(60) == -signal.SIGKILL

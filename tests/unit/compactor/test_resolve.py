@@ -78,7 +78,7 @@ class Model:
                 continue
             self.markers.pop(key, None)
             gone = is_old or (winner.offset in expired and not winner.tombstone)
-            counted["expired"] += gone
+            counted["removed" if winner.tombstone else "expired"] += gone
             if not gone and winner.tombstone:
                 stays = step.retained or (step.floor is not None and winner.offset > step.floor)
                 counted["kept" if stays else "removed"] += 1
