@@ -171,6 +171,8 @@ class RowsReader:
         self._scratch = bytearray()
         self._known_constants: dict[int, dict[str, Any]] = {}
         self._file = pq.ParquetFile(pa.PythonFile(self._window, mode="r"), metadata=self._metadata, pre_buffer=False)
+        self._absent = dict.fromkeys(set(rows.SCHEMA.names) - set(self._file.schema_arrow.names))
+        """Columns that the object does not have, because it is older than they are: null throughout."""
 
     @cached_property
     def groups(self) -> tuple[RowGroup, ...]:
@@ -241,7 +243,7 @@ class RowsReader:
 
     def least(self, number: int, column: str) -> int | None:
         """The least value of a column of numbers in one row group, by its statistics; None if all are null."""
-        if column not in self._file.schema_arrow.names:
+        if column in self._absent:
             return None
         group = self._metadata.row_group(number)
         # Leaves of nested columns shift later columns, so look it up by name.
@@ -286,13 +288,9 @@ class RowsReader:
         self._window.load(view, group.start)
 
     def _constants(self, number: int) -> dict[str, Any]:
-        """The columns of a row group that statistics prove constant, with their value.
-
-        One that the object does not have, because it is older than the column, is null throughout.
-        """
+        """The columns of a row group that statistics prove constant, with their value."""
         if number not in self._known_constants:
-            absent = dict.fromkeys(set(rows.SCHEMA.names) - set(self._file.schema_arrow.names))
-            self._known_constants[number] = absent | _constant_columns(self._metadata.row_group(number))
+            self._known_constants[number] = self._absent | _constant_columns(self._metadata.row_group(number))
         return self._known_constants[number]
 
     def _damaged(self, what: str) -> ObjectDamaged:
