@@ -28,9 +28,6 @@ BEATS = 15
 """Heartbeats in the time after which a run is held for dead; a run that is cancelled hears of it so soon."""
 
 
-_WORDS: dict[type[BaseException], str] = {KeyboardInterrupt: "interrupted"}
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What a trigger led to. `run` None and no error: nothing was new, so no run was made (P11)."""
@@ -237,7 +234,8 @@ class Batch:
     def _record_failure(self, run: RunRecord, error: BaseException) -> None:
         """W3: the original error is kept; a database that is away too must not hide it."""
         try:
-            self.metadata.fail_run(run, str(error) or _WORDS.get(type(error), type(error).__name__))
+            nameless = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            self.metadata.fail_run(run, str(error) or nameless)
         except CompactorError as second:
             error.add_note(f"and the failure could not be recorded: {second}")
 

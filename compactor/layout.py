@@ -90,8 +90,7 @@ def _pieces(plan: RunPlan, left: Mapping[int, SourceTotals], sizing: Sizing) -> 
     for number in range(plan.old_parts):
         source = plan.sources[number]
         if left[number].count:
-            dead = source.deleted.cardinality if source.deleted else 0
-            share = left[number].count / (source.messages + dead)
+            share = left[number].count / _rows_held(source)
             pieces.append(_Piece((number,), source.rows.stored.size * share, 1 - share > sizing.max_garbage_ratio))
     dirty = tuple(number for number in sorted(left) if number >= plan.old_parts and left[number].count)
     if dirty:
@@ -147,8 +146,12 @@ def _span_bytes(source: Source, one: Slice) -> float:
 def _written(plan: RunPlan, number: int, left: SourceTotals) -> float:
     """Bytes that the survivors of a source take, about."""
     source = plan.sources[number]
-    dead = source.deleted.cardinality if source.deleted else 0
-    return source.rows.stored.size * left.count / (source.messages + dead)
+    return source.rows.stored.size * left.count / _rows_held(source)
+
+
+def _rows_held(source: Source) -> int:
+    """The rows that a source's object holds, those that no longer count among them."""
+    return source.messages + (source.deleted.cardinality if source.deleted else 0)
 
 
 def part_count(written: float, cost: float, survivors: int, sizing: Sizing) -> int:

@@ -43,7 +43,7 @@ from storage.ledger.deleted import alive, encode_deleted, read_all_deleted
 from storage.ledger.key_index import TOMBSTONE
 from storage.ledger.manifest import Part
 from storage.ledger.rows_file import RowGroup, RowsObject, RowsReader, RowsWriter
-from storage.ledger.sealing import flagged_offsets
+from storage.ledger.sealing import flagged_offsets, keyed_rows
 from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore
 from storage.objects.ranges import Range, read_ranges
@@ -70,7 +70,7 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartPlan) -> PartResult
     with RowsWriter(store, names.part(plan.topic_uid, plan.attempt_id, task.number)) as writer:
         reached(Step.PHASE_TWO_PART_BEGUN)
         for source, table in chain([first], tables):
-            keyed = _keyed(table)
+            keyed = keyed_rows(table).to_numpy()
             tombstone = keyed & (flagged_offsets(table) & TOMBSTONE != 0)
             table = _first_kept(table, tombstone, plan.now)
             sizes = rows.logical_sizes(table)
@@ -175,12 +175,6 @@ def _first_kept(table: pa.Table, tombstone: Mask, now: int) -> pa.Table:
     column = table.schema.get_field_index("retained_at")
     times = pc.if_else(pa.array(tombstone), table.column(column).fill_null(now), pa.scalar(None, pa.int64()))
     return table.set_column(column, rows.SCHEMA.field("retained_at"), times)
-
-
-def _keyed(table: pa.Table) -> Mask:
-    """Which rows are in the key map: messages with a key."""
-    keyed = pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.Slot.MESSAGE)))
-    return np.asarray(keyed.to_numpy(), dtype=np.bool_)
 
 
 def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: BitmapPlan) -> BitmapResult:

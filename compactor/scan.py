@@ -16,17 +16,16 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyroaring import BitMap, BitMap64
 
 from compactor.phase_one import task_store
 from compactor.plan import RunPlan, ScanPlan, ScanResult
-from storage.ledger import key_index, names, rows
+from storage.ledger import key_index, names
 from storage.ledger.deleted import alive, encode_deleted, read_all_deleted
 from storage.ledger.key_index import MARKER, TOMBSTONE, HashRange, Records, concatenated
 from storage.ledger.manifest import DeletedRows
 from storage.ledger.rows_file import RowsReader
-from storage.ledger.sealing import flagged_offsets, ledger_records, unkeyed_rows
+from storage.ledger.sealing import flagged_offsets, keyed_rows, ledger_records, unkeyed_rows
 from storage.metadata.records import IndexLocation
 from storage.objects.interface import ObjectStore
 
@@ -84,9 +83,7 @@ class _Seen:
             self.indexed.append(ledger_records(table, self._plan.hasher))
             for kind, bitmap in unkeyed_rows(table).items():
                 self.kept[kind] |= bitmap
-        keyed = table.filter(
-            pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.Slot.MESSAGE)))
-        )
+        keyed = table.filter(keyed_rows(table))
         tombstone = flagged_offsets(keyed) & TOMBSTONE != 0
         published, retained = _numbers(keyed, "publish_time"), _numbers(keyed, "retained_at")
         value_goes = ~tombstone & _up_to(published, self._scan.values_to)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +20,7 @@ from api.cli.durations import parse_duration
 from api.cli.import_command import parse_size
 from api.cli.names import TOPIC_HELP
 from api.cli.progress import progress_for
+from api.cli.spark_engine import spark_engine
 from api.cli.talk import say
 from api.wiring import Components, open_components
 from storage.errors import InvalidInput, Misconfigured, Unavailable
@@ -227,15 +228,9 @@ class _Work:
     def _compactor(self) -> Iterator[TwoPhaseCompactor]:
         """The job, on a Spark session of its own."""
         from compactor.plan import Sizing
-        from compactor.spark import SparkEngine, SparkSettings, open_session
         from compactor.two_phase import TwoPhaseCompactor
 
-        if sys.stderr.isatty():
-            say("starting Spark …")
-        log_file = self.settings.make_data_directory() / "spark.log"
-        session = open_session(SparkSettings(log_file, self.settings.spark_master), say)
-        try:
-            engine = SparkEngine(session)
+        with spark_engine(self.settings) as engine:
             yield TwoPhaseCompactor(
                 self.components.metadata,
                 self.components.store,
@@ -245,7 +240,3 @@ class _Work:
                 Sizing(engine.parallelism, max_garbage_ratio=self.max_garbage_ratio),
                 self.rates,
             )
-        finally:
-            # Stopping a Java that has died fails, too, and would hide why.
-            with suppress(Exception):
-                session.stop()

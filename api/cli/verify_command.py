@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ import typer
 from api.cli import exit_codes
 from api.cli.names import TOPIC_HELP
 from api.cli.progress import progress_for
+from api.cli.spark_engine import spark_engine
 from api.cli.tables import plain
 from api.cli.talk import counted, number, say
 from api.wiring import open_components
@@ -44,25 +44,12 @@ def verify_topic(
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
         components.metadata.topic(name)  # an unknown topic is known before Spark starts
-        from compactor.spark import SparkEngine, SparkSettings, open_session
         from compactor.verify import Verifier
 
-        if sys.stderr.isatty():
-            say("starting Spark …")
-        log_file = context.obj.make_data_directory() / "spark.log"
-        session = open_session(SparkSettings(log_file, context.obj.spark_master), say)
-        try:
+        with spark_engine(context.obj) as engine:
             found = Verifier(
-                components.metadata,
-                components.store,
-                components.clock,
-                SparkEngine(session),
-                progress_for(sys.stderr),
+                components.metadata, components.store, components.clock, engine, progress_for(sys.stderr)
             ).verify(name)
-        finally:
-            # Stopping a Java that has died fails, too, and would hide why.
-            with suppress(Exception):
-                session.stop()
     if output is VerifyOutputName.JSON:
         print(json.dumps(document(found), indent=2))  # noqa: T201
     else:

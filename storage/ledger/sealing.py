@@ -80,7 +80,7 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.Records:
 
     Only rows of slot MESSAGE with a key take part (P6, P8, P10).
     """
-    keyed = pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.Slot.MESSAGE)))
+    keyed = keyed_rows(table)
     if not pc.all(keyed).as_py():
         table = table.filter(keyed)
     hi, lo = hasher(_one_chunk(table.column("key")))
@@ -92,6 +92,11 @@ def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.Records:
     events = pc.fill_null(event_times, key_index.NO_EVENT_TIME).to_numpy()
     winners = newest if np.all(events[1:] >= events[:-1]) else key_index.latest_by_event(hi, lo, events)
     return key_index.Records(hi[newest], lo[newest], flagged[newest], flagged[winners], events[winners])
+
+
+def keyed_rows(table: pa.Table) -> pa.ChunkedArray:
+    """Which rows are in the key map: messages with a key (P6, P8, P10). Booleans, shape (n,)."""
+    return pc.and_(pc.is_valid(table.column("key")), pc.equal(table.column("slot"), int(rows.Slot.MESSAGE)))
 
 
 def flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:

@@ -19,7 +19,7 @@ from storage.metadata import mapping, topics
 from storage.metadata.records import Attempt, AttemptKind
 from storage.metadata.tables import attempts
 
-_AT_ONCE = 1000
+AT_ONCE = 1000
 """Ids in one statement: far below what SQLite (32,766) and PostgreSQL (65,535) take."""
 
 
@@ -51,15 +51,20 @@ def heartbeat(connection: Connection, attempt_id: str, now: int) -> None:
     connection.execute(update(attempts).where(attempts.c.attempt_id == attempt_id).values(heartbeat_at=now))
 
 
-def check_open(connection: Connection, attempt_ids: Collection[str]) -> None:
-    """The attempts exist and are not finished, and stay so until this transaction ends. Raises Fenced."""
+def lock_open(connection: Connection, attempt_ids: Collection[str]) -> list[str]:
+    """Those of the attempts that are not finished, by id; they stay so until this transaction ends."""
     statement = (
         select(attempts.c.attempt_id)
         .where(attempts.c.attempt_id.in_(attempt_ids), attempts.c.finished_at.is_(None))
         .order_by(attempts.c.attempt_id)
         .with_for_update()
     )
-    closed = set(attempt_ids) - set(connection.execute(statement).scalars())
+    return list(connection.execute(statement).scalars())
+
+
+def check_open(connection: Connection, attempt_ids: Collection[str]) -> None:
+    """The attempts exist and are not finished, and stay so until this transaction ends. Raises Fenced."""
+    closed = set(attempt_ids) - set(lock_open(connection, attempt_ids))
     if closed:
         raise Fenced(
             f"attempt {min(closed)} is finished or was given up as dead, and its objects may be gone",
@@ -116,7 +121,7 @@ def forget(connection: Connection, topic_id: int, finished_before: int, keep: Se
         attempts.c.topic_id == topic_id, attempts.c.finished_at < finished_before
     )
     forgotten = sorted(set(connection.execute(finished).scalars()) - keep)
-    for first in range(0, len(forgotten), _AT_ONCE):
-        some = forgotten[first : first + _AT_ONCE]
+    for first in range(0, len(forgotten), AT_ONCE):
+        some = forgotten[first : first + AT_ONCE]
         connection.execute(delete(attempts).where(attempts.c.attempt_id.in_(some)))
     return len(forgotten)

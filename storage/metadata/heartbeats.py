@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
+from storage.metadata.attempts import AT_ONCE, lock_open
 from storage.metadata.records import RunRecord, RunState
 from storage.metadata.tables import attempts, runs, topics
-
-_AT_ONCE = 1000
-"""Ids in one statement: far below what SQLite (32,766) and PostgreSQL (65,535) take."""
 
 
 def beat(
@@ -28,8 +26,8 @@ def beat(
     by_attempt = {run.attempt_id: run for run in beating}
     alive: dict[int, RowMapping] = {}
     ordered = sorted(by_attempt)
-    for first in range(0, len(ordered), _AT_ONCE):
-        open_ones = _lock_open(connection, ordered[first : first + _AT_ONCE])
+    for first in range(0, len(ordered), AT_ONCE):
+        open_ones = lock_open(connection, ordered[first : first + AT_ONCE])
         alive |= _beat_some(connection, [by_attempt[attempt] for attempt in open_ones], now)
     values = [_progressed(alive[run_id], progress[run_id]) for run_id in sorted(alive.keys() & progress.keys())]
     if values:
@@ -42,16 +40,6 @@ def _progressed(found: RowMapping, progress: Mapping[str, object]) -> dict[str, 
     statistics = {**found["statistics"], **progress}
     phase = statistics.pop("phase", found["phase"])
     return {"beaten_run": found["run_id"], "now_in": phase, "merged": statistics}
-
-
-def _lock_open(connection: Connection, attempt_ids: Sequence[str]) -> list[str]:
-    statement = (
-        select(attempts.c.attempt_id)
-        .where(attempts.c.attempt_id.in_(attempt_ids), attempts.c.finished_at.is_(None))
-        .order_by(attempts.c.attempt_id)
-        .with_for_update()
-    )
-    return list(connection.execute(statement).scalars())
 
 
 def _beat_some(connection: Connection, some: Sequence[RunRecord], now: int) -> dict[int, RowMapping]:

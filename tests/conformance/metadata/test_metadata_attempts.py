@@ -226,7 +226,7 @@ def test_attempts_that_have_objects_yet_are_not_forgotten(
         store.finish_attempt(attempt_id)
     clock.advance(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts, "_AT_ONCE", 2)
+        patch.setattr(attempts, "AT_ONCE", 2)
         assert store.forget_attempts(topic.id, clock.now_ms(), keep={made[3], "unknown"}) == 4
     assert [attempt.attempt_id for attempt in store.attempts(topic.id)] == [made[3]]
 

@@ -173,7 +173,7 @@ def test_a_thousand_runs_take_few_statements(store: MetadataStore, clock: Manual
 def test_more_runs_than_fit_into_a_statement(
     store: MetadataStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.metadata.heartbeats._AT_ONCE", 3)
+    monkeypatch.setattr("storage.metadata.heartbeats.AT_ONCE", 3)
     claimed = seed_runs(store, 10, 0)
     store.cancel_run(claimed[4].run_id, "one")
     store.cancel_run(claimed[9].run_id, "another")
