@@ -237,6 +237,8 @@ class SparkEngine:
             with _watch(self._session, self._group, tell):
                 rows = context.parallelize(packed, len(packed)).mapPartitions(_task_body(pickled, failures)).collect()
         except Exception as error:
+            if _passed_on_an_interrupt(error):
+                raise KeyboardInterrupt from error
             raise self._failure(error) from error
         outcomes = {number: pickle.loads(outcome) for number, outcome in rows}  # noqa: S301  our own workers'
         return [outcomes[number] for number in range(count)]
@@ -259,6 +261,12 @@ class SparkEngine:
             f"Spark gave up on a task ({_first_line(error)})",
             "look at the executors' logs (more memory a worker helps against killed ones), then run it again",
         )
+
+
+def _passed_on_an_interrupt(error: BaseException) -> bool:
+    """Whether a Ctrl-C is behind an error: PySpark asks Java once more on its way out, and may stumble over that."""
+    context = error.__context__
+    return context is not None and (isinstance(context, KeyboardInterrupt) or _passed_on_an_interrupt(context))
 
 
 def _pickled(task: object) -> bytes:
