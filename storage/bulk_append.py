@@ -1,5 +1,6 @@
 """Bulk append: messages become sealed ledgers at once, and become visible together.
 
+A segment of the hot tail that is open is rolled first, so ids and offsets go on in order.
 All or nothing: objects are written while the topic's writer lease is held; one SQL transaction, fenced by the lease's
 token, makes them exist. A failure, or a crash, leaves objects that no row names.
 
@@ -19,13 +20,15 @@ import numpy as np
 import pyarrow as pa
 
 from storage.clock import Clock
-from storage.errors import InvalidRecord
+from storage.errors import InvalidRecord, Misconfigured
 from storage.heartbeat import Heartbeat
 from storage.lease import afterwards, writer_lease
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
-from storage.metadata.records import AttemptKind, LedgerRecord, TopicRecord
+from storage.log.directory import LogDirectory
+from storage.log.topic_log import roll_open_segment
+from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
 from storage.steps import Step, reached
@@ -78,6 +81,7 @@ class BulkAppend:
     ledger_bytes: int = DEFAULT_LEDGER_BYTES
     workers: int = 2
     wait_ms: int = DEFAULT_WAIT_MS
+    log: LogDirectory | None = None
 
     def append(self, tables: Iterable[pa.Table]) -> Appended:
         """Append every message of `tables` (INPUT_SCHEMA), in order, as unbatched entries of new ledgers.
@@ -86,6 +90,7 @@ class BulkAppend:
         """
         with writer_lease(self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms) as lease:
             reached(Step.IMPORT_LEASE_TAKEN)
+            self._roll(lease)
             attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.holder)
             reached(Step.IMPORT_ATTEMPT_BEGUN)
             with afterwards(lambda: self.metadata.finish_attempt(attempt.attempt_id)):
@@ -101,6 +106,19 @@ class BulkAppend:
             reached(Step.IMPORT_ATTEMPT_FINISHED)
         reached(Step.IMPORT_LEASE_RELEASED)
         return Appended(ledgers)
+
+    def _roll(self, lease: Lease) -> None:
+        """Close the segment that is open, if there is one: what is imported comes behind it."""
+        segment = self.metadata.log.open_segment_of(self.topic.id)
+        if segment is None:
+            return
+        if self.log is None:
+            raise Misconfigured(
+                f"{self.topic.name} has an open segment from offset {segment.first_offset} on, and this import knows "
+                "no log directory",
+                "import with the log directory (COMPACTOR_LOG) with which the topic is written",
+            )
+        roll_open_segment(self.metadata, self.clock, self.log, self.topic, lease)
 
     def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
         now = self.clock.now_ms()

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 def crc32c(data: Any) -> int:
     """CRC32C (Castagnoli) of a bytes-like object, without copying it."""
-    return int(google_crc32c.value(pa.py_buffer(data)))
+    return int(google_crc32c.value(data if isinstance(data, bytes) else pa.py_buffer(data)))
 
 
 def extend_crc32c(checksum: int, data: Any) -> int:
     """The CRC32C of what `checksum` covers, followed by `data`."""
-    return int(google_crc32c.extend(checksum, pa.py_buffer(data)))
+    return int(google_crc32c.extend(checksum, data if isinstance(data, bytes) else pa.py_buffer(data)))

@@ -4,12 +4,14 @@
     ├── InvalidInput          the request or its data is wrong; ask differently
     │   ├── InvalidTopicName
     │   ├── InvalidMessageId
-    │   └── InvalidRecord     a line, row or file of an import
+    │   ├── InvalidRecord     a line, row or file of an import; a message or entry that is appended
+    │   └── OffsetOutOfRange  the asked position lies before the topic's first message
     ├── NotFound              what was named does not exist
     │   └── TopicNotFound
     ├── Conflict              somebody else was first; look, then try again
     │   ├── LeaseHeld         another writer has the topic
     │   ├── CompactionRunning a run of the topic is under way
+    │   ├── CompactionPaused  compaction of the topic is paused
     │   ├── ObjectExists      create-if-absent lost
     │   ├── Fenced            our lease, epoch or generation is no longer the topic's
     │   └── StateMayBeStale   a reader may have missed deletions; read again from earliest
@@ -55,7 +57,11 @@ class InvalidMessageId(InvalidInput):
 
 
 class InvalidRecord(InvalidInput):
-    """A line, row or file of an import that cannot be taken; nothing of its file is kept."""
+    """A line, row or file of an import, or a message that is appended, that cannot be taken; nothing of it is kept."""
+
+
+class OffsetOutOfRange(InvalidInput):
+    """A read asks for what lies before the topic's first message, and shall not be reset (L3)."""
 
 
 class NotFound(CompactorError):
@@ -76,6 +82,10 @@ class LeaseHeld(Conflict):
 
 class CompactionRunning(Conflict):
     """A compaction of the topic is under way; the message names the run."""
+
+
+class CompactionPaused(Conflict):
+    """Compaction of the topic is paused; the message says how often, since each pause wants a resume (S5)."""
 
 
 class ObjectExists(Conflict):

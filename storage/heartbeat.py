@@ -1,8 +1,8 @@
 """A background thread that says every so often that its owner is alive.
 
-Used for writer leases and for runs. A beat that fails because the owner was fenced ends the heart and calls
-`on_fenced`; one that fails otherwise (the database is away) is tried again at the next beat. Losing the right to work
-is not decided here but where it counts: the commit checks token or epoch.
+Used for writer leases and for runs. A beat that fails because the owner was fenced, or its topic deleted (S8), ends the
+heart and calls `on_fenced`; one that fails otherwise (the database is away) is tried again at the next beat. Losing
+the right to work is not decided here but where it counts: the commit checks token or epoch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from storage.errors import Fenced
+from storage.errors import Fenced, TopicNotFound
 
 
 class Heartbeat:
@@ -34,7 +34,7 @@ class Heartbeat:
         while not self._stop.wait(self._seconds):
             try:
                 self._beat()
-            except Fenced:
+            except (Fenced, TopicNotFound):
                 self._on_fenced()
                 return
             except Exception:  # noqa: S112  a heart that stops at the first fault would give its owner's work away

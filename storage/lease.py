@@ -7,7 +7,7 @@ fences the holders before. Here it is waited for, renewed every third of its ter
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from storage.clock import Clock
 from storage.errors import CompactorError, LeaseHeld
@@ -17,18 +17,31 @@ from storage.metadata.store import MetadataStore
 
 TERM_MS = 15_000
 _POLL_SECONDS = 0.2
+Renewing = Callable[[Lease, Callable[[], object]], AbstractContextManager[object]]
+"""Renews a lease inside its context, and calls the function if it is lost to another."""
 
 
 @contextmanager
-def writer_lease(metadata: MetadataStore, clock: Clock, topic_id: int, holder: str, wait_ms: int) -> Iterator[Lease]:
-    """Inside the context the topic's lease is `holder`'s.
+def writer_lease(
+    metadata: MetadataStore,
+    clock: Clock,
+    topic_id: int,
+    holder: str,
+    wait_ms: int,
+    on_fenced: Callable[[], object] = lambda: None,
+    renewing: Renewing | None = None,
+) -> Iterator[Lease]:
+    """Inside the context the topic's lease is `holder`'s; `on_fenced` is called if it is lost to another.
 
-    Waits up to `wait_ms` for another holder to finish or expire, then raises LeaseHeld, which names it.
+    Waits up to `wait_ms` for another holder to finish or expire, then raises LeaseHeld, which names it. `renewing`:
+    who renews it; None: a thread of its own (for many leases: storage/log/watch.py).
     """
     lease = _acquire(metadata, clock, topic_id, holder, wait_ms)
     with (
         afterwards(lambda: metadata.release_lease(lease)),
-        Heartbeat(lambda: metadata.renew_lease(lease, TERM_MS), TERM_MS / 3000),
+        renewing(lease, on_fenced)
+        if renewing is not None
+        else Heartbeat(lambda: metadata.renew_lease(lease, TERM_MS), TERM_MS / 3000, on_fenced),
     ):
         yield lease
 

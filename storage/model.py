@@ -45,7 +45,7 @@ class TopicName:
                     f"the {what} {value!r} of a topic name has other characters than letters, digits, and _ - = : .",
                     _NAME_REMEDY,
                 )
-        if not self.topic or "/" in self.topic or any(unicodedata.category(c) in _CONTROL for c in self.topic):
+        if not self.topic or "/" in self.topic or _holds_control(self.topic):
             raise InvalidTopicName(
                 f"the topic name {self.topic!r} is empty or holds a slash or a control character", _NAME_REMEDY
             )
@@ -86,6 +86,11 @@ class TopicName:
 
     def __str__(self) -> str:
         return f"{DOMAIN}://{self.tenant}/{self.namespace}/{self.topic}"
+
+
+def _holds_control(text: str) -> bool:
+    """Whether one of its characters is for control; what can be printed has none, which is sooner found out."""
+    return not text.isprintable() and any(unicodedata.category(c) in _CONTROL for c in text)
 
 
 _MESSAGE_ID = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(-?\d{1,10}))?(?::(-?\d{1,10}))?", re.ASCII)
@@ -153,7 +158,10 @@ class Position:
 class Message:
     """One message as a reader gets it. Times are milliseconds since the Unix epoch.
 
-    `key` None: no key (never compacted by key). `payload` None or empty with a key: a tombstone (P5).
+    `key` None: no key (never compacted by key). `payload` None or empty with a key: a tombstone (P5). With a
+    `chunk_uuid` it is one chunk of a chunked message (P10), number `chunk_index` of `chunk_count`, and no message by
+    itself; `storage/chunks.py` makes one of them. A producer compresses before it cuts: `chunk_codec` is a number of
+    `rows.Codec`, `chunk_size` the bytes of the whole payload without it.
     """
 
     message_id: MessageId
@@ -163,8 +171,18 @@ class Message:
     publish_time: int
     event_time: int | None = None
     properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    chunk_uuid: str | None = None
+    chunk_index: int | None = None
+    chunk_count: int | None = None
+    chunk_codec: int = 0
+    chunk_size: int = 0
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether this is a chunk, not a whole message."""
+        return self.chunk_uuid is not None
 
     @property
     def is_tombstone(self) -> bool:
         """Whether this message deletes its key."""
-        return self.key is not None and not self.payload
+        return self.key is not None and not self.payload and not self.is_chunk

@@ -1,38 +1,48 @@
 """Reading a topic from one snapshot: raw, or the compacted ledger and then raw.
 
 The rule (semantics.md R1–R4): with the flag on and a start at or below the horizon, the first compacted message at or
-after the start, to the end of the compacted ledger, then raw right after the horizon. Otherwise raw. A reader keeps
-the snapshot that it began with, so a compaction beside it changes nothing that it sees. That what the snapshot names
-stays in the store is not seen to here: `pinned_read.py` does, and goes on where it does not.
+after the start, to the end of the compacted ledger, then raw right after the horizon. Otherwise raw. Raw is one
+sequence of sealed ledgers and segments of the hot tail, in the order of offsets, from the topic's start offset on
+(storage/log/tail.py reads the segments). A reader keeps the snapshot that it began with, so a compaction beside it
+changes nothing that it sees. That what the snapshot names stays there is not seen to here: `pinned_read.py` and
+`raw_read.py` do, and go on where it does not.
 
-May go wrong: ObjectMissing, ObjectDamaged, for the object that was read, with the ledger it belongs to (R8); a
+May go wrong: ObjectMissing, ObjectDamaged, for the object or file that was read, with the ledger it belongs to (R8); a
 compacted ledger that is lost never turns into a shorter key set.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from storage.errors import DataLoss
+from storage.chunks import assembled, chunk_fields
+from storage.errors import DataLoss, Misconfigured
 from storage.ledger import rows
 from storage.ledger.deleted import alive, read_deleted
 from storage.ledger.manifest import Manifest, read_manifest
-from storage.ledger.rows_file import RowGroup, RowsObject, RowsReader
-from storage.metadata.records import CompactedLedgerRecord, TopicSnapshot
-from storage.model import EARLIEST, Message, MessageId
+from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.log.tail import Tail
+from storage.metadata.records import CompactedLedgerRecord, LedgerRecord, SegmentRecord, TopicSnapshot
+from storage.model import EARLIEST, Message, MessageId, Position
 from storage.objects.interface import ObjectStore
+from storage.start import NOWHERE, AtTime, Bound, FromId, FromOffset, FromTime, Start, bound_of
+from storage.visible import Visible, last_visible
 
 _COMPACTED_REMEDY = (
     "raw reads still work (leave out --read-compacted); restore the object, or delete the cursor __compaction to clear "
     "the compacted ledger and compact again from raw"
 )
+_NEVER = 2**63 - 1
+_ID = ["offset", "ledger_id", "entry_id", "batch_index", "slot", "chunk_index", "chunk_count"]
 
 
 @dataclass(frozen=True)
@@ -44,100 +54,258 @@ class Limits:
 
 
 class SnapshotReader:
-    """Reads what one `TopicSnapshot` shows."""
+    """Reads what one `TopicSnapshot` shows.
 
-    def __init__(self, store: ObjectStore, snapshot: TopicSnapshot) -> None:
+    `tail` None: nothing may lie in segments. `shown`: what of the compacted ledger may be seen (C2); None: all of it.
+    """
+
+    def __init__(
+        self, store: ObjectStore, snapshot: TopicSnapshot, tail: Tail | None = None, shown: Visible | None = None
+    ) -> None:
+        self.snapshot = snapshot
         self._store = store
-        self._snapshot = snapshot
+        self._tail = tail
+        self.shown = shown
+        self.pieces = snapshot.pieces
 
-    def batches(self, start: MessageId, read_compacted: bool, limits: Limits = Limits()) -> Iterator[pa.RecordBatch]:
+    def batches(self, start: Start, read_compacted: bool, limits: Limits = Limits()) -> Iterator[pa.RecordBatch]:
         """Messages at or after `start` as record batches of `rows.SCHEMA`, in order, none empty."""
         return limited(self._tables(start, read_compacted), limits)
 
+    @property
+    def first_offset(self) -> int:
+        """The offset of the first raw message; of the next one, if there is none."""
+        first = self.pieces[0].first_offset if self.pieces else self.snapshot.topic.next_offset
+        return max(first, self.snapshot.topic.start_offset)
+
+    def first_message_id(self) -> MessageId | None:
+        """The id of the first raw message; None: there is none."""
+        for table in self.raw(FromOffset(0)):
+            return rows.message_id(table, 0, self.snapshot.topic.name.partition)
+        return None
+
+    @property
+    def end(self) -> int:
+        """The offset of the next raw message."""
+        last = self.last_position()
+        return max(last.offset + 1 if last else 0, self.snapshot.topic.next_offset)
+
+    def last_position(self) -> Position | None:
+        """The last raw row, whether or not readers get it; None: there is none."""
+        for piece in reversed(self.pieces):
+            last = _last_of(piece)
+            if last is None and isinstance(piece, SegmentRecord):
+                last = self._tail_of(piece).last(self.snapshot.topic, piece)
+            if last is not None:
+                return last if last.offset >= self.snapshot.topic.start_offset else None
+        return None
+
     def last_message_id(self, read_compacted: bool) -> MessageId:
         """The id of the last message that a reader will get; EARLIEST (-1:-1) if there is none (R6)."""
-        snapshot = self._snapshot
-        if read_compacted and snapshot.compacted and not self._raw_after(snapshot.compacted.horizon.offset):
-            return snapshot.compacted.last_message_id or EARLIEST
-        return snapshot.ledgers[-1].last_message_id if snapshot.ledgers else EARLIEST
+        compacted = self.snapshot.compacted
+        behind = compacted.horizon.offset if read_compacted and compacted else -1
+        last = self._last_raw(behind)
+        if last is not None or not read_compacted or compacted is None:
+            return last or EARLIEST
+        if self.shown is None:
+            return compacted.last_message_id or EARLIEST
+        manifest = self.manifest(compacted)
+        with naming_compacted(self.snapshot):
+            return last_visible(self._store, manifest, self.snapshot.topic.name.partition, self.shown) or EARLIEST
 
-    def _raw_after(self, offset: int) -> bool:
-        return bool(self._snapshot.ledgers) and self._snapshot.ledgers[-1].last_offset > offset
+    def _last_raw(self, behind: int) -> MessageId | None:
+        """The last raw message behind an offset that readers get; hidden rows and markers at the end do not count."""
+        topic = self.snapshot.topic
+        first = max(behind + 1, topic.start_offset)
+        for piece in reversed(self.pieces):
+            if isinstance(piece, LedgerRecord):
+                if piece.last_offset < first:
+                    return None
+                found = self._last_of_ledger(piece, first)
+            else:
+                found = self._last_of_segment(piece, first)
+            if found is not None:
+                return found
+        return None
 
-    def _tables(self, start: MessageId, read_compacted: bool) -> Generator[pa.Table, None, None]:
-        compacted = self._snapshot.compacted
-        if read_compacted and compacted and start <= compacted.horizon.message_id:
-            yield from self.compacted(start, self.manifest(compacted))
-            yield from self.raw(start, compacted.horizon.offset)
+    def _last_of_ledger(self, ledger: LedgerRecord, first: int) -> MessageId | None:
+        reader = RowsReader(self._store, RowsObject(ledger.rows, ledger.footer_size))
+        numbers = range(len(reader.groups))
+        if reader.most(numbers[-1], "slot") == int(rows.Slot.MESSAGE):
+            return ledger.last_message_id  # as the footer says, nothing there is hidden: no row need be read
+        return self._last_delivered((reader.read(number, _ID) for number in reversed(numbers)), first)
+
+    def _last_of_segment(self, segment: SegmentRecord, first: int) -> MessageId | None:
+        tail, topic = self._tail_of(segment), self.snapshot.topic
+        last = tail.last(topic, segment)
+        if last is None:
+            return None
+        found = self._last_delivered(
+            tail.tables(topic, segment, FromId(replace(last.message_id, batch_index=-1))), first
+        )
+        if found is None:  # rare: the last entry is a marker, or a batch of which nothing is left
+            for table in tail.tables(topic, segment, FromOffset(first)):
+                found = self._last_delivered(iter([table]), first) or found
+        return found
+
+    def _last_delivered(self, newest_first: Iterator[pa.Table], first: int) -> MessageId | None:
+        for table in newest_first:
+            table = _ending(delivered(table.slice(FromOffset(first).first_row(table))))
+            if len(table):
+                return rows.message_id(table, len(table) - 1, self.snapshot.topic.name.partition)
+        return None
+
+    def bound(self, start: Start, read_compacted: bool) -> Bound:
+        """The bound of `start`: a time is that of the first message in this view that was published then or later."""
+        if not isinstance(start, AtTime):
+            return bound_of(start)
+        compacted, after = self.snapshot.compacted, -1
+        wanted = FromTime(start.publish_time)
+        if read_compacted and compacted:
+            after = compacted.horizon.offset
+            for table in self.compacted(wanted, self.manifest(compacted)):
+                return FromOffset(table.column("offset")[0].as_py())
+        # The largest time up to each piece only grows, however producers' clocks differ: it can be searched.
+        newest = list(accumulate((_newest_of(piece) for piece in self.pieces), max))
+        candidates = self.pieces[bisect_left(newest, start.publish_time) :]
+        for table in self._raw(candidates, wanted, after):
+            return FromOffset(table.column("offset")[0].as_py())
+        return NOWHERE
+
+    def _tables(self, start: Start, read_compacted: bool) -> Generator[pa.Table, None, None]:
+        compacted = self.snapshot.compacted
+        bound = self.bound(start, read_compacted)
+        if read_compacted and compacted and not bound.is_behind(compacted.horizon):
+            yield from self.compacted(bound, self.manifest(compacted))
+            yield from self.raw(bound, compacted.horizon.offset)
         else:
-            yield from self.raw(start)
+            yield from self.raw(bound)
 
     def manifest(self, compacted: CompactedLedgerRecord) -> Manifest:
         """The manifest of the snapshot's compacted ledger."""
-        with naming_compacted(self._snapshot):
+        with naming_compacted(self.snapshot):
             return read_manifest(self._store, compacted.manifest)
 
-    def compacted(self, start: MessageId, manifest: Manifest) -> Iterator[pa.Table]:
-        """The messages of the compacted ledger at or after `start`; no table is empty."""
-        for part in manifest.parts:
-            if part.last.message_id >= start:
-                with naming_compacted(self._snapshot):
-                    yield from self._rows(part.rows, start, read_deleted(self._store, part), part.first.offset)
-
-    def raw(self, start: MessageId, after_offset: int = -1) -> Iterator[pa.Table]:
-        """The raw messages at or after `start` and behind an offset; no table is empty."""
-        for ledger in self._snapshot.ledgers:
-            if ledger.last_message_id >= start and ledger.last_offset > after_offset:
-                for table in self._rows(RowsObject(ledger.rows, ledger.footer_size), start):
-                    if table.column("offset")[0].as_py() <= after_offset:
-                        table = table.filter(pc.greater(table.column("offset"), after_offset))
-                    if len(table):
+    def compacted(self, bound: Bound, manifest: Manifest) -> Iterator[pa.Table]:
+        """The messages of the compacted ledger from `bound` on; no table is empty."""
+        with naming_compacted(self.snapshot):
+            for part in manifest.parts:
+                if bound.is_behind(part.last) or (self.shown is not None and self.shown.hides_all(part)):
+                    continue
+                for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
+                    if len(table := table if self.shown is None else self.shown.of(table)):
                         yield table
+
+    def raw(self, bound: Bound, after_offset: int = -1) -> Iterator[pa.Table]:
+        """The raw messages from `bound` on and behind an offset; no table is empty."""
+        return self._raw(self.pieces, bound, after_offset)
+
+    def _raw(
+        self, pieces: tuple[LedgerRecord | SegmentRecord, ...], bound: Bound, after_offset: int
+    ) -> Iterator[pa.Table]:
+        after = max(after_offset, self.snapshot.topic.start_offset - 1)
+        for piece in pieces:
+            last = _last_of(piece)
+            if last is not None and (bound.is_behind(last) or last.offset <= after):
+                continue
+            if isinstance(piece, LedgerRecord):
+                tables = self._rows(RowsObject(piece.rows, piece.footer_size), bound)
+            else:
+                tables = self._tail_of(piece).tables(self.snapshot.topic, piece, bound, after)
+            for table in tables:
+                if table.column("offset")[0].as_py() <= after:
+                    table = table.slice(FromOffset(after + 1).first_row(table))
+                if len(table := delivered(table)):
+                    yield table
+
+    def segment(self, segment: SegmentRecord) -> Iterator[pa.Table]:
+        """All rows of one of the snapshot's segments, from the topic's start on."""
+        start = FromOffset(self.snapshot.topic.start_offset)
+        return self._tail_of(segment).tables(self.snapshot.topic, segment, start)
 
     def _rows(
         self,
         rows_object: RowsObject,
-        start: MessageId,
+        bound: Bound,
         deleted: BitMap | None = None,
         first_offset: int = 0,
     ) -> Iterator[pa.Table]:
         reader = RowsReader(self._store, rows_object)
-        wanted = [number for number, group in enumerate(reader.groups) if not _ends_before(group, start)]
+        wanted = [number for number in range(len(reader.groups)) if not bound.skips(reader, number)]
         reader.expect(wanted)
         for number in wanted:
             table = reader.read(number)
             if deleted:
                 table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
-            table = _delivered(table)
-            if len(table) and _first_id(table) < start:
-                table = table.filter(_at_or_after(table, start))
+            table = delivered(table)
+            if len(table) and (first := bound.first_row(table)):
+                table = table.slice(first)
             if len(table):
                 yield table
+
+    def _tail_of(self, piece: SegmentRecord) -> Tail:
+        if self._tail is None:
+            raise Misconfigured(
+                f"{self.snapshot.topic.name} has messages from offset {piece.first_offset} on in a segment of its log",
+                "read it with the log directory (COMPACTOR_LOG) with which it was written",
+            )
+        return self._tail
+
+
+def _last_of(piece: LedgerRecord | SegmentRecord) -> Position | None:
+    """The last message of a piece, as its row says; None of an open segment."""
+    if isinstance(piece, LedgerRecord):
+        return Position(piece.last_offset, piece.last_message_id)
+    return Position(piece.content.last_offset, piece.content.last_message_id) if piece.content else None
+
+
+def _ending(table: pa.Table) -> pa.Table:
+    """The rows with which a message is whole: of a chunked one the last chunk."""
+    is_chunk = pc.equal(table.column("slot"), int(rows.Slot.CHUNK))
+    if not pc.any(is_chunk).as_py():
+        return table
+    is_last = pc.equal(pc.add(table.column("chunk_index"), 1), table.column("chunk_count"))
+    return table.filter(pc.or_kleene(pc.invert(is_chunk), is_last))
+
+
+def _newest_of(piece: LedgerRecord | SegmentRecord) -> int:
+    """The largest publish time of a piece; of an open segment it is not known, so as large as can be."""
+    if isinstance(piece, LedgerRecord):
+        return piece.max_publish_time
+    return piece.content.max_publish_time if piece.content else _NEVER
+
+
+class Page:
+    """Counts what is given until a limit is reached."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.is_full = limits.messages == 0
+        self._left_messages, self._left_bytes = limits.messages, limits.bytes
+        self._is_empty = True
+
+    def take(self, table: pa.Table) -> int:
+        """How many of the first rows of `table` (not empty) fit; they count as given."""
+        taken = len(table) if self._left_messages is None else min(len(table), self._left_messages)
+        if self._left_bytes is not None:
+            filled = np.cumsum(rows.logical_sizes(table))
+            fits = int(np.searchsorted(filled, self._left_bytes, "right"))
+            if self._is_empty:  # not "nothing was used of the limit": messages may be empty
+                fits = max(fits, 1)
+            taken = min(taken, fits)
+            self._left_bytes -= int(filled[taken - 1]) if taken else 0
+        if self._left_messages is not None:
+            self._left_messages -= taken
+        self._is_empty = self._is_empty and not taken
+        self.is_full = taken < len(table) or self._left_messages == 0
+        return taken
 
 
 def limited(tables: Generator[pa.Table, None, None], limits: Limits) -> Iterator[pa.RecordBatch]:
     """Tables as record batches, none empty, until a limit is reached; then `tables` is closed."""
-    left_messages, left_bytes = limits.messages, limits.bytes
-    first = True
-    if left_messages == 0:
-        return
+    page = Page(limits)
     with closing(tables):
-        for table in tables:
-            taken = len(table) if left_messages is None else min(len(table), left_messages)
-            if left_bytes is not None:
-                filled = np.cumsum(rows.logical_sizes(table))
-                fits = int(np.searchsorted(filled, left_bytes, "right"))
-                if first:  # not "nothing was used of the limit": messages may be empty
-                    fits = max(fits, 1)
-                taken = min(taken, fits)
-                left_bytes -= int(filled[taken - 1]) if taken else 0
-            if taken:
-                first = False
-                yield from table.slice(0, taken).combine_chunks().to_batches()
-            if left_messages is not None:
-                left_messages -= taken
-            if taken < len(table) or left_messages == 0:
-                return
+        while not page.is_full and (table := next(tables, None)) is not None:
+            yield from table.slice(0, page.take(table)).combine_chunks().to_batches()
 
 
 @contextmanager
@@ -155,7 +323,12 @@ def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
 
 
 def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
-    """Record batches of `rows.SCHEMA` as messages."""
+    """Record batches of `rows.SCHEMA` as messages, each chunked one as one (P10)."""
+    return assembled(row_messages(batches, partition))
+
+
+def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
+    """Each row of record batches of `rows.SCHEMA` as a message, chunks by themselves."""
     for batch in batches:
         for row in batch.to_pylist():
             yield Message(
@@ -166,30 +339,12 @@ def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Mess
                 publish_time=row["publish_time"],
                 event_time=row["event_time"],
                 properties=dict(row["properties"] or ()),
+                **chunk_fields(row),
             )
 
 
-def _delivered(table: pa.Table) -> pa.Table:
+def delivered(table: pa.Table) -> pa.Table:
     """Without the rows that no reader ever gets (W2)."""
     slot = table.column("slot")
     hidden = pc.or_(pc.equal(slot, int(rows.Slot.COMPACTED_OUT)), pc.equal(slot, int(rows.Slot.MARKER)))
     return table.filter(pc.invert(hidden)) if pc.any(hidden).as_py() else table
-
-
-def _ends_before(group: RowGroup, start: MessageId) -> bool:
-    if group.last_ledger_id != start.ledger_id:
-        return group.last_ledger_id < start.ledger_id
-    return group.last_entry_id is not None and group.last_entry_id < start.entry_id
-
-
-def _first_id(table: pa.Table) -> MessageId:
-    ledger, entry, index = (table.column(name)[0].as_py() for name in ("ledger_id", "entry_id", "batch_index"))
-    return MessageId(ledger, entry, -1, index)
-
-
-def _at_or_after(table: pa.Table, start: MessageId) -> pa.Array:
-    ledger, entry, index = (table.column(name).to_numpy() for name in ("ledger_id", "entry_id", "batch_index"))
-    same_ledger = ledger == start.ledger_id
-    same_entry = same_ledger & (entry == start.entry_id)
-    later = (ledger > start.ledger_id) | (same_ledger & (entry > start.entry_id))
-    return pa.array(later | (same_entry & (index >= start.batch_index)))

@@ -36,6 +36,29 @@ class Step(Enum):
     IMPORT_ATTEMPT_FINISHED = "The import's attempt is finished, its lease is still held."
     IMPORT_LEASE_RELEASED = "The import's lease is given back."
 
+    SEGMENT_FILE_CREATED = "A segment's file exists with its header, durably; no row names it."
+    SEGMENT_OPENED = "A segment's row is committed and its file exists."
+    ENTRIES_WRITTEN = "Entries are in a segment's file, not flushed and not acknowledged."
+    ENTRIES_FLUSHED = "Entries are flushed and nobody has been told."
+    ROLL_FLUSHED = "A segment is flushed to its end; its row says that it is open."
+    ROLL_INSIDE_COMMIT = "A segment's row is changed to rolled, the transaction is not committed."
+    SEGMENT_ROLLED = "A segment's row says that it is rolled."
+    SEAL_CLAIMED = "A sealer has claimed a rolled segment, and its attempt is a row."
+    SEAL_INSIDE_COMMIT = "A segment is changed to sealed and its ledger inserted, the transaction is not committed."
+    SEGMENT_SEALED = "The ledger stands for its segment; the segment's file is still there."
+    SEGMENT_FILE_REMOVED = "The file of a sealed segment is gone, its row is there."
+    SEGMENT_FORGOTTEN = "File and row of a sealed segment are gone."
+    TRIM_INSIDE_COMMIT = "Ledgers are marked as deleted and the start offset is moved, not committed."
+    TRIM_MARKED = "Ledgers are marked as deleted; their objects are there."
+    TRIM_FORGOTTEN = "The rows of trimmed ledgers are gone, their objects are there."
+
+    TRUNCATE_INSIDE_COMMIT = "A topic's ledgers are marked as deleted and its horizon is gone, not committed."
+    TRUNCATED = "A topic is empty; the objects and files of what it held are there."
+
+    TOPIC_DELETE_INSIDE_COMMIT = "All rows of a topic are deleted, the transaction is not committed."
+    TOPIC_DELETED = "A topic is deleted; its objects and its segments' files are there."
+    DELETED_SEGMENT_REMOVED = "The file of one segment of a deleted topic is gone."
+
     LOCAL_TEMPORARY_WRITTEN = ("An object's bytes are in a temporary file that is not durable.", _LOCAL)
     LOCAL_FSYNCED = ("The temporary file is durable, the object's name does not exist.", _LOCAL)
     LOCAL_LINKED = ("The object's name exists, its folder is not durable.", _LOCAL)

@@ -1,8 +1,9 @@
 """A topic: append, read raw or compacted, know its last message.
 
-The place that joins metadata, store and clock for one topic. Writing goes through the writer lease
-(`storage/bulk_append.py`), reading raw through one snapshot (`storage/reader.py`), reading compacted through a pinned
-one (`storage/pinned_read.py`), reading one key through the key indexes (`storage/point_read.py`).
+The place that joins metadata, store, log directory and clock for one topic. Writing goes through the writer lease: to
+the hot tail (`storage/log/topic_log.py`), or as sealed ledgers (`storage/bulk_append.py`). Reading goes raw through a
+snapshot (`storage/reader.py`, `storage/raw_read.py`), compacted through a pinned one (`storage/pinned_read.py`), on and
+on as messages come (`storage/topic_reader.py`), or for one key through the key indexes (`storage/point_read.py`).
 """
 
 from __future__ import annotations
@@ -10,20 +11,32 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
 from storage.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.clock import Clock
+from storage.errors import Misconfigured, ObjectMissing
+from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
+from storage.log.directory import LogDirectory
+from storage.log.keeper import LogKeeper
+from storage.log.tail import Tail
+from storage.log.topic_log import TopicLog
+from storage.log.watch import LogWatch
 from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
-from storage.model import EARLIEST, Message, MessageId, TopicName
+from storage.model import EARLIEST, Message, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
+from storage.paging import PageReader, Place
 from storage.pinned_read import PinnedRead
 from storage.point_read import point_read
-from storage.reader import Limits, SnapshotReader, messages
+from storage.raw_read import RawRead
+from storage.reader import Limits, SnapshotReader, limited, messages
+from storage.start import AtOffset, Reset, Start
+from storage.topic_reader import TopicReader
+from storage.visible import Visible, visible
 
 
 def holder_name() -> str:
@@ -41,22 +54,40 @@ class Topic:
         clock: Clock,
         record: TopicRecord,
         hasher: KeyHasher | None = None,
+        log: LogDirectory | None = None,
     ) -> None:
+        """`log`: where the hot tail lies; None: the topic cannot be appended to, but by import."""
         self._metadata = metadata
         self._store = store
         self._clock = clock
         self.record = record
         self._hasher = hasher or Xxh3KeyHasher(record.hash_seed)
+        self._log = log
+        self._tail = Tail(log) if log is not None else None
 
     @classmethod
-    def open(cls, metadata: MetadataStore, store: ObjectStore, clock: Clock, name: TopicName) -> Topic:
+    def open(
+        cls,
+        metadata: MetadataStore,
+        store: ObjectStore,
+        clock: Clock,
+        name: TopicName,
+        log: LogDirectory | None = None,
+    ) -> Topic:
         """The topic of that name. Raises TopicNotFound."""
-        return cls(metadata, store, clock, metadata.topic(name))
+        return cls(metadata, store, clock, metadata.topic(name), log=log)
 
     @classmethod
-    def create(cls, metadata: MetadataStore, store: ObjectStore, clock: Clock, name: TopicName) -> Topic:
+    def create(
+        cls,
+        metadata: MetadataStore,
+        store: ObjectStore,
+        clock: Clock,
+        name: TopicName,
+        log: LogDirectory | None = None,
+    ) -> Topic:
         """The topic of that name, made if it does not exist."""
-        return cls(metadata, store, clock, metadata.create_topic(name))
+        return cls(metadata, store, clock, metadata.create_topic(name), log=log)
 
     @property
     def name(self) -> TopicName:
@@ -76,7 +107,31 @@ class Topic:
             ledger_bytes,
             workers,
             wait_ms,
+            self._log,
         )
+
+    def append_log(
+        self,
+        wait_ms: int = DEFAULT_WAIT_MS,
+        on_rolled: Callable[[], object] = lambda: None,
+        watch: LogWatch | None = None,
+    ) -> TopicLog:
+        """The writer of the hot tail; a context manager, inside which the topic is ours to append to.
+
+        `on_rolled` is called when a segment waits to be sealed. `watch`: of a process that has many open at once.
+        """
+        log = self._log_directory
+        return TopicLog(self._metadata, self._clock, log, self.record, holder_name(), wait_ms, on_rolled, watch)
+
+    def keeper(self) -> LogKeeper:
+        """What rolls and seals this topic's segments."""
+        return LogKeeper(self._metadata, self._store, self._clock, self._log_directory, holder_name())
+
+    @property
+    def _log_directory(self) -> LogDirectory:
+        if self._log is None:
+            raise Misconfigured(f"{self.name} was opened without a log directory", "set COMPACTOR_LOG")
+        return self._log
 
     def snapshot(self) -> TopicSnapshot:
         """The topic as it is now, in one transaction."""
@@ -84,22 +139,63 @@ class Topic:
 
     def read(
         self,
-        start: MessageId = EARLIEST,
+        start: Start = EARLIEST,
         read_compacted: bool = False,
         max_messages: int | None = None,
         max_bytes: int | None = None,
+        reset: Reset = Reset.EARLIEST,
     ) -> Iterator[pa.RecordBatch]:
-        """Messages at or after `start`, as record batches of `storage.ledger.rows.SCHEMA`.
+        """Messages from `start` on, as record batches of `storage.ledger.rows.SCHEMA`, up to the topic's end of now.
 
-        `LATEST` gives none: only messages after this call would count. Limits: R10. With the flag the read begins, and
-        pins its generation, when the first batch is asked for; the pin is given back when the compacted part is over
-        or the iterator is closed. Raises DataLoss (R8), StateMayBeStale (R7).
+        `LATEST` gives none: only messages after this call would count. Limits: R10. `reset`: what a raw read does whose
+        start was trimmed (L3). With the flag the read begins, and pins its generation, when the first batch is asked
+        for; the pin is given back when the compacted part is over or the iterator is closed. Raises DataLoss (R8),
+        StateMayBeStale (R7), OffsetOutOfRange.
         """
         limits = Limits(max_messages, max_bytes)
         if read_compacted:
-            read = PinnedRead(self._metadata, self._store, self._clock, self.record.id, holder_name(), start)
-            return read.batches(limits)
-        return SnapshotReader(self._store, self.snapshot()).batches(start, read_compacted, limits)
+            return self._pinned_read(start, reset).batches(limits)
+        return limited(self._raw_read(start, reset).tables(self.snapshot()), limits)
+
+    def reader(
+        self, start: Start = EARLIEST, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
+    ) -> TopicReader:
+        """A reader that goes on as messages come: page by page, waiting for new ones if it is asked to."""
+        return TopicReader(
+            self._clock, self._pinned_read(start, reset) if read_compacted else self._raw_read(start, reset)
+        )
+
+    def page_reader(self, place: Place, read_compacted: bool = False, reset: Reset = Reset.EARLIEST) -> PageReader:
+        """A reader of one page, which says where the next one begins."""
+        read = self._pinned_read(place.start, reset) if read_compacted else self._raw_read(place.start, reset)
+        return PageReader(read, place, self.name.partition)
+
+    def _raw_read(self, start: Start, reset: Reset) -> RawRead:
+        return RawRead(self._store, self._tail, self.snapshot, start, reset)
+
+    def _pinned_read(self, start: Start, reset: Reset) -> PinnedRead:
+        return PinnedRead(
+            self._metadata,
+            self._store,
+            self._clock,
+            self.record.id,
+            holder_name(),
+            start,
+            self._tail,
+            reset,
+            self._shown,
+        )
+
+    def _shown(self, snapshot: TopicSnapshot) -> Visible | None:
+        """What of the compacted ledger may be seen now; policies are asked only if there is one."""
+        if snapshot.compacted is None:
+            return None
+        return visible(self._metadata, snapshot.topic, self._clock.now_ms())
+
+    def snapshot_reader(self) -> SnapshotReader:
+        """A reader of the topic as it is now, for questions that a look answers."""
+        snapshot = self.snapshot()
+        return SnapshotReader(self._store, snapshot, self._tail, self._shown(snapshot))
 
     def get(self, key: bytes) -> Message | None:
         """The newest message of one key, compacted part and tail together (T4).
@@ -107,14 +203,26 @@ class Topic:
         None: the key has no value, because it never had, it was deleted, or compaction has removed it; a value that
         has outlived its time to live but is not removed yet is one. Raises DataLoss (R8).
         """
-        return point_read(self._store, self.snapshot, self._hasher, key, self._clock.now_ms())
+        return point_read(self._store, self.snapshot, self._hasher, key, self._clock.now_ms(), self._tail, self._shown)
 
     def messages(
-        self, start: MessageId = EARLIEST, read_compacted: bool = False, max_messages: int | None = None
+        self, start: Start = EARLIEST, read_compacted: bool = False, max_messages: int | None = None
     ) -> Iterator[Message]:
         """As `read`, a message at a time."""
         return messages(self.read(start, read_compacted, max_messages), self.name.partition)
 
     def last_message_id(self, read_compacted: bool = False) -> MessageId:
         """The id of the last message that such a reader gets; EARLIEST (-1:-1) if none (R6)."""
-        return SnapshotReader(self._store, self.snapshot()).last_message_id(read_compacted)
+        while True:
+            reader = self.snapshot_reader()
+            try:
+                return reader.last_message_id(read_compacted)
+            except ObjectMissing:  # it was sealed, or trimmed, between the look and the read
+                if self.snapshot().pieces == reader.pieces:
+                    raise
+
+    def locate(self, offset: int) -> Position | None:
+        """The first raw message at or behind an offset, with its id; None: there is none yet."""
+        for batch in self.read(AtOffset(offset), max_messages=1):
+            return Position(batch.column("offset")[0].as_py(), rows.message_id(batch, 0, self.name.partition))
+        return None

@@ -10,8 +10,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
-import polars_hash as plh
 import pyarrow as pa
 
 Hashes = npt.NDArray[np.uint64]
@@ -32,6 +30,10 @@ class Xxh3KeyHasher:
         self._seed = seed
 
     def __call__(self, keys: pa.BinaryArray) -> tuple[Hashes, Hashes]:
+        # A service imports this long before it hashes its first key, and polars takes a while.
+        import polars as pl
+        import polars_hash as plh
+
         series = pl.Series("key", keys, dtype=pl.Binary)
         digest = plh.col("key").nchash.xxh3_128(seed=self._seed, return_binary=True, byte_order="big")
         column = series.to_frame().select(digest.alias("digest"))["digest"].to_arrow()

@@ -5,11 +5,13 @@ A *record* is (hash high, hash low, offset with flags). Records are sorted by th
 index object there is a small *directory*, kept in the ledger's row or the manifest, that gives the records and the
 CRC32C of each fence: so any hash range is one ranged read, without opening a footer.
 
-Three areas, byte for byte in docs/format.md:
+Four areas, byte for byte in docs/format.md:
 
     newest     the newest record of each key; all that offset-order compaction needs
     events     where messages have event times: the event-time winner of each key (P9), in the order of `newest`
-    unkeyed    64-bit Roaring bitmaps of offsets outside the key map: null keys (P6), whole entries (P8), chunks (P10)
+    unkeyed    64-bit Roaring bitmaps of offsets outside the key map: null keys (P6), whole entries (P8), and chunks
+               that belong to no message
+    chunks     where a ledger has chunked messages (P10): its chunk table (chunk_table.py), here only bytes
 
 A ledger's index serves every policy, because policies may change after sealing; a compacted ledger's index has the
 same form, one object a hash range.
@@ -38,6 +40,8 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 FORMAT_VERSION = 1
+CHUNKS_VERSION = 2
+"""The format version of an index with a chunk table; without one it is as it was before there were any."""
 FENCE_RECORDS = 16_384
 """The most records a fence should hold, on average; 384 KiB of `newest`."""
 MAX_RANGE_BITS = 32
@@ -57,6 +61,7 @@ NO_EVENT_TIME = np.iinfo(np.int64).min
 UNKEYED_CLASSES = ("null_keys", "whole_entries", "chunks")
 
 _HEADER = struct.Struct("<HBBI3I3I")
+_CHUNK_TABLE = struct.Struct("<II")
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 
@@ -132,7 +137,10 @@ def concatenated(runs: Sequence[Records]) -> Records:
 
 @dataclass(frozen=True)
 class IndexDirectory:
-    """How an index object is cut: the records and CRC32C of each fence, sizes of the unkeyed bitmaps."""
+    """How an index object is cut: the records and CRC32C of each fence, sizes of the unkeyed bitmaps.
+
+    `chunk_table`: bytes and CRC32C of the chunk table, None if there is none.
+    """
 
     hash_range: HashRange
     counts: tuple[int, ...]
@@ -140,6 +148,14 @@ class IndexDirectory:
     event_checksums: tuple[int, ...] = ()
     unkeyed_sizes: Mapping[str, int] = field(default_factory=dict)
     unkeyed_checksums: Mapping[str, int] = field(default_factory=dict)
+    chunk_table: tuple[int, int] | None = None
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole index."""
+        width = RECORD_BYTES + (EVENT_BYTES if self.has_events else 0)
+        chunks = self.chunk_table[0] if self.chunk_table else 0
+        return self.records * width + sum(self.unkeyed_sizes.values()) + chunks
 
     @property
     def records(self) -> int:
@@ -175,7 +191,10 @@ class IndexDirectory:
         sizes = [self.unkeyed_sizes.get(name, 0) for name in UNKEYED_CLASSES]
         crcs = [self.unkeyed_checksums.get(name, 0) for name in UNKEYED_CLASSES]
         bits, prefix = self.hash_range.bits, self.hash_range.prefix
-        header = _HEADER.pack(FORMAT_VERSION, bits, int(self.has_events), prefix, *sizes, *crcs)
+        version = CHUNKS_VERSION if self.chunk_table else FORMAT_VERSION
+        header = _HEADER.pack(version, bits, int(self.has_events), prefix, *sizes, *crcs)
+        if self.chunk_table:
+            header += _CHUNK_TABLE.pack(*self.chunk_table)
         columns = [self.counts, self.checksums, self.event_checksums]
         return header + b"".join(np.asarray(column, dtype="<u4").tobytes() for column in columns)
 
@@ -186,13 +205,15 @@ class IndexDirectory:
             raise ObjectDamaged(f"a key index directory has only {len(data)} bytes", _REMEDY)
         version, bits, has_events, prefix, *rest = _HEADER.unpack_from(data)
         columns = 3 if has_events else 2
-        fences, odd = divmod(len(data) - _HEADER.size, 4 * columns)
-        known = version == FORMAT_VERSION and has_events <= 1 and bits <= MAX_RANGE_BITS and not prefix >> bits
+        start = _HEADER.size + (_CHUNK_TABLE.size if version == CHUNKS_VERSION else 0)
+        fences, odd = divmod(len(data) - start, 4 * columns)
+        known = version in (FORMAT_VERSION, CHUNKS_VERSION) and fences > 0
+        known &= has_events <= 1 and bits <= MAX_RANGE_BITS and not prefix >> bits
         if not known or odd or fences.bit_count() != 1:
             raise ObjectDamaged(
                 f"a key index directory of version {version} and {len(data)} bytes cannot be read", _REMEDY
             )
-        body = np.frombuffer(data, dtype="<u4", offset=_HEADER.size)
+        body = np.frombuffer(data, dtype="<u4", offset=start)
         table = body.reshape(columns, -1).tolist()
         return cls(
             HashRange(prefix, bits),
@@ -201,6 +222,7 @@ class IndexDirectory:
             tuple(table[2]) if has_events else (),
             dict(zip(UNKEYED_CLASSES, rest[:3], strict=True)),
             dict(zip(UNKEYED_CLASSES, rest[3:], strict=True)),
+            _CHUNK_TABLE.unpack_from(data, _HEADER.size) if version == CHUNKS_VERSION else None,
         )
 
 
@@ -257,11 +279,12 @@ def fence_count(records: int) -> int:
 
 
 def encode_index(
-    records: Records, hash_range: HashRange, unkeyed: Mapping[str, BitMap64] | None = None
+    records: Records, hash_range: HashRange, unkeyed: Mapping[str, BitMap64] | None = None, chunks: bytes = b""
 ) -> tuple[bytes, IndexDirectory]:
     """An index object and its directory.
 
-    `records`: hash order, one a key, all inside `hash_range`; `unkeyed`: bitmaps of offsets, by class.
+    `records`: hash order, one a key, all inside `hash_range`; `unkeyed`: bitmaps of offsets, by class; `chunks`: a
+    chunk table.
     """
     fences = fence_count(len(records))
     bits = fences.bit_length() - 1
@@ -282,8 +305,9 @@ def encode_index(
         tuple(map(crc32c, events)),
         {name: len(data) for name, data in bitmaps.items()},
         {name: crc32c(data) for name, data in bitmaps.items()},
+        (len(chunks), crc32c(chunks)) if chunks else None,
     )
-    return b"".join([*newest, *events, *bitmaps.values()]), directory
+    return b"".join([*newest, *events, *bitmaps.values(), chunks]), directory
 
 
 def read_records(store: ObjectStore, location: IndexLocation, wanted: HashRange, *, events: bool = False) -> Records:

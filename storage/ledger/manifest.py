@@ -20,12 +20,16 @@ from typing import Any
 
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
+from storage.ledger.chunk_table import ChunkTable
+from storage.ledger.key_index import HashRange
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import IndexLocation, StoredObject
 from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore
 
 FORMAT_VERSION = 2
+CHUNKS_VERSION = 3
+"""The format version of a manifest with chunk tables: who does not know them would forget chunked messages."""
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 
@@ -46,7 +50,8 @@ class Part:
 
     `messages`, `logical_bytes` and the times are of all its rows; `offset_sum` is the sum of the offsets of its live
     rows modulo 2⁶⁴. No live value was published before `oldest_value`, no live tombstone was first kept before
-    `oldest_tombstone` or has a lower offset than `first_tombstone`; None: there is none of the kind.
+    `oldest_tombstone` or has a lower offset than `first_tombstone`; None: there is none of the kind. No live row at all
+    was published before `oldest_row`; None: nobody has looked, so it is `min_publish_time`.
     """
 
     rows: RowsObject
@@ -61,6 +66,7 @@ class Part:
     oldest_value: int | None = None
     oldest_tombstone: int | None = None
     first_tombstone: int | None = None
+    oldest_row: int | None = None
 
     @property
     def dead(self) -> int:
@@ -80,7 +86,7 @@ class Manifest:
     `index`: levels, newest first; each a tuple of objects in hash order. `frozen_at`: the time by which the run's
     policies were applied; `policies`: those. `tombstones_dropped_to`: the highest offset of a tombstone that is in
     this generation, or was in any before, no more; -1: none. A reader that has got less far may have missed a delete.
-    `keys`, `tombstones`: live values with a key, and retained tombstones.
+    `keys`, `tombstones`: live values with a key, and retained tombstones. `chunks`: tables of all live chunks (P10).
     """
 
     topic: str
@@ -97,6 +103,7 @@ class Manifest:
     tombstones_dropped_to: int = -1
     keys: int = 0
     tombstones: int = 0
+    chunks: tuple[ChunkTable, ...] = ()
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -126,21 +133,23 @@ class Manifest:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the parts, bitmaps and indexes in the store."""
+        """Bytes of the parts, bitmaps, indexes and chunk tables in the store."""
         parts = sum(part.rows.stored.size + (part.deleted.length if part.deleted else 0) for part in self.parts)
-        return parts + sum(location.length for level in self.index for location in level)
+        tables: int = sum(table.length for table in self.chunks)
+        return parts + tables + sum(location.length for level in self.index for location in level)
 
     @property
     def objects(self) -> set[str]:
         """The names of all objects that this manifest refers to."""
         names = {part.rows.stored.name for part in self.parts}
         names |= {part.deleted.name for part in self.parts if part.deleted}
+        names |= {table.name for table in self.chunks}
         return names | {location.name for level in self.index for location in level}
 
     def encode(self) -> bytes:
         """The manifest's bytes: JSON with sorted keys."""
-        document = {
-            "format_version": FORMAT_VERSION,
+        document: dict[str, Any] = {
+            "format_version": CHUNKS_VERSION if self.chunks else FORMAT_VERSION,
             "topic": self.topic,
             "topic_uid": self.topic_uid,
             "ledger_id": self.ledger_id,
@@ -156,6 +165,8 @@ class Manifest:
             "parts": [_part(part) for part in self.parts],
             "index": {"levels": [[_index(location) for location in level] for level in self.index]},
         }
+        if self.chunks:
+            document["chunks"] = [_chunk_table(table) for table in self.chunks]
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
@@ -163,9 +174,10 @@ class Manifest:
         """The inverse of `encode`; `name` is for errors. Raises ObjectDamaged."""
         try:
             document = json.loads(data)
-            if document["format_version"] != FORMAT_VERSION:
+            if document["format_version"] not in (FORMAT_VERSION, CHUNKS_VERSION):
                 raise ObjectDamaged(
-                    f"the manifest {name} is of format version {document['format_version']}, not {FORMAT_VERSION}",
+                    f"the manifest {name} is of format version {document['format_version']}, not {FORMAT_VERSION} or "
+                    f"{CHUNKS_VERSION}",
                     "read it with the compactor that wrote it, or delete the cursor __compaction and compact again",
                 )
             return cls(
@@ -183,6 +195,7 @@ class Manifest:
                 tombstones_dropped_to=document["tombstones_dropped_to"],
                 keys=document["keys"],
                 tombstones=document["tombstones"],
+                chunks=tuple(_parse_chunk_table(one) for one in document.get("chunks", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ObjectDamaged(f"the manifest {name} cannot be read ({error})", _REMEDY) from error
@@ -221,7 +234,9 @@ def _parse_position(value: dict[str, Any]) -> Position:
 
 def _part(part: Part) -> dict[str, Any]:
     deleted = part.deleted
+    looked = {} if part.oldest_row is None else {"oldest_row": part.oldest_row}
     return {
+        **looked,
         "name": part.rows.stored.name,
         "size": part.rows.stored.size,
         "footer_size": part.rows.footer_size,
@@ -262,6 +277,7 @@ def _parse_part(value: dict[str, Any]) -> Part:
         oldest_value=value["oldest_value"],
         oldest_tombstone=value["oldest_tombstone"],
         first_tombstone=value["first_tombstone"],
+        oldest_row=value.get("oldest_row"),
     )
 
 
@@ -277,3 +293,17 @@ def _index(location: IndexLocation) -> dict[str, Any]:
 def _parse_index(value: dict[str, Any]) -> IndexLocation:
     directory = base64.b64decode(value["directory"], validate=True)
     return IndexLocation(value["name"], value["offset"], value["length"], directory)
+
+
+_CHUNK_NUMBERS = ("pending", "oldest_value", "oldest_tombstone", "first_tombstone", "oldest_pending")
+
+
+def _chunk_table(table: ChunkTable) -> dict[str, Any]:
+    named = {name: getattr(table, name) for name in ("name", "length", "crc32c", *_CHUNK_NUMBERS)}
+    return named | {"bits": table.hash_range.bits, "prefix": table.hash_range.prefix}
+
+
+def _parse_chunk_table(value: dict[str, Any]) -> ChunkTable:
+    hash_range = HashRange(value["prefix"], value["bits"])
+    numbers = {name: value[name] for name in _CHUNK_NUMBERS}
+    return ChunkTable(value["name"], value["length"], value["crc32c"], hash_range, **numbers)

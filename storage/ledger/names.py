@@ -6,6 +6,7 @@
     topics/<topic uid>/runs/<attempt>/index-<number>-<nonce>.index    one hash range of its key index
     topics/<topic uid>/runs/<attempt>/rowsets-<number>-<nonce>.bin    row sets, from phase one to phase two
     topics/<topic uid>/runs/<attempt>/bitmaps-<number>-<nonce>.bin    deleted rows of parts that are kept
+    topics/<topic uid>/runs/<attempt>/chunks-<number>-<nonce>.bin     one hash range of its chunk table
     topics/<topic uid>/compacted/<ledger id>-<attempt>.json           the manifest of a compacted ledger
 
 Ids have 20 digits, so that names sort as numbers do. A name carries the topic's uid (a topic deleted and made again
@@ -31,6 +32,7 @@ class ObjectKind(StrEnum):
     INDEX = "index"
     ROW_SETS = "row-sets"
     BITMAPS = "bitmaps"
+    CHUNKS = "chunks"
     MANIFEST = "manifest"
 
 
@@ -52,6 +54,7 @@ _TEMPLATES = {
     ObjectKind.INDEX: rf"runs/(?P<attempt>{_HEX})/index-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.index",
     ObjectKind.ROW_SETS: rf"runs/(?P<attempt>{_HEX})/rowsets-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",
     ObjectKind.BITMAPS: rf"runs/(?P<attempt>{_HEX})/bitmaps-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",
+    ObjectKind.CHUNKS: rf"runs/(?P<attempt>{_HEX})/chunks-(?P<number>\d{{20}})-[0-9a-f]{{8}}\.bin",
     ObjectKind.MANIFEST: rf"compacted/(?P<number>\d{{20}})-(?P<attempt>{_HEX})\.json",
 }
 _PATTERNS = {kind: re.compile(rf"topics/(?P<uid>{_HEX})/{pattern}") for kind, pattern in _TEMPLATES.items()}
@@ -68,7 +71,7 @@ def runs_prefix(topic_uid: str) -> str:
 
 
 def run_prefix(topic_uid: str, attempt_id: str) -> str:
-    """The prefix of the parts, indexes and row sets of one run."""
+    """The prefix of the parts, indexes, row sets and the like of one run."""
     return f"topics/{topic_uid}/runs/{attempt_id}/"
 
 
@@ -100,6 +103,11 @@ def row_sets(topic_uid: str, attempt_id: str, number: int) -> str:
 def bitmaps(topic_uid: str, attempt_id: str, number: int) -> str:
     """The deleted rows of some parts that a run keeps; a new name at each call."""
     return f"{run_prefix(topic_uid, attempt_id)}bitmaps-{number:020d}-{secrets.token_hex(4)}.bin"
+
+
+def chunks(topic_uid: str, attempt_id: str, number: int) -> str:
+    """One hash range of a compacted ledger's chunk table; a new name at each call."""
+    return f"{run_prefix(topic_uid, attempt_id)}chunks-{number:020d}-{secrets.token_hex(4)}.bin"
 
 
 def manifest(topic_uid: str, ledger_id: int, attempt_id: str) -> str:

@@ -17,6 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage.model import MessageId
+
 FORMAT_VERSION = 1
 GROUP_ROWS = 65_536
 GROUP_BYTES = 2 << 20
@@ -132,6 +134,12 @@ def constant(value: Any, name: str, length: int) -> pa.Array:
     """A column of SCHEMA that holds one value in every row."""
     data_type = SCHEMA.field(name).type
     return pa.nulls(length, data_type) if value is None else pa.repeat(pa.scalar(value, data_type), length)
+
+
+def message_id(table: pa.Table | pa.RecordBatch, row: int, partition: int = -1) -> MessageId:
+    """The id of a row of `table` (SCHEMA, or its id columns)."""
+    ledger, entry, index = (table.column(name)[row].as_py() for name in ("ledger_id", "entry_id", "batch_index"))
+    return MessageId(ledger, entry, partition, index)
 
 
 def logical_sizes(rows: pa.Table) -> npt.NDArray[np.int64]:

@@ -243,14 +243,23 @@ class RowsReader:
 
     def least(self, number: int, column: str) -> int | None:
         """The least value of a column of numbers in one row group, by its statistics; None if all are null."""
+        statistics = self._statistics(number, column)
+        return int(statistics.min) if statistics is not None else None
+
+    def most(self, number: int, column: str) -> int | None:
+        """The largest, likewise."""
+        statistics = self._statistics(number, column)
+        return int(statistics.max) if statistics is not None else None
+
+    def _statistics(self, number: int, column: str) -> Any:
         if column in self._absent:
             return None
         group = self._metadata.row_group(number)
         # Leaves of nested columns shift later columns, so look it up by name.
-        (statistics,) = (
+        (found,) = (
             group.column(i).statistics for i in range(group.num_columns) if group.column(i).path_in_schema == column
         )
-        return int(statistics.min) if statistics is not None and statistics.has_min_max else None
+        return found if found is not None and found.has_min_max else None
 
     def __iter__(self) -> Iterator[pa.Table]:
         self.expect(list(range(len(self.groups))))

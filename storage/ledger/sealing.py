@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from storage.ledger import key_index, names, rows
+from storage.ledger.chunk_table import belonging, chunk_records
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.rows_file import RowsWriter
 from storage.metadata.records import IndexLocation, LedgerRecord
@@ -68,7 +69,8 @@ class Sealer:
 
     def _write_index(self, table: pa.Table, ledger_id: int) -> IndexLocation:
         records = ledger_records(table, self.hasher)
-        data, directory = key_index.encode_index(records, key_index.HashRange(), unkeyed_rows(table))
+        chunks = chunk_records(table, self.hasher).tobytes()
+        data, directory = key_index.encode_index(records, key_index.HashRange(), unkeyed_rows(table), chunks)
         name = names.ledger_index(self.topic_uid, ledger_id, self.attempt_id)
         self.store.put(name, data)
         reached(Step.IMPORT_INDEX_WRITTEN)
@@ -78,7 +80,7 @@ class Sealer:
 def ledger_records(table: pa.Table, hasher: KeyHasher) -> key_index.Records:
     """The newest record of each key in `table` (`rows.SCHEMA`), and the event-time winners if there are event times.
 
-    Only rows of slot MESSAGE with a key take part (P6, P8, P10).
+    Only rows of slot MESSAGE with a key take part (P6, P8); chunked messages come from chunk tables (P10).
     """
     keyed = keyed_rows(table)
     if not pc.all(keyed).as_py():
@@ -109,13 +111,13 @@ def flagged_offsets(table: pa.Table) -> npt.NDArray[np.uint64]:
 
 
 def unkeyed_rows(table: pa.Table) -> dict[str, BitMap64]:
-    """Bitmaps of the offsets of rows outside the key map, by class."""
+    """Bitmaps of the offsets of rows outside the key map, by class; chunks that a chunk table has are not in them."""
     slot = table.column("slot")
     is_message = pc.equal(slot, int(rows.Slot.MESSAGE))
     masks = {
         "null_keys": pc.and_(is_message, pc.is_null(table.column("key"))),
         "whole_entries": pc.equal(slot, int(rows.Slot.WHOLE_ENTRY)),
-        "chunks": pc.equal(slot, int(rows.Slot.CHUNK)),
+        "chunks": pc.and_not(pc.equal(slot, int(rows.Slot.CHUNK)), pa.array(belonging(table))),
     }
     offsets = table.column("offset").to_numpy().astype(np.uint64)
     return {name: BitMap64(array("Q", offsets[mask.to_numpy()].tobytes())) for name, mask in masks.items()}

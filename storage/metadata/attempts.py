@@ -25,7 +25,7 @@ AT_ONCE = 1000
 
 def begin(connection: Connection, topic_id: int, kind: AttemptKind, holder: str, now: int) -> Attempt:
     """Raises TopicNotFound."""
-    topics.by_id(connection, topic_id)
+    topics.kept(connection, topic_id)
     attempt = Attempt(uuid.uuid4().hex, topic_id, kind, holder, started_at=now, heartbeat_at=now)
     connection.execute(
         insert(attempts).values(

@@ -3,17 +3,18 @@
 Invariants: the mark-delete position of `__compaction` and its property `CompactedTopicLedger` are written by
 `publishing` alone. Here they are never moved, changed or lost (A2, A4): other properties are merged beside them.
 Deleting the cursor takes the compacted ledger out of service with it and raises the epoch, so a run that is still at
-work cannot publish into the topic's new life (S8).
+work cannot publish into the topic's new life (S8). With a cursor go its ranges, at a reset too (cursor_ranges.py).
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from storage.errors import InvalidInput, NotFound
-from storage.metadata import mapping, topics
+from storage.errors import Conflict, InvalidInput, NotFound
+from storage.metadata import cursor_ranges, mapping, topics
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
@@ -26,6 +27,12 @@ from storage.metadata.tables import compacted_ledgers, cursors
 from storage.metadata.tables import topics as topics_table
 from storage.model import Position
 
+MAX_NAME_BYTES = 255
+_OF_TOPIC = select(cursors).where(cursors.c.topic_id == bindparam("topic"))
+_SERVING = select(compacted_ledgers).where(
+    compacted_ledgers.c.topic_id == bindparam("topic"), compacted_ledgers.c.retired_at.is_(None)
+)
+
 
 def create(connection: Connection, topic_id: int, name: str) -> CursorRecord:
     """The cursor of that name; made, with nothing acknowledged, if it does not exist. Raises TopicNotFound."""
@@ -33,9 +40,32 @@ def create(connection: Connection, topic_id: int, name: str) -> CursorRecord:
     existing = find(connection, topic_id, name)
     if existing is not None:
         return existing
-    empty = mapping.position_values("mark_delete", None)
-    connection.execute(insert(cursors).values(topic_id=topic_id, name=name, **empty, properties={}))
-    return CursorRecord(name, None, {})
+    return _insert(connection, topic_id, CursorRecord(name, None, {}))
+
+
+def create_at(connection: Connection, topic_id: int, new: CursorRecord) -> CursorRecord:
+    """A new cursor, at a position and with properties from the first moment.
+
+    Raises Conflict if it exists, InvalidInput for `__compaction` and names that cannot be, TopicNotFound.
+    """
+    topic = topics.locked(connection, topic_id)
+    if new.name == COMPACTION_CURSOR:
+        raise InvalidInput(
+            f"the cursor {COMPACTION_CURSOR} of {topic.name} is made by compactions: it is their horizon",
+            "compact the topic",
+        )
+    unprintable = any(unicodedata.category(one) in ("Cc", "Cs") for one in new.name)
+    if not new.name or unprintable or len(new.name.encode()) > MAX_NAME_BYTES:
+        raise InvalidInput(
+            f"the cursor name {new.name[:64]!r} is empty, longer than {MAX_NAME_BYTES} bytes, or holds a control "
+            "character",
+            "choose another one",
+        )
+    if find(connection, topic_id, new.name) is not None:
+        raise Conflict(
+            f"the topic {topic.name} has a cursor {new.name!r} already", "reset it to move it, or choose another name"
+        )
+    return _insert(connection, topic_id, new)
 
 
 def find(connection: Connection, topic_id: int, name: str) -> CursorRecord | None:
@@ -54,12 +84,15 @@ def get(connection: Connection, topic: TopicRecord, name: str) -> CursorRecord:
 
 def of_topic(connection: Connection, topic_id: int) -> list[CursorRecord]:
     """By name, in the order of code points."""
-    found = connection.execute(select(cursors).where(cursors.c.topic_id == topic_id)).mappings()
+    found = connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings()
     return sorted((mapping.cursor(row) for row in found), key=lambda cursor: cursor.name)
 
 
-def reset(connection: Connection, topic_id: int, name: str, position: Position) -> CursorRecord:
-    """Move a cursor. Raises InvalidInput for `__compaction` (A4), NotFound, TopicNotFound."""
+def reset(connection: Connection, topic_id: int, name: str, position: Position | None) -> CursorRecord:
+    """Move a cursor, into another life: nothing above `position` is acknowledged then; None: nothing at all.
+
+    Raises InvalidInput for `__compaction` (A4), NotFound, TopicNotFound.
+    """
     topic = topics.locked(connection, topic_id)
     if name == COMPACTION_CURSOR:
         raise InvalidInput(
@@ -67,7 +100,9 @@ def reset(connection: Connection, topic_id: int, name: str, position: Position) 
             "compact the topic to move it on, or delete the cursor to give up the compacted ledger",
         )
     cursor = get(connection, topic, name)
-    _update(connection, topic_id, name, **mapping.position_values("mark_delete", position))
+    life = cursor_ranges.new_life()
+    _update(connection, topic_id, name, **mapping.position_values("mark_delete", position), life=life)
+    cursor_ranges.clear(connection, topic_id, name)
     return CursorRecord(name, position, cursor.properties)
 
 
@@ -77,14 +112,34 @@ def set_properties(connection: Connection, topic_id: int, name: str, updates: Ma
     cursor = get(connection, topic, name)
     merged = {**cursor.properties, **updates}
     pointer = cursor.properties.get(COMPACTED_LEDGER_PROPERTY)
-    if name == COMPACTION_CURSOR and merged.get(COMPACTED_LEDGER_PROPERTY) != pointer:
+    if name == COMPACTION_CURSOR:
+        _check_pointer(topic, pointer, merged.get(COMPACTED_LEDGER_PROPERTY))
+    _update(connection, topic_id, name, properties=merged)
+    return CursorRecord(name, cursor.mark_delete, merged)
+
+
+def replace_properties(connection: Connection, topic_id: int, name: str, properties: Mapping[str, str]) -> CursorRecord:
+    """Set a cursor's properties instead of those that it has; the pointer of `__compaction` stays (A2).
+
+    Raises InvalidInput, NotFound, TopicNotFound.
+    """
+    topic = topics.locked(connection, topic_id)
+    cursor = get(connection, topic, name)
+    pointer = cursor.properties.get(COMPACTED_LEDGER_PROPERTY)
+    if name == COMPACTION_CURSOR:
+        _check_pointer(topic, pointer, properties.get(COMPACTED_LEDGER_PROPERTY, pointer))
+        properties = dict(properties) if pointer is None else {**properties, COMPACTED_LEDGER_PROPERTY: pointer}
+    _update(connection, topic_id, name, properties=dict(properties))
+    return CursorRecord(name, cursor.mark_delete, properties)
+
+
+def _check_pointer(topic: TopicRecord, pointer: str | None, wanted: str | None) -> None:
+    if wanted != pointer:
         raise InvalidInput(
             f"the property {COMPACTED_LEDGER_PROPERTY} of {topic.name} cannot be set by hand: it names the compacted "
             "ledger that serves",
             "leave it out; a compaction sets it",
         )
-    _update(connection, topic_id, name, properties=merged)
-    return CursorRecord(name, cursor.mark_delete, merged)
 
 
 def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
@@ -92,6 +147,7 @@ def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
     topic = topics.locked(connection, topic_id)
     get(connection, topic, name)
     connection.execute(delete(cursors).where(cursors.c.topic_id == topic_id, cursors.c.name == name))
+    cursor_ranges.clear(connection, topic_id, name)
     if name == COMPACTION_CURSOR:
         connection.execute(
             update(topics_table).where(topics_table.c.id == topic_id).values(epoch=topics_table.c.epoch + 1)
@@ -115,10 +171,7 @@ def compacted_floor(connection: Connection, topic_id: int) -> int | None:
 
 def serving_compacted(connection: Connection, topic_id: int) -> CompactedLedgerRecord | None:
     """The compacted ledger that compacted reads use now."""
-    statement = select(compacted_ledgers).where(
-        compacted_ledgers.c.topic_id == topic_id, compacted_ledgers.c.retired_at.is_(None)
-    )
-    row = connection.execute(statement).mappings().one_or_none()
+    row = connection.execute(_SERVING, {"topic": topic_id}).mappings().one_or_none()
     return mapping.compacted_ledger(row) if row is not None else None
 
 
@@ -145,3 +198,10 @@ def move_horizon(connection: Connection, topic_id: int, horizon: Position, compa
 
 def _update(connection: Connection, topic_id: int, name: str, **values: object) -> None:
     connection.execute(update(cursors).where(cursors.c.topic_id == topic_id, cursors.c.name == name).values(**values))
+
+
+def _insert(connection: Connection, topic_id: int, new: CursorRecord) -> CursorRecord:
+    position = mapping.position_values("mark_delete", new.mark_delete)
+    values = {**position, "properties": dict(new.properties), "life": cursor_ranges.new_life()}
+    connection.execute(insert(cursors).values(topic_id=topic_id, name=new.name, **values))
+    return new

@@ -2,10 +2,11 @@
 
     unreachable, locked, shutting down, deadlock -> Unavailable      disk full -> StorageFull
     password, rights, missing database or table  -> Misconfigured    damaged file -> DataLoss
+    a text that it cannot hold (NUL, too long)   -> InvalidInput
 
 Everything else (a constraint, a type) is a defect of ours and goes through as it is. SQLite and PostgreSQL say what
-happened by code; only a refused PostgreSQL login has no code, so there the server's English text is looked at, and
-what cannot be told apart counts as Unavailable. No message holds the password, whatever the driver wrote.
+happened by code; only a refused PostgreSQL login and a NUL have none, so there the English text is looked at, and what
+cannot be told apart counts as Unavailable. No message holds the password, whatever the driver wrote.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from storage.errors import CompactorError, DataLoss, Misconfigured, StorageFull, Unavailable
+from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured, StorageFull, Unavailable
 
 UPGRADE_REMEDY = "run `compactor db upgrade`"
 
+_UNHELD = "give a shorter text, without NUL"
 _RETRY = "try again; if it stays, look at the database"
 _FREE_SPACE = "free some space, then try again"
 _LOGIN = "check user, password and database name in the database URL, and the user's rights"
@@ -50,7 +52,9 @@ _BY_SQLSTATE: dict[str, tuple[type[CompactorError], str]] = {
     "42501": (Misconfigured, _LOGIN),
     "42P01": (Misconfigured, UPGRADE_REMEDY),  # no such table
     "42703": (Misconfigured, UPGRADE_REMEDY),  # no such column
+    "22021": (InvalidInput, _UNHELD),  # no text of the encoding
     "25006": (Misconfigured, "the server is read-only (a standby?); use the primary's URL"),
+    "54": (InvalidInput, _UNHELD),  # too long for an index
     "53": (Unavailable, _RETRY),  # out of memory, too many connections
     "53100": (StorageFull, _FREE_SPACE),
     "55P03": (Unavailable, "another transaction holds the row; try again"),
@@ -116,6 +120,8 @@ def _postgresql(original: object, error: DBAPIError) -> tuple[type[CompactorErro
         return _BY_SQLSTATE.get(state) or _BY_SQLSTATE.get(state[:2])
     if any(part in str(original) for part in _REFUSED_LOGIN):
         return Misconfigured, _LOGIN
+    if type(original).__name__ == "DataError" and "NUL" in str(original):
+        return InvalidInput, _UNHELD
     # Without a code the server was never reached, or went away in the middle.
     if error.connection_invalidated or type(original).__name__ == "OperationalError":
         return Unavailable, "check that the database runs and can be reached from here, then try again"

@@ -7,15 +7,27 @@ when no race can explain it: then the caller has a defect, and going on would lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from storage.errors import Fenced
-from storage.metadata.records import CompactedLedgerRecord, LedgerRecord, RunRecord, RunState, TopicRecord
+from storage.errors import Conflict, Fenced, InvalidInput
+from storage.metadata.records import (
+    Attempt,
+    CompactedLedgerRecord,
+    LedgerRecord,
+    RunRecord,
+    RunState,
+    SegmentContent,
+    SegmentRecord,
+    SegmentState,
+    TopicRecord,
+)
 from storage.model import Position
 
 RERUN = "nothing was published and the previous compacted ledger still serves; trigger the compaction again"
 REWRITE = "nothing was appended; start the append again"
+REOPEN = "nothing was opened; look where the topic ends, and open a segment there"
+RESEAL = "nothing was sealed; claim a segment again if one is left"
 
 
 def check_run_is_current(topic: TopicRecord, run: RunRecord) -> None:
@@ -81,14 +93,22 @@ def check_publish(
         )
 
 
-def check_append(topic: TopicRecord, last_ledger_id: int | None, new: Sequence[LedgerRecord]) -> None:
+def check_append(
+    topic: TopicRecord, last_ledger_id: int | None, open_segment: SegmentRecord | None, new: Sequence[LedgerRecord]
+) -> None:
     """New ledgers go on exactly where the topic ends, and their ids are above all before them.
 
     Why: offsets are dense and never reused, and readers page by id; a gap, an overlap or a lower id after a higher
-    one would hide messages from a reader that has passed it.
+    one would hide messages from a reader that has passed it. Where an open segment ends is not known here, so nothing
+    can go on behind it.
     """
     if not new:
         raise AssertionError(f"an append to {topic.name} brings no ledgers; call it only with some")
+    if open_segment is not None:
+        raise AssertionError(
+            f"ledgers cannot be appended to {topic.name}, whose segment of ledger {open_segment.ledger_id} (offset "
+            f"{open_segment.first_offset}) is open; roll it first, under the same lease"
+        )
     if new[0].first_offset != topic.next_offset:
         raise Fenced(
             f"the ledgers for {topic.name} begin at offset {new[0].first_offset}, but the topic has gone on to "
@@ -112,6 +132,148 @@ def check_append(topic: TopicRecord, last_ledger_id: int | None, new: Sequence[L
                 f"ledger {after.ledger_id} (offset {after.first_offset}) for {topic.name} does not follow ledger "
                 f"{before.ledger_id} (last offset {before.last_offset}); pass ledgers in the order of their offsets"
             )
+
+
+def check_open_segment(
+    topic: TopicRecord, last_ledger_id: int | None, open_segment: SegmentRecord | None, new: SegmentRecord
+) -> None:
+    """A segment is opened where the topic ends, under an id above all before it, and beside no other open one.
+
+    Why: as for ledgers that are appended; the holder of the lease alone opens, so a second open segment is its defect.
+    """
+    if open_segment is not None:
+        raise AssertionError(
+            f"a segment cannot be opened at offset {new.first_offset} of {topic.name}, whose segment of ledger "
+            f"{open_segment.ledger_id} (offset {open_segment.first_offset}) is open; recover and roll that one first"
+        )
+    if new.state is not SegmentState.OPEN or new.content is not None or new.sealing_attempt_id is not None:
+        raise AssertionError(
+            f"the segment of ledger {new.ledger_id} for {topic.name} is not a new one; open it before anything is "
+            "known of it"
+        )
+    if new.first_offset != topic.next_offset:
+        raise Fenced(
+            f"the segment for {topic.name} begins at offset {new.first_offset}, but the topic has gone on to "
+            f"{topic.next_offset}",
+            REOPEN,
+        )
+    if last_ledger_id is not None and new.ledger_id <= last_ledger_id:
+        raise Fenced(
+            f"the segment of ledger {new.ledger_id} cannot be opened in {topic.name}, which ends with ledger "
+            f"{last_ledger_id}",
+            REOPEN,
+        )
+
+
+def check_roll(topic: TopicRecord, segment: SegmentRecord, content: SegmentContent) -> None:
+    """A segment is rolled once, with what it holds: an offset for each message from its first to its last.
+
+    Why: the topic goes on behind its last offset. One too low would be given to two messages; one too high would be a
+    gap that no ledger ever fills.
+    """
+    what = f"the segment of ledger {segment.ledger_id} of {topic.name}"
+    if segment.content is not None:
+        if segment.content != content:
+            raise AssertionError(
+                f"{what} was rolled with {segment.content}, and cannot be rolled with {content}; nothing may be "
+                "appended to a segment once it is rolled"
+            )
+        return
+    if segment.first_offset != topic.next_offset:
+        raise AssertionError(
+            f"{what} begins at offset {segment.first_offset}, but the topic ends at {topic.next_offset}; restore the "
+            "database from a backup"
+        )
+    if content.messages < 1 or not 1 <= content.entries <= content.messages:
+        raise AssertionError(
+            f"{what} holds {content.messages} messages in {content.entries} entries; drop a segment that holds nothing"
+        )
+    if content.last_offset != segment.first_offset + content.messages - 1:
+        raise AssertionError(
+            f"{what} would end at offset {content.last_offset} with {content.messages} messages from offset "
+            f"{segment.first_offset} on; offsets are dense"
+        )
+    if content.last_message_id.ledger_id != segment.ledger_id:
+        raise AssertionError(
+            f"{what} would end with message {content.last_message_id}; ids in it bear its own ledger id"
+        )
+
+
+def check_seal(topic: TopicRecord, attempt: Attempt, segment: SegmentRecord | None, ledger: LedgerRecord) -> None:
+    """A ledger stands for a rolled segment only if it is its claimant's and holds the same messages.
+
+    Why: from then on the segment is not read any more, and its file goes. Of two sealers one may be late, and its
+    objects are for garbage collection; a ledger that holds something else would lose or change messages.
+    """
+    if segment is None or segment.state is SegmentState.SEALED:
+        raise Fenced(f"ledger {ledger.ledger_id} of {topic.name} is sealed already", RESEAL)
+    if segment.sealing_attempt_id != attempt.attempt_id:
+        raise Fenced(
+            f"attempt {attempt.attempt_id} has not claimed the segment of ledger {ledger.ledger_id} of {topic.name}: "
+            f"attempt {segment.sealing_attempt_id} has",
+            RESEAL,
+        )
+    content = segment.content
+    if content is None:
+        raise AssertionError(f"the segment of ledger {ledger.ledger_id} of {topic.name} is open; roll it first")
+    held = (segment.first_offset, content.last_offset, content.messages, content.entries)
+    brought = (ledger.first_offset, ledger.last_offset, ledger.messages, ledger.entries)
+    if brought != held:
+        raise AssertionError(
+            f"ledger {ledger.ledger_id} for {topic.name} holds (first offset, last offset, messages, entries) "
+            f"{brought}, but its segment {held}; seal all of the segment and nothing else"
+        )
+    if ledger.attempt_id != attempt.attempt_id or ledger.deleted_at is not None:
+        raise AssertionError(
+            f"ledger {ledger.ledger_id} for {topic.name} is not a new one of attempt {attempt.attempt_id}; write "
+            "objects under the sealer's own attempt"
+        )
+
+
+def check_trim(
+    topic: TopicRecord,
+    start_offset: int,
+    ledger_ids: Collection[int],
+    present: Sequence[LedgerRecord],
+    horizon: Position | None,
+    keep_start: bool,
+) -> None:
+    """Ledgers may be marked only if they are there and lie below the new start.
+
+    If the start stays, reads begin at the first ledger that is left: so the oldest go, none above the horizon, and
+    what of them survived is in the compacted ledger (C2).
+    """
+    if not 0 <= start_offset <= topic.next_offset:
+        raise InvalidInput(
+            f"{topic.name} cannot begin at offset {start_offset}",
+            f"choose an offset from 0 to {topic.next_offset}; the open segment is rolled before it can be trimmed",
+        )
+    missing = set(ledger_ids) - {ledger.ledger_id for ledger in present}
+    if missing:
+        raise Conflict(
+            f"ledger {min(missing)} of {topic.name} was trimmed already",
+            "nothing was changed; look at the topic's ledgers again",
+        )
+    going = [ledger for ledger in present if ledger.ledger_id in set(ledger_ids)]
+    for ledger in going:
+        if ledger.last_offset >= start_offset:
+            raise AssertionError(
+                f"ledger {ledger.ledger_id} of {topic.name} ends at offset {ledger.last_offset}, not below "
+                f"{start_offset}; trim whole ledgers only"
+            )
+    if not keep_start:
+        return
+    if going and (horizon is None or going[-1].last_offset > horizon.offset):
+        raise Conflict(
+            f"ledger {going[-1].ledger_id} of {topic.name} ends at offset {going[-1].last_offset}, which is not "
+            f"compacted (horizon: {_shown(horizon) if horizon else 'none'})",
+            "nothing was changed; compact the topic first",
+        )
+    if going != list(present[: len(going)]):
+        raise AssertionError(
+            f"ledgers {[ledger.ledger_id for ledger in going]} are not the oldest of {topic.name}; trim them in the "
+            "order of their offsets"
+        )
 
 
 def _shown(position: Position) -> str:

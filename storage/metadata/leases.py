@@ -7,24 +7,31 @@ counts is decided by the token alone (`check`). So a wrong clock costs waiting, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping, select, update
 
 from storage.errors import Fenced, LeaseHeld
-from storage.metadata import topics
+from storage.metadata import services, topics
+from storage.metadata.control_records import SERVICE_DEAD_MS
 from storage.metadata.records import Lease
 from storage.metadata.tables import leases
+from storage.model import TopicName
 
 
 def acquire(connection: Connection, topic_id: int, holder: str, ttl_ms: int, now: int) -> Lease:
     """Take the lease if it is free or expired. Raises LeaseHeld, TopicNotFound."""
     row = _locked(connection, topic_id)
     if row["holder"] is not None and row["expires_at"] > now:
-        topic = topics.by_id(connection, topic_id)
-        raise LeaseHeld(
-            f"{row['holder']} is writing to {topic.name} and holds its lease until {shown_time(row['expires_at'])}",
+        raise held(
+            connection,
+            topics.by_id(connection, topic_id).name,
+            row,
+            now,
             "wait for it to finish, then try again",
+            "append through it, with `compactor-admin topics produce`, or stop it first",
         )
     taken = Lease(topic_id, holder, row["token"] + 1, now + ttl_ms)
     connection.execute(
@@ -35,12 +42,62 @@ def acquire(connection: Connection, topic_id: int, holder: str, ttl_ms: int, now
     return taken
 
 
+def held(
+    connection: Connection, topic: TopicName, row: RowMapping, now: int, remedy: str, of_service: str
+) -> LeaseHeld:
+    """What says that a topic is written, by whom, and what to do; `of_service`: where that is a service that lives."""
+    holder = str(row["holder"])
+    process = holder.rpartition(":")[0]
+    told = f"{holder} is writing to {topic} and holds its lease until {shown_time(row['expires_at'])}"
+    for one in services.live(connection, now - SERVICE_DEAD_MS):
+        if process and one.name.rpartition(":")[0] == process:
+            return LeaseHeld(f"{told}; it is `compactor serve` at {one.url}, which writes for its clients", of_service)
+    return LeaseHeld(told, remedy)
+
+
 def renew(connection: Connection, lease: Lease, ttl_ms: int, now: int) -> Lease:
     """A new term for the same holder, also after the old one is over if nobody took it. Raises Fenced."""
     check(connection, lease)
     renewed = Lease(lease.topic_id, lease.holder, lease.token, now + ttl_ms)
     connection.execute(update(leases).where(leases.c.topic_id == lease.topic_id).values(expires_at=renewed.expires_at))
     return renewed
+
+
+class Unrenewed(NamedTuple):
+    """The leases that got no new term. `lost`: for ever, to another or with their topic; `busy`: try these again."""
+
+    lost: list[Lease]
+    busy: list[Lease]
+
+
+def renew_many(connection: Connection, held: Sequence[Lease], ttl_ms: int, now: int) -> Unrenewed:
+    """`renew` for many at once, in three statements; it waits for nobody, so no order of locks counts.
+
+    A row that another transaction holds (a roll, say) is busy. That one lease is lost is no error: others go on.
+    """
+    columns = (leases.c.topic_id, leases.c.holder, leases.c.token)
+    ids = [lease.topic_id for lease in held]
+    locking = select(*columns).where(leases.c.topic_id.in_(ids)).with_for_update(skip_locked=True)
+    found = {row.topic_id: (row.holder, row.token) for row in connection.execute(locking)}
+    ours = [lease for lease in held if found.get(lease.topic_id) == (lease.holder, lease.token)]
+    if ours:
+        renewed = update(leases).where(leases.c.topic_id.in_([lease.topic_id for lease in ours]))
+        connection.execute(renewed.values(expires_at=now + ttl_ms))
+    unseen = [topic_id for topic_id in ids if topic_id not in found]
+    there: set[int] = set()
+    if unseen:
+        there.update(connection.execute(select(leases.c.topic_id).where(leases.c.topic_id.in_(unseen))).scalars())
+    done = set(ours)
+    lost = [lease for lease in held if lease not in done and lease.topic_id not in there]
+    return Unrenewed(lost, [lease for lease in held if lease.topic_id in there])
+
+
+def find(connection: Connection, topic_id: int) -> Lease | None:
+    """The lease as it was taken or renewed last, whether or not its term is over; None: nobody has it."""
+    row = connection.execute(select(leases).where(leases.c.topic_id == topic_id)).mappings().one_or_none()
+    if row is None or row["holder"] is None:
+        return None
+    return Lease(topic_id, row["holder"], row["token"], row["expires_at"])
 
 
 def release(connection: Connection, lease: Lease) -> None:

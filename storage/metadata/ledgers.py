@@ -1,7 +1,8 @@
 """Raw ledgers: their ids, and appending them to a topic all at once.
 
 Invariants: a ledger id is given out once, over all topics, raw and compacted ledgers together; ledgers of one append
-become visible together or never; see invariants.check_append for how they must follow each other.
+become visible together or never; see invariants.check_append for how they must follow each other. A ledger that was
+trimmed is not listed; its row stays for a while (trimming.py). Ledgers of sealed segments come by sealing.py.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from storage.metadata import attempts, leases, mapping, topics
 from storage.metadata.invariants import check_append
-from storage.metadata.records import Lease, LedgerRecord
-from storage.metadata.tables import ledgers, sequences
+from storage.metadata.records import Lease, LedgerRecord, SegmentState
+from storage.metadata.tables import ledgers, segments, sequences
 from storage.metadata.tables import topics as topics_table
 
 LEDGER_SEQUENCE = "ledger"
@@ -40,10 +41,11 @@ def append(connection: Connection, lease: Lease, new: Sequence[LedgerRecord], no
     """
     leases.check(connection, lease)
     topic = topics.locked(connection, lease.topic_id)
-    last_id = connection.execute(
-        select(func.max(ledgers.c.ledger_id)).where(ledgers.c.topic_id == topic.id)
-    ).scalar_one()
-    check_append(topic, last_id, new)
+    open_row = connection.execute(
+        select(segments).where(segments.c.topic_id == topic.id, segments.c.state == SegmentState.OPEN.value)
+    ).mappings()
+    open_segment = next((mapping.segment(row) for row in open_row), None)
+    check_append(topic, last_id(connection, topic.id), open_segment, new)
     attempt_ids = {ledger.attempt_id for ledger in new}
     attempts.check_open(connection, attempt_ids)
     connection.execute(insert(ledgers), [mapping.ledger_values(topic.id, ledger) for ledger in new])
@@ -59,7 +61,21 @@ def contains(connection: Connection, topic_id: int, ledger_id: int) -> bool:
     return connection.execute(statement).first() is not None
 
 
+def last_id(connection: Connection, topic_id: int) -> int | None:
+    """The highest id of the topic's ledgers, also trimmed ones, and segments; None: it has none."""
+    found = [
+        connection.execute(select(func.max(table.c.ledger_id)).where(table.c.topic_id == topic_id)).scalar_one()
+        for table in (ledgers, segments)
+    ]
+    return max((one for one in found if one is not None), default=None)
+
+
 def of_topic(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
-    """In the order of offsets."""
+    """Those that are not trimmed, in the order of offsets."""
+    return tuple(ledger for ledger in with_trimmed(connection, topic_id) if ledger.deleted_at is None)
+
+
+def with_trimmed(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
+    """Also those that are trimmed and not forgotten, in the order of offsets."""
     statement = select(ledgers).where(ledgers.c.topic_id == topic_id).order_by(ledgers.c.first_offset)
     return tuple(mapping.ledger(row) for row in connection.execute(statement).mappings())

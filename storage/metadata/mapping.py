@@ -20,6 +20,9 @@ from storage.metadata.records import (
     Pin,
     RunRecord,
     RunState,
+    SegmentContent,
+    SegmentRecord,
+    SegmentState,
     StoredObject,
     TopicRecord,
 )
@@ -66,6 +69,7 @@ def topic(row: RowMapping) -> TopicRecord:
         epoch=row["epoch"],
         next_offset=row["next_offset"],
         created_at=row["created_at"],
+        start_offset=row["start_offset"],
     )
 
 
@@ -117,6 +121,7 @@ def ledger_values(topic_id: int, ledger: LedgerRecord) -> dict[str, Any]:
         "index_directory": ledger.index.directory,
         "attempt_id": ledger.attempt_id,
         "created_at": ledger.created_at,
+        "deleted_at": ledger.deleted_at,
     }
 
 
@@ -138,6 +143,63 @@ def ledger(row: RowMapping) -> LedgerRecord:
         index=IndexLocation(row["index_name"], row["index_offset"], row["index_length"], bytes(row["index_directory"])),
         attempt_id=row["attempt_id"],
         created_at=row["created_at"],
+        deleted_at=row["deleted_at"],
+    )
+
+
+def content_values(content: SegmentContent) -> dict[str, Any]:
+    """The columns of a segment that are known once it is rolled."""
+    return {
+        "last_offset": content.last_offset,
+        **message_id_values("last_message", content.last_message_id),
+        "messages": content.messages,
+        "entries": content.entries,
+        "logical_bytes": content.logical_bytes,
+        "min_publish_time": content.min_publish_time,
+        "max_publish_time": content.max_publish_time,
+        "size": content.size,
+    }
+
+
+def segment_values(topic_id: int, segment: SegmentRecord) -> dict[str, Any]:
+    return {
+        "ledger_id": segment.ledger_id,
+        "topic_id": topic_id,
+        "first_offset": segment.first_offset,
+        "log_uid": segment.log_uid,
+        "state": segment.state.value,
+        "created_at": segment.created_at,
+        "rolled_at": segment.rolled_at,
+        "sealed_at": segment.sealed_at,
+        "sealing_attempt_id": segment.sealing_attempt_id,
+        **(content_values(segment.content) if segment.content is not None else {}),
+    }
+
+
+def segment(row: RowMapping) -> SegmentRecord:
+    last = _message_id(row, "last_message")
+    content = None
+    if last is not None:
+        content = SegmentContent(
+            last_offset=row["last_offset"],
+            last_message_id=last,
+            messages=row["messages"],
+            entries=row["entries"],
+            logical_bytes=row["logical_bytes"],
+            min_publish_time=row["min_publish_time"],
+            max_publish_time=row["max_publish_time"],
+            size=row["size"],
+        )
+    return SegmentRecord(
+        ledger_id=row["ledger_id"],
+        first_offset=row["first_offset"],
+        log_uid=row["log_uid"],
+        state=SegmentState(row["state"]),
+        created_at=row["created_at"],
+        rolled_at=row["rolled_at"],
+        sealed_at=row["sealed_at"],
+        sealing_attempt_id=row["sealing_attempt_id"],
+        content=content,
     )
 
 
@@ -199,4 +261,5 @@ def run(row: RowMapping) -> RunRecord:
         horizon=_position(row, "horizon"),
         compacted_ledger_id=row["compacted_ledger_id"],
         statistics=row["statistics"],
+        cause=row["cause"],
     )

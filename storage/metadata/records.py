@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from storage.model import MessageId, Position, TopicName
 
@@ -23,7 +24,11 @@ READ_COMPACTED_PROPERTY = "readCompacted"
 
 @dataclass(frozen=True)
 class TopicRecord:
-    """A topic. `uid` (32 hex digits) is new for each life of a name; `generation` and `epoch` only ever grow."""
+    """A topic. `uid` (32 hex digits) is new for each life of a name; `generation` and `epoch` only ever grow.
+
+    `next_offset`: behind the last sealed ledger or rolled segment; an open segment goes on from there. `start_offset`:
+    what lies below it is gone, or hidden (C1).
+    """
 
     id: int
     uid: str
@@ -33,6 +38,7 @@ class TopicRecord:
     epoch: int
     next_offset: int
     created_at: int
+    start_offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,50 @@ class LedgerRecord:
     index: IndexLocation
     attempt_id: str
     created_at: int
+    deleted_at: int | None = None
+
+
+class SegmentState(StrEnum):
+    """States of a segment of the hot tail; each follows the one before."""
+
+    OPEN = "OPEN"
+    """It is appended to; its file says what it holds."""
+    ROLLED = "ROLLED"
+    """It is closed; its row says what it holds."""
+    SEALED = "SEALED"
+    """The ledger of the same id holds the same messages; the file waits to be removed."""
+
+
+@dataclass(frozen=True)
+class SegmentContent:
+    """What a segment holds, known once it is rolled. Offsets and ids are inclusive; `size`: bytes of the file.
+
+    `logical_bytes`: as the entries' metadata says, uncompressed; the ledger it becomes knows exactly.
+    """
+
+    last_offset: int
+    last_message_id: MessageId
+    messages: int
+    entries: int
+    logical_bytes: int
+    min_publish_time: int
+    max_publish_time: int
+    size: int
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """A segment of the hot tail, in the log directory `log_uid`. `content` None: it is open."""
+
+    ledger_id: int
+    first_offset: int
+    log_uid: str
+    state: SegmentState
+    created_at: int
+    rolled_at: int | None = None
+    sealed_at: int | None = None
+    sealing_attempt_id: str | None = None
+    content: SegmentContent | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +174,7 @@ class RunState(StrEnum):
 class RunRecord:
     """One compaction run. `policies` are frozen at the claim, with the clock (`started_at`).
 
-    `error` is why it ended as ERROR or CANCELLED.
+    `error` is why it ended as ERROR or CANCELLED. `cause`: what it was requested for; empty: it was begun by hand.
     """
 
     run_id: int
@@ -142,6 +192,7 @@ class RunRecord:
     horizon: Position | None = None
     compacted_ledger_id: int | None = None
     statistics: Mapping[str, object] = field(default_factory=dict)
+    cause: str = ""
 
 
 class AttemptKind(StrEnum):
@@ -149,6 +200,7 @@ class AttemptKind(StrEnum):
 
     IMPORT = "import"
     RUN = "run"
+    SEAL = "seal"
 
 
 @dataclass(frozen=True)
@@ -176,13 +228,22 @@ class Lease:
 
 @dataclass(frozen=True)
 class TopicSnapshot:
-    """A topic as one transaction saw it; ledgers in offset order."""
+    """A topic as one transaction saw it; ledgers and segments in offset order.
+
+    `segments`: those that no ledger stands for yet, OPEN and ROLLED; none overlaps a ledger.
+    """
 
     topic: TopicRecord
     ledgers: tuple[LedgerRecord, ...]
     cursor: CursorRecord | None
     compacted: CompactedLedgerRecord | None
     last_run: RunRecord | None
+    segments: tuple[SegmentRecord, ...] = ()
+
+    @cached_property
+    def pieces(self) -> tuple[LedgerRecord | SegmentRecord, ...]:
+        """What raw messages lie in, in the order of offsets; never a ledger and the segment that it was sealed from."""
+        return tuple(sorted((*self.ledgers, *self.segments), key=lambda piece: piece.first_offset))
 
     @property
     def horizon(self) -> Position | None:

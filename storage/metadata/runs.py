@@ -11,35 +11,42 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import Connection, Select, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, insert, select, update
 
 from storage.errors import CompactionRunning, Conflict, NotFound
-from storage.metadata import attempts, mapping, topics
+from storage.metadata import attempts, control, mapping, topics
 from storage.metadata.invariants import check_run_is_current
 from storage.metadata.leases import shown_time
-from storage.metadata.records import AttemptKind, RunRecord, RunState
+from storage.metadata.records import AttemptKind, RunRecord, RunState, TopicRecord
 from storage.metadata.tables import runs
 from storage.metadata.tables import topics as topics_table
 from storage.model import Position, TopicName
 
 CLAIMED = "claimed"
 """The phase of a run that has not begun."""
+_LAST = select(runs).where(runs.c.topic_id == bindparam("topic")).order_by(runs.c.run_id.desc()).limit(1)
 
 
 def claim(
-    connection: Connection, topic_id: int, holder: str, policies: Mapping[str, object], heartbeat_ttl_ms: int, now: int
+    connection: Connection,
+    topic_id: int,
+    holder: str,
+    policies: Mapping[str, object],
+    heartbeat_ttl_ms: int,
+    now: int,
+    *,
+    requested: bool = False,
 ) -> RunRecord:
-    """Begin a run in a new epoch. Raises CompactionRunning (S4), TopicNotFound."""
+    """Begin a run in a new epoch; the topic's request is over with it, and there must be one if it is `requested`.
+
+    Raises CompactionRunning (S4), CompactionPaused (S5), Fenced for a request that is gone, TopicNotFound.
+    """
     topic = topics.locked(connection, topic_id)
+    cause = control.take_request(connection, topic, requested, now, heartbeat_ttl_ms)
     running = _find(connection, select(runs).where(runs.c.topic_id == topic_id, runs.c.state == RunState.RUNNING.value))
     if running is not None:
         if now - running.heartbeat_at < heartbeat_ttl_ms:
-            raise CompactionRunning(
-                f"run {running.run_id} by {running.holder} is compacting {topic.name} since "
-                f"{shown_time(running.started_at)}",
-                f"wait for it to finish; `compactor compactions show {running.run_id}` shows its progress, "
-                f"`compactor compactions cancel {running.run_id}` ends it",
-            )
+            raise is_running(topic, running)
         # Before the insert: at most one row may be RUNNING. The text is completed when the new id is known.
         _end(connection, running, RunState.ERROR, now)
     epoch = topic.epoch + 1
@@ -58,6 +65,7 @@ def claim(
             heartbeat_at=now,
             error="",
             statistics={},
+            cause=cause,
         )
     )
     assert made.inserted_primary_key is not None
@@ -66,6 +74,15 @@ def claim(
         told = f"its worker {running.holder} stopped answering; taken over by run {run_id}"
         connection.execute(update(runs).where(runs.c.run_id == running.run_id).values(error=told))
     return get(connection, run_id)
+
+
+def is_running(topic: TopicRecord, run: RunRecord) -> CompactionRunning:
+    """The error that names the run under way."""
+    return CompactionRunning(
+        f"run {run.run_id} by {run.holder} is compacting {topic.name} since {shown_time(run.started_at)}",
+        f"wait for it to finish; `compactor compactions show {run.run_id}` shows its progress, "
+        f"`compactor compactions cancel {run.run_id}` ends it",
+    )
 
 
 def progress(
@@ -113,12 +130,16 @@ def succeed(
 
 
 def fail(connection: Connection, run: RunRecord, error: str, now: int) -> RunRecord:
-    """End a run as failed, in any epoch; one that has ended stays as it is (W3). Returns it as it is then."""
+    """End a run as failed, in any epoch; one that has ended stays as it is (W3). Returns it as it is then.
+
+    Only its worker says this, when it has stopped.
+    """
     topics.locked(connection, run.topic_id)
+    control.ended(connection, run.topic_id, run.run_id)
     found = get(connection, run.run_id)
     if found.state is not RunState.RUNNING:
         return found
-    _end(connection, found, RunState.ERROR, now, error=_storable(error))
+    _end(connection, found, RunState.ERROR, now, error=storable(error))
     return get(connection, run.run_id)
 
 
@@ -135,7 +156,7 @@ def cancel(connection: Connection, run_id: int, reason: str, now: int) -> RunRec
             "nothing was changed and nothing is left to do; `compactor compactions list` shows which runs go on",
         )
     connection.execute(update(topics_table).where(topics_table.c.id == topic.id).values(epoch=topic.epoch + 1))
-    _end(connection, found, RunState.CANCELLED, now, error=_storable(reason))
+    _end(connection, found, RunState.CANCELLED, now, error=storable(reason))
     return get(connection, run_id)
 
 
@@ -171,7 +192,8 @@ def get(connection: Connection, run_id: int) -> RunRecord:
 
 
 def last(connection: Connection, topic_id: int) -> RunRecord | None:
-    return _find(connection, _newest_first(topic_id).limit(1))
+    row = connection.execute(_LAST, {"topic": topic_id}).mappings().one_or_none()
+    return mapping.run(row) if row is not None else None
 
 
 def of_topic(connection: Connection, topic_id: int, limit: int) -> list[RunRecord]:
@@ -200,6 +222,8 @@ def by_attempt(connection: Connection, attempt_id: str) -> RunRecord | None:
 
 def _end(connection: Connection, run: RunRecord, state: RunState, now: int, **values: object) -> None:
     attempts.finish(connection, [run.attempt_id], now)
+    if state is RunState.SUCCESS:
+        control.cleared(connection, run.topic_id)
     connection.execute(
         update(runs).where(runs.c.run_id == run.run_id).values(state=state.value, finished_at=now, **values)
     )
@@ -214,6 +238,6 @@ def _find(connection: Connection, statement: Select[tuple[object, ...]]) -> RunR
     return mapping.run(row) if row is not None else None
 
 
-def _storable(error: str) -> str:
+def storable(error: str) -> str:
     """Any text of an exception, as every database takes it: no NUL, no half surrogates."""
     return error.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

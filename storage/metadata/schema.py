@@ -2,26 +2,29 @@
 
 One Alembic history (the package `migrations`) for SQLite and PostgreSQL. An upgrade is one transaction: it happens or
 it does not, and of two at once one waits and then finds nothing left to do. Checking never changes anything, not even
-by making an empty SQLite file.
+by making an empty SQLite file. A database that is of this version is found out by one look, without Alembic, which
+takes a while to load: a service starts with that.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import Connection, inspect, text
 
 import migrations
 from storage.errors import Misconfigured
 from storage.metadata.driver_errors import UPGRADE_REMEDY
 from storage.metadata.engine import POSTGRESQL, SQLITE, Database
 
+if TYPE_CHECKING:
+    from alembic.config import Config
+
 # Any number does that nobody else uses in this database; it only serialises upgrades among themselves.
 _UPGRADE_LOCK = 0x636F6D7061637431
+_NOTED = "alembic_version"
+_DIGITS = 4
 
 
 def upgrade(database: Database) -> None:
@@ -31,11 +34,17 @@ def upgrade(database: Database) -> None:
     """
     file = _sqlite_file(database)
     if file is not None:
+        if file.exists():
+            with database.read() as connection:
+                if _revisions(connection) == {newest()}:
+                    return
         _make_folder(file, database)
+    from alembic import command
+
     with database.write() as connection:
         if database.dialect == POSTGRESQL:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
-        found = _revisions(MigrationContext.configure(connection))
+        found = _revisions(connection)
         config = _config()
         if not _known(found, config):
             raise _newer(database, found)
@@ -49,23 +58,27 @@ def check(database: Database) -> None:
     if file is not None and not file.exists():
         raise Misconfigured(f"the database {database.shown_url} does not exist", UPGRADE_REMEDY)
     with database.read() as connection:
-        found = _revisions(MigrationContext.configure(connection))
-    config = _config()
-    heads = set(ScriptDirectory.from_config(config).get_heads())
-    if found == heads:
+        found = _revisions(connection)
+    if found == {newest()}:
         return
     if not found:
         raise Misconfigured(f"the database {database.shown_url} has no tables of ours", UPGRADE_REMEDY)
-    if _known(found, config):
+    if _known(found, _config()):
         raise Misconfigured(
-            f"the database {database.shown_url} has the schema of an older compactor ({_shown(found)}, not "
-            f"{_shown(heads)})",
+            f"the database {database.shown_url} has the schema of an older compactor ({_shown(found)}, not {newest()})",
             UPGRADE_REMEDY,
         )
     raise _newer(database, found)
 
 
+def newest() -> str:
+    """The revision of this version: migrations are numbered, and each follows the one before."""
+    return max(file.name[:_DIGITS] for file in (Path(migrations.__file__).parent / "versions").glob("[0-9]*_*.py"))
+
+
 def _config() -> Config:
+    from alembic.config import Config
+
     config = Config()
     # Alembic interpolates; a path may well hold a percent sign.
     config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
@@ -73,11 +86,16 @@ def _config() -> Config:
     return config
 
 
-def _revisions(context: MigrationContext) -> set[str]:
-    return set(context.get_current_heads())
+def _revisions(connection: Connection) -> set[str]:
+    """Those that Alembic has noted; none in a database that it has never seen."""
+    if not inspect(connection).has_table(_NOTED):
+        return set()
+    return {str(revision) for revision in connection.scalars(text(f"SELECT version_num FROM {_NOTED}"))}  # noqa: S608
 
 
 def _known(found: set[str], config: Config) -> bool:
+    from alembic.script import ScriptDirectory
+
     ours = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     return found <= ours
 

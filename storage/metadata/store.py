@@ -7,7 +7,7 @@ should agree on it within a lease's term.
 
 All methods may raise Unavailable (StorageFull) and Misconfigured, and, where a topic is named, TopicNotFound; only
 other errors are listed. What a method does is said where it is done: topics, leases, attempts, ledgers, cursors,
-runs, heartbeats, publishing, pins. Must not know: objects, Spark, HTTP.
+runs, heartbeats, publishing, pins, snapshots. More faces: `log`, `policies`, `tenancy`. Must not know: objects, HTTP.
 """
 
 from __future__ import annotations
@@ -18,10 +18,30 @@ from types import MappingProxyType
 from sqlalchemy import URL, Connection
 
 from storage.clock import Clock
-from storage.metadata import attempts, cursors, heartbeats, leases, ledgers, pins, publishing, runs, schema, topics
+from storage.metadata import (
+    attempts,
+    cursors,
+    heartbeats,
+    leases,
+    ledgers,
+    pins,
+    publishing,
+    runs,
+    schema,
+    services,
+    snapshots,
+    tenancy_topics,
+    topics,
+    trimming,
+)
+from storage.metadata.control_records import RUN_DEAD_MS
+from storage.metadata.control_store import ControlStore
+from storage.metadata.cursor_store import CursorStore
 from storage.metadata.engine import Database
+from storage.metadata.log_store import LogStore
+from storage.metadata.metrics_store import MetricsStore
+from storage.metadata.policy_store import PolicyStore
 from storage.metadata.records import (
-    COMPACTION_CURSOR,
     Attempt,
     AttemptKind,
     CompactedLedgerRecord,
@@ -36,6 +56,9 @@ from storage.metadata.records import (
     TopicSnapshot,
     TopicSummary,
 )
+from storage.metadata.service_store import ServiceStore
+from storage.metadata.stats_store import StatsStore
+from storage.metadata.tenancy_store import TenancyStore
 from storage.model import Position, TopicName
 from storage.steps import Step, reached
 
@@ -43,10 +66,27 @@ from storage.steps import Step, reached
 class MetadataStore:
     """The metadata in one database. Safe to share between threads, not between processes. Close it at the end."""
 
-    def __init__(self, url: str | URL, clock: Clock) -> None:
-        """Raises Misconfigured for a URL that cannot be used; does not connect."""
+    def __init__(
+        self,
+        url: str | URL,
+        clock: Clock,
+        policies: Mapping[str, object] = MappingProxyType({}),
+        run_dead_ms: int = RUN_DEAD_MS,
+    ) -> None:
+        """`policies`: the broker's defaults (PolicyStore); `run_dead_ms`: see ControlStore.
+
+        Does not connect. Raises Misconfigured for a bad URL.
+        """
         self.database = Database(url)
         self._clock = clock
+        self.log = LogStore(self.database, clock)
+        self.policies = PolicyStore(self.database, policies)
+        self.acknowledgements = CursorStore(self.database)
+        self.stats = StatsStore(self.database)
+        self.metrics = MetricsStore(self.database, run_dead_ms)
+        self.control = ControlStore(self.database, clock, run_dead_ms)
+        self.services = ServiceStore(self.database, clock)
+        self.tenancy = TenancyStore(self.database, clock)
 
     @property
     def url(self) -> str:
@@ -68,9 +108,9 @@ class MetadataStore:
     # Topics
 
     def create_topic(self, name: TopicName) -> TopicRecord:
-        """The topic of that name, made if it does not exist."""
+        """The topic of that name, made with tenant and namespace if not there. Raises Conflict if it is partitioned."""
         with self.database.write() as connection:
-            return topics.create(connection, name, self._clock.now_ms())
+            return tenancy_topics.ensure(connection, name, self._clock.now_ms())
 
     def topic(self, name: TopicName) -> TopicRecord:
         with self.database.read() as connection:
@@ -92,9 +132,9 @@ class MetadataStore:
             return topics.summaries(connection)
 
     def snapshot(self, topic_id: int) -> TopicSnapshot:
-        """The topic with its ledgers, `__compaction` cursor, compacted ledger and last run, all of one moment."""
+        """The topic with its ledgers, tail, `__compaction` cursor, compacted ledger and last run, of one moment."""
         with self.database.snapshot() as connection:
-            return _snapshot(connection, topic_id)
+            return snapshots.of_topic(connection, topic_id)
 
     # The writer's lease
 
@@ -188,7 +228,7 @@ class MetadataStore:
         )
 
     def ledgers(self, topic_id: int) -> tuple[LedgerRecord, ...]:
-        """In the order of offsets."""
+        """Those that are not trimmed, in the order of offsets."""
         with self.database.read() as connection:
             return ledgers.of_topic(connection, topic_id)
 
@@ -209,8 +249,8 @@ class MetadataStore:
         with self.database.read() as connection:
             return cursors.of_topic(connection, topic_id)
 
-    def reset_cursor(self, topic_id: int, name: str, position: Position) -> CursorRecord:
-        """Move a cursor anywhere. Raises InvalidInput for `__compaction` (A4), NotFound."""
+    def reset_cursor(self, topic_id: int, name: str, position: Position | None) -> CursorRecord:
+        """Move a cursor anywhere; its ranges go. Raises InvalidInput for `__compaction` (A4), NotFound."""
         with self.database.write() as connection:
             return cursors.reset(connection, topic_id, name, position)
 
@@ -219,9 +259,11 @@ class MetadataStore:
         with self.database.write() as connection:
             return cursors.set_properties(connection, topic_id, name, updates)
 
-    def delete_cursor(self, topic_id: int, name: str) -> None:
-        """Delete a cursor. `__compaction` takes the compacted ledger and any running run with it. Raises NotFound."""
+    def delete_cursor(self, topic_id: int, name: str, force: bool = False) -> None:
+        """Delete a cursor; `__compaction` takes compacted ledger and run along. Raises NotFound, Conflict (R8)."""
         with self.database.write() as connection:
+            if not force:
+                trimming.check_removal(connection, topic_id, name)
             cursors.remove(connection, topic_id, name, self._clock.now_ms())
 
     def cursor_floor(self, topic_id: int) -> int | None:
@@ -239,7 +281,7 @@ class MetadataStore:
         with self.database.write() as connection:
             # The pin locks the topic first, so what the snapshot's statements see cannot change between them.
             pin = pins.take(connection, topic_id, holder, ttl_ms, self._clock.now_ms())
-            return _snapshot(connection, topic_id), pin
+            return snapshots.of_topic(connection, topic_id), pin
 
     def renew_pin(self, pin: Pin, ttl_ms: int) -> Pin:
         """A new term from now on. Raises Fenced if the pin expired and its compacted ledger was collected."""
@@ -265,39 +307,39 @@ class MetadataStore:
             return pins.collect(connection, topic_id, ledger_id, grace_ms, self._clock.now_ms())
 
     def referenced(self, topic_id: int) -> GcSnapshot:
-        """What refers to objects of the topic, and who may still write some, all of one moment.
-
-        List the objects first and call this after: each attempt is known before its first object, so an object that
-        was listed, that nothing here leads to, and whose attempt is finished or unknown here, is garbage for ever.
-        """
+        """What refers to objects of the topic, and who may still write some, all of one moment. List objects first."""
         with self.database.snapshot() as connection:
-            return GcSnapshot(
-                topic=topics.by_id(connection, topic_id),
-                ledgers=ledgers.of_topic(connection, topic_id),
-                compacted=pins.kept(connection, topic_id),
-                attempts=attempts.of_topic(connection, topic_id),
-                pins=pins.live(connection, topic_id, self._clock.now_ms()),
-            )
+            return snapshots.of_references(connection, topic_id, self._clock.now_ms())
 
     # Compaction runs
 
-    def claim_run(self, topic_id: int, holder: str, policies: Mapping[str, object], heartbeat_ttl_ms: int) -> RunRecord:
-        """Begin a run, in a new epoch; one whose heartbeat is older than the ttl is taken over.
+    def claim_run(
+        self,
+        topic_id: int,
+        holder: str,
+        policies: Mapping[str, object],
+        heartbeat_ttl_ms: int,
+        *,
+        leader: int | None = None,
+    ) -> RunRecord:
+        """Begin a run, in a new epoch; one whose heartbeat is older than the ttl is taken over. It takes the request.
 
-        Raises CompactionRunning, which names the run under way (S4).
+        Raises CompactionRunning, which names the run under way (S4), CompactionPaused (S5). `leader`: the token of the
+        leadership that begins it: Fenced if it was lost, or the request is gone.
         """
 
         def happened(connection: Connection, claimed: RunRecord) -> bool:
             topics.locked(connection, topic_id)
             return runs.by_attempt(connection, claimed.attempt_id) is not None
 
-        return self.database.write_once(
-            lambda connection: runs.claim(
-                connection, topic_id, holder, policies, heartbeat_ttl_ms, self._clock.now_ms()
-            ),
-            happened,
-            f"whether {holder} claimed a compaction run",
-        )
+        def claim(connection: Connection) -> RunRecord:
+            now, requested = self._clock.now_ms(), leader is not None
+            claimed = runs.claim(connection, topic_id, holder, policies, heartbeat_ttl_ms, now, requested=requested)
+            if leader is not None:
+                services.check_leader(connection, leader)
+            return claimed
+
+        return self.database.write_once(claim, happened, f"whether {holder} claimed a compaction run")
 
     def update_run(
         self,
@@ -388,13 +430,3 @@ class MetadataStore:
         """The newest runs of all topics, or of one, or in one state, with their topics' names; the newest first."""
         with self.database.read() as connection:
             return runs.of_all_topics(connection, limit, topic_id, state)
-
-
-def _snapshot(connection: Connection, topic_id: int) -> TopicSnapshot:
-    return TopicSnapshot(
-        topic=topics.by_id(connection, topic_id),
-        ledgers=ledgers.of_topic(connection, topic_id),
-        cursor=cursors.find(connection, topic_id, COMPACTION_CURSOR),
-        compacted=cursors.serving_compacted(connection, topic_id),
-        last_run=runs.last(connection, topic_id),
-    )

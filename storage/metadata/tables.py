@@ -67,8 +67,62 @@ topics = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("next_offset", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("start_offset", BigInteger, nullable=False, server_default="0"),
+    Column("roll_requested_at", BigInteger),
+    Column("properties", JSON, nullable=False, server_default="{}"),
     sqlite_autoincrement=True,
 )
+"""`start_offset`: where reads begin; it only grows. `roll_requested_at`: when somebody asked to roll the tail.
+`properties`: what users said of the topic; text by text."""
+
+deleted_topics = Table(
+    "deleted_topics",
+    METADATA,
+    Column("uid", String(32), primary_key=True),
+    Column("topic_id", BIG_KEY, nullable=False, unique=True),
+    Column("name", String, nullable=False),
+    Column("deleted_at", BigInteger, nullable=False),
+)
+"""Lives of topics that are over (S8): their objects, and their segments' files in every log directory, are garbage.
+A row is never deleted: a log directory, or a process, may come back after years."""
+
+tenants = Table(
+    "tenants",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("admin_roles", JSON, nullable=False),
+    Column("allowed_clusters", JSON, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+namespaces = Table(
+    "namespaces",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("tenant", String, ForeignKey("tenants.name"), nullable=False, index=True),
+    Column("created_at", BigInteger, nullable=False),
+)
+"""By full name, `tenant/namespace`. Whoever makes something in a namespace, or deletes it, locks its row."""
+
+permissions = Table(
+    "permissions",
+    METADATA,
+    Column("scope", String, primary_key=True),
+    Column("role", String, primary_key=True),
+    Column("actions", JSON, nullable=False),
+)
+"""What a role may do, by scope: `tenant`, or `tenant/namespace`; gone with it."""
+
+partitioned_topics = Table(
+    "partitioned_topics",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("namespace", String, ForeignKey("namespaces.name"), nullable=False, index=True),
+    Column("partitions", BigInteger, nullable=False),
+    Column("properties", JSON, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+"""A topic of several; its partitions are topics of their own, named `…-partition-0` and on."""
 
 sequences = Table(
     "sequences",
@@ -124,9 +178,52 @@ ledgers = Table(
     Column("index_directory", LargeBinary, nullable=False),
     Column("attempt_id", String(32), nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("deleted_at", BigInteger),
     UniqueConstraint("topic_id", "first_offset"),
 )
-"""Sealed ledgers. `attempt_id` is no foreign key: rows of attempts may be swept long before their ledgers go."""
+"""Sealed ledgers. `deleted_at`: when it was trimmed; it is no longer listed, its objects stay for a while (C3).
+`attempt_id` is no foreign key: rows of attempts may be swept long before their ledgers go."""
+
+segments = Table(
+    "segments",
+    METADATA,
+    Column("ledger_id", BIG_KEY, primary_key=True, autoincrement=False),
+    _topic_key(),
+    Column("first_offset", BigInteger, nullable=False),
+    Column("log_uid", String(32), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("rolled_at", BigInteger),
+    Column("sealed_at", BigInteger),
+    Column("sealing_attempt_id", String(32)),
+    Column("last_offset", BigInteger),
+    *_message_id("last_message", nullable=True),
+    Column("messages", BigInteger),
+    Column("entries", BigInteger),
+    Column("logical_bytes", BigInteger),
+    Column("min_publish_time", BigInteger),
+    Column("max_publish_time", BigInteger),
+    Column("size", BigInteger),
+    UniqueConstraint("topic_id", "first_offset"),
+)
+"""Segments of the hot tail: OPEN, then ROLLED, then SEALED, when the ledger of the same id has taken its place and the
+file waits to be removed; then the row goes. What is null is known from ROLLED on."""
+Index(
+    "uq_segments_open",
+    segments.c.topic_id,
+    unique=True,
+    sqlite_where=text("state = 'OPEN'"),
+    postgresql_where=text("state = 'OPEN'"),
+)
+
+policies = Table(
+    "policies",
+    METADATA,
+    Column("scope", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("value", JSON, nullable=False),
+)
+"""Policies that somebody has set, by scope: `broker`, `namespace:tenant/namespace`, `topic:<topic uid>`."""
 
 cursors = Table(
     "cursors",
@@ -135,7 +232,19 @@ cursors = Table(
     Column("name", String, primary_key=True),
     *_position("mark_delete", nullable=True),
     Column("properties", JSON, nullable=False),
+    Column("life", String(32), nullable=False, server_default=""),
 )
+"""`life`: another one after each reset, and for each making, so that an owner from before it is told."""
+
+cursor_ranges = Table(
+    "cursor_ranges",
+    METADATA,
+    _topic_key(primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("acknowledged", LargeBinary, nullable=False),
+)
+"""Offsets above a cursor's mark-delete that are acknowledged one by one: a Roaring bitmap a stretch of offsets."""
 
 compacted_ledgers = Table(
     "compacted_ledgers",
@@ -195,6 +304,7 @@ runs = Table(
     *_position("horizon", nullable=True),
     Column("compacted_ledger_id", BigInteger),
     Column("statistics", JSON, nullable=False),
+    Column("cause", String, nullable=False, server_default=""),
     Index(None, "topic_id", "run_id"),
     sqlite_autoincrement=True,
 )
@@ -205,3 +315,42 @@ Index(
     sqlite_where=text("state = 'RUNNING'"),
     postgresql_where=text("state = 'RUNNING'"),
 )
+
+controls = Table(
+    "controls",
+    METADATA,
+    _topic_key(primary_key=True),
+    Column("requested_at", BigInteger),
+    Column("requested_by", String, nullable=False, server_default=""),
+    Column("cause", String, nullable=False, server_default=""),
+    Column("paused", BigInteger, nullable=False, server_default="0"),
+    Column("aborting_run_id", BigInteger),
+    Column("failures", BigInteger, nullable=False, server_default="0"),
+    Column("retry_at", BigInteger),
+    Column("last_error", Text, nullable=False, server_default=""),
+    Index(None, "requested_at"),
+)
+"""What is wanted of a topic's compaction; a topic without a row wants nothing. `aborting_run_id`: a run that a pause or
+an abort has ended, and whose worker has not said yet that it has stopped."""
+
+services = Table(
+    "services",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("url", String, nullable=False),
+    Column("log_uid", String(32)),
+    Column("started_at", BigInteger, nullable=False),
+    Column("heartbeat_at", BigInteger, nullable=False),
+)
+"""Service processes that live, or died without leaving; `log_uid`: of the log directory, if there is one yet."""
+
+leadership = Table(
+    "leadership",
+    METADATA,
+    Column("role", String(32), primary_key=True),
+    Column("holder", String),
+    Column("token", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+"""Who schedules, for how long. One row, made with the table; the token grows with each leader and fences those before.
+"""

@@ -2,30 +2,38 @@
 
 Every change that must not race with another change of the same topic begins with `locked`: it holds the topic's row
 until the transaction ends, so writers of one topic form a queue and writers of different topics do not meet.
-Order of locks, everywhere: lease, topic, attempts by id, runs by id, then the rest; that is why two transactions never
-wait for each other. Only heartbeats go without the topic's lock, and begin at the attempts.
+Order of locks, everywhere: lease, topic, attempts by id, runs by id, then the rest, and of several topics first all
+leases, then all topics, and so on; that is why two transactions never wait for each other. Only heartbeats go without
+the topic's lock, and begin at the attempts. Whoever adds rows of a topic without its lock holds it `kept`, so that it
+is not deleted meanwhile. Namespaces come before all (tenancy.py).
 """
 
 from __future__ import annotations
 
 import secrets
 import uuid
+from collections.abc import Collection
 
-from sqlalchemy import Connection, Select, func, insert, select
+from sqlalchemy import Connection, Select, bindparam, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import InvalidInput, TopicNotFound
 from storage.metadata import mapping
 from storage.metadata.records import TopicRecord, TopicSummary
-from storage.metadata.tables import compacted_ledgers, leases, ledgers, topics
+from storage.metadata.tables import compacted_ledgers, deleted_topics, leases, ledgers, topics
 from storage.model import DOMAIN, TopicName
 
 _LIST = "see `compactor topics list`"
+# Here and beside it, statements of every request are made once: making one costs more than asking it.
+_BY_NAME = select(topics).where(topics.c.name == bindparam("topic_name"))
+_BY_ID = select(topics).where(topics.c.id == bindparam("topic"))
+_LOCKED = _BY_ID.with_for_update(key_share=True)
+_KEPT = _BY_ID.with_for_update(read=True, key_share=True)
 
 
 def create(connection: Connection, name: TopicName, now: int) -> TopicRecord:
     """The topic of that name, made with its lease row if it does not exist."""
-    existing = _find(connection, name)
+    existing = find(connection, name)
     if existing is not None:
         return existing
     try:
@@ -50,9 +58,20 @@ def create(connection: Connection, name: TopicName, now: int) -> TopicRecord:
     return by_id(connection, topic_id)
 
 
+def find(connection: Connection, name: TopicName) -> TopicRecord | None:
+    row = connection.execute(_BY_NAME, {"topic_name": str(name)}).mappings().one_or_none()
+    return mapping.topic(row) if row is not None else None
+
+
+def ids_of(connection: Connection, names: Collection[TopicName]) -> list[int]:
+    """Ids of those of the topics that there are."""
+    statement = select(topics.c.id).where(topics.c.name.in_([str(name) for name in names]))
+    return list(connection.execute(statement).scalars())
+
+
 def by_name(connection: Connection, name: TopicName) -> TopicRecord:
     """Raises TopicNotFound."""
-    topic = _find(connection, name)
+    topic = find(connection, name)
     if topic is None:
         raise TopicNotFound(f"the topic {name} does not exist", _LIST)
     return topic
@@ -60,14 +79,34 @@ def by_name(connection: Connection, name: TopicName) -> TopicRecord:
 
 def by_id(connection: Connection, topic_id: int) -> TopicRecord:
     """Raises TopicNotFound."""
-    return _one(connection, select(topics).where(topics.c.id == topic_id), topic_id)
+    return _one(connection, _BY_ID, topic_id)
 
 
 def locked(connection: Connection, topic_id: int) -> TopicRecord:
     """The topic, whose row nobody else changes until this transaction ends. Raises TopicNotFound."""
     # NO KEY: rows that refer to the topic may still be inserted by others (an attempt, say).
-    statement = select(topics).where(topics.c.id == topic_id).with_for_update(key_share=True)
-    return _one(connection, statement, topic_id)
+    return _one(connection, _LOCKED, topic_id)
+
+
+def kept(connection: Connection, topic_id: int) -> TopicRecord:
+    """The topic, which others may change but not delete until this transaction ends. Raises TopicNotFound.
+
+    For who adds rows that refer to it, or locks some, without the topic's lock.
+    """
+    return _one(connection, _KEPT, topic_id)
+
+
+def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
+    """Those of the topics that there are, by id; nobody even adds rows to them until this transaction ends: for
+    deleting them.
+    """
+    statement = select(topics).where(topics.c.id.in_(topic_ids)).order_by(topics.c.id).with_for_update()
+    return [mapping.topic(row) for row in connection.execute(statement).mappings()]
+
+
+def lock_if_there(connection: Connection, topic_id: int) -> bool:
+    """Like `locked_whole`, also for a topic that may be gone; whether it is there."""
+    return connection.execute(select(topics.c.id).where(topics.c.id == topic_id).with_for_update()).first() is not None
 
 
 def list_all(connection: Connection) -> list[TopicRecord]:
@@ -78,9 +117,7 @@ def list_all(connection: Connection) -> list[TopicRecord]:
 
 def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
     """The topics of `tenant/namespace`, by name; none is no error. Raises InvalidInput for anything else."""
-    tenant, separator, local = namespace.partition("/")
-    if not (tenant and separator and local) or "/" in local:
-        raise InvalidInput(f"{namespace!r} is not a namespace", "use tenant/namespace, public/default for example")
+    tenant, local = parse_namespace(namespace)
     like = topics.c.name.startswith(f"{DOMAIN}://{namespace}/", autoescape=True)
     found = [mapping.topic(row) for row in connection.execute(select(topics).where(like)).mappings()]
     # Again here: SQLite's LIKE does not tell large letters from small ones.
@@ -88,8 +125,16 @@ def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
     return sorted(ours, key=lambda topic: str(topic.name))
 
 
+def parse_namespace(namespace: str) -> tuple[str, str]:
+    """Tenant and local name of `tenant/namespace`, whatever their characters. Raises InvalidInput."""
+    tenant, separator, local = namespace.partition("/")
+    if not (tenant and separator and local) or "/" in local:
+        raise InvalidInput(f"{namespace!r} is not a namespace", "use tenant/namespace, public/default for example")
+    return tenant, local
+
+
 def summaries(connection: Connection) -> list[TopicSummary]:
-    """All topics, by name, with sums over their ledgers; one statement however many topics there are."""
+    """All topics, by name, with sums over their ledgers that are not trimmed; one statement for all topics."""
     sums = (
         select(
             ledgers.c.topic_id,
@@ -97,6 +142,7 @@ def summaries(connection: Connection) -> list[TopicSummary]:
             func.sum(ledgers.c.messages).label("messages"),
             func.sum(ledgers.c.logical_bytes).label("logical_bytes"),
         )
+        .where(ledgers.c.deleted_at.is_(None))
         .group_by(ledgers.c.topic_id)
         .subquery()
     )
@@ -121,13 +167,17 @@ def summaries(connection: Connection) -> list[TopicSummary]:
     return sorted(found, key=lambda summary: str(summary.name))
 
 
-def _find(connection: Connection, name: TopicName) -> TopicRecord | None:
-    row = connection.execute(select(topics).where(topics.c.name == str(name))).mappings().one_or_none()
-    return mapping.topic(row) if row is not None else None
-
-
 def _one(connection: Connection, statement: Select[tuple[object, ...]], topic_id: int) -> TopicRecord:
-    row = connection.execute(statement).mappings().one_or_none()
+    row = connection.execute(statement, {"topic": topic_id}).mappings().one_or_none()
     if row is None:
-        raise TopicNotFound(f"the topic with id {topic_id} does not exist (any more)", _LIST)
+        raise _gone(connection, topic_id)
     return mapping.topic(row)
+
+
+def _gone(connection: Connection, topic_id: int) -> TopicNotFound:
+    """In the words that its users know it by, if it was there."""
+    over = select(deleted_topics.c.name).where(deleted_topics.c.topic_id == topic_id)
+    name = connection.execute(over).scalar_one_or_none()
+    if name is None:
+        return TopicNotFound(f"the topic with id {topic_id} does not exist", _LIST)
+    return TopicNotFound(f"the topic {name} was deleted", "create it again if it is still wanted: it will be empty")

@@ -3,22 +3,31 @@
 Each byte moved takes its share of a second, and a call waits for its own bytes before it moves them. What was not used
 is not saved up, so a pause is not followed by a burst, and a thousand tasks of one request each keep the limit, too. A
 run divides its limit among the tasks that run at once: their sum keeps it, and a task that runs alone gets its share.
+
+Where nobody can kill a task (it runs in the process of who wants it stopped), it is stopped here: once `stop` is set,
+whatever would read or write, or waits for its turn, raises Fenced.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from storage.clock import Clock
+from storage.errors import Fenced
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from storage.objects.probe import ProbeReport
+
+
+_HEARS_SECONDS = 0.5
+"""How long whoever waits does not look whether it is stopped."""
 
 
 @dataclass(frozen=True)
@@ -34,34 +43,48 @@ class Rates:
 
 
 class Pace:
-    """Keeps one direction to its rate; for one thread."""
+    """Keeps one direction to its rate; for one thread. Once `stop` is set, nothing may be spent any more."""
 
-    def __init__(self, clock: Clock, bytes_per_second: int | None) -> None:
+    def __init__(self, clock: Clock, bytes_per_second: int | None, stop: threading.Event | None = None) -> None:
         self._clock = clock
         self._rate = bytes_per_second
+        self._stop = stop
         self._free_at = 0.0
 
     def spend(self, size: int) -> None:
-        """Wait until these bytes are paid for."""
+        """Wait until these bytes are paid for. Raises Fenced if it is stopped before that."""
+        if self._stop is not None and self._stop.is_set():
+            raise stopped()
         if self._rate is None:
             return
         now = float(self._clock.now_ms())
         self._free_at = max(self._free_at, now) + 1000.0 * size / self._rate
-        self._clock.wait((self._free_at - now) / 1000)
+        seconds = (self._free_at - now) / 1000
+        while self._stop is not None and seconds > _HEARS_SECONDS:
+            self._clock.wait(_HEARS_SECONDS)
+            seconds -= _HEARS_SECONDS
+            if self._stop.is_set():
+                raise stopped()
+        self._clock.wait(seconds)
 
 
-def throttled(store: ObjectStore, rates: Rates, clock: Clock) -> ObjectStore:
-    """`store` within `rates`; itself if there is no limit."""
-    return store if rates == Rates() else ThrottledStore(store, rates, clock)
+def stopped() -> Fenced:
+    """What a task raises that is not wanted any more."""
+    return Fenced("the compaction was cancelled", "start it again if it is still wanted")
+
+
+def throttled(store: ObjectStore, rates: Rates, clock: Clock, stop: threading.Event | None = None) -> ObjectStore:
+    """`store` within `rates`, until `stop`; itself if there is no limit and nothing that stops it."""
+    return store if rates == Rates() and stop is None else ThrottledStore(store, rates, clock, stop)
 
 
 class ThrottledStore(ObjectStore):
     """An object store that waits as its rates demand; for one thread."""
 
-    def __init__(self, store: ObjectStore, rates: Rates, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, rates: Rates, clock: Clock, stop: threading.Event | None = None) -> None:
         self._store = store
-        self._reads = Pace(clock, rates.read)
-        self._writes = Pace(clock, rates.write)
+        self._reads = Pace(clock, rates.read, stop)
+        self._writes = Pace(clock, rates.write, stop)
         self.preferred_read_bytes = store.preferred_read_bytes
 
     @property

@@ -1,0 +1,244 @@
+"""The offsets of a topic that one cursor has acknowledged: a mark, and Roaring bitmaps above it, in bounded memory.
+
+Offsets are cut into stretches of 2^19; a stretch that has something above the mark is one bitmap of offsets relative to
+its first, at most 64 KiB however many holes it has (8 Roaring containers of at most 8 KiB). All at or below the mark is
+acknowledged. `end` may lie above the mark: what is between the two has no hole either, but nobody said yet by which id
+its last message goes.
+
+Invariants: what is in here was acknowledged; `mark` and `end` never go back. Memory: the sizes of the bitmaps together,
+with something for each object, stay below the bound that was given; what would not fit is not remembered, and counted
+(`forgotten`). What moves the mark always fits. A bitmap is measured when it is taken for writing; between two times
+each offset counts as the most that it can cost.
+
+Must not know: SQL, clocks, threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from pyroaring import BitMap
+
+STRETCH_BITS = 19
+STRETCH = 1 << STRETCH_BITS
+MAX_STRETCH_BYTES = (STRETCH >> 3) + 128
+"""What a serialized bitmap of a stretch takes at most: its bits, and Roaring's own few bytes a container."""
+STRETCH_OVERHEAD = 512
+"""About what the objects around a small bitmap take in memory."""
+
+_ADDED_BYTES = 4
+"""The most that one more offset costs: a run of its own in a container of runs."""
+
+
+def stretch_of(offset: int) -> int:
+    """The number of the stretch that an offset is in."""
+    return offset >> STRETCH_BITS
+
+
+def encode(bitmap: BitMap) -> bytes:
+    """A bitmap as it is stored, in Roaring's portable format; at most MAX_STRETCH_BYTES."""
+    bitmap.run_optimize()
+    return bytes(bitmap.serialize())
+
+
+def decode(stored: bytes) -> BitMap:
+    """Raises ValueError for bytes that are no bitmap of a stretch."""
+    if not stored:
+        raise ValueError("there is nothing")  # pyroaring would look at its first byte
+    bitmap = BitMap.deserialize(stored)
+    if bitmap and bitmap.max() >= STRETCH:
+        raise ValueError("the bitmap goes beyond its stretch")
+    return bitmap
+
+
+def without_below(number: int, bitmap: BitMap, mark: int) -> BitMap:
+    """The same bitmap, from which the offsets at or below `mark` were removed."""
+    low = mark + 1 - (number << STRETCH_BITS)
+    if low > 0:
+        bitmap.remove_range(0, min(low, STRETCH))
+    return bitmap
+
+
+def ranges(bitmap: BitMap, first_offset: int = 0) -> Iterator[range]:
+    """The runs of consecutive values, moved by `first_offset`."""
+    values = np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.int64)
+    if not len(values):
+        return
+    breaks = np.flatnonzero(np.diff(values) != 1)
+    firsts = values[np.concatenate(([0], breaks + 1))] + first_offset
+    lasts = values[np.concatenate((breaks, [len(values) - 1]))] + first_offset
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        yield range(first, last + 1)
+
+
+def joined(parts: Iterable[range]) -> Iterator[range]:
+    """Ascending ranges, with those that touch made one."""
+    before: range | None = None
+    for part in parts:
+        if before is not None and before.stop == part.start:
+            before = range(before.start, part.stop)
+            continue
+        if before is not None:
+            yield before
+        before = part
+    if before is not None:
+        yield before
+
+
+@dataclass
+class _Stretch:
+    bitmap: BitMap = field(default_factory=BitMap)
+    size: int = STRETCH_OVERHEAD
+
+
+class AcknowledgedOffsets:
+    """Not safe to share between threads."""
+
+    def __init__(self, mark: int, max_bytes: int) -> None:
+        """All at or below `mark` is acknowledged; -1: nothing."""
+        self.mark = mark
+        self.end = mark
+        """All up to here is acknowledged, and the next one is not."""
+        self.forgotten = 0
+        """How many acknowledged offsets were not remembered, for want of room."""
+        self.held_bytes = 0
+        """What the bitmaps take, at most."""
+        self._max_bytes = max_bytes
+        self._stretches: dict[int, _Stretch] = {}
+        self._changed: set[int] = set()
+
+    def __contains__(self, offset: int) -> bool:
+        if offset <= self.end:
+            return offset >= 0
+        stretch = self._stretches.get(stretch_of(offset))
+        return stretch is not None and offset & (STRETCH - 1) in stretch.bitmap
+
+    @property
+    def changed(self) -> bool:
+        """Whether a bitmap has something that was not taken for writing."""
+        return bool(self._changed)
+
+    def add(self, first: int, last: int) -> bool:
+        """Acknowledge all from `first` to `last`; False if some of it was not remembered."""
+        remembered = True
+        start = max(first, self.mark + 1)
+        while start <= last:
+            stop = min(last, start | (STRETCH - 1))
+            remembered &= self._add_within(start, stop)
+            start = stop + 1
+        return remembered
+
+    def move_mark(self, offset: int) -> None:
+        """Acknowledge all up to `offset`, for good: the bitmaps below it go. One that is passed already is ignored."""
+        if offset <= self.mark:
+            return
+        before, first = stretch_of(self.mark + 1), stretch_of(offset + 1)
+        self.mark = offset
+        if first > before:
+            for number in [number for number in self._stretches if number < first]:
+                self.held_bytes -= self._stretches.pop(number).size
+                self._changed.discard(number)
+        if offset >= self.end:
+            self.end = self._last_of_run(offset + 1)
+
+    def adopt(self, number: int, bitmap: BitMap) -> bool:
+        """Take over what is stored of a stretch; False, and nothing is taken, if there is no room for it."""
+        if number < stretch_of(self.mark + 1):
+            return True
+        held = self._stretches.get(number)
+        union = bitmap if held is None else held.bitmap | bitmap
+        if not union:
+            return True
+        size = STRETCH_OVERHEAD + len(encode(union))
+        if size > (held.size if held else 0) and self.held_bytes + size - (held.size if held else 0) > self._max_bytes:
+            return False
+        self._put(number, _Stretch(union, size))
+        if stretch_of(self.end + 1) == number:
+            self.end = self._last_of_run(self.end + 1)
+        return True
+
+    def take_changed(self) -> dict[int, BitMap]:
+        """Copies of the bitmaps that have changed since the last time, by number, without what is below the mark."""
+        taken = {}
+        for number in sorted(self._changed):
+            bitmap = without_below(number, self._stretches[number].bitmap, self.mark)
+            self._put(number, _Stretch(bitmap, STRETCH_OVERHEAD + len(encode(bitmap))))
+            taken[number] = bitmap.copy()
+        self._changed.clear()
+        return taken
+
+    def give_back(self, numbers: Iterable[int]) -> None:
+        """What was taken was not written: these stretches count as changed again."""
+        self._changed.update(number for number in numbers if number in self._stretches)
+
+    def gaps(self, start: int, end: int) -> Iterator[range]:
+        """The ranges from `start` to before `end` that are not acknowledged, in order; touching ones are one."""
+        return joined(self._gaps(start, end))
+
+    def acknowledged_above(self, offset: int, end: int) -> int:
+        """How many offsets behind `offset` and before `end` are acknowledged."""
+        count = max(min(self.mark + 1, end) - offset - 1, 0)
+        low = max(offset, self.mark) + 1
+        for number, stretch in self._stretches.items():
+            first = number << STRETCH_BITS
+            inside = max(low - first, 0), min(end - first, STRETCH)
+            if inside[0] < inside[1]:
+                count += stretch.bitmap.range_cardinality(*inside)
+        return count
+
+    def _add_within(self, first: int, last: int) -> bool:
+        number, count = stretch_of(first), last - first + 1
+        stretch = self._stretches.get(number)
+        low = first & (STRETCH - 1)
+        if stretch is not None and stretch.bitmap.contains_range(low, low + count):
+            return True
+        before = stretch.size if stretch else 0
+        size = min((before or STRETCH_OVERHEAD) + _ADDED_BYTES * count, STRETCH_OVERHEAD + MAX_STRETCH_BYTES)
+        if size > before and self.held_bytes + size - before > self._max_bytes:
+            self.forgotten += count - (stretch.bitmap.range_cardinality(low, low + count) if stretch else 0)
+            return False
+        if stretch is None:
+            stretch = self._stretches[number] = _Stretch()
+        if count == 1:
+            stretch.bitmap.add(low)
+        else:
+            stretch.bitmap.add_range(low, low + count)
+        self.held_bytes += size - before
+        stretch.size = size
+        self._changed.add(number)
+        if first <= self.end + 1 <= last:
+            self.end = self._last_of_run(last + 1)
+        return True
+
+    def _put(self, number: int, stretch: _Stretch) -> None:
+        before = self._stretches.get(number)
+        self.held_bytes += stretch.size - (before.size if before else 0)
+        self._stretches[number] = stretch
+
+    def _last_of_run(self, start: int) -> int:
+        """The last offset before the first one at or behind `start` that is not acknowledged."""
+        offset = start
+        while True:
+            stretch = self._stretches.get(stretch_of(offset))
+            low = offset & (STRETCH - 1)
+            if stretch is None or low not in stretch.bitmap:
+                return offset - 1
+            missing = BitMap(range(low, STRETCH)) - stretch.bitmap
+            if missing:
+                return offset - low + missing.min() - 1
+            offset += STRETCH - low
+
+    def _gaps(self, start: int, end: int) -> Iterator[range]:
+        offset = max(start, self.end + 1)
+        while offset < end:
+            number = stretch_of(offset)
+            first = number << STRETCH_BITS
+            stop = min(end, first + STRETCH)
+            stretch = self._stretches.get(number)
+            if stretch is None:
+                yield range(offset, stop)
+            else:
+                yield from ranges(BitMap(range(offset - first, stop - first)) - stretch.bitmap, first)
+            offset = max(stop, self.end + 1)

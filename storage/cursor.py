@@ -1,0 +1,316 @@
+"""A durable named cursor as its owner has it: acknowledge, flush, resume (Pulsar's ManagedCursor).
+
+    acknowledge             in memory; what is contiguous moves the mark, the rest are bits (storage/acknowledged.py)
+    flush                   one transaction: mark-delete and the stretches that have changed, merged with what is stored
+    open                    the position and the bits that were flushed; all else is delivered again
+
+Invariants:
+- What was acknowledged and flushed is never delivered again; mark-delete never passes what was acknowledged, and never
+  goes back but by `reset`. Whatever was not flushed when the owner dies, or found no room (`forgotten`), is delivered
+  again: at least once, as Pulsar beyond managedLedgerMaxUnackedRangesToPersist.
+- Two owners of one cursor lose nothing of each other. After a reset by another, or a deletion, an owner is Fenced, for
+  good: it must open the cursor again.
+- Nothing is acknowledged that does not exist yet. The owner's `end` says where the topic ends; it is asked when an
+  acknowledgement goes beyond what it last said, once a page of messages for a reader that has come to the end.
+- Nothing runs beside the owner. A flush is due when so many acknowledgements have gathered, or the oldest is so old; it
+  is made by the next call, or by `flush_due`, which an owner may call from a loop or thread of its own. The settings
+  None, None leave it to the owner alone, as an event loop wants that must not wait for SQL.
+
+The id of mark-delete is the exact one of the message there. An owner hands ids in with acknowledgements; where the
+mark comes to a message whose id is not at hand, `locate` is asked, once a flush at most. If that message is gone,
+mark-delete stays and the ranges say the rest (R9): it never jumps to the next message that still exists.
+
+Safe to share between threads. May go wrong in any call that flushes: Unavailable (nothing is lost; the next call tries
+again), Fenced, NotFound. Must not know: where messages lie, SQL.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from storage.acknowledged import STRETCH, AcknowledgedOffsets, joined
+from storage.clock import Clock
+from storage.errors import DataLoss, Fenced, InvalidInput, NotFound, OffsetOutOfRange, Unavailable
+from storage.metadata.cursor_ranges import CursorState
+from storage.metadata.records import TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.model import Position
+
+End = Callable[[], int]
+"""The offset of the topic's next message, also in the hot tail, as `SnapshotReader.end` gives it."""
+Locate = Callable[[int], Position | None]
+"""The first message at or behind an offset that still exists, as `Topic.locate` gives it; None: there is none."""
+
+
+@dataclass(frozen=True)
+class CursorSettings:
+    """When to flush, and how much to hold. None: not for this reason.
+
+    `max_held_bytes`: of bitmaps in memory; a flush takes as much again of those that it writes.
+    """
+
+    flush_acknowledgements: int | None = 1000
+    flush_ms: int | None = 1000
+    max_held_bytes: int = 16 << 20
+
+
+class Cursor:
+    """One owner's view of a cursor. Close it, or the last acknowledgements are delivered again."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        clock: Clock,
+        topic: TopicRecord,
+        name: str,
+        locate: Locate,
+        end: End,
+        settings: CursorSettings = CursorSettings(),
+    ) -> None:
+        """Opens the cursor, which must exist. Raises NotFound; InvalidInput for `__compaction` (A4)."""
+        self._metadata = metadata
+        self._clock = clock
+        self._topic = topic
+        self._locate = locate
+        self._end = end
+        self._end_seen = 0
+        """Below this offset there are messages; the topic's end is asked for again only behind it."""
+        self._settings = settings
+        self.name = name
+        self._state = threading.Lock()
+        self._flushing = threading.Lock()
+        self._fenced: Fenced | None = None
+        self._resume(metadata.acknowledgements.load(topic.id, name, settings.max_held_bytes))
+
+    def _resume(self, loaded: CursorState) -> None:
+        self._life = loaded.life
+        self._stored = self._position = loaded.record.mark_delete
+        self._offsets = AcknowledgedOffsets(_offset(self._stored), self._settings.max_held_bytes)
+        for number, bitmap in loaded.stretches.items():
+            self._offsets.adopt(number, bitmap)
+        self._highest: Position | None = None
+        self._gone = -1
+        self._gathered = 0
+        self._oldest: int | None = None
+        self.left_out = loaded.left_out
+        """Stored bitmaps that went beyond `max_held_bytes` when the cursor was opened: delivered again, not lost."""
+
+    @property
+    def mark_delete(self) -> Position | None:
+        """The last message up to which all is acknowledged and whose id is known; flushed or not. None: nothing."""
+        with self._state:
+            return self._position
+
+    @property
+    def forgotten(self) -> int:
+        """Acknowledgements that found no room since the cursor was opened; their messages are delivered again."""
+        with self._state:
+            return self._offsets.forgotten
+
+    @property
+    def held_bytes(self) -> int:
+        """What the bitmaps take in memory, at most."""
+        with self._state:
+            return self._offsets.held_bytes
+
+    def acknowledge(self, position: Position, first: int | None = None) -> None:
+        """Acknowledge one message; with `first`, all offsets from there to it.
+
+        `first` is for offsets of which a reader is given nothing: those that compaction took, markers. Without it they
+        would be holes for ever. Raises InvalidInput for an offset at or behind the topic's end: the message that comes
+        there would never be delivered.
+        """
+        first = position.offset if first is None else first
+        if not 0 <= first <= position.offset:
+            raise InvalidInput(
+                f"offsets from {first} to {position.offset} of {self._topic.name} cannot be acknowledged",
+                "an offset is 0 or more, and the first is not behind the last",
+            )
+        if position.offset >= self._end_seen:
+            self._end_seen = max(self._end_seen, self._end())
+            if position.offset >= self._end_seen:
+                raise InvalidInput(
+                    f"offset {position.offset} of {self._topic.name} cannot be acknowledged: the topic ends before "
+                    f"offset {self._end_seen}",
+                    "acknowledge only messages that were delivered",
+                )
+        with self._state:
+            self._check()
+            if first <= self._offsets.end + 1:
+                self._move(position)
+            elif self._offsets.add(first, position.offset) and _offset(self._highest) < position.offset:
+                self._highest = position
+            self._gather()
+        self.flush_due()
+
+    def acknowledge_cumulative(self, position: Position) -> None:
+        """Acknowledge a message and all before it."""
+        self.acknowledge(position, 0)
+
+    def is_acknowledged(self, offset: int) -> bool:
+        with self._state:
+            return offset in self._offsets
+
+    def unacknowledged(self, end: int, start: int = 0) -> Iterator[range]:
+        """The offsets from `start` to before `end` that are to be delivered, as ranges in order; touching ones are one.
+
+        What is acknowledged meanwhile may or may not be among them. A stretch of offsets is in memory at a time.
+        """
+        return joined(self._unacknowledged(start, end))
+
+    def backlog(self, end: int, start: int = 0) -> int:
+        """How many offsets from `start` to before `end` are not acknowledged."""
+        with self._state:
+            return max(end - start, 0) - self._offsets.acknowledged_above(start - 1, end)
+
+    def skip(self, count: int, end: int) -> int:
+        """Acknowledge the first `count` messages before `end` that are not; how many that were.
+
+        Mark-delete then stands on the last of them, if `locate` finds it; if not, the ranges say so.
+        """
+        left, last = count, -1
+        for gap in self.unacknowledged(end):
+            if left <= 0:
+                break
+            taken = min(left, len(gap))
+            last, left = gap[taken - 1], left - taken
+        if last >= 0:
+            found = self._locate(last)
+            if found is not None and found.offset == last:
+                self.acknowledge_cumulative(found)
+            else:
+                with self._state:
+                    self._check()
+                    self._offsets.add(0, last)
+                    self._gather()
+                self.flush_due()
+        return count - left
+
+    def reset(self, position: Position | None) -> None:
+        """Move the cursor, at once: `position` is the last message that counts as acknowledged; None: none does.
+
+        Every other owner is Fenced. What was acknowledged and not flushed is dropped.
+        """
+        with self._flushing:
+            with self._state:
+                self._check()
+            self._metadata.reset_cursor(self._topic.id, self.name, position)
+            loaded = self._metadata.acknowledgements.load(self._topic.id, self.name, self._settings.max_held_bytes)
+            with self._state:
+                self._resume(loaded)
+
+    @property
+    def due(self) -> bool:
+        """Whether the settings want a flush now."""
+        with self._state:
+            return self._is_due()
+
+    def flush_due(self) -> bool:
+        """Flush if it is due; whether it was."""
+        with self._state:
+            self._check()
+            if not self._is_due():
+                return False
+        self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Write down all that was acknowledged so far. When it returns, none of that is ever delivered again."""
+        with self._flushing:
+            with self._state:
+                self._check()
+                if not self._is_dirty():
+                    self._gathered, self._oldest = 0, None
+                    return
+                life, position, end = self._life, self._position, self._offsets.end
+                gathered, oldest, self._gathered, self._oldest = self._gathered, self._oldest, 0, None
+                taken = self._offsets.take_changed()
+                highest = self._highest
+            written = False
+            try:
+                if end > _offset(position) and end != self._gone:
+                    position = self._found(end, highest) or position
+                merged = self._metadata.acknowledgements.merge(self._topic.id, self.name, life, position, taken)
+                written = True
+            except Fenced as error:
+                self._fenced = error
+                raise
+            finally:
+                if not written:
+                    with self._state:
+                        self._offsets.give_back(taken)
+                        self._gathered += gathered
+                        self._oldest = oldest if oldest is not None else self._oldest
+            with self._state:
+                self._stored = merged.mark_delete
+                for one in (position, merged.mark_delete):
+                    if one is not None:
+                        self._move(one)
+                for number, bitmap in merged.stretches.items():
+                    self._offsets.adopt(number, bitmap)
+                if self._is_dirty() and self._oldest is None:
+                    # Another owner's acknowledgements closed a hole: mark-delete moves with the next flush.
+                    self._oldest = self._clock.now_ms()
+
+    def close(self) -> None:
+        """Flush. The object must not be used afterwards."""
+        self.flush()
+        self.flush()  # the first may have learned from another owner that a hole is closed
+
+    def _unacknowledged(self, start: int, end: int) -> Iterator[range]:
+        while start < end:
+            with self._state:
+                start = max(start, self._offsets.end + 1)
+                stop = min(end, (start | (STRETCH - 1)) + 1)
+                parts = list(self._offsets.gaps(start, stop))
+            yield from parts
+            start = stop
+
+    def _found(self, end: int, highest: Position | None) -> Position | None:
+        """The position of the message at `end`; None if its id cannot be had now."""
+        if highest is not None and highest.offset == end:
+            return highest
+        try:
+            found = self._locate(end)
+        except Unavailable:
+            return None  # the ranges can be written all the same; the next flush asks again
+        except (NotFound, OffsetOutOfRange, DataLoss):
+            found = None
+        if found is None or found.offset != end:
+            self._gone = end
+            return None
+        return found
+
+    def _move(self, position: Position) -> None:
+        """All up to `position` is acknowledged."""
+        if position.offset > _offset(self._position):
+            self._position = position
+            self._offsets.move_mark(position.offset)
+
+    def _gather(self) -> None:
+        self._gathered += 1
+        if self._oldest is None:
+            self._oldest = self._clock.now_ms()
+
+    def _is_dirty(self) -> bool:
+        end = self._offsets.end
+        unlocated = end > _offset(self._position) and end != self._gone
+        return self._offsets.changed or unlocated or _offset(self._position) > _offset(self._stored)
+
+    def _is_due(self) -> bool:
+        settings = self._settings
+        if settings.flush_acknowledgements is not None and self._gathered >= settings.flush_acknowledgements:
+            return True
+        if settings.flush_ms is None or self._oldest is None:
+            return False
+        return self._clock.now_ms() - self._oldest >= settings.flush_ms
+
+    def _check(self) -> None:
+        if self._fenced is not None:
+            raise Fenced(self._fenced.message, self._fenced.remedy)
+
+
+def _offset(position: Position | None) -> int:
+    return position.offset if position is not None else -1

@@ -1,0 +1,265 @@
+"""Chunk tables: which rows of a ledger are chunks of which chunked message (P10).
+
+A chunked message is one message, but its chunks are rows of their own, maybe of several ledgers. A table has one
+record a chunk, 72 bytes, ascending by offset: hashes of uuid and key, number and count, offset, times, and whether the
+payload is empty. So who is complete, and who wins, is decided without a look at a row. A sealed ledger's table is an
+area of its key index object; a compacted ledger has tables of its own, named by its manifest, which hold all its live
+chunks: nobody reads those of older ledgers again.
+
+`assemble` is the rule of `storage/chunks.py` over records. Chunks with one uuid, key and count make a message if they
+come in order. Between two messages of a uuid there may be *stale* chunks: repeats, and beginnings that were begun
+anew; they belong to nothing. What follows the last message of a uuid is *pending*.
+
+A row of slot CHUNK without uuid, or with a number that cannot be, is in no table but in the bitmap `chunks` of the
+index: it passes whole. Byte for byte in docs/format.md. May go wrong: ObjectMissing, ObjectDamaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.checksums import crc32c
+from storage.errors import ObjectDamaged
+from storage.ledger import key_index, rows
+from storage.ledger.hashing import KeyHasher
+from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, HashRange, IndexDirectory, Records
+from storage.metadata.records import IndexLocation
+from storage.objects.interface import ObjectStore
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+Chunks = npt.NDArray[np.void]
+"""Records of RECORD, shape (n,)."""
+
+RECORD = np.dtype(
+    [
+        ("uuid_hi", "<u8"),
+        ("uuid_lo", "<u8"),
+        ("key_hi", "<u8"),
+        ("key_lo", "<u8"),
+        ("offset", "<u8"),
+        ("event_time", "<i8"),
+        ("publish_time", "<i8"),
+        ("retained_at", "<i8"),
+        ("index", "<u4"),
+        ("count", "<u4"),
+    ]
+)
+"""`offset` carries EMPTY and KEYED. Without a key its hash is 0. NO_EVENT_TIME: no event time, no retained_at."""
+EMPTY = np.uint64(1 << 63)
+"""Flag in a record's offset: the chunk's payload is null or empty."""
+KEYED = np.uint64(1 << 62)
+"""Flag in a record's offset: the message has a key."""
+_IDENTITY = ("count", "key_lo", "key_hi", "uuid_lo", "uuid_hi")
+
+STALE = -1
+"""The message of a chunk that belongs to none and never will."""
+PENDING = -2
+"""The message of a chunk that is not complete yet."""
+_BLOCK = 65_536
+_REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
+
+
+@dataclass(frozen=True)
+class ChunkTable:
+    """A table of a compacted ledger: the live chunks of one hash range, an object of its own.
+
+    `pending`: how many of them are of incomplete messages. No complete value was published before `oldest_value`, no
+    retained tombstone was first kept before `oldest_tombstone` or has a lower offset than `first_tombstone`, and of
+    every incomplete message the newest chunk was published at `oldest_pending` or later; None: there is none.
+    """
+
+    name: str
+    length: int
+    crc32c: int
+    hash_range: HashRange = field(default_factory=HashRange)
+    pending: int = 0
+    oldest_value: int | None = None
+    oldest_tombstone: int | None = None
+    first_tombstone: int | None = None
+    oldest_pending: int | None = None
+
+    @property
+    def records(self) -> int:
+        """Its chunks."""
+        return self.length // RECORD.itemsize
+
+
+def none() -> Chunks:
+    """No records."""
+    return np.empty(0, dtype=RECORD)
+
+
+def belonging(table: pa.Table) -> Mask:
+    """Which rows are chunks of a message: with uuid, and a number that can be. Shape (n,)."""
+    found: Mask = np.equal(table.column("slot").to_numpy(), int(rows.Slot.CHUNK))
+    if not found.any():
+        return found
+    index, count = (pc.fill_null(table.column(name), -1).to_numpy() for name in ("chunk_index", "chunk_count"))
+    found &= table.column("chunk_uuid").is_valid().to_numpy() & (index >= 0) & (index < count)
+    return found
+
+
+def chunk_records(table: pa.Table, hasher: KeyHasher) -> Chunks:
+    """The records of the chunks in `table` (`rows.SCHEMA`), in its order."""
+    mask = belonging(table)
+    if not mask.any():
+        return none()
+    chunks = table.filter(pa.array(mask))
+    has_key = chunks.column("key").is_valid().to_numpy()
+    empty = pc.fill_null(pc.binary_length(chunks.column("payload")), 0).to_numpy() == 0
+    found = np.zeros(len(chunks), dtype=RECORD)
+    found["uuid_hi"], found["uuid_lo"] = hasher(_one_chunk(chunks.column("chunk_uuid").cast(pa.binary())))
+    hi, lo = hasher(_one_chunk(pc.fill_null(chunks.column("key"), b"")))
+    found["key_hi"], found["key_lo"] = np.where(has_key, hi, np.uint64(0)), np.where(has_key, lo, np.uint64(0))
+    flags = np.where(empty, EMPTY, np.uint64(0)) | np.where(has_key, KEYED, np.uint64(0))
+    found["offset"] = chunks.column("offset").to_numpy().astype(np.uint64) | flags
+    found["event_time"] = pc.fill_null(chunks.column("event_time"), NO_EVENT_TIME).to_numpy()
+    found["publish_time"] = chunks.column("publish_time").to_numpy()
+    found["retained_at"] = NO_EVENT_TIME
+    found["index"], found["count"] = (chunks.column(name).to_numpy() for name in ("chunk_index", "chunk_count"))
+    return found
+
+
+def offsets(chunks: Chunks) -> U64:
+    """Their offsets without flags, shape (n,)."""
+    plain: U64 = chunks["offset"] & OFFSET_MASK
+    return plain
+
+
+def keyed(chunks: Chunks) -> Mask:
+    """Which are of messages with a key, shape (n,)."""
+    found: Mask = chunks["offset"] & KEYED != 0
+    return found
+
+
+def inside(chunks: Chunks, wanted: HashRange) -> Chunks:
+    """Those of one hash range: by the key's hash, or without a key by the uuid's. So a message is in one range."""
+    if not wanted.bits:
+        return chunks
+    hi = np.where(keyed(chunks), chunks["key_hi"], chunks["uuid_hi"])
+    found: Chunks = chunks[hi >> np.uint64(64 - wanted.bits) == np.uint64(wanted.prefix)]
+    return found
+
+
+def read_ledger_chunks(store: ObjectStore, location: IndexLocation) -> Chunks:
+    """The chunk table in a key index object; no read if it has none."""
+    directory = IndexDirectory.decode(location.directory)
+    if directory.chunk_table is None:
+        return none()
+    length, checksum = directory.chunk_table
+    start = location.offset + directory.length - length
+    return _decoded(store.get(location.name, start, length), checksum, location.name)
+
+
+def read_tables(store: ObjectStore, tables: Sequence[ChunkTable], wanted: HashRange) -> list[Chunks]:
+    """The chunks of one hash range, of each table of a compacted ledger that may have some."""
+    found = []
+    for table in tables:
+        bits = min(table.hash_range.bits, wanted.bits)
+        if table.hash_range.prefix >> (table.hash_range.bits - bits) == wanted.prefix >> (wanted.bits - bits):
+            data = store.get(table.name, 0, table.length)
+            found.append(inside(_decoded(data, table.crc32c, table.name), wanted))
+    return found
+
+
+def _decoded(data: bytes, checksum: int, name: str) -> Chunks:
+    if crc32c(data) != checksum:
+        raise ObjectDamaged(f"the chunk table in {name} does not match its checksum", _REMEDY)
+    if len(data) % RECORD.itemsize:
+        raise ObjectDamaged(f"the chunk table in {name} is {len(data)} bytes long, not whole records", _REMEDY)
+    return np.frombuffer(data, dtype=RECORD)
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Chunks, and the messages that they make.
+
+    Of each of `chunks`, by uuid, key and count and then by offset: `message`, the number of the complete message that
+    it is part of, or STALE or PENDING; `group`, the number of its uuid, key and count. Of each message: the positions
+    of its `first` and `last` chunk, and whether its payload is `empty`.
+    """
+
+    chunks: Chunks
+    message: I64
+    group: I64
+    first: I64
+    last: I64
+    empty: Mask
+
+    @property
+    def keyed(self) -> Mask:
+        """Which messages have a key."""
+        return keyed(self.chunks[self.last])
+
+    @property
+    def offset(self) -> U64:
+        """Of each message the offset of its last chunk: its place among all messages."""
+        return offsets(self.chunks[self.last])
+
+    def records(self, wanted: Mask) -> Records:
+        """Records for a key index of some messages with a key, by hash and then offset."""
+        last, first = self.chunks[self.last[wanted]], self.chunks[self.first[wanted]]
+        flagged = np.where(self.empty[wanted], offsets(last) | key_index.TOMBSTONE, offsets(last))
+        found = Records(last["key_hi"].copy(), last["key_lo"].copy(), flagged, flagged, first["event_time"].copy())
+        return found.take(np.lexsort((offsets(last), found.lo, found.hi)))
+
+    def newest_pending(self, among: Mask | None = None) -> I64:
+        """Of each group the publish time of its newest pending chunk (`among` some); of one without any the least there
+        is."""
+        newest = np.full(int(self.group[-1]) + 1 if len(self.group) else 0, np.iinfo(np.int64).min)
+        pending = self.message == PENDING if among is None else among & (self.message == PENDING)
+        np.maximum.at(newest, self.group[pending], self.chunks["publish_time"][pending])
+        return newest
+
+
+def assemble(chunks: Chunks) -> Assembled:
+    """The messages that `chunks`, in any order, make."""
+    chunks = chunks[np.lexsort((offsets(chunks), keyed(chunks), *(chunks[name] for name in _IDENTITY)))]
+    begins = np.ones(len(chunks), dtype=np.bool_)
+    begins[1:] = keyed(chunks)[1:] != keyed(chunks)[:-1]
+    for name in _IDENTITY:
+        begins[1:] |= chunks[name][1:] != chunks[name][:-1]
+    message, first, last = _messages(chunks, begins)
+    empty = np.ones(len(last), dtype=np.bool_)
+    empty[message[(message >= 0) & (chunks["offset"] & EMPTY == 0)]] = False
+    return Assembled(chunks, message, np.cumsum(begins) - 1, first, last, empty)
+
+
+def _messages(chunks: Chunks, begins: Mask) -> tuple[I64, I64, I64]:
+    """Of each chunk its message; of each message its first and last chunk."""
+    message = np.full(len(chunks), PENDING, dtype=np.int64)
+    firsts: list[int] = []
+    lasts: list[int] = []
+    counted: list[int] = []
+    since = 0
+    for start in range(0, len(chunks), _BLOCK):
+        span = slice(start, start + _BLOCK)
+        columns = (begins[span].tolist(), chunks["index"][span].tolist(), chunks["count"][span].tolist())
+        for at, (begin, index, count) in enumerate(zip(*columns, strict=True), start):
+            if begin:
+                counted, since = [], at
+            if index == 0:
+                counted = [at]
+            elif counted and index == len(counted):
+                counted.append(at)
+            else:
+                continue
+            if len(counted) == count:
+                message[since : at + 1] = STALE
+                message[counted] = len(lasts)
+                firsts.append(counted[0])
+                lasts.append(at)
+                counted, since = [], at + 1
+    return message, np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64)
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

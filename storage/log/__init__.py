@@ -1,0 +1,1 @@
+"""The hot tail of a topic: entries in Pulsar's encoding, in append-only segments on local disk (docs/format.md)."""

@@ -1,0 +1,86 @@
+"""An entry's compression, by Pulsar's codecs: raw LZ4 blocks and raw Snappy, ZLIB and ZSTD streams.
+
+Whoever decompresses says how many bytes must come out. Never more memory than that is taken, and anything else that
+comes out, more, less or nothing, is an Undecodable. This holds although Arrow's LZ4 and Snappy fill a larger buffer in
+part and say nothing of the rest, which is whatever lay in memory before.
+
+Must not know: what the bytes mean, or where their size was found.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pyarrow as pa
+
+from storage.ledger.rows import Codec
+
+_ARROW_NAMES = {Codec.LZ4: "lz4_raw", Codec.ZSTD: "zstd", Codec.SNAPPY: "snappy"}
+
+
+class Undecodable(Exception):
+    """Bytes are not what their metadata says; the entry that they are of passes whole (P8)."""
+
+
+def compress(codec: Codec, data: bytes) -> bytes:
+    """`data` as `codec` stores it."""
+    if codec == Codec.NONE:
+        return data
+    if codec == Codec.ZLIB:
+        return zlib.compress(data)
+    compressed: bytes = pa.Codec(_ARROW_NAMES[codec]).compress(data, asbytes=True)
+    return compressed
+
+
+def decompress(codec: Codec, data: bytes, size: int) -> bytes:
+    """The `size` bytes that `data` holds. Raises Undecodable if it holds anything else.
+
+    With Codec.NONE the size is not looked at: the bytes are what they are.
+    """
+    if codec == Codec.NONE:
+        return data
+    if not size and not data:
+        return b""
+    try:
+        if codec == Codec.ZLIB:
+            return _inflate(data, size)
+        return _arrow_decompress(codec, data, size)
+    except (pa.ArrowException, OSError, zlib.error) as error:
+        raise Undecodable(f"{codec.name} data is damaged: {error}") from error
+
+
+def _inflate(data: bytes, size: int) -> bytes:
+    # Java's clients end a stream with a sync flush and no checksum, so its end proves nothing; its length does.
+    stream = zlib.decompressobj()
+    inflated = stream.decompress(data, size) if size else b""  # a maximum of 0 would mean none
+    if len(inflated) != size or stream.decompress(stream.unconsumed_tail if size else data, 1):
+        raise Undecodable(f"ZLIB data does not hold {size} bytes")
+    return inflated
+
+
+def _arrow_decompress(codec: Codec, data: bytes, size: int) -> bytes:
+    if codec == Codec.SNAPPY and _snappy_size(data) != size:
+        raise Undecodable(f"SNAPPY data does not hold {size} bytes")
+    arrow = pa.Codec(_ARROW_NAMES[codec])
+    decompressed: bytes = arrow.decompress(data, decompressed_size=size, asbytes=True)
+    if codec == Codec.LZ4 and size and _fits(arrow, data, size - 1):
+        # A raw block does not say how long it is. It holds exactly `size` bytes if one byte less is not enough room.
+        raise Undecodable(f"LZ4 data does not hold {size} bytes")
+    return decompressed
+
+
+def _fits(arrow: pa.Codec, data: bytes, size: int) -> bool:
+    try:
+        arrow.decompress(data, decompressed_size=size)
+    except (pa.ArrowException, OSError):
+        return False
+    return True
+
+
+def _snappy_size(data: bytes) -> int:
+    size = 0
+    for number, byte in enumerate(data[:5]):
+        size |= (byte & 0x7F) << (7 * number)
+        if byte < 0x80:
+            return size
+    raise Undecodable("SNAPPY data does not begin with its size")

@@ -1,0 +1,116 @@
+"""The directory of the hot tail on this machine: `<directory>/<topic uid>/<first offset>.log`, and who it is.
+
+A file `log.uid` holds 32 hex digits that were drawn when the directory was made. Rows of segments carry them, so a
+directory that was mistyped, lost, or belongs to another machine is told as such, and never taken for an empty log.
+
+May go wrong: Misconfigured, for a directory that cannot be made or read, or is not the one that a segment lies in.
+Must not know: SQL, frames.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from storage.errors import Misconfigured
+from storage.metadata.records import SegmentRecord
+from storage.model import TopicName
+
+UID_FILE = "log.uid"
+_UID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class LogDirectory:
+    """Where segments lie on this machine. Made when something is first written to it."""
+
+    path: Path
+
+    @cached_property
+    def uid(self) -> str:
+        """What names the directory in rows; it is made if it does not exist. Raises Misconfigured."""
+        try:
+            return self._known_uid() or self._new_uid()
+        except OSError as error:
+            raise Misconfigured(
+                f"the log directory {self.path} cannot be used ({error.strerror})",
+                "set COMPACTOR_LOG to a directory on a local disk that can be written",
+            ) from error
+
+    @property
+    def known_uid(self) -> str | None:
+        """What names the directory in rows, if something was ever written to it. Raises Misconfigured."""
+        return self._known_uid()
+
+    @property
+    def exists(self) -> bool:
+        """Whether something was ever written to it."""
+        return self._known_uid() is not None
+
+    def of_topic(self, topic_uid: str) -> Path:
+        """The folder of a topic's segments; it may not exist."""
+        return self.path / topic_uid
+
+    def topic_folders(self) -> list[Path]:
+        """The folders of topics that there are, also of topics that are no more, by uid."""
+        if not self.path.is_dir():
+            return []
+        return sorted(one for one in self.path.iterdir() if _UID.fullmatch(one.name) and one.is_dir())
+
+    def check(self, topic: TopicName, segment: SegmentRecord) -> None:
+        """Raises Misconfigured unless the segment lies in this directory."""
+        uid = self._known_uid()
+        if segment.log_uid != uid:
+            raise Misconfigured(
+                f"the segment {segment.ledger_id} of {topic} (from offset {segment.first_offset}) lies in the log "
+                f"directory {segment.log_uid}, but {self.path} is {uid or 'not one that was written to'}",
+                "use the machine, and the COMPACTOR_LOG, with which the topic was written; if they are lost, see "
+                "docs/operations.md",
+            )
+
+    def _known_uid(self) -> str | None:
+        """The uid in the directory's file; None: there is none."""
+        file = self.path / UID_FILE
+        try:
+            uid = file.read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if not _UID.fullmatch(uid):
+            raise Misconfigured(
+                f"{file} holds {uid[:40]!r}, not 32 hex digits",
+                "restore it: every segment's row in the database names the uid (table segments, column log_uid)",
+            )
+        return uid
+
+    def _new_uid(self) -> str:
+        """A new uid, written whole and durably, unless somebody else was first; the directory is durable before."""
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        for folder in {self.path, *made}:  # the first also if it was made by somebody who died before this
+            sync_folder(folder.parent)
+        temporary = self.path / f"{UID_FILE}.{secrets.token_hex(8)}"
+        with temporary.open("w") as handle:
+            handle.write(secrets.token_hex(16))
+            handle.flush()
+            os.fsync(handle.fileno())
+        with suppress(FileExistsError):
+            os.link(temporary, self.path / UID_FILE)
+        temporary.unlink()
+        sync_folder(self.path)
+        uid = self._known_uid()
+        assert uid is not None, "it was just written"
+        return uid
+
+
+def sync_folder(path: Path) -> None:
+    """Make what was created, linked or removed in a folder durable."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,270 @@
+"""Group commit: what many threads and tasks append while one flush is under way shares the next one.
+
+Entries wait in the order in which they came; whoever commits takes all that wait, writes them, flushes once, and
+answers each. Who waits for an answer in a thread commits himself if nobody is at it, so a lone appender pays for no
+other thread. For callbacks and tasks there is one thread, started when it is first needed. The tasks of one event loop
+are answered in one call, for each call wakes the loop.
+
+Answers go out in the order of the entries, in the thread that commits: a callback must be quick and must not append.
+Entries that wait, or are being written, are bounded in bytes: `submit` with a callback waits for room. Callers that
+wait for their answers need no bound beside how many they are.
+
+After the first commit that fails everything that waits fails with it, and all that comes later: what the file holds is
+for its owner to find out. So it is when the thread that commits is interrupted (Ctrl-C), wherever that is: nobody is
+left without an answer, and what was answered stays so. Must not know: files, frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+
+from storage.errors import CompactorError, Unavailable
+from storage.log.entry import EntryHeader
+from storage.log.segment import Appended
+
+Answer = Appended | CompactorError
+"""Where an entry went, or why it was not acknowledged: it may, or may not, be there when the segment is recovered."""
+Done = Callable[[Answer], object]
+
+_log = logging.getLogger(__name__)
+
+
+class Ticket:
+    """An entry on its way into the segment. `entry_id` and `offset` are set when it takes its place."""
+
+    __slots__ = ("_commits", "answer", "data", "done", "entry_id", "future", "header", "offset", "told")
+
+    def __init__(self, commits: GroupCommit, data: bytes, header: EntryHeader, done: Done | None) -> None:
+        self._commits = commits
+        self.data = data
+        self.header = header
+        self.done = done
+        self.future: asyncio.Future[Appended] | None = None
+        self.entry_id = -1
+        self.offset = -1
+        self.answer: Answer | None = None
+        self.told = False
+
+    def result(self) -> Appended:
+        """Wait until the entry is acknowledged. Raises what kept it from being so."""
+        while self.answer is None:
+            self._commits.commit_until(self)
+        if isinstance(self.answer, CompactorError):
+            raise again(self.answer)
+        return self.answer
+
+
+class GroupCommit:
+    """The queue before one segment.
+
+    `commit` writes tickets and, if they are to be, flushes them; it raises if that fails, and is called by one thread
+    at a time. `answered` says where a committed ticket's entry went. `due_seconds`: until something is to be done
+    without an append, `tick`; None: nothing is. `broken`: told, once, of the error that ends it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        commit: Callable[[list[Ticket]], None],
+        answered: Callable[[Ticket], Appended],
+        due_seconds: Callable[[], float | None],
+        tick: Callable[[], object],
+        broken: Callable[[BaseException], CompactorError],
+        max_pending_bytes: int,
+    ) -> None:
+        self._name = name
+        self._commit = commit
+        self._answered = answered
+        self._due_seconds = due_seconds
+        self._tick = tick
+        self._broken = broken
+        self._max_pending_bytes = max_pending_bytes
+        self.committing = threading.RLock()
+        """Held by whoever commits or flushes; what belongs to the file is touched by its holder alone."""
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._work = threading.Condition(self._lock)
+        self._pending: list[Ticket] = []
+        self._pending_bytes = 0
+        self._refusal: CompactorError | None = None
+        self._thread: threading.Thread | None = None
+        self._idle = False
+        self._stopping = False
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of entries that wait, or are being written."""
+        return self._pending_bytes
+
+    @property
+    def refusal(self) -> CompactorError | None:
+        """Why nothing is taken any more."""
+        return self._refusal
+
+    def enqueue(self, ticket: Ticket, place: Callable[[Ticket], None]) -> None:
+        """Put a ticket behind those that wait; `place` gives it its ids, in that order. Raises what ended the queue."""
+        background = ticket.done is not None or ticket.future is not None
+        with self._lock:
+            if self._refusal is not None:
+                raise again(self._refusal)
+            place(ticket)
+            self._pending.append(ticket)
+            self._pending_bytes += len(ticket.data)
+            if background and (self._idle or self._thread is None):
+                self._wake()
+            if ticket.done is not None:
+                while self._pending_bytes > self._max_pending_bytes and self._refusal is None:
+                    self._room.wait()
+
+    def commit_until(self, ticket: Ticket) -> None:
+        """Wait for whoever commits; if it was not for this ticket, commit."""
+        with self.committing:
+            if ticket.answer is None:
+                self.commit_pending()
+            if ticket.answer is None:  # who had it was interrupted, and once more when he was about to say so
+                ticket.answer = self._refusal or unusable("an append was cut off")
+
+    def commit_pending(self) -> None:
+        """Commit what waits. For the holder of `committing`."""
+        group: list[Ticket] = []
+        try:
+            with self._lock:
+                group, self._pending = self._pending, group
+            if group:
+                self._commit(group)
+                self._answer(group)
+        except BaseException as error:
+            self._break(error, group)
+            if not isinstance(error, Exception):
+                raise
+
+    def _answer(self, group: list[Ticket]) -> None:
+        size = 0
+        for ticket in group:
+            size += len(ticket.data)
+            ticket.answer = self._answered(ticket)
+        with self._lock:
+            full = self._pending_bytes > self._max_pending_bytes
+            self._pending_bytes -= size
+            if full:
+                self._room.notify_all()
+        _tell(group)
+
+    def guarded(self, work: Callable[[], object]) -> None:
+        """Do something with the file that is no commit of entries; if it fails, so does the queue, and it raises."""
+        with self.committing:
+            try:
+                work()
+            except BaseException as error:
+                self._break(error, [])
+                if isinstance(error, Exception) and self._refusal is not None:
+                    raise again(self._refusal) from error
+                raise
+
+    def wake(self) -> None:
+        """Let the thread look when something is due."""
+        with self._lock:
+            self._wake()
+
+    def end(self, refusal: CompactorError, *, drop: bool) -> None:
+        """Take nothing more: what waits is committed, or, if it is to be dropped, fails with `refusal`."""
+        with self._lock:
+            if self._refusal is None:
+                self._refusal = refusal
+            dropped: list[Ticket] = []
+            if drop:
+                dropped, self._pending = self._pending, []
+            self._stopping = True
+            self._work.notify_all()
+            self._room.notify_all()
+        with self.committing:
+            for ticket in dropped:
+                ticket.answer = refusal
+            _tell(dropped)
+            self.commit_pending()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _break(self, error: BaseException, group: list[Ticket]) -> None:
+        refusal = self._broken(error)
+        with self._lock:
+            self._refusal = refusal
+            failed, self._pending = [*group, *self._pending], []
+            self._pending_bytes = 0
+            self._room.notify_all()
+        for ticket in failed:
+            if ticket.answer is None:
+                ticket.answer = refusal
+        _tell(failed)
+
+    def _wake(self) -> None:
+        if self._thread is None and not self._stopping:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._work.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._pending and not self._stopping:
+                    seconds = self._due_seconds() if self._refusal is None else None
+                    if seconds is not None and seconds <= 0:
+                        break
+                    self._idle = True
+                    self._work.wait(seconds)
+                    self._idle = False
+                if self._stopping:
+                    return
+            with self.committing:
+                self.commit_pending()
+                if self._refusal is None:
+                    try:
+                        self._tick()
+                    except Exception as error:
+                        self._break(error, [])
+
+
+def _tell(group: list[Ticket]) -> None:
+    """Hand the answers of a group to callbacks and event loops, to each once."""
+    loops: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
+    for ticket in group:
+        if ticket.future is not None:  # may be told twice: `_resolve` looks
+            loops.setdefault(ticket.future.get_loop(), []).append(ticket)
+        elif ticket.done is not None and ticket.answer is not None and not ticket.told:
+            ticket.told = True
+            try:
+                ticket.done(ticket.answer)
+            except Exception:
+                _log.exception("a callback of an append failed; the entry %d is answered", ticket.entry_id)
+    for loop, tickets in loops.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, tickets)
+        except RuntimeError:
+            _log.debug("an event loop was closed before its appends were answered")
+
+
+def _resolve(tickets: list[Ticket]) -> None:
+    """In the event loop: answer its tasks."""
+    for ticket in tickets:
+        future, answer = ticket.future, ticket.answer
+        if future is None or future.done():
+            continue  # its task was cancelled
+        if isinstance(answer, CompactorError):
+            future.set_exception(again(answer))
+        elif answer is not None:
+            future.set_result(answer)
+
+
+def again(error: CompactorError) -> CompactorError:
+    """The same error for one more who is to raise it: a traceback is of one."""
+    copy: CompactorError = type(error)(error.message, error.remedy)
+    copy.__cause__ = error
+    return copy
+
+
+def unusable(what: str) -> Unavailable:
+    """What a segment that takes nothing more says to those who append."""
+    return Unavailable(what, "append to the segment that the topic has open now")

@@ -1,0 +1,312 @@
+"""Keeping the log of topics: rolling tails, sealing segments, removing files that ledgers have taken the place of.
+
+    roll    the open segment is closed, by its writer if one lives (it is asked through SQL), else here, under the lease
+    seal    a rolled segment becomes a sealed ledger: objects first, then one transaction; its messages keep their ids
+    sweep   files of sealed segments go after `file.delete.delay`, then their rows; so does the folder of a topic that
+            was deleted (S8)
+
+Sealing may be done by any process that has the log directory and the store, beside the writer and beside other
+sealers: a segment is claimed by an attempt, and of two that seal the same one, one commits. Whatever is cut off leaves
+the segment rolled, or sealed, never both and never neither: the transaction decides which, and readers go by rows.
+
+May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, Misconfigured for a segment that lies in
+another log directory, any error of store and database. Memory: one segment, about four times its logical size
+(`segment.bytes`, storage/log/topic_log.py bounds it) and 250 bytes a message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from storage.clock import Clock
+from storage.errors import CompactorError, DataLoss, LeaseHeld, Misconfigured, TopicNotFound, Unavailable
+from storage.heartbeat import Heartbeat
+from storage.lease import afterwards, writer_lease
+from storage.ledger.hashing import Xxh3KeyHasher
+from storage.ledger.sealing import Sealer
+from storage.log.directory import LogDirectory
+from storage.log.salvage import salvage
+from storage.log.segment import SegmentFiles
+from storage.log.tail import Tail
+from storage.log.topic_log import roll_open_segment
+from storage.metadata.policy_store import namespace_scope
+from storage.metadata.records import Attempt, LedgerRecord, SegmentRecord, SegmentState, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.objects.interface import ObjectStore
+from storage.steps import Step, reached
+
+ROLL_WAIT_MS = 10_000
+"""How long a writer may take to roll when it is asked to; it looks every `topic_log.LOOK_SECONDS`."""
+SEALER_DEAD_MS = 60_000
+"""A sealer whose heartbeat is older than this has lost its segment."""
+_HEARTBEAT_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+_FILE = re.compile(r"(\d{20})\.(log|index|end)")
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What a segment became, and how many of its messages are lost."""
+
+    ledger: LedgerRecord
+    lost: int
+
+
+@dataclass(frozen=True)
+class LogKeeper:
+    """Keeps the logs of topics whose segments lie in `log`. `holder` must be unique to one piece of work."""
+
+    metadata: MetadataStore
+    store: ObjectStore
+    clock: Clock
+    log: LogDirectory
+    holder: str
+
+    def settle(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS) -> tuple[LedgerRecord, ...]:
+        """Roll the tail and seal all that is rolled, so that what is there now lies in ledgers.
+
+        Raises LeaseHeld for a writer that does not roll when it is asked to, or another sealer that does not finish,
+        within `wait_ms` each; Misconfigured for a segment in another log directory that nobody there seals.
+        """
+        self.roll(topic, wait_ms)
+        end = self._rolled_end(topic)
+        sealed = list(self._seal_below(topic, end))
+        deadline = self.clock.now_ms() + wait_ms
+        while (left := self.rolled(topic, end)) and self.clock.now_ms() < deadline:
+            self.clock.wait(_POLL_SECONDS)
+            sealed += self._seal_below(topic, end)
+        if left:
+            self.log.check(topic.name, left[0])
+            raise self._unsealed(topic, left[0], wait_ms)
+        return tuple(sealed)
+
+    def settle_what_can_be(self, topic: TopicRecord) -> CompactorError | None:
+        """As `settle`; why something is left: a writer or sealer has it, it lies elsewhere, or it is damaged."""
+        try:
+            self.settle(topic)
+        except (LeaseHeld, Misconfigured, DataLoss) as error:
+            return error
+        return None
+
+    def _unsealed(self, topic: TopicRecord, segment: SegmentRecord, wait_ms: int) -> LeaseHeld:
+        """Why a segment is not sealed yet that others were waited for."""
+        claims = {one.attempt_id: one for one in self.metadata.attempts(topic.id) if one.finished_at is None}
+        claim = claims.get(segment.sealing_attempt_id or "")
+        if claim is None:
+            return LeaseHeld(
+                f"the segment {segment.ledger_id} of {topic.name} is not sealed: whoever had claimed it has let it go",
+                "try again",
+            )
+        silent = max(0, self.clock.now_ms() - claim.heartbeat_at)
+        return LeaseHeld(
+            f"the segment {segment.ledger_id} of {topic.name} is being sealed by {claim.holder}, which has not "
+            f"finished within {wait_ms} ms and was last heard of {silent} ms ago",
+            f"try again; if it died, its claim ends {SEALER_DEAD_MS // 1000} s after its last heartbeat",
+        )
+
+    def roll(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS, *, accept_loss: bool = False) -> None:
+        """Close the segment that is open now, if there is one. Raises LeaseHeld, ObjectDamaged (see topic_log.py).
+
+        `accept_loss`: also one that is damaged, with all offsets that it gave out; `seal_remains` seals what is left.
+        One whose file is gone is forgotten, and nobody knows any more which offsets it gave out: others get them.
+        """
+        deadline = self.clock.now_ms() + wait_ms
+        asked: int | None = None
+        while (segment := self.metadata.log.open_segment_of(topic.id)) is not None:
+            if asked is not None and segment.ledger_id != asked:
+                return  # it was rolled, and the writer has gone on
+            try:
+                with writer_lease(self.metadata, self.clock, topic.id, self.holder, 0) as lease:
+                    roll_open_segment(self.metadata, self.clock, self.log, topic, lease, accept_loss=accept_loss)
+                return
+            except LeaseHeld as error:
+                if asked is not None and self.clock.now_ms() >= deadline:
+                    raise LeaseHeld(
+                        f"{error.message}; it was asked to roll the segment {segment.ledger_id} and has not done so "
+                        f"for {wait_ms} ms",
+                        "try again when it has ended or answers",
+                    ) from error
+            if asked is None:
+                self.metadata.log.request_roll(topic.id)
+                asked = segment.ledger_id
+            self.clock.wait(_POLL_SECONDS)
+
+    def seal(self, topic: TopicRecord) -> Iterator[LedgerRecord]:
+        """Seal what of a topic is rolled now, the oldest first; segments that another sealer has are left to it.
+
+        What is rolled meanwhile is for the next call, so this ends however fast the topic is written. A segment that
+        is damaged is passed over, and its DataLoss raised when all others had their turn.
+        """
+        yield from self._seal_below(topic, self._rolled_end(topic))
+
+    def seal_remains(self, topic: TopicRecord) -> Iterator[Remains]:
+        """As `seal`; but of what is damaged or gone seal what is left: the rest is lost for good."""
+        end = self._rolled_end(topic)
+        while (claimed := self._claim(topic, end)) is not None:
+            yield self._sealed(topic, *claimed, accept_loss=True)
+
+    def _rolled_end(self, topic: TopicRecord) -> int:
+        """The offset behind all that is rolled now."""
+        return max((one.content.last_offset + 1 for one in self.rolled(topic) if one.content), default=0)
+
+    def _seal_below(self, topic: TopicRecord, end: int) -> Iterator[LedgerRecord]:
+        damaged: dict[int, DataLoss] = {}
+        while (claimed := self._claim(topic, end, damaged)) is not None:
+            segment, attempt = claimed
+            try:
+                sealed = self._sealed(topic, segment, attempt)
+            except DataLoss as error:
+                damaged[segment.ledger_id] = error
+                continue
+            yield sealed.ledger
+        if damaged:
+            raise next(iter(damaged.values()))
+
+    def _claim(self, topic: TopicRecord, end: int, but: Collection[int] = ()) -> tuple[SegmentRecord, Attempt] | None:
+        """The oldest segment that may be sealed here; nothing is written where there is none."""
+        uid = self.log.known_uid
+        if not any(one.log_uid == uid and one.ledger_id not in but for one in self.rolled(topic, end)):
+            return None
+        assert uid is not None, "a segment lies in it"
+        claimed = self.metadata.log.claim_sealing(topic.id, self.holder, uid, SEALER_DEAD_MS, end, but)
+        if claimed is not None:
+            reached(Step.SEAL_CLAIMED)
+        return claimed
+
+    def _sealed(
+        self, topic: TopicRecord, segment: SegmentRecord, attempt: Attempt, *, accept_loss: bool = False
+    ) -> Remains:
+        with (
+            afterwards(lambda: self.metadata.finish_attempt(attempt.attempt_id)),
+            Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), _HEARTBEAT_SECONDS),
+        ):
+            hasher = Xxh3KeyHasher(topic.hash_seed)
+            sealer = Sealer(self.store, topic.uid, topic.name.partition, hasher, attempt.attempt_id)
+            table, lost = self._rows(topic, segment, accept_loss)
+            ledger = sealer.seal(table, segment.ledger_id, self.clock.now_ms())
+            self.metadata.log.seal_segment(attempt, ledger)
+        reached(Step.SEGMENT_SEALED)
+        return Remains(ledger, lost)
+
+    def _rows(self, topic: TopicRecord, segment: SegmentRecord, accept_loss: bool) -> tuple[pa.Table, int]:
+        """All rows of a segment, and how many of its messages are not among them."""
+        try:
+            return Tail(self.log).table(topic, segment), 0
+        except DataLoss:
+            if not accept_loss:
+                raise
+        file = SegmentFiles(self.log.of_topic(topic.uid), segment.first_offset).log
+        salvaged = salvage(file, topic.uid, segment)
+        return salvaged.table, salvaged.lost
+
+    def sweep(self, topic: TopicRecord | None = None, failing: dict[str, str] | None = None) -> int:
+        """Remove the files of segments that were sealed long enough ago; how many.
+
+        Of one topic, cheap enough to be called all the time; or of all topics, and then files that no row ever named,
+        too. What cannot be removed holds up nothing else: `failing` is told of one by topic (by uid, if it was
+        deleted); where there is none, Unavailable is raised when all others had their turn.
+        """
+        failed: dict[str, str] = {} if failing is None else failing
+        removed = self._swept(topic, failed)
+        if failing is None and failed:
+            owner, why = next(iter(failed.items()))
+            raise Unavailable(f"files of {owner} are not swept: {why}", "see to the log directory, then try again")
+        return removed
+
+    def _swept(self, topic: TopicRecord | None, failed: dict[str, str]) -> int:
+        uid = self.log.known_uid
+        if uid is None:
+            return 0
+        removed = 0
+        now = self.clock.now_ms()
+        for owner, segment in self.metadata.log.sealed_files(uid, now, topic.id if topic else None):
+            delay = self.metadata.policies.effective(owner).file_delete_delay_ms
+            if segment.sealed_at is not None and segment.sealed_at <= now - delay:
+                with _noted(str(owner.name), failed):
+                    SegmentFiles(self.log.of_topic(owner.uid), segment.first_offset).remove()
+                    reached(Step.SEGMENT_FILE_REMOVED)
+                    with suppress(TopicNotFound):  # deleted meanwhile, and its rows with it
+                        self.metadata.log.forget_segment(owner.id, segment.ledger_id)
+                    reached(Step.SEGMENT_FORGOTTEN)
+                    removed += 1
+        if topic is None:
+            living = {each.uid: each for each in self.metadata.topics()}
+            for folder in self.log.topic_folders():
+                owner_now = living.get(folder.name)
+                with _noted(str(owner_now.name) if owner_now else folder.name, failed):
+                    if owner_now is not None:
+                        removed += self._remove_orphans(owner_now, failed)
+                    else:
+                        removed += self._remove_deleted(folder, now, failed)
+        return removed
+
+    def _remove_deleted(self, folder: Path, now: int, failed: dict[str, str]) -> int:
+        """The files of a topic that was deleted long enough ago, and then its folder; how many segments.
+
+        A folder of a topic that the database has never had is another database's, and stays. A writer that has not
+        heard yet may make the folder again; then the next sweep removes it.
+        """
+        deleted = self.metadata.tenancy.deleted_topic(folder.name)
+        if deleted is None:
+            return 0
+        scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
+        policies, _ = self.metadata.policies.effective_of_scope(scope)
+        if deleted.deleted_at > now - policies.file_delete_delay_ms:
+            return 0
+        removed = 0
+        for first in sorted(_segments_in(folder)):
+            with _noted(folder.name, failed):
+                SegmentFiles(folder, first).remove()
+                removed += 1
+            reached(Step.DELETED_SEGMENT_REMOVED)
+        with suppress(OSError):  # something that is not ours lies in it, or a writer has just made a file
+            folder.rmdir()
+        return removed
+
+    def _remove_orphans(self, topic: TopicRecord, failed: dict[str, str]) -> int:
+        """Files below the topic's end that no row names: their writer died before the row.
+
+        The end is older than the rows that are looked at, so whatever a live writer makes lies at or behind it.
+        """
+        folder = self.log.of_topic(topic.uid)
+        named = {segment.first_offset for segment in self.metadata.log.segments(topic.id)}
+        found = _segments_in(folder)
+        orphans = [first for first in found if first < topic.next_offset and first not in named]
+        removed = 0
+        for first in orphans:
+            with _noted(str(topic.name), failed):
+                SegmentFiles(folder, first).remove()
+                removed += 1
+        return removed
+
+    def rolled(self, topic: TopicRecord, end: int | None = None) -> tuple[SegmentRecord, ...]:
+        """The segments that wait to be sealed; with `end`, of those that begin below this offset."""
+        return tuple(
+            one
+            for one in self.metadata.log.segments(topic.id)
+            if one.state is SegmentState.ROLLED and (end is None or one.first_offset < end)
+        )
+
+
+@contextmanager
+def _noted(owner: str, failed: dict[str, str]) -> Iterator[None]:
+    """What a disk refuses inside is noted for `owner`, and nothing else stops for it."""
+    try:
+        yield
+    except OSError as error:
+        failed.setdefault(owner, f"{error.filename or 'a file'}: {error.strerror or error}")
+
+
+def _segments_in(folder: Path) -> set[int]:
+    """The first offsets of the segments that have files in a folder; none if another sweeper has removed it."""
+    try:
+        files = list(folder.iterdir())
+    except FileNotFoundError:
+        return set()
+    return {int(match[1]) for file in files if (match := _FILE.fullmatch(file.name))}

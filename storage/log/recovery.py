@@ -1,0 +1,81 @@
+"""Recovery: what a segment that was left open holds, and where it is cut.
+
+All frames are walked. The first that is not whole, be it torn, zeros or nonsense, ends the segment: nothing behind it
+was acknowledged under flush-every-append, because a flush makes all bytes before it durable. The visible end, if it
+survived, says how far flushes had come: if frames are bad before that, acknowledged data is damaged, which is an error
+and no cut, unless the caller accepts the loss.
+
+The index is made anew beside. Changes nothing; the writer that asked cuts. May go wrong: ObjectDamaged with file and
+position. Memory: the largest entry, and 28 bytes for each 64 KiB of the segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.errors import ObjectDamaged
+from storage.log.frame_walk import FrameWalk
+from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, read_header
+from storage.log.segment import Inspect, SegmentTally
+from storage.log.sparse_index import IndexPointers, Place
+from storage.log.visible_end import VisibleEnd
+
+RESTORE = "restore the file from a backup, or accept the loss of what lies behind it (docs/operations.md)"
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What a segment holds up to `end`, the last byte of its last whole frame. `problem`: what is wrong behind it, if
+    anything is there; `size`: of the file as it was found.
+    """
+
+    tally: SegmentTally
+    pointers: IndexPointers
+    index: bytes
+    end: int
+    size: int
+    problem: str | None
+
+
+def check_header(path: Path, found: bytes, expected: SegmentHeader) -> None:
+    """Raises ObjectDamaged if a file is not the segment that its row says."""
+    header = read_header(found)
+    if isinstance(header, str):
+        raise ObjectDamaged(f"the segment {path} is damaged at byte 0: {header}", RESTORE)
+    if header != expected:
+        raise ObjectDamaged(
+            f"the segment {path} is another one: ledger {header.ledger_id} from offset {header.first_offset} of topic "
+            f"{header.topic_uid}, not ledger {expected.ledger_id} from offset {expected.first_offset} of topic "
+            f"{expected.topic_uid}",
+            "put back the file that the topic was written to",
+        )
+
+
+def walked(
+    descriptor: int, size: int, header: SegmentHeader, partition: int, inspect: Inspect, index_spacing: int
+) -> Recovered:
+    """What the file holds, whose header was checked."""
+    seed = header.checksum
+    walk = FrameWalk(descriptor, seed, Place.first(header.first_offset), max(size, HEADER_BYTES), inspect)
+    tally = SegmentTally(header.ledger_id, header.first_offset, partition)
+    pointers = IndexPointers(header.first_offset, seed, index_spacing)
+    index = bytearray()
+    for entry in walk:
+        assert entry.header is not None
+        tally.add(entry.header)
+        position = walk.position - FRAME_BYTES - len(entry.data)
+        index += pointers.record(entry.entry_id, entry.offset, position, entry.header.publish_time)
+    return Recovered(tally, pointers, bytes(index), walk.position, size, walk.problem)
+
+
+def check_loss(path: Path, found: Recovered, end: VisibleEnd | None) -> None:
+    """Raises ObjectDamaged if flushed bytes lie behind the last whole frame."""
+    if end is None or end.flushed <= found.end:
+        return
+    problem = found.problem or "the file ends there"
+    raise ObjectDamaged(
+        f"the segment {path} is damaged at byte {found.end}: {problem}; bytes up to {end.flushed}, "
+        f"{end.entries} entries, were flushed, and only {found.tally.entries} entries can be read",
+        RESTORE,
+    )

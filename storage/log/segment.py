@@ -1,0 +1,194 @@
+"""A segment of the hot tail: what its writer and readers agree on.
+
+A segment is one file and two that help, in the folder of its topic, named by its first offset:
+
+    <first offset, 20 digits>.log      header and frames (frames.py); all that counts
+    <first offset, 20 digits>.end      how far it is flushed and may be read (visible_end.py); made anew by recovery
+    <first offset, 20 digits>.index    pointers to some frames (sparse_index.py); made anew by recovery
+
+Entry ids count from 0. Offsets are dense: an entry takes as many as its header says (entry.py), so one frame after the
+other, ids and offsets of a segment follow from its bytes.
+
+Must not know: SQL, and which segments a topic has.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.errors import (
+    CompactorError,
+    InvalidInput,
+    InvalidRecord,
+    Misconfigured,
+    ObjectMissing,
+    StorageFull,
+    Unavailable,
+)
+from storage.log.entry import EntryHeader
+from storage.log.entry import inspect as inspect_entry
+from storage.log.frames import LARGEST_ENTRY
+from storage.log.sparse_index import SPACING_BYTES
+from storage.metadata.records import SegmentContent
+from storage.model import MessageId, Position
+
+Inspect = Callable[[bytes], EntryHeader]
+"""What an entry's metadata says (entry.inspect). Raises InvalidRecord."""
+
+MAX_ENTRY_BYTES = (5 << 20) + (10 << 10)
+"""The largest entry that is taken unless set otherwise: Pulsar's maxMessageSize and its padding of a frame."""
+MAX_PENDING_BYTES = 32 << 20
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+@dataclass(frozen=True)
+class FlushPolicy:
+    """When appended entries are made durable.
+
+    `messages` 1: before each is acknowledged; M: acknowledged when written, flushed when M messages are not flushed.
+    `ms`: flushed at the latest so long after the first that is not. Both None: never, until the segment rolls.
+    """
+
+    messages: int | None = 1
+    ms: int | None = None
+
+    def __post_init__(self) -> None:
+        for what, value in (("messages", self.messages), ("milliseconds", self.ms)):
+            if value is not None and value < 1:
+                raise InvalidInput(f"a flush every {value} {what} cannot be meant", "give 1 or more, or none")
+
+
+@dataclass(frozen=True)
+class WriterOptions:
+    """How a segment is written. `index_spacing`: bytes of log between two pointers of the sparse index."""
+
+    policy: FlushPolicy = FlushPolicy()
+    max_entry_bytes: int = MAX_ENTRY_BYTES
+    max_pending_bytes: int = MAX_PENDING_BYTES
+    index_spacing: int = SPACING_BYTES
+    inspect: Inspect = inspect_entry
+
+    def checked(self, entry: bytes) -> EntryHeader:
+        """What an entry's metadata says. Raises InvalidRecord for one that cannot be taken."""
+        limit = min(self.max_entry_bytes, LARGEST_ENTRY)
+        if len(entry) > limit:
+            raise InvalidRecord(
+                f"an entry of {len(entry)} bytes is larger than the limit of {limit}",
+                "send smaller batches, or messages in chunks, or raise the limit; nothing of it was kept",
+            )
+        return self.inspect(entry)
+
+
+@dataclass(frozen=True)
+class Appended:
+    """Where an entry went: its first message, and how many offsets it took."""
+
+    first: Position
+    messages: int
+
+
+def segment_file(folder: Path, first_offset: int) -> Path:
+    """The file of a segment in the folder of its topic."""
+    return folder / f"{first_offset:020d}.log"
+
+
+@dataclass(frozen=True)
+class SegmentFiles:
+    """The files of one segment. `folder`: that of its topic."""
+
+    folder: Path
+    first_offset: int
+
+    @property
+    def log(self) -> Path:
+        return segment_file(self.folder, self.first_offset)
+
+    @property
+    def end(self) -> Path:
+        return self.folder / f"{self.first_offset:020d}.end"
+
+    @property
+    def index(self) -> Path:
+        return self.folder / f"{self.first_offset:020d}.index"
+
+    def remove(self) -> None:
+        """Remove what there is of it; the log first, so that no reader takes it for one of which nothing is visible."""
+        for path in (self.log, self.end, self.index):
+            path.unlink(missing_ok=True)
+
+
+class SegmentTally:
+    """Counts what a segment holds while entries go by, in order."""
+
+    def __init__(self, ledger_id: int, first_offset: int, partition: int) -> None:
+        self.entries = 0
+        self.next_offset = first_offset
+        self.messages = 0
+        self.logical_bytes = 0
+        self.min_publish_time = 2**63 - 1
+        self.max_publish_time = -(2**63)
+        self._ledger_id = ledger_id
+        self._partition = partition
+        self._last_batch_index = -1
+
+    def add(self, header: EntryHeader) -> None:
+        """The next entry."""
+        self.entries += 1
+        self.next_offset += header.messages
+        self.messages += header.messages
+        self.logical_bytes += header.logical_bytes
+        if header.publish_time < self.min_publish_time:
+            self.min_publish_time = header.publish_time
+        if header.publish_time > self.max_publish_time:
+            self.max_publish_time = header.publish_time
+        self._last_batch_index = header.messages - 1 if header.batched and not header.encrypted else -1
+
+    def content(self, size: int) -> SegmentContent | None:
+        """All of it, in a file of that size; None: no entry."""
+        if not self.entries:
+            return None
+        return SegmentContent(
+            last_offset=self.next_offset - 1,
+            last_message_id=MessageId(self._ledger_id, self.entries - 1, self._partition, self._last_batch_index),
+            messages=self.messages,
+            entries=self.entries,
+            logical_bytes=self.logical_bytes,
+            min_publish_time=self.min_publish_time,
+            max_publish_time=self.max_publish_time,
+            size=size,
+        )
+
+
+def first_position(ledger_id: int, partition: int, entry_id: int, offset: int, header: EntryHeader) -> Position:
+    """The first message of an entry."""
+    batch_index = 0 if header.batched and not header.encrypted else -1
+    return Position(offset, MessageId(ledger_id, entry_id, partition, batch_index))
+
+
+@contextmanager
+def speaking_of(path: Path, verb: str) -> Iterator[None]:
+    """Turn the system's errors into ours; they name the file."""
+    try:
+        yield
+    except OSError as error:
+        raise as_ours(error, path, verb) from error
+
+
+def as_ours(error: OSError, path: Path, verb: str) -> CompactorError:
+    """The system's error about a segment's file, as one of ours."""
+    what = f"cannot {verb} the segment {path}, {error.strerror or error}"
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return ObjectMissing(
+            what, "check that COMPACTOR_LOG is the directory it was written to, else restore it (docs/operations.md)"
+        )
+    if error.errno in _FULL:
+        return StorageFull(what, "free space or raise the quota, then try again")
+    if error.errno in _REFUSED:
+        return Misconfigured(what, "let this user read and write there")
+    return Unavailable(what, "look at the disk, then try again")

@@ -1,0 +1,309 @@
+"""The file of an open segment in its writer's hands: lock, header, frames, flush, cut, and the two files that help.
+
+Whoever has a `SegmentFile` has the lock (flock) on it: there is one on this machine, even if a process that lost the
+topic's lease in its sleep still lives. (A process that forks shares the lock with its child.) Not for several threads
+at once.
+
+Who got the lock may have slept before, and others may have come and gone meanwhile: what he knew of the file need not
+be so any more. `before_write` asks once more, under the lock, before a byte of it is changed.
+
+Three places in it: `written`, up to which frames are whole; the durable end, up to which they were flushed; and the
+visible end, up to which its owner lets them be seen, because he has acknowledged them. `cut_back` leaves what was
+acknowledged, or, once a flush has failed, what was flushed: what the kernel holds of the rest cannot be known.
+
+May go wrong: LeaseHeld (names the process that has the file), StorageFull, Unavailable, Misconfigured; in `recover`
+ObjectMissing and ObjectDamaged; writing and flushing raise OSError. Must not know: threads, flush policies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, Self
+
+from storage.errors import LeaseHeld
+from storage.log import recovery
+from storage.log.directory import sync_folder
+from storage.log.entry import EntryHeader
+from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, frame_head
+from storage.log.segment import SegmentFiles, WriterOptions, speaking_of
+from storage.log.visible_end import VisibleEnd, VisibleEndWriter, read_visible_end, read_writing_process
+from storage.metadata.records import SegmentContent
+from storage.model import MessageId
+from storage.steps import Step, reached
+
+_BUFFERS = 1024
+"""Buffers of one call (IOV_MAX on Linux)."""
+
+BeforeWrite = Callable[[], object]
+"""Called with the lock held, before the file is changed; raises if it is not the caller's to change (any more)."""
+
+_log = logging.getLogger(__name__)
+
+
+def as_it_is() -> None:
+    """Nothing to ask: nobody else can have come to the file."""
+
+
+class PlacedEntry(Protocol):
+    """An entry that has its place."""
+
+    entry_id: int
+    offset: int
+    data: bytes
+    header: EntryHeader
+
+
+class SegmentFile:
+    """An open segment's file, locked; made by `create` or `recover`."""
+
+    def __init__(self, files: SegmentFiles, header: SegmentHeader, descriptor: int, found: recovery.Recovered) -> None:
+        self.path = files.log
+        self.tally = found.tally
+        self.written = found.end
+        self.flushed = found.end
+        self.cut_bytes = found.size - found.end
+        """What recovery cut off."""
+        self._seed = header.checksum
+        self._descriptor = descriptor
+        self._pointers = found.pointers
+        self._durable = self._acknowledged = self._end_at(found.end)
+        self._index = _open_index(files.index, found.index)
+        try:
+            with speaking_of(files.end, "write"):
+                self._end = VisibleEndWriter(files.end, self._seed)
+        except BaseException:
+            if self._index >= 0:
+                os.close(self._index)
+            raise
+        self._end.publish(self._acknowledged)
+
+    @classmethod
+    def create(
+        cls,
+        files: SegmentFiles,
+        header: SegmentHeader,
+        partition: int,
+        options: WriterOptions,
+        before_write: BeforeWrite,
+    ) -> Self:
+        """A new file, durable. One that is there is replaced: no row names it."""
+        with speaking_of(files.log, "create"):
+            if not files.folder.is_dir():
+                files.folder.mkdir(parents=True, exist_ok=True)
+                sync_folder(files.folder.parent)
+            descriptor = _locked(files, os.O_CREAT)
+            try:
+                before_write()
+                os.ftruncate(descriptor, 0)
+                for aid in (files.end, files.index):
+                    aid.unlink(missing_ok=True)
+                _write_all(descriptor, [header.encode()], 0)
+                os.fsync(descriptor)
+                sync_folder(files.folder)
+                reached(Step.SEGMENT_FILE_CREATED)
+                found = _walked(descriptor, HEADER_BYTES, header, partition, options)
+                return cls(files, header, descriptor, found)
+            except BaseException:
+                os.close(descriptor)
+                raise
+
+    @classmethod
+    def recover(
+        cls,
+        files: SegmentFiles,
+        header: SegmentHeader,
+        partition: int,
+        options: WriterOptions,
+        before_write: BeforeWrite,
+    ) -> Self:
+        """The file that a dead writer left, cut at its last whole frame (recovery.py), and durable up to there."""
+        with speaking_of(files.log, "recover"):
+            descriptor = _locked(files, 0)
+            try:
+                before_write()
+                recovery.check_header(files.log, os.pread(descriptor, HEADER_BYTES, 0), header)
+                end = read_visible_end(files.end, header.checksum)
+                size = os.fstat(descriptor).st_size
+                found = _walked(descriptor, size, header, partition, options)
+                recovery.check_loss(files.log, found, end)
+                if found.end < size:
+                    os.ftruncate(descriptor, found.end)
+                os.fsync(descriptor)
+                file = cls(files, header, descriptor, found)
+                file._flush_aids()
+                return file
+            except BaseException:
+                os.close(descriptor)
+                raise
+
+    @staticmethod
+    @contextlib.contextmanager
+    def damaged(
+        files: SegmentFiles, header: SegmentHeader, partition: int, options: WriterOptions, before_write: BeforeWrite
+    ) -> Iterator[SegmentContent | None]:
+        """What a segment held that `recover` calls damaged, as far as it can be known; None: nothing.
+
+        How much was flushed says `.end`, else what can be read. The file stays as it is, and locked in the context.
+        """
+        with speaking_of(files.log, "read"):
+            descriptor = _locked(files, 0)
+        try:
+            before_write()
+            end = read_visible_end(files.end, header.checksum)
+            status = os.fstat(descriptor)
+            tally = _walked(descriptor, status.st_size, header, partition, options).tally
+            content = tally.content(status.st_size)
+            if end is not None and end.entries > tally.entries:
+                written = round(status.st_mtime * 1000)
+                content = SegmentContent(
+                    last_offset=end.next_offset - 1,
+                    last_message_id=MessageId(header.ledger_id, end.entries - 1, partition, -1),
+                    messages=end.next_offset - header.first_offset,
+                    entries=end.entries,
+                    logical_bytes=tally.logical_bytes,
+                    min_publish_time=content.min_publish_time if content else written,
+                    max_publish_time=max(content.max_publish_time, written) if content else written,
+                    size=status.st_size,
+                )
+            yield content
+        finally:
+            os.close(descriptor)
+
+    def write(self, entries: Sequence[PlacedEntry]) -> None:
+        """Write the frames of entries that follow each other."""
+        buffers: list[bytes] = []
+        index = b""
+        position = self.written
+        for entry in entries:
+            data = entry.data
+            buffers += (frame_head(self._seed, entry.entry_id, entry.offset, data), data)
+            index += self._pointers.record(entry.entry_id, entry.offset, position, entry.header.publish_time)
+            position += FRAME_BYTES + len(data)
+        _write_all(self._descriptor, buffers, self.written)
+        self.written = position
+        for entry in entries:
+            self.tally.add(entry.header)
+        if index:
+            self._write_index(index)
+
+    def flush(self) -> None:
+        """Make all that is written durable."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError:
+            self._acknowledged = self._durable  # the kernel may have dropped any byte since, and says so only once
+            raise
+        self.flushed = self.written
+        self._durable = self._end_at(self.written)
+
+    def let_see(self) -> None:
+        """Let readers see all that is written: it is about to be acknowledged, or more of it is durable."""
+        self._acknowledged = self._end_at(self.written)
+        self._end.publish(self._acknowledged)
+
+    def cut_back(self) -> VisibleEnd:
+        """Cut off, after a failure, what was not acknowledged or may be lost; what is left. It was the last write."""
+        end = self._acknowledged
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, end.visible)
+        self._end.publish(end)
+        return end
+
+    def release(self) -> None:
+        """Close it, and give up the lock."""
+        self._end.close()
+        if self._index >= 0:
+            os.close(self._index)
+        os.close(self._descriptor)
+
+    def _end_at(self, visible: int) -> VisibleEnd:
+        return VisibleEnd(self.flushed, visible, self.tally.entries, self.tally.next_offset)
+
+    def _flush_aids(self) -> None:
+        """Once, after a cut: or older ones may come back after a power cut, and speak of bytes that are gone."""
+        self._end.flush()
+        if self._index >= 0:
+            os.fsync(self._index)
+
+    def _write_index(self, index: bytes) -> None:
+        if self._index < 0:
+            return
+        try:
+            os.write(self._index, index)
+        except OSError as error:  # it helps readers, who do without: no reason to fail an append
+            _log.warning("the index of %s is not kept on: %s", self.path, error)
+            os.close(self._index)
+            self._index = -1
+
+
+def _walked(
+    descriptor: int, size: int, header: SegmentHeader, partition: int, options: WriterOptions
+) -> recovery.Recovered:
+    return recovery.walked(descriptor, size, header, partition, options.inspect, options.index_spacing)
+
+
+def _locked(files: SegmentFiles, flags: int) -> int:
+    """The segment's file, opened and locked. Raises LeaseHeld; OSError."""
+    while True:
+        descriptor = os.open(files.log, os.O_RDWR | os.O_CLOEXEC | flags, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_still(files.log, descriptor):
+                return descriptor
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise _held(files) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # it was removed between the two calls
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _held(files: SegmentFiles) -> LeaseHeld:
+    who = read_writing_process(files.end)
+    name = f"process {who.pid} on {who.host}" if who else "another process"
+    return LeaseHeld(
+        f"{name} is writing to the segment {files.log}",
+        "let it finish, or end it if it hangs, then try again; what it has appended stays",
+    )
+
+
+def _open_index(path: Path, index: bytes) -> int:
+    """The index, made anew; -1 if it cannot be: readers do without."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        _log.warning("no index can be written at %s: %s", path, error)
+        return -1
+    try:
+        os.ftruncate(descriptor, 0)
+        _write_all(descriptor, [index], 0)
+    except OSError as error:
+        _log.warning("no index can be written at %s: %s", path, error)
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def _write_all(descriptor: int, buffers: Sequence[bytes], position: int) -> None:
+    for start in range(0, len(buffers), _BUFFERS):
+        part = buffers[start : start + _BUFFERS]
+        wanted = sum(map(len, part))
+        done = os.pwritev(descriptor, part, position)
+        if done < wanted:
+            rest = memoryview(b"".join(part))
+            while done < wanted:
+                done += os.pwrite(descriptor, rest[done:], position + done)
+        position += wanted

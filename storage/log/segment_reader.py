@@ -1,0 +1,150 @@
+"""Reads the entries of one segment: a rolled one, whose size its row says, or one that is appended to, possibly by
+another process, up to its visible end.
+
+Every entry that is handed out is proved by its checksum (frames.py). A read that begins in the middle looks into the
+sparse index, and walks from the beginning if that does not help. Whatever is not valid before the end is damage: an
+error with file and position, never a gap.
+
+May go wrong: ObjectMissing; ObjectDamaged; Unavailable. Memory: a chunk, or twice the largest entry. Not for several
+threads at once. Must not know: rows, messages in a batch, which segments there are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from storage.errors import ObjectDamaged
+from storage.log.entry import EntryHeader
+from storage.log.entry import inspect as inspect_entry
+from storage.log.frame_walk import CHUNK_BYTES, FrameWalk
+from storage.log.frames import HEADER_BYTES, SegmentHeader
+from storage.log.recovery import RESTORE, check_header
+from storage.log.segment import Inspect, SegmentFiles, speaking_of
+from storage.log.sparse_index import IndexFile, Place
+from storage.log.unpack import StoredEntry
+from storage.log.visible_end import read_visible_end
+from storage.model import MessageId, Position
+
+
+class SegmentReader:
+    """Reads one segment. `end`: its size, if it is rolled; None: it is open."""
+
+    def __init__(
+        self,
+        folder: Path,
+        topic_uid: str,
+        ledger_id: int,
+        first_offset: int,
+        partition: int,
+        end: int | None = None,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        inspect: Inspect = inspect_entry,
+    ) -> None:
+        self._files = SegmentFiles(folder, first_offset)
+        self._header = SegmentHeader(topic_uid, ledger_id, first_offset)
+        self._partition = partition
+        self._end = end
+        self._chunk_bytes = chunk_bytes
+        self._inspect = inspect
+        self._seed = self._header.checksum
+
+    def entries(self, start_offset: int = 0) -> Iterator[StoredEntry]:
+        """The entries from the one that holds `start_offset` on, up to where the end was when this was called.
+
+        Raises ObjectMissing, ObjectDamaged.
+        """
+        with self._opened() as (descriptor, end):
+            start = self._proved(descriptor, end, lambda place: place.offset <= start_offset)
+            walk = self._walk(descriptor, start, end)
+            for entry in walk:
+                if walk.offset > start_offset:
+                    yield entry
+            self._check(walk)
+
+    def offset_of_entry(self, entry_id: int) -> int:
+        """The first offset of an entry; behind the last one: the offset that comes next."""
+        return self._search(lambda place: place.entry_id <= entry_id, lambda entry, _: entry.entry_id >= entry_id)
+
+    def offset_at_time(self, publish_time: int) -> int:
+        """The first offset of the first entry published at that time or later; if there is none: the one that comes
+        next. Times need not ascend: all entries before it are older, those behind it may be.
+        """
+        return self._search(
+            lambda place: place.time_before < publish_time, lambda _, header: header.publish_time >= publish_time
+        )
+
+    def last(self) -> Position | None:
+        """The last message that can be seen; None: there is none."""
+        found: StoredEntry | None = None
+        with self._opened() as (descriptor, end):
+            walk = self._walk(descriptor, self._proved(descriptor, end, lambda _: True), end)
+            for found in walk:  # noqa: B007  only the last counts
+                pass
+            self._check(walk)
+        if found is None:
+            return None
+        header = _known(found)
+        batch_index = header.messages - 1 if header.batched and not header.encrypted else -1
+        message_id = MessageId(self._header.ledger_id, found.entry_id, self._partition, batch_index)
+        return Position(found.offset + header.messages - 1, message_id)
+
+    def _search(self, before: Callable[[Place], bool], found: Callable[[StoredEntry, EntryHeader], bool]) -> int:
+        with self._opened() as (descriptor, end):
+            walk = self._walk(descriptor, self._proved(descriptor, end, before), end)
+            for entry in walk:
+                if found(entry, _known(entry)):
+                    return entry.offset
+            self._check(walk)
+            return walk.offset
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[int, int]]:
+        """The file, and how far it may be read."""
+        with speaking_of(self._files.log, "read"):
+            descriptor = os.open(self._files.log, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                check_header(self._files.log, os.pread(descriptor, HEADER_BYTES, 0), self._header)
+                yield descriptor, self._end if self._end is not None else self._visible()
+            finally:
+                os.close(descriptor)
+
+    def _visible(self) -> int:
+        end = read_visible_end(self._files.end, self._seed)
+        if end is None:
+            self._files.log.stat()  # raises if the segment was removed since it was opened: then it is not empty
+        return end.visible if end else HEADER_BYTES
+
+    def _proved(self, descriptor: int, end: int, wanted: Callable[[Place], bool]) -> Place:
+        """The last place that the index knows, is `wanted`, and where that frame really is; else the first frame's."""
+        first_offset = self._header.first_offset
+        with IndexFile(self._files.index, first_offset, self._seed) as index:
+            place = index.last(lambda found: found.position < end and wanted(found))
+        if place is not None:
+            walk = FrameWalk(descriptor, self._seed, place, end, self._inspect, 1 << 16)
+            if next(iter(walk), None) is not None:
+                return place
+        return Place.first(first_offset)
+
+    def _walk(self, descriptor: int, start: Place, end: int) -> FrameWalk:
+        return FrameWalk(descriptor, self._seed, start, end, self._inspect, self._chunk_bytes)
+
+    def _check(self, walk: FrameWalk) -> None:
+        """Raises ObjectDamaged for a walk that did not come to the end, unless the end itself has been taken back."""
+        if walk.problem is None:
+            return
+        if self._end is None and self._visible() <= walk.position:
+            return  # a flush failed, and what was visible under a policy that allows it is gone
+        raise ObjectDamaged(
+            f"the segment {self._files.log} is damaged at byte {walk.position} (entry {walk.entry_id}, offset "
+            f"{walk.offset}): {walk.problem}",
+            RESTORE,
+        )
+
+
+def _known(entry: StoredEntry) -> EntryHeader:
+    assert entry.header is not None, "a walk looks into each entry"
+    return entry.header

@@ -1,0 +1,123 @@
+"""Pointers to some frames of a segment, so that a reader needs not walk it from its beginning.
+
+A file of records of 28 bytes, one for about every 64 KiB of the segment, ascending:
+
+    4 first offset of the frame's entry, less the segment's | 4 entry id | 8 position | 8 largest publish time before it
+    | 4 CRC32C, which goes on from that of the segment's header
+
+The largest publish time is that of all entries before the frame: whoever looks for a time above it loses nothing by
+beginning there. The file is never flushed, may be missing, torn, or behind; nobody trusts a record before the frame
+that it points to has proved it (frames.py). Recovery writes it anew, for what it cut off may have pointers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple, Self
+
+import google_crc32c
+
+from storage.log.frames import HEADER_BYTES
+
+SPACING_BYTES = 64 << 10
+NO_TIME = -(2**63)
+"""The largest publish time of nothing."""
+_RECORD = Struct(">IIQq")
+_CHECKSUM = Struct(">I")
+RECORD_BYTES = _RECORD.size + _CHECKSUM.size
+
+
+class Place(NamedTuple):
+    """A frame's place in its segment: entry id, first offset, position; and the largest publish time before it."""
+
+    entry_id: int
+    offset: int
+    position: int
+    time_before: int = NO_TIME
+
+    @classmethod
+    def first(cls, first_offset: int) -> Place:
+        """That of a segment's first frame."""
+        return cls(0, first_offset, HEADER_BYTES)
+
+
+class IndexPointers:
+    """Makes the records of an index while entries go by, in order."""
+
+    def __init__(self, first_offset: int, seed: int, spacing_bytes: int = SPACING_BYTES) -> None:
+        self._first_offset = first_offset
+        self._seed = seed
+        self._spacing = spacing_bytes
+        self._next = HEADER_BYTES + spacing_bytes
+        self._largest = NO_TIME
+
+    def record(self, entry_id: int, offset: int, position: int, publish_time: int) -> bytes:
+        """The record of this entry if it is to have one, else b""."""
+        before = self._largest
+        if publish_time > before:
+            self._largest = publish_time
+        if position < self._next:
+            return b""
+        self._next = position + self._spacing
+        record = _RECORD.pack(offset - self._first_offset, entry_id, position, before)
+        return record + _CHECKSUM.pack(google_crc32c.extend(self._seed, record))
+
+
+class IndexFile:
+    """A segment's index, read by binary search: it may be long, and a segment is often opened for one read."""
+
+    def __init__(self, path: Path, first_offset: int, seed: int) -> None:
+        self._first_offset = first_offset
+        self._seed = seed
+        self._descriptor = -1
+        with contextlib.suppress(OSError):  # no index: readers walk from the beginning
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def last(self, wanted: Callable[[Place], bool]) -> Place | None:
+        """The last record that is `wanted`, if all before a wanted one are, too; None: there is none that is whole.
+
+        A damaged record counts as not wanted: the search may then end earlier than it could, never later.
+        """
+        if self._descriptor < 0:
+            return None
+        found, low, high = None, 0, os.fstat(self._descriptor).st_size // RECORD_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            place = self._at(middle)
+            if place is not None and wanted(place):
+                found, low = place, middle + 1
+            else:
+                high = middle
+        return found
+
+    def __iter__(self) -> Iterator[Place]:
+        """All whole records."""
+        if self._descriptor >= 0:
+            for number in range(os.fstat(self._descriptor).st_size // RECORD_BYTES):
+                if (place := self._at(number)) is not None:
+                    yield place
+
+    def _at(self, number: int) -> Place | None:
+        data = os.pread(self._descriptor, RECORD_BYTES, number * RECORD_BYTES)
+        if len(data) < RECORD_BYTES:
+            return None
+        record = data[: _RECORD.size]
+        if _CHECKSUM.unpack_from(data, _RECORD.size)[0] != google_crc32c.extend(self._seed, record):
+            return None
+        offset, entry_id, position, before = _RECORD.unpack(record)
+        return Place(entry_id, self._first_offset + offset, position, before)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

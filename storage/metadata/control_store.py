@@ -1,0 +1,266 @@
+"""ControlStore: what is wanted of compactions: requests, pauses, failures. Reached as MetadataStore.control.
+
+    None ── a run is claimed ──► InProgress ── pause ──► Aborted(1) ── its worker stops ──► Paused(1)
+    Paused(1) ── pause ──► Paused(2) ── resume ──► Paused(1) ── resume ──► None   (S5; Kafka's LogCleanerManager)
+
+A request survives a crash: it is a row, and whoever leads executes it; `claim_run` takes it in the transaction that
+makes the run. "Running", for users, is a topic whose compaction is requested, or that has a run whose heart beats.
+
+Each method is one transaction and may raise Unavailable, Misconfigured and TopicNotFound. After Unavailable, `pause`
+may have counted, and `request` have been made; all others may be called again. Must not know: when compactions are due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+
+from sqlalchemy import Connection, func, select
+
+from storage.clock import Clock
+from storage.errors import CompactionRunning, Conflict, TopicNotFound
+from storage.metadata import backlogs, control, cursors, mapping, runs, services, topics
+from storage.metadata.control_records import RUN_DEAD_MS, Activity, BacklogRecord, ControlRecord
+from storage.metadata.engine import Database
+from storage.metadata.leases import shown_time
+from storage.metadata.records import COMPACTION_CURSOR, RunRecord, RunState, TopicRecord
+from storage.metadata.tables import controls as controls_table
+from storage.metadata.tables import runs as runs_table
+from storage.metadata.tables import topics as topics_table
+
+_ENDING = "look with `compactor-admin topics compaction-status`, and try again when it has ended"
+
+
+class ControlStore:
+    """The control part of the metadata, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock, dead_ms: int = RUN_DEAD_MS) -> None:
+        """`dead_ms`: a run without a heartbeat for so long is dead, where a method is not told otherwise."""
+        self._database = database
+        self._clock = clock
+        self._dead_ms = dead_ms
+
+    def _dead(self, dead_ms: int | None) -> int:
+        return self._dead_ms if dead_ms is None else dead_ms
+
+    # Looking
+
+    def control(self, topic_id: int) -> ControlRecord:
+        """What is wanted of the topic's compaction."""
+        with self._database.read() as connection:
+            return control.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
+
+    def controls(self) -> Mapping[int, ControlRecord]:
+        """By topic id; a topic that is not there wants nothing."""
+        with self._database.read() as connection:
+            return control.of_all(connection, self._clock.now_ms(), self._dead_ms)
+
+    def activity(self, topic_id: int, dead_ms: int | None = None) -> Activity:
+        """The topic's compaction as it is now. `dead_ms`: a run without a heartbeat for so long is dead."""
+        with self._database.snapshot() as connection:
+            now = self._clock.now_ms()
+            found = control.find(connection, topic_id, now, self._dead(dead_ms))
+            last = runs.last(connection, topic_id)
+            return Activity(found, last, found.requested_at is not None or _lives(last, self._dead(dead_ms), now))
+
+    def requests(self) -> list[tuple[TopicRecord, ControlRecord]]:
+        """The topics whose compaction is requested, the oldest request first."""
+        with self._database.snapshot() as connection:
+            found = control.requested(connection, self._clock.now_ms(), self._dead_ms)
+            records = _topics(connection, list(found))
+            return [(records[topic_id], one) for topic_id, one in found.items()]
+
+    def running(self, dead_ms: int | None = None) -> int:
+        """How many runs live, of all topics."""
+        beaten = runs_table.c.heartbeat_at > self._clock.now_ms() - self._dead(dead_ms)
+        with self._database.read() as connection:
+            statement = select(func.count()).where(runs_table.c.state == RunState.RUNNING.value, beaten)
+            return int(connection.execute(statement).scalar_one())
+
+    def backlogs(self, topic_ids: Collection[int] | None = None) -> list[BacklogRecord]:
+        """What lies behind the horizon of these topics, or of all, in a few statements (S1)."""
+        with self._database.snapshot() as connection:
+            return backlogs.of(connection, topic_ids)
+
+    def retries(self) -> list[TopicRecord]:
+        """The failing topics whose time to be tried again has come, and that are not requested or paused."""
+        with self._database.snapshot() as connection:
+            now = self._clock.now_ms()
+            found = control.due_again(connection, now)
+            records = _topics(connection, found)
+            return [records[topic_id] for topic_id in found]
+
+    # Requests
+
+    def request(self, topic_id: int, cause: str, by: str, dead_ms: int | None = None) -> ControlRecord:
+        """Ask for a run; whoever leads executes it. `by`: who asks. The topic has its cursor `__compaction` then (S9).
+
+        Raises CompactionRunning if one is requested or runs (S4), CompactionPaused.
+        """
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            topic = topics.locked(connection, topic_id)
+            found = control.find(connection, topic_id, now, self._dead(dead_ms))
+            control.check_not_paused(topic, found)
+            if found.requested_at is not None:
+                raise CompactionRunning(
+                    f"a compaction of {topic.name} is requested since {shown_time(found.requested_at)} "
+                    f"({found.cause}, by {found.requested_by})",
+                    "wait for it to finish",
+                )
+            last = runs.last(connection, topic_id)
+            if last is not None and _lives(last, self._dead(dead_ms), now):
+                raise runs.is_running(topic, last)
+            cursors.create(connection, topic_id, COMPACTION_CURSOR)
+            return _request(connection, topic_id, cause, by, now, self._dead(dead_ms))
+
+    def withdraw(self, topic_id: int, *, leader: int | None = None, requested_at: int | None = None) -> bool:
+        """Take a request back, as nothing is new (P11) or nobody wants it any more; whether there was one.
+
+        `requested_at`: only the request of that time; one that was made since then stays, as something may be new.
+        `leader`: the token of the leadership that found that nothing is new; Fenced if it was lost, since it may have
+        slept, and the request be another one.
+        """
+        with self._database.write() as connection:
+            topics.locked(connection, topic_id)
+            found = control.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
+            going = found.requested_at is not None and requested_at in (None, found.requested_at)
+            if going:
+                control.put(connection, topic_id, requested_at=None, requested_by="")
+            if leader is not None:
+                services.check_leader(connection, leader)
+            return going
+
+    def request_interrupted(self, by: str, dead_ms: int | None = None) -> list[TopicRecord]:
+        """Ask again for the runs that died with their worker; those topics. Each run is asked for once.
+
+        The dead run is ended by whoever claims the next one.
+        """
+        dead = runs_table.c.heartbeat_at <= self._clock.now_ms() - self._dead(dead_ms)
+        running = runs_table.c.state == RunState.RUNNING.value
+        waits = controls_table.c.requested_at.is_not(None) | (controls_table.c.paused > 0)
+        asked_for = select(controls_table.c.topic_id).where(waits)
+        wanted_again = select(runs_table.c.topic_id).where(running, dead, runs_table.c.topic_id.not_in(asked_for))
+        with self._database.read() as connection:
+            found = connection.execute(wanted_again).scalars().all()
+        asked = []
+        for topic_id in found:
+            with suppress(TopicNotFound), self._database.write() as connection:  # deleted meanwhile
+                now = self._clock.now_ms()
+                topic = topics.locked(connection, topic_id)
+                wanted = control.find(connection, topic_id, now, self._dead(dead_ms))
+                last = runs.last(connection, topic_id)
+                if last is None or last.state is not RunState.RUNNING or _lives(last, self._dead(dead_ms), now):
+                    continue
+                if wanted.requested_at is None and not wanted.paused:
+                    _request(connection, topic_id, "interrupted", by, now, self._dead(dead_ms))
+                    asked.append(topic)
+        return asked
+
+    def hand_over(self, run: RunRecord, reason: str, by: str) -> bool:
+        """End a run as CANCELLED and ask for it again, in one transaction; False if it has ended already."""
+        with self._database.write() as connection:
+            topics.locked(connection, run.topic_id)
+            if runs.get(connection, run.run_id).state is not RunState.RUNNING:
+                return False
+            now = self._clock.now_ms()
+            runs.cancel(connection, run.run_id, reason, now)
+            _request(connection, run.topic_id, "interrupted", by, now, self._dead_ms)
+            return True
+
+    # Pausing
+
+    def pause(self, topic_id: int, dead_ms: int | None = None) -> ControlRecord:
+        """Keep the topic from being compacted, until as many resumes; its request goes, its run is cancelled."""
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            reason = "compaction of the topic was paused"
+            found = _stop(connection, topic_id, reason, self._dead(dead_ms), now)
+            control.put(connection, topic_id, paused=found.paused + 1)
+            return control.find(connection, topic_id, now, self._dead(dead_ms))
+
+    def resume(self, topic_id: int) -> ControlRecord:
+        """Take one pause back. Raises Conflict if the topic is not paused, or a run of it is being aborted still."""
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            topic = topics.locked(connection, topic_id)
+            found = control.find(connection, topic_id, now, self._dead_ms)
+            if not found.paused:
+                raise Conflict(f"compaction of {topic.name} is not paused", "nothing is left to do")
+            if found.aborting:
+                raise Conflict(f"a run of {topic.name} was aborted by a pause and has not stopped yet", _ENDING)
+            control.put(connection, topic_id, paused=found.paused - 1)
+            return control.find(connection, topic_id, now, self._dead_ms)
+
+    def abort(self, topic_id: int, dead_ms: int | None = None) -> ControlRecord:
+        """End the topic's request, its run and its retries; it may be compacted again at once, if it is not paused."""
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            _stop(connection, topic_id, "compaction of the topic was aborted", self._dead(dead_ms), now)
+            control.cleared(connection, topic_id)
+            return control.find(connection, topic_id, now, self._dead(dead_ms))
+
+    # Failures
+
+    def failed(
+        self,
+        topic_id: int,
+        error: str,
+        retry_at: int,
+        *,
+        leader: int | None = None,
+        requested_at: int | None = None,
+    ) -> ControlRecord:
+        """The topic's compaction failed once more, with this error; it is tried again at `retry_at` (S6).
+
+        `leader`: it failed before a run was claimed, and its request is over with this; Fenced, and `requested_at`, as
+        in `withdraw`.
+        """
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            topics.locked(connection, topic_id)
+            found = control.find(connection, topic_id, now, self._dead_ms)
+            told = runs.storable(error)
+            control.put(connection, topic_id, failures=found.failures + 1, retry_at=retry_at, last_error=told)
+            if leader is not None:
+                if requested_at in (None, found.requested_at):
+                    control.put(connection, topic_id, requested_at=None, requested_by="")
+                services.check_leader(connection, leader)
+            return control.find(connection, topic_id, now, self._dead_ms)
+
+    def succeeded(self, topic_id: int) -> None:
+        """The topic does not fail any more. A run that succeeds says so by itself."""
+        with self._database.write() as connection:
+            topics.locked(connection, topic_id)
+            control.cleared(connection, topic_id)
+
+
+def _request(connection: Connection, topic_id: int, cause: str, by: str, now: int, dead_ms: int) -> ControlRecord:
+    control.put(connection, topic_id, requested_at=now, cause=cause, requested_by=by)
+    return control.find(connection, topic_id, now, dead_ms)
+
+
+def _stop(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> ControlRecord:
+    """Drop the request and end the run, whose worker is waited for if it lives. As it was before."""
+    topics.locked(connection, topic_id)
+    found = control.find(connection, topic_id, now, dead_ms)
+    if found.requested_at is not None:
+        control.put(connection, topic_id, requested_at=None, requested_by="")
+    last = runs.last(connection, topic_id)
+    if last is not None and last.state is RunState.RUNNING:
+        lived = _lives(last, dead_ms, now)
+        runs.cancel(connection, last.run_id, reason, now)
+        control.put(connection, topic_id, aborting_run_id=last.run_id if lived else None)
+    return found
+
+
+def _lives(run: RunRecord | None, dead_ms: int, now: int) -> bool:
+    return run is not None and run.state is RunState.RUNNING and now - run.heartbeat_at < dead_ms
+
+
+def _topics(connection: Connection, ids: list[int]) -> dict[int, TopicRecord]:
+    found: dict[int, TopicRecord] = {}
+    for first in range(0, len(ids), 1000):
+        some = select(topics_table).where(topics_table.c.id.in_(ids[first : first + 1000]))
+        found |= {row["id"]: mapping.topic(row) for row in connection.execute(some).mappings()}
+    return found

@@ -1,0 +1,248 @@
+"""What a cursor has acknowledged: its mark-delete position and, above it, a row a stretch of offsets.
+
+A row is a Roaring bitmap (storage/acknowledged.py), at most 64 KiB. Its number is the stretch's, so the rows of a
+cursor are as many as the stretches in which something above mark-delete is acknowledged.
+
+Invariants: in one life of a cursor nothing that was acknowledged is lost. Owners may be several: what one writes is
+merged with what is there, and mark-delete only grows. A reset, or another cursor of the same name, is another life; an
+owner from before it is Fenced. `__compaction` is moved by `publishing` alone (A4).
+
+Whoever changes a cursor's rows holds the row in `cursors` until the transaction ends; the topic's row is not needed, so
+acknowledging never waits for appends or publishing. May go wrong: ObjectDamaged for a row that is no bitmap.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from pyroaring import BitMap
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+
+from storage.acknowledged import (
+    STRETCH_BITS,
+    STRETCH_OVERHEAD,
+    decode,
+    encode,
+    joined,
+    ranges,
+    stretch_of,
+    without_below,
+)
+from storage.errors import Fenced, InvalidInput, NotFound, ObjectDamaged
+from storage.metadata import mapping
+from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, TopicRecord
+from storage.metadata.tables import cursor_ranges, cursors
+from storage.model import Position
+
+_PAGE = 64
+"""Rows that are looked at together: 4 MiB at most."""
+
+
+@dataclass(frozen=True)
+class CursorState:
+    """A cursor as an owner opens it. `left_out`: stored bitmaps that went beyond the bytes that it may hold."""
+
+    record: CursorRecord
+    life: str
+    stretches: Mapping[int, BitMap]
+    left_out: int
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What is stored after a flush: the position, and the bitmaps that the flush looked at."""
+
+    mark_delete: Position | None
+    stretches: Mapping[int, BitMap]
+
+
+@dataclass(frozen=True)
+class RangesSummary:
+    """Of what is acknowledged above mark-delete: messages, ranges of consecutive offsets, rows and their bytes."""
+
+    messages: int
+    ranges: int
+    rows: int
+    stored_bytes: int
+
+
+def new_life() -> str:
+    return uuid.uuid4().hex
+
+
+def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) -> CursorState:
+    """Raises NotFound, and InvalidInput for `__compaction`."""
+    _refuse_compaction(topic, name)
+    row = (
+        connection.execute(select(cursors).where(cursors.c.topic_id == topic.id, cursors.c.name == name))
+        .mappings()
+        .one_or_none()
+    )
+    if row is None:
+        raise _gone(topic, name)
+    record = mapping.cursor(row)
+    taken: dict[int, BitMap] = {}
+    left = max_bytes
+    for number, stored in _pages(connection, topic.id, name, _mark(record)):
+        left -= len(stored) + STRETCH_OVERHEAD
+        if left < 0:
+            break
+        taken[number] = without_below(number, _decoded(topic, name, number, stored), _mark(record))
+    here = cursor_ranges.c
+    rows = select(func.count()).where(
+        here.topic_id == topic.id, here.name == name, here.number >= stretch_of(_mark(record) + 1)
+    )
+    return CursorState(record, row["life"], taken, connection.execute(rows).scalar_one() - len(taken))
+
+
+def merge(
+    connection: Connection,
+    topic: TopicRecord,
+    name: str,
+    life: str,
+    mark_delete: Position | None,
+    changed: Mapping[int, BitMap],
+) -> Merged:
+    """Add what an owner knows to what is stored. Raises NotFound, Fenced; InvalidInput for `__compaction`."""
+    _refuse_compaction(topic, name)
+    row = (
+        connection.execute(
+            select(cursors).where(cursors.c.topic_id == topic.id, cursors.c.name == name).with_for_update()
+        )
+        .mappings()
+        .one_or_none()
+    )
+    if row is None:
+        raise _gone(topic, name)
+    if row["life"] != life:
+        raise Fenced(
+            f"the cursor {name!r} of {topic.name} was reset, or deleted and made again, by somebody else",
+            "open the cursor again and read from where it is now; what was not flushed is delivered again",
+        )
+    stored = mapping.cursor(row)
+    if mark_delete is None or mark_delete.offset <= _mark(stored):
+        mark_delete = stored.mark_delete
+    else:
+        connection.execute(
+            update(cursors)
+            .where(cursors.c.topic_id == topic.id, cursors.c.name == name)
+            .values(**mapping.position_values("mark_delete", mark_delete))
+        )
+    mark = mark_delete.offset if mark_delete else -1
+    first = stretch_of(mark + 1)
+    if first > stretch_of(_mark(stored) + 1):
+        here = cursor_ranges.c
+        connection.execute(
+            delete(cursor_ranges).where(here.topic_id == topic.id, here.name == name, here.number < first)
+        )
+    # The stretch that mark-delete has come to is looked at too: another owner may know what is acknowledged in it.
+    there = dict(_stored(connection, topic, name, {first, *(number for number in changed if number >= first)}))
+    merged = {number: without_below(number, bitmap.copy(), mark) for number, bitmap in there.items()}
+    for number, bitmap in changed.items():
+        if number >= first:
+            merged[number] = merged.get(number, BitMap()) | without_below(number, bitmap.copy(), mark)
+    _write(connection, topic.id, name, {n: one for n, one in merged.items() if n in changed}, there)
+    return Merged(mark_delete, merged)
+
+
+def clear(connection: Connection, topic_id: int, name: str) -> None:
+    """Delete all rows of a cursor, whose row in `cursors` this transaction has changed or deleted before."""
+    connection.execute(delete(cursor_ranges).where(cursor_ranges.c.topic_id == topic_id, cursor_ranges.c.name == name))
+
+
+def summary(connection: Connection, topic: TopicRecord, record: CursorRecord) -> RangesSummary:
+    """What is stored above a cursor's mark-delete; a few rows at a time are in memory."""
+    messages = rows = stored_bytes = 0
+
+    def parts() -> Iterator[range]:
+        nonlocal messages, rows, stored_bytes
+        for number, stored in _pages(connection, topic.id, record.name, _mark(record)):
+            bitmap = without_below(number, _decoded(topic, record.name, number, stored), _mark(record))
+            messages += len(bitmap)
+            rows += 1
+            stored_bytes += len(stored)
+            yield from ranges(bitmap, number << STRETCH_BITS)
+
+    count = sum(1 for _ in joined(parts()))
+    return RangesSummary(messages, count, rows, stored_bytes)
+
+
+def _pages(connection: Connection, topic_id: int, name: str, mark: int) -> Iterator[tuple[int, bytes]]:
+    """All rows above a mark by number, a page at a time."""
+    here = cursor_ranges.c
+    next_number = stretch_of(mark + 1)
+    while True:
+        statement = (
+            select(here.number, here.acknowledged)
+            .where(here.topic_id == topic_id, here.name == name, here.number >= next_number)
+            .order_by(here.number)
+            .limit(_PAGE)
+        )
+        page = connection.execute(statement).all()
+        yield from ((number, bytes(stored)) for number, stored in page)
+        if len(page) < _PAGE:
+            return
+        next_number = page[-1][0] + 1
+
+
+def _stored(
+    connection: Connection, topic: TopicRecord, name: str, numbers: Collection[int]
+) -> Iterator[tuple[int, BitMap]]:
+    here = cursor_ranges.c
+    wanted = sorted(numbers)
+    for start in range(0, len(wanted), _PAGE):
+        statement = select(here.number, here.acknowledged).where(
+            here.topic_id == topic.id, here.name == name, here.number.in_(wanted[start : start + _PAGE])
+        )
+        for number, stored in connection.execute(statement):
+            yield number, _decoded(topic, name, number, bytes(stored))
+
+
+def _write(
+    connection: Connection, topic_id: int, name: str, merged: Mapping[int, BitMap], there: Mapping[int, BitMap]
+) -> None:
+    """Make the rows of these stretches what was merged; those that are it already are left alone."""
+    here = cursor_ranges.c
+    one_row = (here.topic_id == topic_id, here.name == name, here.number == bindparam("stretch"))
+    new, other, empty = [], [], []
+    for number, bitmap in merged.items():
+        if not bitmap:
+            empty += [{"stretch": number}] if number in there else []
+        elif number not in there:
+            new.append({"topic_id": topic_id, "name": name, "number": number, "acknowledged": encode(bitmap)})
+        elif bitmap != there[number]:
+            other.append({"stretch": number, "bits": encode(bitmap)})
+    if new:
+        connection.execute(insert(cursor_ranges), new)
+    if other:
+        connection.execute(update(cursor_ranges).where(*one_row).values(acknowledged=bindparam("bits")), other)
+    if empty:
+        connection.execute(delete(cursor_ranges).where(*one_row), empty)
+
+
+def _decoded(topic: TopicRecord, name: str, number: int, stored: bytes) -> BitMap:
+    try:
+        return decode(stored)
+    except ValueError as error:
+        raise ObjectDamaged(
+            f"row {number} of the acknowledged ranges of the cursor {name!r} of {topic.name} is no bitmap: {error}",
+            "reset the cursor to its mark-delete position: what was acknowledged above it is delivered again",
+        ) from error
+
+
+def _mark(record: CursorRecord) -> int:
+    return record.mark_delete.offset if record.mark_delete else -1
+
+
+def _refuse_compaction(topic: TopicRecord, name: str) -> None:
+    if name == COMPACTION_CURSOR:
+        raise InvalidInput(
+            f"the cursor {COMPACTION_CURSOR} of {topic.name} cannot acknowledge: it is the compaction horizon",
+            "compact the topic to move it on",
+        )
+
+
+def _gone(topic: TopicRecord, name: str) -> NotFound:
+    return NotFound(f"the topic {topic.name} has no cursor {name!r}", "create it first, or check its name")

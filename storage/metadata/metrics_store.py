@@ -1,0 +1,108 @@
+"""MetricsStore: the numbers that a scrape of /metrics shows, in few statements. Reached as MetadataStore.metrics.
+
+Each method is one read, may be called again, and may raise Unavailable and Misconfigured. Nothing here grows with the
+number of ledgers; runs are read once each, page by page, by whoever keeps their sums (`api/run_totals.py`).
+Must not know: Prometheus, names of metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import RowMapping, case, func, or_, select
+
+from storage.metadata.engine import Database
+from storage.metadata.records import RunState
+from storage.metadata.tables import controls, runs, segments, topics
+from storage.model import TopicName
+
+PAGE_RUNS = 5000
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """One run, as far as it is counted. Times are milliseconds since the Unix epoch."""
+
+    run_id: int
+    topic_id: int
+    state: RunState
+    started_at: int
+    heartbeat_at: int
+    finished_at: int | None
+    statistics: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How many topics there are, and how many wait for a run, are paused, fail. `segments`: by their state."""
+
+    topics: int
+    requested: int
+    oldest_request_at: int | None
+    paused: int
+    failing: int
+    segments: Mapping[str, int]
+
+
+class MetricsStore:
+    """The numbers, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, run_dead_ms: int) -> None:
+        """`run_dead_ms`: see ControlStore."""
+        self._database = database
+        self.run_dead_ms = run_dead_ms
+
+    def ping(self) -> None:
+        """The database answers."""
+        with self._database.read() as connection:
+            connection.execute(select(1))
+
+    def standing(self) -> Standing:
+        """As of now."""
+        wanted = select(
+            func.count(controls.c.requested_at),
+            func.min(controls.c.requested_at),
+            func.sum(case((controls.c.paused > 0, 1), else_=0)),
+            func.sum(case((controls.c.failures > 0, 1), else_=0)),
+        )
+        by_state = select(segments.c.state, func.count()).group_by(segments.c.state)
+        with self._database.snapshot() as connection:
+            all_topics = connection.execute(select(func.count()).select_from(topics)).scalar_one()
+            requested, oldest, paused, failing = connection.execute(wanted).one()
+            states = {str(state): int(count) for state, count in connection.execute(by_state)}
+        return Standing(all_topics, requested, oldest, int(paused or 0), int(failing or 0), states)
+
+    def topic_names(self) -> dict[int, TopicName]:
+        """All topics' names, by id."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(topics.c.id, topics.c.name))
+            return {topic_id: TopicName.parse(name) for topic_id, name in rows}
+
+    def runs(self, after: int, again: Collection[int] = ()) -> list[RunFigures]:
+        """Runs of a larger id than `after`, by id, one page of them; and before them, those of the ids in `again`."""
+        columns = (
+            runs.c.run_id,
+            runs.c.topic_id,
+            runs.c.state,
+            runs.c.started_at,
+            runs.c.heartbeat_at,
+            runs.c.finished_at,
+            runs.c.statistics,
+        )
+        which = or_(runs.c.run_id > after, runs.c.run_id.in_(again)) if again else runs.c.run_id > after
+        statement = select(*columns).where(which).order_by(runs.c.run_id).limit(PAGE_RUNS + len(again))
+        with self._database.read() as connection:
+            return [_figures(row) for row in connection.execute(statement).mappings()]
+
+
+def _figures(row: RowMapping) -> RunFigures:
+    return RunFigures(
+        row["run_id"],
+        row["topic_id"],
+        RunState(row["state"]),
+        row["started_at"],
+        row["heartbeat_at"],
+        row["finished_at"],
+        row["statistics"],
+    )

@@ -1,0 +1,133 @@
+"""Sealing: a rolled segment is claimed by an attempt, and its ledger takes its place in one transaction.
+
+Invariants: at any moment a message lies in a segment that no ledger stands for, or in a ledger, never in both and
+never in neither. A segment is sealed by the attempt that has claimed it last: whoever claims from one that stopped
+answering finishes that one's attempt, so a late commit finds itself fenced. The ledger holds exactly what the segment
+holds (invariants.check_seal); it lies below the topic's end, so it is inserted here and not by ledgers.append.
+
+A sealed segment's row stays until its file is gone, and tells who has to remove that. Must not know: files, objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from storage.metadata import attempts, mapping, segments, topics
+from storage.metadata.invariants import check_seal
+from storage.metadata.records import Attempt, AttemptKind, LedgerRecord, SegmentRecord, SegmentState, TopicRecord
+from storage.metadata.tables import attempts as attempts_table
+from storage.metadata.tables import ledgers
+from storage.metadata.tables import segments as segments_table
+from storage.metadata.tables import topics as topics_table
+
+
+def claim(
+    connection: Connection,
+    topic_id: int,
+    holder: str,
+    log_uid: str,
+    stale_ms: int,
+    now: int,
+    below: int | None = None,
+    but: Collection[int] = (),
+) -> tuple[SegmentRecord, Attempt] | None:
+    """Claim the oldest rolled segment of a log directory that nobody seals, under a new attempt; None: there is none.
+
+    `below`: only one that begins below this offset; `but`: none of these ledger ids. An attempt whose heartbeat is
+    `stale_ms` old seals nothing any more. Raises TopicNotFound.
+    """
+    topics.locked(connection, topic_id)
+    rolled = segments.of_topic(connection, topic_id, [SegmentState.ROLLED])
+    alive = _alive(connection, rolled, now - stale_ms)
+    wanted = (
+        one
+        for one in rolled
+        if one.log_uid == log_uid and one.ledger_id not in but and (below is None or one.first_offset < below)
+    )
+    free = next((one for one in wanted if one.sealing_attempt_id not in alive), None)
+    if free is None:
+        return None
+    if free.sealing_attempt_id is not None:
+        attempts.finish(connection, [free.sealing_attempt_id], now)
+    attempt = attempts.begin(connection, topic_id, AttemptKind.SEAL, holder, now)
+    connection.execute(
+        update(segments_table)
+        .where(segments_table.c.ledger_id == free.ledger_id)
+        .values(sealing_attempt_id=attempt.attempt_id)
+    )
+    claimed = segments.find(connection, topic_id, free.ledger_id)
+    assert claimed is not None
+    return claimed, attempt
+
+
+def seal(connection: Connection, attempt: Attempt, ledger: LedgerRecord, now: int) -> None:
+    """Let the ledger stand for the segment of its id, and finish the attempt. Raises Fenced, TopicNotFound."""
+    topic = topics.locked(connection, attempt.topic_id)
+    attempts.check_open(connection, [attempt.attempt_id])
+    check_seal(topic, attempt, segments.find(connection, topic.id, ledger.ledger_id), ledger)
+    connection.execute(insert(ledgers).values(**mapping.ledger_values(topic.id, ledger)))
+    connection.execute(
+        update(segments_table)
+        .where(segments_table.c.ledger_id == ledger.ledger_id)
+        .values(state=SegmentState.SEALED.value, sealed_at=now)
+    )
+    attempts.finish(connection, [attempt.attempt_id], now)
+
+
+def sealed_by(connection: Connection, attempt: Attempt, ledger_id: int) -> bool:
+    """Whether that ledger is part of the topic as this attempt's."""
+    statement = select(ledgers.c.ledger_id).where(
+        ledgers.c.topic_id == attempt.topic_id,
+        ledgers.c.ledger_id == ledger_id,
+        ledgers.c.attempt_id == attempt.attempt_id,
+    )
+    return connection.execute(statement).first() is not None
+
+
+def files(
+    connection: Connection, log_uid: str, sealed_until: int, topic_id: int | None = None
+) -> list[tuple[TopicRecord, SegmentRecord]]:
+    """Segments in that log directory that were sealed at that time or before, oldest first, with their topics.
+
+    `topic_id`: only of that topic.
+    """
+    statement = (
+        select(segments_table)
+        .where(
+            segments_table.c.log_uid == log_uid,
+            segments_table.c.state == SegmentState.SEALED.value,
+            segments_table.c.sealed_at <= sealed_until,
+        )
+        .order_by(segments_table.c.sealed_at, segments_table.c.ledger_id)
+    )
+    if topic_id is not None:
+        statement = statement.where(segments_table.c.topic_id == topic_id)
+    rows = connection.execute(statement).mappings().all()
+    having = select(topics_table).where(topics_table.c.id.in_({row["topic_id"] for row in rows}))
+    by_id = {row["id"]: mapping.topic(row) for row in connection.execute(having).mappings()}
+    return [(by_id[row["topic_id"]], mapping.segment(row)) for row in rows]
+
+
+def forget(connection: Connection, topic_id: int, ledger_id: int) -> None:
+    """Delete the row of a sealed segment; nothing happens if it is gone. Raises TopicNotFound."""
+    topic = topics.locked(connection, topic_id)
+    found = segments.find(connection, topic_id, ledger_id)
+    if found is not None and found.state is not SegmentState.SEALED:
+        raise AssertionError(
+            f"the segment of ledger {ledger_id} of {topic.name} is {found.state.value}; seal it before it is forgotten"
+        )
+    connection.execute(
+        delete(segments_table).where(segments_table.c.topic_id == topic_id, segments_table.c.ledger_id == ledger_id)
+    )
+
+
+def _alive(connection: Connection, rolled: tuple[SegmentRecord, ...], stale: int) -> set[str]:
+    """The attempts at work on those segments that have beaten since; they are locked, so none beats meanwhile."""
+    claimed = {one.sealing_attempt_id for one in rolled if one.sealing_attempt_id is not None}
+    open_ones = attempts.lock_open(connection, claimed)
+    statement = select(attempts_table.c.attempt_id).where(
+        attempts_table.c.attempt_id.in_(open_ones), attempts_table.c.heartbeat_at > stale
+    )
+    return set(connection.execute(statement).scalars())

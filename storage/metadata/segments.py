@@ -1,0 +1,159 @@
+"""Segments of the hot tail: opened, rolled or dropped by the holder of the topic's lease, and listed.
+
+Invariants: a topic has at most one OPEN segment (the database forbids a second one), and it begins where the topic
+ends; rolling it moves the topic's end behind it in the same transaction, so offsets are dense and nobody else can
+have appended in between. A segment's ledger id is above all before it, and stays its ledger's when it is sealed.
+What must hold beforehand is in invariants.py; sealing is in sealing.py. Must not know: files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
+
+from storage.errors import Fenced
+from storage.metadata import leases, ledgers, mapping, topics
+from storage.metadata.attempts import AT_ONCE
+from storage.metadata.invariants import check_open_segment, check_roll
+from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord
+from storage.metadata.tables import segments
+from storage.metadata.tables import topics as topics_table
+
+TAIL = (SegmentState.OPEN, SegmentState.ROLLED)
+"""The states of segments that no ledger stands for yet."""
+_OF_TOPIC = (
+    select(segments)
+    .where(segments.c.topic_id == bindparam("topic"), segments.c.state.in_(bindparam("states", expanding=True)))
+    .order_by(segments.c.first_offset)
+)
+
+
+def open_(connection: Connection, lease: Lease, new: SegmentRecord) -> None:
+    """Make a segment the topic's open one. Raises Fenced if the lease was overtaken or the topic has moved on."""
+    leases.check(connection, lease)
+    topic = topics.locked(connection, lease.topic_id)
+    check_open_segment(topic, ledgers.last_id(connection, topic.id), open_of(connection, topic.id), new)
+    connection.execute(insert(segments).values(**mapping.segment_values(topic.id, new)))
+
+
+def check_open(connection: Connection, lease: Lease, ledger_id: int | None) -> None:
+    """Raises Fenced if the lease was overtaken, or the topic's open segment (None: it has none) is another one."""
+    leases.check(connection, lease)
+    found = open_of(connection, lease.topic_id)
+    if (found.ledger_id if found else None) != ledger_id:
+        topic = topics.by_id(connection, lease.topic_id)
+        there = f"the segment of ledger {found.ledger_id} is open" if found else "no segment is open"
+        raise Fenced(f"{topic.name} has moved on: {there}", "nothing was written; open the topic again to go on")
+
+
+def roll(connection: Connection, lease: Lease, ledger_id: int, content: SegmentContent, now: int) -> SegmentRecord:
+    """Close the open segment: it holds `content`, and the topic goes on behind it. As it is then.
+
+    One that was rolled with the same content stays as it is. Raises Fenced.
+    """
+    leases.check(connection, lease)
+    topic = topics.locked(connection, lease.topic_id)
+    found = find(connection, topic.id, ledger_id)
+    if found is None:
+        raise Fenced(
+            f"the segment of ledger {ledger_id} of {topic.name} does not exist (any more)",
+            "nothing was changed; look at the topic's segments again",
+        )
+    check_roll(topic, found, content)
+    if found.state is not SegmentState.OPEN:
+        return found
+    connection.execute(
+        update(segments)
+        .where(segments.c.ledger_id == ledger_id)
+        .values(state=SegmentState.ROLLED.value, rolled_at=now, **mapping.content_values(content))
+    )
+    connection.execute(
+        update(topics_table)
+        .where(topics_table.c.id == topic.id)
+        .values(next_offset=content.last_offset + 1, roll_requested_at=None)
+    )
+    rolled = find(connection, topic.id, ledger_id)
+    assert rolled is not None
+    return rolled
+
+
+def drop(connection: Connection, lease: Lease, ledger_id: int) -> None:
+    """Take back an open segment that holds nothing; nothing happens if it is gone. Raises Fenced."""
+    leases.check(connection, lease)
+    topic = topics.locked(connection, lease.topic_id)
+    found = find(connection, topic.id, ledger_id)
+    if found is not None and found.state is not SegmentState.OPEN:
+        raise AssertionError(
+            f"the segment of ledger {ledger_id} of {topic.name} is {found.state.value}; only an open segment that "
+            "holds nothing may be dropped"
+        )
+    connection.execute(delete(segments).where(segments.c.topic_id == topic.id, segments.c.ledger_id == ledger_id))
+    _set_request(connection, topic.id, None)
+
+
+def request_roll(connection: Connection, topic_id: int, now: int) -> None:
+    """Ask whoever writes the topic to roll it; asked twice, the first time counts. Raises TopicNotFound."""
+    topic = topics.locked(connection, topic_id)
+    if not roll_requested(connection, topic.id):
+        _set_request(connection, topic.id, now)
+
+
+def clear_request(connection: Connection, lease: Lease) -> None:
+    """Say that there was nothing to roll. Raises Fenced."""
+    leases.check(connection, lease)
+    _set_request(connection, topics.locked(connection, lease.topic_id).id, None)
+
+
+def roll_requested(connection: Connection, topic_id: int) -> bool:
+    """Raises TopicNotFound."""
+    statement = select(topics_table.c.roll_requested_at).where(topics_table.c.id == topic_id)
+    row = connection.execute(statement).one_or_none()
+    if row is None:
+        topics.by_id(connection, topic_id)  # which says so in the topic's words
+    return row is not None and row[0] is not None
+
+
+def roll_requests(connection: Connection, topic_ids: Sequence[int]) -> dict[int, bool]:
+    """`roll_requested` for many, some hundred a statement; those that were deleted are not there."""
+    found: dict[int, bool] = {}
+    columns = (topics_table.c.id, topics_table.c.roll_requested_at)
+    for first in range(0, len(topic_ids), AT_ONCE):
+        statement = select(*columns).where(topics_table.c.id.in_(topic_ids[first : first + AT_ONCE]))
+        found.update((row[0], row[1] is not None) for row in connection.execute(statement))
+    return found
+
+
+def find(connection: Connection, topic_id: int, ledger_id: int) -> SegmentRecord | None:
+    statement = select(segments).where(segments.c.topic_id == topic_id, segments.c.ledger_id == ledger_id)
+    row = connection.execute(statement).mappings().one_or_none()
+    return mapping.segment(row) if row is not None else None
+
+
+def open_of(connection: Connection, topic_id: int) -> SegmentRecord | None:
+    """The open segment of the topic."""
+    return next(iter(of_topic(connection, topic_id, [SegmentState.OPEN])), None)
+
+
+def of_topic(
+    connection: Connection, topic_id: int, states: Collection[SegmentState] = tuple(SegmentState)
+) -> tuple[SegmentRecord, ...]:
+    """The topic's segments in those states, in the order of offsets."""
+    wanted = {"topic": topic_id, "states": [state.value for state in states]}
+    return tuple(mapping.segment(row) for row in connection.execute(_OF_TOPIC, wanted).mappings())
+
+
+def topics_with(
+    connection: Connection, states: Collection[SegmentState], log_uid: str | None = None
+) -> list[TopicRecord]:
+    """The topics that have a segment in one of those states, by name; with `log_uid`, in that log directory."""
+    having = select(segments.c.topic_id).where(segments.c.state.in_([state.value for state in states]))
+    if log_uid is not None:
+        having = having.where(segments.c.log_uid == log_uid)
+    statement = select(topics_table).where(topics_table.c.id.in_(having))
+    found = [mapping.topic(row) for row in connection.execute(statement).mappings()]
+    return sorted(found, key=lambda topic: str(topic.name))
+
+
+def _set_request(connection: Connection, topic_id: int, at: int | None) -> None:
+    connection.execute(update(topics_table).where(topics_table.c.id == topic_id).values(roll_requested_at=at))

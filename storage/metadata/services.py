@@ -1,0 +1,98 @@
+"""Services and their leader, in rows.
+
+Invariants: the token of the leadership grows by one with each leader and never starts again. Time only decides when
+leadership may be taken; whether a leader's claim counts is decided by the token alone (`check_leader`, in the
+transaction of the claim). So a wrong clock costs waiting, never two leaders that both begin runs.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from storage.errors import Fenced
+from storage.metadata.control_records import ServiceRecord
+from storage.metadata.tables import leadership, services
+
+SCHEDULER = "scheduler"
+"""The one role there is."""
+
+
+def beat(connection: Connection, record: ServiceRecord, now: int) -> None:
+    """Say that the service lives."""
+    values = {"url": record.url, "log_uid": record.log_uid, "heartbeat_at": now}
+    ours = update(services).where(services.c.name == record.name)
+    if connection.execute(ours.values(**values)).rowcount:
+        return
+    try:
+        with connection.begin_nested():
+            connection.execute(insert(services).values(name=record.name, started_at=record.started_at, **values))
+    except IntegrityError:  # another thread of the same service was first
+        connection.execute(ours.values(**values))
+
+
+def live(connection: Connection, since: int) -> list[ServiceRecord]:
+    """Those that have beaten after `since`, by name."""
+    statement = select(services).where(services.c.heartbeat_at > since).order_by(services.c.name)
+    return [ServiceRecord(**row) for row in connection.execute(statement).mappings()]
+
+
+def remove(connection: Connection, name: str) -> None:
+    """Nothing happens if it is gone."""
+    connection.execute(delete(services).where(services.c.name == name))
+
+
+def forget(connection: Connection, before: int) -> int:
+    """Delete the rows of services that died long ago; how many."""
+    return connection.execute(delete(services).where(services.c.heartbeat_at < before)).rowcount
+
+
+def lead(connection: Connection, name: str, term_ms: int, now: int) -> int | None:
+    """Take the leadership if it is free, expired or ours; its token, or None if another has it."""
+    row = _locked(connection)
+    if row.holder not in (None, name) and row.expires_at > now:
+        return None
+    token = int(row.token) + 1
+    _set(connection, holder=name, token=token, expires_at=now + term_ms)
+    return token
+
+
+def renew(connection: Connection, token: int, term_ms: int, now: int) -> None:
+    """Another term, also after the old one if nobody took the leadership. Raises Fenced."""
+    _check(_locked(connection), token)
+    _set(connection, expires_at=now + term_ms)
+
+
+def resign(connection: Connection, token: int) -> None:
+    """Nothing happens if the leadership was lost."""
+    if _locked(connection).token == token:
+        _set(connection, holder=None, expires_at=0)
+
+
+def leader(connection: Connection, now: int) -> str | None:
+    """Who leads."""
+    row = connection.execute(select(leadership).where(leadership.c.role == SCHEDULER)).one()
+    return str(row.holder) if row.holder is not None and row.expires_at > now else None
+
+
+def check_leader(connection: Connection, token: int) -> None:
+    """The leadership is still that of `token`, and stays so until this transaction ends. Raises Fenced.
+
+    For the end of a transaction: one that still has to wait for a topic would keep the leader from renewing meanwhile.
+    """
+    statement = select(leadership).where(leadership.c.role == SCHEDULER).with_for_update(read=True)
+    _check(connection.execute(statement).one(), token)
+
+
+def _check(row: Row[tuple[object, ...]], token: int) -> None:
+    if row.token != token or row.holder is None:
+        who = f"{row.holder} leads now" if row.holder is not None else "it was given back"
+        raise Fenced(f"the leadership (token {token}) was lost: {who}", "nothing was begun; stand for leadership again")
+
+
+def _locked(connection: Connection) -> Row[tuple[object, ...]]:
+    return connection.execute(select(leadership).where(leadership.c.role == SCHEDULER).with_for_update()).one()
+
+
+def _set(connection: Connection, **values: object) -> None:
+    connection.execute(update(leadership).where(leadership.c.role == SCHEDULER).values(**values))

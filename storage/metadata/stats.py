@@ -1,0 +1,205 @@
+"""What stats show of a topic, in few statements: sums over its ledgers, no row of a ledger and no index directory.
+
+Everything is of one moment. A look costs the topic's own rows only, however many topics there are: statements go by
+`topic_id`, and of the runs the newest `RUNS_SEEN` are looked at. Must not know: files, objects, JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, select
+
+from storage.metadata import cursor_ranges, cursors, mapping, segments, topics
+from storage.metadata.records import (
+    CompactedLedgerRecord,
+    CursorRecord,
+    RunRecord,
+    RunState,
+    SegmentRecord,
+    TopicRecord,
+)
+from storage.metadata.tables import ledgers, runs
+from storage.model import MessageId, TopicName
+
+RUNS_SEEN = 1000
+"""So many of the newest runs are searched for the last success and the last failure."""
+
+
+@dataclass(frozen=True)
+class LedgerSums:
+    """Over the sealed ledgers that are not trimmed. `newest_at`: 0 if there is none."""
+
+    ledgers: int
+    messages: int
+    entries: int
+    logical_bytes: int
+    first_offset: int | None
+    last_offset: int | None
+    max_publish_time: int
+    newest_at: int
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """A sealed ledger in a list of them."""
+
+    ledger_id: int
+    entries: int
+    logical_bytes: int
+    created_at: int
+    last_message_id: MessageId
+
+
+@dataclass(frozen=True)
+class CursorStanding:
+    """A cursor, and what lies behind its mark-delete in sealed ledgers; one that straddles it counts whole.
+
+    `acknowledged`, `ranges`: messages above mark-delete that are acknowledged, and how many ranges they make; 0 if
+    that was not asked for.
+    """
+
+    record: CursorRecord
+    sealed_bytes: int
+    oldest_publish_time: int
+    acknowledged: int = 0
+    ranges: int = 0
+
+    @property
+    def mark(self) -> int:
+        """The offset of mark-delete; -1: nothing is acknowledged."""
+        return self.record.mark_delete.offset if self.record.mark_delete else -1
+
+
+@dataclass(frozen=True)
+class TopicStanding:
+    """A topic as stats show it. `lines` is empty unless asked for.
+
+    `succeeded` and `failed` are the last run that did and the last that did not, cancelled ones among these.
+    """
+
+    topic: TopicRecord
+    sums: LedgerSums
+    segments: tuple[SegmentRecord, ...]
+    cursors: tuple[CursorStanding, ...]
+    compacted: CompactedLedgerRecord | None
+    succeeded: RunRecord | None
+    failed: RunRecord | None
+    lines: tuple[LedgerLine, ...] = ()
+
+
+def of_topic(connection: Connection, name: TopicName, *, lines: bool, precise: bool) -> TopicStanding:
+    """Raises TopicNotFound. `lines`: with one for each ledger; `precise`: with single acknowledgements counted."""
+    topic = topics.by_name(connection, name)
+    records = cursors.of_topic(connection, topic.id)
+    marks = sorted({_mark(record) for record in records})
+    sums, behind = _sums(connection, topic.id, marks)
+    succeeded, failed = _last_runs(connection, topic.id)
+    standing = []
+    for record in records:
+        size, oldest = behind[_mark(record)]
+        above = cursor_ranges.summary(connection, topic, record) if precise else None
+        messages, ranges = (above.messages, above.ranges) if above else (0, 0)
+        standing.append(CursorStanding(record, size, oldest, messages, ranges))
+    return TopicStanding(
+        topic=topic,
+        sums=sums,
+        segments=segments.of_topic(connection, topic.id, segments.TAIL),
+        cursors=tuple(standing),
+        compacted=cursors.serving_compacted(connection, topic.id),
+        succeeded=succeeded,
+        failed=failed,
+        lines=_lines(connection, topic.id) if lines else (),
+    )
+
+
+def _mark(record: CursorRecord) -> int:
+    return record.mark_delete.offset if record.mark_delete else -1
+
+
+def _sums(connection: Connection, topic_id: int, marks: Sequence[int]) -> tuple[LedgerSums, dict[int, tuple[int, int]]]:
+    """Over all ledgers, and by mark: bytes behind it and the oldest publish time there."""
+    wanted = {"topic": topic_id, **{f"mark_{number}": mark for number, mark in enumerate(marks)}}
+    row = connection.execute(_sums_statement(len(marks)), wanted).one()
+    # int(): PostgreSQL's sum of BIGINT is a decimal.
+    found = [None if value is None else int(value) for value in row]
+    numbers = [value or 0 for value in found]
+    sums = LedgerSums(
+        ledgers=numbers[0],
+        messages=numbers[1],
+        entries=numbers[2],
+        logical_bytes=numbers[3],
+        first_offset=found[4],
+        last_offset=found[5],
+        max_publish_time=numbers[6],
+        newest_at=numbers[7],
+    )
+    pairs = list(zip(numbers[8::2], numbers[9::2], strict=True))
+    return sums, dict(zip(marks, pairs, strict=True))
+
+
+@lru_cache(maxsize=64)
+def _sums_statement(marks: int) -> Select[tuple[object, ...]]:
+    """Made once for each number of marks: making it costs as much as asking."""
+    behind = []
+    for number in range(marks):
+        ahead = ledgers.c.last_offset > bindparam(f"mark_{number}", type_=BigInteger)
+        behind.append(func.coalesce(func.sum(case((ahead, ledgers.c.logical_bytes), else_=0)), 0))
+        behind.append(func.coalesce(func.min(case((ahead, ledgers.c.min_publish_time))), 0))
+    return select(
+        func.count(),
+        func.coalesce(func.sum(ledgers.c.messages), 0),
+        func.coalesce(func.sum(ledgers.c.entries), 0),
+        func.coalesce(func.sum(ledgers.c.logical_bytes), 0),
+        func.min(ledgers.c.first_offset),
+        func.max(ledgers.c.last_offset),
+        func.coalesce(func.max(ledgers.c.max_publish_time), 0),
+        func.coalesce(func.max(ledgers.c.created_at), 0),
+        *behind,
+    ).where(ledgers.c.topic_id == bindparam("topic"), ledgers.c.deleted_at.is_(None))
+
+
+_LINES = (
+    select(
+        ledgers.c.ledger_id,
+        ledgers.c.entries,
+        ledgers.c.logical_bytes,
+        ledgers.c.created_at,
+        *(ledgers.c[f"last_message_{part}"] for part in ("ledger_id", "entry_id", "partition", "batch_index")),
+    )
+    .where(ledgers.c.topic_id == bindparam("topic"), ledgers.c.deleted_at.is_(None))
+    .order_by(ledgers.c.first_offset)
+)
+
+
+def _lines(connection: Connection, topic_id: int) -> tuple[LedgerLine, ...]:
+    return tuple(
+        LedgerLine(ledger_id, entries, size, created_at, MessageId(*message_id))
+        for ledger_id, entries, size, created_at, *message_id in connection.execute(_LINES, {"topic": topic_id})
+    )
+
+
+_SEEN = (
+    select(runs.c.run_id, runs.c.state)
+    .where(runs.c.topic_id == bindparam("topic"))
+    .order_by(runs.c.run_id.desc())
+    .limit(RUNS_SEEN)
+    .subquery()
+)
+_NEWEST_RUNS = select(
+    func.max(case((_SEEN.c.state == RunState.SUCCESS.value, _SEEN.c.run_id))),
+    func.max(case((_SEEN.c.state.in_([RunState.ERROR.value, RunState.CANCELLED.value]), _SEEN.c.run_id))),
+)
+
+_THESE_RUNS = select(runs).where(runs.c.run_id.in_(bindparam("runs", expanding=True)))
+
+
+def _last_runs(connection: Connection, topic_id: int) -> tuple[RunRecord | None, RunRecord | None]:
+    wanted = connection.execute(_NEWEST_RUNS, {"topic": topic_id}).one()
+    if wanted[0] is None and wanted[1] is None:
+        return None, None
+    found = connection.execute(_THESE_RUNS, {"runs": [one for one in wanted if one is not None]})
+    by_id = {row["run_id"]: mapping.run(row) for row in found.mappings()}
+    return by_id.get(wanted[0]), by_id.get(wanted[1])

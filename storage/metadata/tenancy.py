@@ -1,0 +1,186 @@
+"""Tenants and namespaces, and what roles may do in them.
+
+Invariants: a namespace has its tenant (the database says so); a tenant goes only without namespaces, a namespace only
+without topics, and permissions and policies of the scope go with it. Whoever makes or deletes something in a
+namespace locks its row first (`locked_namespace`), and in a tenant the tenant's, so neither can vanish meanwhile. Both
+locks come before all others of topics.py, but for a partitioned topic's own row; tenant before namespace.
+
+Where a topic is made in passing (an import), its tenant and namespace are made with it (`ensure_namespace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from storage.errors import Conflict, NotFound
+from storage.metadata import topics
+from storage.metadata.policy_store import namespace_scope
+from storage.metadata.tables import namespaces as namespaces_table
+from storage.metadata.tables import partitioned_topics, permissions
+from storage.metadata.tables import policies as policies_table
+from storage.metadata.tables import tenants as tenants_table
+from storage.metadata.tenancy_records import CLUSTER, NamespaceRecord, TenantRecord
+from storage.model import TopicName
+
+
+def tenants(connection: Connection) -> list[str]:
+    """By name."""
+    return sorted(connection.execute(select(tenants_table.c.name)).scalars())
+
+
+def tenant(connection: Connection, name: str) -> TenantRecord:
+    """Raises NotFound."""
+    row = connection.execute(select(tenants_table).where(tenants_table.c.name == name)).mappings().one_or_none()
+    if row is None:
+        raise _no_tenant(name)
+    return TenantRecord(
+        name=row["name"],
+        admin_roles=tuple(row["admin_roles"]),
+        allowed_clusters=tuple(row["allowed_clusters"]),
+        permissions=_granted(connection, name),
+        created_at=row["created_at"],
+    )
+
+
+def create_tenant(
+    connection: Connection, name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[str], now: int
+) -> None:
+    """Raises Conflict if it exists, InvalidTopicName for a name that no topic's tenant can have."""
+    TopicName(name, "any", "any")  # which knows the characters that it may have
+    values = {"admin_roles": list(admin_roles), "allowed_clusters": list(allowed_clusters), "created_at": now}
+    if not _inserted(connection, tenants_table, {"name": name, **values}):
+        raise Conflict(f"the tenant {name} exists already", "nothing was changed; update it, or choose another name")
+
+
+def update_tenant(
+    connection: Connection, name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[str]
+) -> None:
+    """Raises NotFound."""
+    values = {"admin_roles": list(admin_roles), "allowed_clusters": list(allowed_clusters)}
+    changed = connection.execute(update(tenants_table).where(tenants_table.c.name == name).values(**values))
+    if changed.rowcount == 0:
+        raise _no_tenant(name)
+
+
+def delete_tenant(connection: Connection, name: str) -> None:
+    """Raises NotFound, Conflict if it has namespaces."""
+    _locked_tenant(connection, name)
+    there = namespaces(connection, name)
+    if there:
+        raise Conflict(
+            f"the tenant {name} has {len(there)} namespaces, {there[0]} among them", "delete its namespaces first"
+        )
+    connection.execute(delete(permissions).where(permissions.c.scope == name))
+    connection.execute(delete(tenants_table).where(tenants_table.c.name == name))
+
+
+def namespaces(connection: Connection, tenant_name: str) -> list[str]:
+    """The full names of the tenant's namespaces, in order. Raises NotFound."""
+    found = select(namespaces_table.c.name).where(namespaces_table.c.tenant == tenant_name)
+    names = sorted(connection.execute(found).scalars())
+    if not names:
+        tenant(connection, tenant_name)
+    return names
+
+
+def namespace(connection: Connection, name: str) -> NamespaceRecord:
+    """Raises NotFound."""
+    row = connection.execute(select(namespaces_table).where(namespaces_table.c.name == name)).mappings().one_or_none()
+    if row is None:
+        raise _no_namespace(name)
+    return NamespaceRecord(row["name"], _granted(connection, name), row["created_at"])
+
+
+def create_namespace(connection: Connection, name: str, now: int) -> None:
+    """Raises NotFound for its tenant, Conflict if it exists, InvalidInput for a name that cannot be."""
+    namespace_scope(name)
+    tenant_name, _ = topics.parse_namespace(name)
+    _locked_tenant(connection, tenant_name)
+    if not _inserted(connection, namespaces_table, {"name": name, "tenant": tenant_name, "created_at": now}):
+        raise Conflict(f"the namespace {name} exists already", "nothing was changed; choose another name")
+
+
+def delete_namespace(connection: Connection, name: str) -> None:
+    """Raises NotFound, Conflict if it has topics."""
+    locked_namespace(connection, name)
+    there = [str(topic.name) for topic in topics.in_namespace(connection, name)]
+    there += connection.execute(
+        select(partitioned_topics.c.name).where(partitioned_topics.c.namespace == name)
+    ).scalars()
+    if there:
+        raise Conflict(f"the namespace {name} is not empty: it has {min(there)}", "delete its topics first")
+    connection.execute(delete(permissions).where(permissions.c.scope == name))
+    connection.execute(delete(policies_table).where(policies_table.c.scope == namespace_scope(name)))
+    connection.execute(delete(namespaces_table).where(namespaces_table.c.name == name))
+
+
+def permit(connection: Connection, scope: str, role: str, actions: Sequence[str]) -> None:
+    """Let a role do exactly this in a tenant, or in `tenant/namespace`. Raises NotFound."""
+    _locked_scope(connection, scope)
+    connection.execute(delete(permissions).where(permissions.c.scope == scope, permissions.c.role == role))
+    connection.execute(insert(permissions).values(scope=scope, role=role, actions=list(actions)))
+
+
+def revoke(connection: Connection, scope: str, role: str) -> None:
+    """Take all permissions of a role in that scope; none is no error. Raises NotFound for the scope."""
+    _locked_scope(connection, scope)
+    connection.execute(delete(permissions).where(permissions.c.scope == scope, permissions.c.role == role))
+
+
+def locked_namespace(connection: Connection, name: str) -> None:
+    """The namespace stays, and nobody else makes or deletes in it, until this transaction ends. Raises NotFound."""
+    statement = select(namespaces_table.c.name).where(namespaces_table.c.name == name).with_for_update(key_share=True)
+    if connection.execute(statement).first() is None:
+        raise _no_namespace(name)
+
+
+def ensure_namespace(connection: Connection, name: TopicName, now: int) -> None:
+    """The topic's tenant and namespace, made if they do not exist; the namespace is locked."""
+    full = f"{name.tenant}/{name.namespace}"
+    if connection.execute(select(namespaces_table.c.name).where(namespaces_table.c.name == full)).first() is None:
+        values = {"admin_roles": [], "allowed_clusters": [CLUSTER], "created_at": now}
+        if connection.execute(select(tenants_table.c.name).where(tenants_table.c.name == name.tenant)).first() is None:
+            _inserted(connection, tenants_table, {"name": name.tenant, **values})
+        _locked_tenant(connection, name.tenant)
+        _inserted(connection, namespaces_table, {"name": full, "tenant": name.tenant, "created_at": now})
+    locked_namespace(connection, full)
+
+
+def _locked_tenant(connection: Connection, name: str) -> None:
+    statement = select(tenants_table.c.name).where(tenants_table.c.name == name).with_for_update(key_share=True)
+    if connection.execute(statement).first() is None:
+        raise _no_tenant(name)
+
+
+def _locked_scope(connection: Connection, scope: str) -> None:
+    if "/" in scope:
+        locked_namespace(connection, scope)
+    else:
+        _locked_tenant(connection, scope)
+
+
+def _granted(connection: Connection, scope: str) -> Mapping[str, tuple[str, ...]]:
+    statement = select(permissions.c.role, permissions.c.actions).where(permissions.c.scope == scope)
+    return {role: tuple(actions) for role, actions in sorted(connection.execute(statement).all())}
+
+
+def _inserted(connection: Connection, table: Any, values: Mapping[str, object]) -> bool:
+    """Whether the row was made; False: there is one of that name."""
+    try:
+        with connection.begin_nested():
+            connection.execute(insert(table).values(**values))
+    except IntegrityError:
+        return False
+    return True
+
+
+def _no_tenant(name: str) -> NotFound:
+    return NotFound(f"the tenant {name} does not exist", "create it first, or check the name")
+
+
+def _no_namespace(name: str) -> NotFound:
+    return NotFound(f"the namespace {name} does not exist", "create it first, or check the name")

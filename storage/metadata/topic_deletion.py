@@ -1,0 +1,87 @@
+"""The end of a topic (S8): one transaction takes every row of it, and remembers its uid.
+
+After it, nothing that was begun before can become part of anything: lease, attempts and runs are gone, so a writer, an
+import, a sealer or a run that goes on finds itself fenced or its topic not found, and can publish nothing. What was
+written, or is still being written, lies under the uid in the object store and in log directories. It is garbage, and
+`deleted_topics` is what tells garbage collection and the keepers of log directories so. A topic that is made again
+under the name has another id and uid, and shares nothing with it.
+
+Any table that refers to `topics` by a column `topic_id` is covered: it is found, not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection, Table, delete, insert, select
+
+from storage.metadata import topics
+from storage.metadata.leases import held
+from storage.metadata.policy_store import topic_scope
+from storage.metadata.tables import (
+    METADATA,
+    attempts,
+    deleted_topics,
+    leases,
+    runs,
+)
+from storage.metadata.tables import policies as policies_table
+from storage.metadata.tables import topics as topics_table
+from storage.metadata.tenancy_records import DeletedTopic
+from storage.model import TopicName
+
+
+def delete_topic(connection: Connection, topic_id: int, now: int, *, force: bool) -> DeletedTopic:
+    """Delete the topic and all that is known of it.
+
+    Raises TopicNotFound; without `force` LeaseHeld if somebody writes it.
+    """
+    deleted = delete_topics(connection, [topic_id], now, force=force)
+    if not deleted:
+        topics.by_id(connection, topic_id)  # which says so in the topic's words
+    return deleted[0]
+
+
+def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, *, force: bool) -> list[DeletedTopic]:
+    """Delete those of the topics that there are, and all that is known of them; as many statements as for one.
+
+    Raises LeaseHeld without `force` if somebody writes one of them.
+    """
+    # In the order of locks of topics.py, of all topics together, since a heartbeat locks attempts of many: so this
+    # waits for others and never they for it in a circle.
+    leased = select(leases).where(leases.c.topic_id.in_(topic_ids)).order_by(leases.c.topic_id).with_for_update()
+    written = {row["topic_id"]: row for row in connection.execute(leased).mappings()}
+    going = topics.locked_whole(connection, topic_ids)
+    for topic in going:
+        lease = written.get(topic.id)
+        if not force and lease is not None and lease["holder"] is not None and lease["expires_at"] > now:
+            forced = "stop the writer first, or force it"
+            through = "delete it there, with `compactor-admin topics delete`, or force it"
+            raise held(connection, topic.name, lease, now, forced, through)
+    ids = [topic.id for topic in going]
+    for table in (attempts, runs):
+        (key,) = table.primary_key.columns
+        connection.execute(select(key).where(table.c.topic_id.in_(ids)).order_by(key).with_for_update()).all()
+    for table in _tables_of_a_topic():
+        connection.execute(delete(table).where(table.c.topic_id.in_(ids)))
+    connection.execute(delete(policies_table).where(policies_table.c.scope.in_([topic_scope(one) for one in going])))
+    connection.execute(delete(topics_table).where(topics_table.c.id.in_(ids)))
+    if going:
+        over = [{"uid": one.uid, "topic_id": one.id, "name": str(one.name), "deleted_at": now} for one in going]
+        connection.execute(insert(deleted_topics), over)
+    return [DeletedTopic(topic.uid, topic.name, now) for topic in going]
+
+
+def find(connection: Connection, uid: str) -> DeletedTopic | None:
+    """The life of that uid if it is over."""
+    row = connection.execute(select(deleted_topics).where(deleted_topics.c.uid == uid)).mappings().one_or_none()
+    return DeletedTopic(row["uid"], TopicName.parse(row["name"]), row["deleted_at"]) if row is not None else None
+
+
+def _tables_of_a_topic() -> list[Table]:
+    """All whose `topic_id` names a topic, those that refer to others of them first."""
+    return [
+        table
+        for table in reversed(METADATA.sorted_tables)
+        if "topic_id" in table.c and table.c.topic_id.references(topics_table.c.id)
+    ]

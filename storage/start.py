@@ -1,0 +1,141 @@
+"""Where a read begins, and what of a topic lies before that.
+
+A read begins at a message id, an offset, or a publish time; a time is turned into an offset first: that of the first
+message that was published then or later. What is left is a *bound*, which says of pieces, row groups and rows whether
+they lie before it; both kinds say the same of the same messages, because ids and offsets agree in order.
+
+What lies below a topic's first message is out of range (L3): the caller chose what then (`Reset`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.ledger import rows
+from storage.ledger.rows_file import RowsReader
+from storage.model import MessageId, Position
+
+
+@dataclass(frozen=True)
+class AtOffset:
+    """Begin at an offset, or at the next message that is left."""
+
+    offset: int
+
+
+@dataclass(frozen=True)
+class AtTime:
+    """Begin at the first message that was published then or later; milliseconds since the Unix epoch."""
+
+    publish_time: int
+
+
+Start = MessageId | AtOffset | AtTime
+
+
+class Reset(StrEnum):
+    """What a read does whose start lies before the topic's first message."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    FAIL = "fail"
+
+
+class Bound(Protocol):
+    """The first message that a read gives, whether it still exists or not."""
+
+    def is_behind(self, last: Position) -> bool:
+        """Whether `last`, and all before it, is not to be read."""
+
+    def skips(self, reader: RowsReader, number: int) -> bool:
+        """Whether a row group is known to hold nothing to be read."""
+
+    def first_row(self, table: pa.Table) -> int:
+        """The first row to be read of `table` (rows.SCHEMA, ascending); its length if there is none."""
+
+
+@dataclass(frozen=True)
+class FromOffset:
+    """A bound by offset."""
+
+    offset: int
+
+    def __str__(self) -> str:
+        return f"offset {self.offset}"
+
+    def is_behind(self, last: Position) -> bool:
+        return last.offset < self.offset
+
+    def skips(self, reader: RowsReader, number: int) -> bool:
+        return reader.groups[number].last_offset < self.offset
+
+    def first_row(self, table: pa.Table) -> int:
+        return int(table.column("offset").to_numpy().searchsorted(self.offset, "left"))
+
+
+NOWHERE = FromOffset(2**63 - 1)
+"""Behind every message."""
+
+
+@dataclass(frozen=True)
+class FromId:
+    """A bound by message id."""
+
+    message_id: MessageId
+
+    def __str__(self) -> str:
+        return f"the message {self.message_id}"
+
+    def is_behind(self, last: Position) -> bool:
+        return last.message_id < self.message_id
+
+    def skips(self, reader: RowsReader, number: int) -> bool:
+        group, start = reader.groups[number], self.message_id
+        if group.last_ledger_id != start.ledger_id:
+            return group.last_ledger_id < start.ledger_id
+        return group.last_entry_id is not None and group.last_entry_id < start.entry_id
+
+    def first_row(self, table: pa.Table) -> int:
+        if not len(table) or rows.message_id(table, 0) >= self.message_id:
+            return 0
+        start = self.message_id
+        ledger, entry, index = (table.column(name) for name in ("ledger_id", "entry_id", "batch_index"))
+        same_ledger = pc.equal(ledger, start.ledger_id)
+        same_entry = pc.and_(same_ledger, pc.equal(entry, start.entry_id))
+        before = pc.or_(
+            pc.or_(pc.less(ledger, start.ledger_id), pc.and_(same_ledger, pc.less(entry, start.entry_id))),
+            pc.and_(same_entry, pc.less(index, start.batch_index)),
+        )
+        return int(pc.sum(before).as_py())
+
+
+@dataclass(frozen=True)
+class FromTime:
+    """The first message that was published at `publish_time` or later: to look for it, not to read on from it.
+
+    What comes behind it may be older: producers' clocks differ.
+    """
+
+    publish_time: int
+
+    def is_behind(self, last: Position) -> bool:
+        return False
+
+    def skips(self, reader: RowsReader, number: int) -> bool:
+        newest = reader.most(number, "publish_time")
+        return newest is not None and newest < self.publish_time
+
+    def first_row(self, table: pa.Table) -> int:
+        at_or_after = pc.greater_equal(table.column("publish_time"), self.publish_time)
+        first = pc.index(at_or_after, True).as_py()
+        return len(table) if first < 0 else int(first)
+
+
+def bound_of(start: MessageId | AtOffset) -> Bound:
+    """The bound of a start that names a message."""
+    return FromOffset(start.offset) if isinstance(start, AtOffset) else FromId(start)
