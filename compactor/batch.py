@@ -12,6 +12,7 @@ One thread beats for all runs of the batch, with their progress, in one transact
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
@@ -24,8 +25,9 @@ from storage.metadata.records import RunRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 
-BEATS = 15
-"""Heartbeats in the time after which a run is held for dead; a run that is cancelled hears of it so soon."""
+BEATS = 30
+"""Heartbeats in the time after which a run is held for dead: one a second. A run that is cancelled hears of it so soon,
+and its progress is as old at most."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +114,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Batch:
-    """Drives runs; `heartbeat_ms`: a run is held for dead without a heartbeat for so long."""
+    """Drives runs; `heartbeat_ms`: a run is held for dead without a heartbeat for so long.
+
+    `claims_at_once`: a claim may have to wait for others (a tail is rolled and sealed), so some are made at once.
+    """
 
     metadata: MetadataStore
     engine: Engine
     progress: Progress
     heartbeat_ms: int
+    claims_at_once: int = 1
 
     def run(
         self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], size: int
@@ -132,17 +138,12 @@ class Batch:
         claimed: dict[int, Job] = {}
         try:
             with Heartbeat(lambda: self._beat(list(claimed.values())), self.heartbeat_ms / 1000 / BEATS):
-                for number, name in enumerate(topics):
-                    try:
-                        job = claim(name)
-                    except Exception as error:
-                        outcomes[number] = Outcome(name, None, error)
-                        continue
-                    if job is None:
-                        outcomes[number] = Outcome(name)
+                for number, job in self._claim_all(topics, claim):
+                    if isinstance(job, Outcome):
+                        outcomes[number] = job
                     else:
                         claimed[number] = job
-                self._drive(list(claimed.values()))
+                self._drive([claimed[number] for number in sorted(claimed)])
         except BaseException as error:
             for job in claimed.values():
                 if job.outcome is None:
@@ -152,6 +153,25 @@ class Batch:
             self.progress.end()
         outcomes |= {number: job.outcome for number, job in claimed.items() if job.outcome is not None}
         return [outcomes[number] for number in range(len(topics))]
+
+    def _claim_all(
+        self, topics: Sequence[TopicName], claim: Callable[[TopicName], Job | None]
+    ) -> Iterator[tuple[int, Job | Outcome]]:
+        """A job, or the outcome if there is nothing to do, with the number of its topic, as soon as it is known."""
+
+        def one(name: TopicName) -> Job | Outcome:
+            try:
+                return claim(name) or Outcome(name)
+            except Exception as error:
+                return Outcome(name, None, error)
+
+        if self.claims_at_once == 1 or len(topics) == 1:
+            yield from ((number, one(name)) for number, name in enumerate(topics))
+            return
+        with ThreadPoolExecutor(min(self.claims_at_once, len(topics)), "claim") as pool:
+            numbers = {pool.submit(one, name): number for number, name in enumerate(topics)}
+            for future in as_completed(numbers):
+                yield numbers[future], future.result()
 
     def _drive(self, jobs: list[Job]) -> None:
         for job in jobs:

@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import heapq
 import math
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+from storage.objects.throttled import stopped
 
 Answer = TypeVar("Answer")
 
 LIGHT = 32 << 20
 """A task that weighs less shares a partition: starting one costs Spark 40–70 ms of a core, about what this much data
 takes. Weights are bytes to read and write, or anything in their place; small numbers count as light."""
+
+IN_PROCESS = "in-process"
+"""A Spark master that is none: tasks run in the process itself, one after the other. For tests and small topics."""
 
 PARTITIONS_PER_CORE = 3
 """Partitions of light tasks for each core, so that no core waits long for the last one."""
@@ -135,10 +142,23 @@ class Engine(Protocol):
         ...
 
 
+_STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
+
+
+def stop_of_this_task() -> threading.Event | None:
+    """Set when the task that asks is to end; None: whoever wants that kills the process."""
+    return _STOP.get()
+
+
 class InProcess:
-    """Runs tasks one after the other in this process."""
+    """Runs tasks one after the other in this process.
+
+    `cancel` is heard between two of them, and by a task that reads, writes or waits through `phase_one.task_store`.
+    """
 
     parallelism = 1
+    _stop: threading.Event | None = None
+    """Of the tasks that run; the next ones have another."""
 
     def run(
         self,
@@ -148,13 +168,45 @@ class InProcess:
         weights: Sequence[float] | None = None,
     ) -> list[Answer | Failed]:
         outcomes: list[Answer | Failed] = []
-        for number in range(count):
-            try:
-                outcomes.append(task(number))
-            except Exception as error:
-                outcomes.append(Failed(error))
-            on_done(number + 1)
+        stop = self._stop = threading.Event()
+        before = _STOP.set(stop)
+        try:
+            for number in range(count):
+                if stop.is_set():
+                    raise stopped()
+                try:
+                    outcomes.append(task(number))
+                except Exception as error:
+                    if stop.is_set():  # whatever it says: that is why
+                        raise stopped() from error
+                    outcomes.append(Failed(error))
+                on_done(number + 1)
+        finally:
+            _STOP.reset(before)
         return outcomes
 
     def cancel(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
+
+
+class Engines(Protocol):
+    """Where a service's engines come from: they share what is slow to start, and each is cancelled by itself."""
+
+    def open(self) -> Engine:
+        """An engine of the caller's own; the first waits until the machinery has started."""
+        ...
+
+    def close(self) -> None:
+        """Stop the machinery; no engine runs any more."""
+        ...
+
+
+class InProcessEngines:
+    """Engines without any machinery: no Java, one core."""
+
+    def open(self) -> Engine:
+        return InProcess()
+
+    def close(self) -> None:
         return

@@ -5,6 +5,7 @@ Per topic, in this order, which is what makes it safe beside imports, runs, read
     list      all objects of the topic, first: whatever is written later is not looked at
     give up   attempts whose heartbeat is older than the grace time are finished: fenced in SQL, before an object goes
     collect   the rows of compacted ledgers that retired a grace time ago and that no live pin holds
+    forget    the rows of raw ledgers that were trimmed `file.delete.delay` ago (C3); their objects need no other grace
     refer     in one snapshot: rows of ledgers and compacted ledgers, attempts; then every manifest of those
     delete    what was listed and is not referred to, unless its attempt is unfinished, or finished less than a grace
               time ago; of an attempt that nobody knows any more, unless the store modified it less than a grace time
@@ -13,6 +14,10 @@ Per topic, in this order, which is what makes it safe beside imports, runs, read
 
 A new row or manifest refers to objects of its own attempt, which was known before its first object, and to what the
 generation before it refers to, which serves until then. So nothing that is deleted is ever referred to again.
+
+A topic that was deleted (S8) has no rows, so nobody can refer to its objects, nor make one count: all of them go
+`file.delete.delay` after the topic, so that whoever was reading may finish. One that comes later, of a writer that had
+not heard, goes with the next collection.
 
 Each step can be cut off and done again. A manifest that cannot be read makes an error that names it, and nothing of
 its topic is deleted: what it refers to is not guessed. Names that are no names of ours are left alone and counted.
@@ -24,7 +29,7 @@ Memory: the names of one topic's objects, and of those that it refers to. Must n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from storage.clock import Clock
@@ -32,8 +37,10 @@ from storage.errors import DataLoss, NotFound
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind, ParsedName
-from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, TopicRecord
+from storage.metadata.policy_store import namespace_scope
+from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore
+from storage.metadata.tenancy_records import DeletedTopic
 from storage.model import TopicName
 from storage.objects.interface import ObjectInfo, ObjectStore
 from storage.steps import Step, reached
@@ -59,8 +66,8 @@ class Totals:
 class Collected:
     """What the collection of one topic did; or would do, unless `deleted`.
 
-    `topic` None: the database knows no topic with this uid. `foreign`: objects below its prefix that are not ours.
-    `error`: why nothing of it was deleted.
+    `topic` None: the database knows no topic with this uid. `over`: the topic was deleted (S8). `foreign`: objects
+    below its prefix that are not ours. `error`: why nothing of it was deleted.
     """
 
     topic: TopicName | None
@@ -70,7 +77,9 @@ class Collected:
     attempts_given_up: int = 0
     compacted_ledgers: int = 0
     foreign: int = 0
+    trimmed_ledgers: int = 0
     error: DataLoss | NotFound | None = None
+    over: bool = False
 
     @property
     def total(self) -> Totals:
@@ -107,6 +116,8 @@ class GarbageCollector:
             seen.add(uid)
             if uid in known:
                 yield self._alone(known[uid], listed, dry_run)
+            elif deleted := self.metadata.tenancy.deleted_topic(uid):
+                yield self._collect_deleted(deleted, listed, dry_run)
             else:
                 yield self._unknown(uid, listed, dry_run, unknown_topics)
         for uid, topic in known.items():
@@ -130,6 +141,9 @@ class GarbageCollector:
         given_up = 0 if dry_run else len(self.metadata.expire_attempts(topic.id, self.grace_ms))
         reached(Step.GC_ATTEMPTS_FENCED)
         retired = 0 if dry_run else self._collect_retired(topic)
+        marked_before = now - self.metadata.policies.effective(topic).file_delete_delay_ms
+        going = [one for one in self.metadata.log.trimmed_ledgers(topic.id) if _was_marked(one, marked_before)]
+        trimmed = len(going) if dry_run else self._forget_trimmed(topic, marked_before)
         snapshot = self.metadata.referenced(topic.id)
         kept = list(snapshot.compacted)
         if dry_run:
@@ -138,14 +152,16 @@ class GarbageCollector:
             )
             kept = [one for one in kept if not self._may_go(snapshot, one, now)]
             retired = len(snapshot.compacted) - len(kept)
-        garbage = self._garbage(listed, self._references(snapshot, kept), snapshot, now)
+            snapshot = replace(snapshot, ledgers=tuple(one for one in snapshot.ledgers if one not in going))
+        garbage = self._garbage(listed, self._references(snapshot, kept), snapshot, now, _objects_of(going))
         reached(Step.GC_REFERENCES_READ)
         objects = self._delete(garbage, dry_run, self.on_object)
         if not dry_run:
             left = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
             self.metadata.forget_attempts(topic.id, now - self.grace_ms, keep=left)
         reached(Step.GC_DONE)
-        return Collected(topic.name, topic.uid, not dry_run, objects, given_up, retired, _foreign(listed))
+        foreign = _foreign(listed)
+        return Collected(topic.name, topic.uid, not dry_run, objects, given_up, retired, foreign, trimmed)
 
     def _collect_retired(self, topic: TopicRecord) -> int:
         """The rows go first, each in one transaction with the look at the pins; then nobody can pin them any more."""
@@ -155,6 +171,13 @@ class GarbageCollector:
                 collected += 1
                 reached(Step.GC_COMPACTED_COLLECTED)
         return collected
+
+    def _forget_trimmed(self, topic: TopicRecord, marked_before: int) -> int:
+        """Whoever began to read these ledgers before they were marked had the delay to finish."""
+        forgotten = self.metadata.log.forget_trimmed(topic.id, marked_before)
+        if forgotten:
+            reached(Step.TRIM_FORGOTTEN)
+        return forgotten
 
     def _may_go(self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int) -> bool:
         """For a dry run: what `collect_compacted` would say."""
@@ -179,15 +202,18 @@ class GarbageCollector:
         return referenced
 
     def _garbage(
-        self, listed: list[ObjectInfo], referenced: set[str], snapshot: GcSnapshot, now: int
+        self, listed: list[ObjectInfo], referenced: set[str], snapshot: GcSnapshot, now: int, trimmed: set[str]
     ) -> list[tuple[ObjectInfo, ParsedName]]:
+        """What of `listed` may go; objects of `trimmed` ledgers have had their delay, and need no grace time."""
         garbage = []
         finished = {attempt.attempt_id: attempt.finished_at for attempt in snapshot.attempts}
         for info in listed:
             parsed = names.parse(info.name)
             if parsed is None or info.name in referenced:
                 continue
-            if parsed.attempt_id in finished:
+            if info.name in trimmed:
+                unneeded = True
+            elif parsed.attempt_id in finished:
                 ended = finished[parsed.attempt_id]
                 unneeded = ended is not None and ended <= now - self.grace_ms
             else:
@@ -198,6 +224,17 @@ class GarbageCollector:
 
     def _old(self, info: ObjectInfo, now: int) -> bool:
         return info.modified_ms < now - self.grace_ms - self.skew_ms
+
+    def _collect_deleted(self, deleted: DeletedTopic, listed: list[ObjectInfo], dry_run: bool) -> Collected:
+        """What a deleted topic left; nothing while its delay is not over."""
+        reached(Step.GC_LISTED)
+        scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
+        policies, _ = self.metadata.policies.effective_of_scope(scope)
+        due = deleted.deleted_at <= self.clock.now_ms() - policies.file_delete_delay_ms
+        parsed = ((info, names.parse(info.name)) for info in listed if due)
+        garbage = [(info, one) for info, one in parsed if one is not None]
+        objects = self._delete(garbage, dry_run, self.on_object)
+        return Collected(deleted.name, deleted.uid, not dry_run, objects, foreign=_foreign(listed), over=True)
 
     def _unknown(self, uid: str, listed: list[ObjectInfo], dry_run: bool, wanted: bool) -> Collected:
         """A topic without a row: nobody can write or read it any more, if the row was ever in this database."""
@@ -226,6 +263,15 @@ class GarbageCollector:
 def _attempts_of(object_names: Iterable[str]) -> set[str]:
     """The ids of the attempts that wrote these objects."""
     return {parsed.attempt_id for parsed in map(names.parse, object_names) if parsed is not None}
+
+
+def _was_marked(ledger: LedgerRecord, before: int) -> bool:
+    """Whether the ledger was trimmed at that time (ms) or earlier."""
+    return ledger.deleted_at is not None and ledger.deleted_at <= before
+
+
+def _objects_of(ledgers: Iterable[LedgerRecord]) -> set[str]:
+    return {name for ledger in ledgers for name in (ledger.rows.name, ledger.index.name)}
 
 
 def _foreign(listed: Iterable[ObjectInfo]) -> int:

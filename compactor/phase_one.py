@@ -2,8 +2,9 @@
 
 One task takes one hash range: of each dirty ledger's index, of the records of expired rows, and of the levels of the
 previous compacted index, which it probes by the dirty keys or, if they are to be merged, reads whole. `resolve.py`
-decides. The task hands on two things: row sets (of each ledger the offsets that survive, of each old part those that
-are superseded) and its range of the new index level. No key leaves the task and no payload enters it.
+decides; of chunked messages `chunked.py` says which are complete. The task hands on: row sets (of each ledger the
+offsets that survive, of each old part those that are superseded), its range of the new index level, and of the chunk
+table if there are chunks. No key leaves the task and no payload enters it.
 
 Memory: about 80 bytes a record of the range (`plan.RANGE_RECORDS` bounds it).
 Rules: semantics.md P3–P6, P8–P10, T1, T2.
@@ -21,14 +22,17 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap, BitMap64
 
+from compactor.chunked import Decided, RangeChunks, read_chunks, with_complete, write_chunks
+from compactor.engine import stop_of_this_task
 from compactor.plan import Policies, RangeResult, RangeStatistics, RowSet, RunPlan, Source
-from compactor.resolve import Rules, newest_of, resolve, without_expired
+from compactor.resolve import Rules, newest_of, resolve, without_expired, without_gone
 from storage.checksums import crc32c
 from storage.clock import SystemClock
 from storage.errors import ObjectDamaged
 from storage.ledger import key_index, names
 from storage.ledger.deleted import read_all_deleted
 from storage.ledger.key_index import OFFSET_MASK, U64, HashRange, Records
+from storage.ledger.manifest import DeletedRows
 from storage.metadata.records import IndexLocation
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
@@ -47,9 +51,9 @@ def run_range(plan: RunPlan, number: int) -> RangeResult:
 
 @contextmanager
 def task_store(plan: RunPlan) -> Iterator[ObjectStore]:
-    """The run's store as a task sees it: opened by itself, within the run's rates."""
+    """The run's store as a task sees it: opened by itself, within the run's rates, until the task is to end."""
     with closing(open_store(plan.store)) as store:
-        yield throttled(store, plan.rates, SystemClock())
+        yield throttled(store, plan.rates, SystemClock(), stop_of_this_task())
 
 
 def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResult:
@@ -57,21 +61,30 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResul
     by_event = plan.policies.event_time_order
     runs = [key_index.read_records(store, location, wanted, events=by_event) for location in plan.indexes]
     winners = newest_of(runs, by_event)
-    dirty = without_expired(winners, _expired(store, plan, winners))
-    levels = _read_levels(store, plan, wanted, dirty)
+    chunks = read_chunks(store, plan, wanted)
+    if chunks is not None:
+        winners = with_complete(newest_of([chunks.due(), winners], by_event), chunks.complete(), by_event)
+    dirty = without_expired(winners, _among(store, plan, plan.expired, winners))
+    dirty = without_gone(dirty, _among(store, plan, plan.gone, winners))
+    if chunks is not None:
+        dirty = without_gone(dirty, chunks.gone())
+    levels = _read_levels(store, plan, wanted, dirty, chunks)
     reached(Step.PHASE_ONE_INDEX_READ)
     resolved = resolve(dirty, levels, plan.merged, Rules(plan.policies, plan.now, plan.cursor_floor))
 
+    decided = chunks.decide(resolved) if chunks is not None else Decided()
     new, old = _read_unkeyed(store, plan, number)
-    unkeyed = unkeyed_survivors(new, plan.policies)
-    named = np.concatenate([resolved.survivors, resolved.superseded, *map(_offsets, unkeyed.values())])
-    for kind, bitmap in unkeyed_survivors(old, plan.policies).items():
+    gone = _gone_offsets(store, plan) if any(map(any, (new.values(), old.values()))) else BitMap64()
+    unkeyed = unkeyed_survivors(new, plan.policies, gone)
+    named = np.concatenate([resolved.survivors, resolved.superseded, decided.named, *map(_offsets, unkeyed.values())])
+    for kind, bitmap in unkeyed_survivors(old, plan.policies, gone).items():
         unkeyed[kind] |= bitmap
         named = np.concatenate([named, _offsets(old[kind] - bitmap)])
     name, row_sets, row_set_bytes = _write_row_sets(
         store, plan, number, split_by_source(ascending(named), plan.sources)
     )
     index = _write_index(store, plan, number, resolved.level, wanted, unkeyed)
+    table = write_chunks(store, plan, number, decided)
     records = sum(map(len, runs)) + sum(map(len, levels))
     statistics = RangeStatistics(
         records=records,
@@ -80,15 +93,20 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResul
         tombstones_removed=resolved.tombstones_removed,
         tombstones_kept=resolved.tombstones_kept,
         expired=resolved.expired,
-        null_keys=len(unkeyed_survivors(new, plan.policies)["null_keys"]),
+        null_keys=len(unkeyed_survivors(new, plan.policies, gone)["null_keys"]) + decided.null_keys,
         tombstones_dropped_to=resolved.tombstones_dropped_to,
+        chunks=len(decided.table),
+        incomplete_chunks=decided.pending,
+        chunks_expired=decided.expired,
         bytes_read=records * (key_index.RECORD_BYTES + by_event * key_index.EVENT_BYTES),
-        bytes_written=row_set_bytes + (index.length if index else 0),
+        bytes_written=row_set_bytes + (index.length if index else 0) + (table.length if table else 0),
     )
-    return RangeResult(name, row_sets, index, statistics)
+    return RangeResult(name, row_sets, index, statistics, table)
 
 
-def _read_levels(store: ObjectStore, plan: RunPlan, wanted: HashRange, dirty: Records) -> list[Records]:
+def _read_levels(
+    store: ObjectStore, plan: RunPlan, wanted: HashRange, dirty: Records, chunks: RangeChunks | None
+) -> list[Records]:
     """The levels, newest first: those that are merged whole, of the others the fences of dirty keys."""
     events = plan.policies.event_time_order
     levels = []
@@ -97,6 +115,8 @@ def _read_levels(store: ObjectStore, plan: RunPlan, wanted: HashRange, dirty: Re
             found = [key_index.read_records(store, location, wanted, events=events) for location in level]
         else:
             found = [key_index.probe_records(store, location, dirty.hi, events=events) for location in level]
+        if plan.reindexed and chunks is not None:
+            found.append(chunks.indexed())
         level_records = key_index.concatenated(found)
         if np.any(level_records.hi[1:] < level_records.hi[:-1]):  # parts that were indexed anew, each by itself
             level_records = level_records.take(key_index.latest(level_records.hi, level_records.lo))
@@ -104,14 +124,14 @@ def _read_levels(store: ObjectStore, plan: RunPlan, wanted: HashRange, dirty: Re
     return levels
 
 
-def _expired(store: ObjectStore, plan: RunPlan, winners: Records) -> U64:
-    """The offsets of those winners whose time to live is over, ascending (T2)."""
-    if not plan.expired:
+def _among(store: ObjectStore, plan: RunPlan, rows: tuple[tuple[int, DeletedRows], ...], winners: Records) -> U64:
+    """The offsets of those winners that are among some rows of sources, ascending."""
+    if not rows:
         return np.empty(0, dtype=np.uint64)
     offsets = np.sort(winners.offset & OFFSET_MASK)
-    bitmaps = read_all_deleted(store, [place for _, place in plan.expired])
+    bitmaps = read_all_deleted(store, [place for _, place in rows])
     found = [np.empty(0, dtype=np.uint64)]
-    for (number, _), bitmap in zip(plan.expired, bitmaps, strict=True):
+    for (number, _), bitmap in zip(rows, bitmaps, strict=True):
         source = plan.sources[number]
         first, last = np.uint64(source.first_offset), np.uint64(source.last_offset)
         mine = offsets[np.searchsorted(offsets, first, "left") : np.searchsorted(offsets, last, "right")]
@@ -120,9 +140,24 @@ def _expired(store: ObjectStore, plan: RunPlan, winners: Records) -> U64:
     return np.concatenate(found)
 
 
-def unkeyed_survivors(unkeyed: dict[str, BitMap64], policies: Policies) -> dict[str, BitMap64]:
-    """Rows outside the key map that stay: whole entries and chunks always (P8, P10), null keys by policy (P6)."""
-    kept = {kind: bitmap.copy() for kind, bitmap in unkeyed.items()}
+def _gone_offsets(store: ObjectStore, plan: RunPlan) -> BitMap64:
+    """All rows that go whatever they are (C2)."""
+    offsets = BitMap64()
+    bitmaps = read_all_deleted(store, [place for _, place in plan.gone])
+    for (number, _), bitmap in zip(plan.gone, bitmaps, strict=True):
+        relative = np.frombuffer(bitmap.to_array(), dtype=np.uint32).astype(np.uint64)
+        offsets |= BitMap64((relative + np.uint64(plan.sources[number].first_offset)).tolist())
+    return offsets
+
+
+def unkeyed_survivors(
+    unkeyed: dict[str, BitMap64],
+    policies: Policies,
+    gone: BitMap64 = BitMap64(),  # noqa: B008
+) -> dict[str, BitMap64]:
+    """Rows outside the key map that stay: whole entries (P8), null keys by policy (P6); but those that are `gone` by
+    the topic's limits (C2)."""
+    kept = {kind: bitmap - gone for kind, bitmap in unkeyed.items()}
     if not policies.retain_null_key:
         kept["null_keys"] = BitMap64()
     return kept

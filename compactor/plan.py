@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import DeletedRows, Part
@@ -47,8 +48,12 @@ class Policies:
     `retain_null_key`: messages without a key stay (P6). `tombstone_retention_ms`: how long a tombstone that won stays
     in the compacted ledger, counted from the first run that kept it (T1); `tombstones_wait_for_cursors`: and until the
     slowest compacted cursor has passed it. `key_ttl_ms`: a value goes when its publish time is so old (T2).
+    `incomplete_chunk_max_age_ms`: the chunks of an incomplete message go when the newest is so old, None: never (P10).
     `min_lag_ms`: younger messages are not compacted yet (P2, S3). `event_time_order`: the largest event time wins, not
     the newest id (P9); then what left the data is remembered for `event_time_max_lateness_ms`.
+
+    Of a topic with `compact,delete` (C2): `retention_ms`: whatever was published longer ago goes, values, tombstones
+    and rows without a key. `start_offset`: and whatever lies below it; a larger one alone is no change of policy.
     """
 
     retain_null_key: bool = False
@@ -58,6 +63,17 @@ class Policies:
     min_lag_ms: int = 0
     event_time_order: bool = False
     event_time_max_lateness_ms: int = 7 * DAY_MS
+    incomplete_chunk_max_age_ms: int | None = DAY_MS
+    retention_ms: int | None = None
+    start_offset: int = 0
+
+    def incomplete_to(self, now: int) -> int | None:
+        """The publish time up to which, at `now`, incomplete messages go; None: none goes."""
+        return None if self.incomplete_chunk_max_age_ms is None else now - self.incomplete_chunk_max_age_ms
+
+    def rows_to(self, now: int) -> int | None:
+        """The publish time up to which, at `now`, every row goes; None: none goes by retention."""
+        return None if self.retention_ms is None else now - self.retention_ms - 1
 
 
 @dataclass(frozen=True)
@@ -99,8 +115,10 @@ class RunPlan:
 
     `sources`: the first `old_parts` are parts of the previous compacted ledger, the others dirty ledgers; they ascend.
     `indexes`: of the rows of old parts that are due to go, as markers, then of the dirty ledgers, oldest first.
-    `expired`: by dirty source, its rows whose time to live is over. `levels`: the previous compacted index, newest
-    first; the first `merged` of them are merged with the new level. `now`: by which policies are applied.
+    `expired`: by dirty source, its rows whose time to live is over. `gone`: by source its rows that go whatever they
+    are (C2): of a dirty source all, of an old part those outside the key map. `levels`: the previous compacted index,
+    newest first; the first `merged` of them are merged with the new level; `reindexed`: they were made anew, from rows.
+    `chunk_tables`: of the previous compacted ledger. `now`: by which policies are applied.
     `cursor_floor`: tombstones above this offset wait for a cursor (T1); None: none does.
     """
 
@@ -120,6 +138,9 @@ class RunPlan:
     cursor_floor: int | None = None
     rates: Rates = field(default_factory=Rates)
     expired: tuple[tuple[int, DeletedRows], ...] = ()
+    gone: tuple[tuple[int, DeletedRows], ...] = ()
+    chunk_tables: tuple[ChunkTable, ...] = ()
+    reindexed: bool = False
 
     @property
     def ranges(self) -> tuple[HashRange, ...]:
@@ -138,19 +159,23 @@ class ScanPlan:
 
     `reindex`: make the key index of an old part anew, with event times. Of an old part find the rows that are due to
     go: values published up to `values_to` (T2), tombstones first kept up to `tombstones_to` and not above
-    `cursor_floor` (T1). Of a dirty ledger find the values published up to `values_to`. None: none is due.
+    `cursor_floor` (T1). Of a dirty ledger find the values published up to `values_to`. None: none is due. Of both find
+    all rows published up to `rows_to`, or with an offset below `rows_below` (C2).
     """
 
     source: int
     reindex: bool = False
     values_to: int | None = None
     tombstones_to: int | None = None
+    rows_to: int | None = None
+    rows_below: int = 0
 
 
 @dataclass(frozen=True)
 class ScanResult:
     """The answer of a scan. `due`: markers of the rows of an old part that go; `expired`: rows of a dirty ledger;
-    `oldest_value`, `oldest_tombstone`, `first_tombstone`: of what is left of an old part, as in the manifest."""
+    `gone`: as in a plan; `oldest_value`, `oldest_tombstone`, `first_tombstone`, `oldest_row`: of what is left of an old
+    part, as in the manifest."""
 
     source: int
     index: IndexLocation | None = None
@@ -159,6 +184,8 @@ class ScanResult:
     oldest_value: int | None = None
     oldest_tombstone: int | None = None
     first_tombstone: int | None = None
+    gone: DeletedRows | None = None
+    oldest_row: int | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +207,8 @@ class RowSet:
 class RangeStatistics:
     """What phase one saw and decided in one hash range.
 
-    `keys`, `tombstones`: live values, and retained tombstones, more or fewer than before the run.
+    `keys`, `tombstones`: live values, and retained tombstones, more or fewer than before the run. `chunks`: live
+    chunks; `incomplete_chunks`: those of them whose message is not complete; `chunks_expired`: such that go now.
     `tombstones_dropped_to`: the highest offset of a tombstone that is not kept, −1: none.
     """
 
@@ -192,6 +220,9 @@ class RangeStatistics:
     expired: int = 0
     null_keys: int = 0
     tombstones_dropped_to: int = -1
+    chunks: int = 0
+    incomplete_chunks: int = 0
+    chunks_expired: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
 
@@ -204,6 +235,7 @@ class RangeResult:
     row_sets: tuple[RowSet, ...]
     index: IndexLocation | None
     statistics: RangeStatistics
+    chunks: ChunkTable | None = None
 
 
 Located = tuple[tuple[str, RowSet], ...]

@@ -1,13 +1,13 @@
 """The result of a compaction in two pages of plain Python: the oracle of the tests.
 
-Nothing here is fast, bounded or clever. It says what semantics.md P3–P6, P9, T1 and T2 say, and nothing else does it
-this way. A schedule of runs is replayed by handing each run the state that the one before left.
+Nothing here is fast, bounded or clever. It says what semantics.md P3–P6, P9, P10, T1, T2 and C2 say, and nothing else
+does it this way. A schedule of runs is replayed by handing each run the state that the one before left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compactor.plan import Policies
 from storage.model import Message
@@ -15,8 +15,9 @@ from storage.model import Message
 
 @dataclass(frozen=True)
 class State:
-    """A compacted ledger. `retained_at`: by offset, when a tombstone was first kept. `markers`: in event-time order,
-    by key, (event time, offset) of what left the data. `dropped_to`: the highest offset of a tombstone that left."""
+    """A compacted ledger. `messages`: its rows, chunks by themselves. `retained_at`: by offset, when a tombstone was
+    first kept. `markers`: in event-time order, by key, (event time, offset) of what left the data. `dropped_to`: the
+    highest offset of a tombstone that left."""
 
     messages: tuple[Message, ...] = ()
     retained_at: Mapping[int, int] = field(default_factory=dict)
@@ -25,17 +26,20 @@ class State:
 
 
 def run(state: State, raw: Iterable[Message], policies: Policies, now: int, cursor_floor: int | None = None) -> State:
-    """One run over the state before and the messages after the horizon, in offset order."""
+    """One run over the state before and the rows after the horizon, in offset order."""
     newest: dict[bytes, Message] = {}
     unkeyed: list[Message] = []
-    for message in [*state.messages, *raw]:
+    messages, rows_of, pending = whole_messages([*state.messages, *raw])
+    for message in messages:
         if message.key is None:
             unkeyed.append(message)
         elif message.key not in newest or _order(message, policies) >= _order(newest[message.key], policies):
             newest[message.key] = message
     markers = {key: marker for key, marker in state.markers.items() if _remembered(marker[0], policies, now)}
 
-    kept: list[Message] = list(unkeyed) if policies.retain_null_key else []
+    too_old = {at for at, made_of in rows_of.items() if any(_gone(row, policies, now) for row in made_of)}
+    stay = [message for message in unkeyed if message.offset not in too_old]
+    kept: list[Message] = stay if policies.retain_null_key else []
     retained_at: dict[int, int] = {}
     dropped_to = state.dropped_to
     for key, message in newest.items():
@@ -43,9 +47,10 @@ def run(state: State, raw: Iterable[Message], policies: Policies, now: int, curs
             continue  # it came too late: something that is gone since has the larger event time
         markers.pop(key, None)
         first_kept = state.retained_at.get(message.offset, now)
-        if not message.is_tombstone and not _expired(message, policies, now):
+        gone = message.offset in too_old
+        if not gone and not message.is_tombstone and not _expired(message, policies, now):
             kept.append(message)
-        elif message.is_tombstone and _retained(message, first_kept, policies, now, cursor_floor):
+        elif not gone and message.is_tombstone and _retained(message, first_kept, policies, now, cursor_floor):
             kept.append(message)
             retained_at[message.offset] = first_kept
         else:
@@ -53,7 +58,46 @@ def run(state: State, raw: Iterable[Message], policies: Policies, now: int, curs
                 dropped_to = max(dropped_to, message.offset)
             if _remembered(message.event_time, policies, now):
                 markers[key] = _order(message, policies)
-    return State(tuple(sorted(kept, key=lambda message: message.message_id)), retained_at, markers, dropped_to)
+    live = [row for message in kept for row in rows_of[message.offset]]
+    for chunks in pending:
+        too_long = policies.incomplete_to(now)
+        left = [chunk for chunk in chunks if not _gone(chunk, policies, now)]
+        if too_long is None or any(chunk.publish_time > too_long for chunk in left):
+            live += left
+    return State(tuple(sorted(live, key=lambda row: row.message_id)), retained_at, markers, dropped_to)
+
+
+def whole_messages(rows: Iterable[Message]) -> tuple[list[Message], dict[int, list[Message]], list[list[Message]]]:
+    """P10: the messages that rows make, in order; by the offset of each the rows that it is made of; and of each uuid
+    the chunks that may still become one.
+
+    Chunk 0 begins a message, or begins it anew; the next one that is missing continues it; all others are left out.
+    """
+    messages: list[Message] = []
+    rows_of: dict[int, list[Message]] = {}
+    begun: dict[object, list[Message]] = {}
+    pending: dict[object, list[Message]] = {}
+    for row in rows:
+        chunks = [row]
+        if row.chunk_uuid is not None:
+            message_of = (row.chunk_uuid, row.key, row.chunk_count)
+            pending.setdefault(message_of, []).append(row)
+            if row.chunk_index == 0:
+                begun[message_of] = []
+            chunks = begun.get(message_of, [])
+            if row.chunk_index != len(chunks):
+                continue
+            chunks.append(row)
+            if len(chunks) < (row.chunk_count or 0):
+                continue
+            del begun[message_of], pending[message_of]
+        payloads = [chunk.payload for chunk in chunks if chunk.payload is not None]
+        first = chunks[0]
+        whole = replace(row, payload=b"".join(payloads) if payloads else None, event_time=first.event_time)
+        whole = replace(whole, properties=first.properties, chunk_uuid=None, chunk_index=None, chunk_count=None)
+        messages.append(whole)
+        rows_of[row.offset] = chunks
+    return messages, rows_of, list(pending.values())
 
 
 def _order(message: Message, policies: Policies) -> tuple[int, int]:
@@ -65,6 +109,12 @@ def _order(message: Message, policies: Policies) -> tuple[int, int]:
 
 def _expired(message: Message, policies: Policies, now: int) -> bool:
     return policies.key_ttl_ms is not None and message.publish_time + policies.key_ttl_ms <= now
+
+
+def _gone(message: Message, policies: Policies, now: int) -> bool:
+    """C2: whatever it is, it is older than the topic's retention, or lies below its start."""
+    too_old = policies.retention_ms is not None and now - message.publish_time > policies.retention_ms
+    return too_old or message.offset < policies.start_offset
 
 
 def _retained(message: Message, first_kept: int, policies: Policies, now: int, cursor_floor: int | None) -> bool:

@@ -78,11 +78,26 @@ def newest_of(runs: Sequence[Records], by_event: bool) -> Records:
 
 def without_expired(winners: Records, expired: U64) -> Records:
     """The winners, those whose row is at an offset of `expired` (ascending) as markers (T2). Tombstones stay."""
-    if not len(expired) or not len(winners):
-        return winners
+    return _marked(winners, _at(winners, expired) & (winners.offset & TOMBSTONE == 0))
+
+
+def without_gone(winners: Records, gone: U64) -> Records:
+    """The winners, those whose row is at an offset of `gone` (ascending) as markers, tombstones too (C2)."""
+    return _marked(winners, _at(winners, gone))
+
+
+def _at(winners: Records, offsets: U64) -> Mask:
+    """Which winners lie at one of some ascending offsets."""
+    if not len(offsets):
+        return np.zeros(len(winners), dtype=np.bool_)
     plain = winners.offset & OFFSET_MASK
-    at = np.minimum(np.searchsorted(expired, plain), len(expired) - 1)
-    dead = (expired[at] == plain) & (winners.offset & TOMBSTONE == 0)
+    found: Mask = offsets[np.minimum(np.searchsorted(offsets, plain), len(offsets) - 1)] == plain
+    return found
+
+
+def _marked(winners: Records, dead: Mask) -> Records:
+    if not dead.any():
+        return winners
     flagged = np.where(dead, winners.offset | MARKER, winners.offset)
     return Records(winners.hi, winners.lo, flagged, winners.event_offset, winners.event_time)
 

@@ -14,6 +14,7 @@ from compactor.plan import (
     BitmapResult,
     PartResult,
     RangeResult,
+    RangeStatistics,
     RunPlan,
     ScanResult,
     SourceTotals,
@@ -58,6 +59,7 @@ class Decision:
             "tombstones_kept": sum(one.tombstones_kept for one in seen),
             "expired": sum(one.expired for one in seen),
             "null_keys_kept": sum(one.null_keys for one in seen),
+            **_of_chunks(seen),
             "parts_before": self.plan.old_parts,
             "parts_kept": len(self.layout.kept),
             "parts_to_write": len(self.layout.parts),
@@ -125,6 +127,7 @@ class Made:
             ),
             keys=(before.keys if before else 0) + sum(one.keys for one in statistics),
             tombstones=(before.tombstones if before else 0) + sum(one.tombstones for one in statistics),
+            chunks=tuple(result.chunks for result in self.decision.ranges if result.chunks is not None),
         )
 
     def last_message_id(self, manifest: Manifest, before: MessageId | None) -> MessageId | None:
@@ -155,6 +158,7 @@ class Made:
             "tombstones_kept": sum(one.tombstones_kept for one in seen),
             "expired": sum(one.expired for one in seen),
             "null_keys_kept": sum(one.null_keys for one in seen),
+            **_of_chunks(seen),
             "index_records": sum(one.records for one in seen),
             "index_levels": len(manifest.index),
             "levels_merged": self.decision.plan.merged,
@@ -191,6 +195,7 @@ class Made:
                     oldest_value=times.oldest_value,
                     oldest_tombstone=times.oldest_tombstone,
                     first_tombstone=times.first_tombstone,
+                    oldest_row=part.oldest_row if times.oldest_row is None else times.oldest_row,
                 )
             kept.append(part)
         return kept
@@ -198,6 +203,14 @@ class Made:
     def _levels(self) -> tuple[tuple[IndexLocation, ...], ...]:
         new = tuple(result.index for result in self.decision.ranges if result.index is not None)
         return ((new,) if new else ()) + self.decision.plan.levels[self.decision.plan.merged :]
+
+
+def _of_chunks(seen: Sequence[RangeStatistics]) -> dict[str, object]:
+    """What there is to say of chunks (P10), if there are any; `nothing_new` asks for those that are incomplete."""
+    numbers = {
+        name: sum(getattr(one, name) for one in seen) for name in ("chunks", "incomplete_chunks", "chunks_expired")
+    }
+    return dict(numbers) if any(numbers.values()) else {}
 
 
 def check_objects(store: ObjectStore, manifest: Manifest) -> None:
@@ -214,6 +227,7 @@ def check_objects(store: ObjectStore, manifest: Manifest) -> None:
     for level in manifest.index:
         for location in level:
             needed[location.name] = max(needed.get(location.name, 0), location.offset + location.length)
+    needed |= {table.name: table.length for table in manifest.chunks}
     sizes: dict[str, int] = {}
     for prefix in _prefixes(manifest.topic_uid, needed):
         sizes |= {stored.name: stored.size for stored in store.list(prefix) if stored.name in needed}

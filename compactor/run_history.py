@@ -94,15 +94,44 @@ class History:
             return self.runs[-1].horizon
         return max((run.horizon for run in self.runs if not run.policies.retain_null_key), default=-1)
 
+    @property
+    def unkeyed_dropped_to(self) -> int:
+        """Any row outside the key map up to this offset may be gone by the topic's limits (C2); −1: none."""
+        if not self.complete:
+            return self.runs[-1].horizon
+        limited = (one for one in self.runs if one.policies.retention_ms is not None or one.policies.start_offset)
+        return max((run.horizon for run in limited), default=-1)
+
     def may_expire(self, offsets: I64) -> I64:
-        """By the offsets of values: the publish time up to which a run may have removed them (T2). Shape (n,)."""
+        """By the offsets of values: the publish time up to which a run may have removed them (T2, C2). Shape (n,)."""
         if not self.complete:
             return np.full(len(offsets), ALWAYS)
-        return _largest(self.runs, offsets, _values_to)
+        return _unless_below(self.runs, offsets, _largest(self.runs, offsets, _values_to))
+
+    def chunks_dropped(self, offset: int) -> int:
+        """By the offset of a chunk: the publish time up to which a run may have dropped it as incomplete (P10)."""
+        return self.chunks_dropped_between(offset, ALWAYS)
+
+    def chunks_dropped_between(self, first: int, end: int) -> int:
+        """As `chunks_dropped`, but by runs whose horizon lies before `end`."""
+        if not self.complete:
+            return ALWAYS
+        limits = (run.policies.incomplete_to(run.now) for run in self.runs if first <= run.horizon < end)
+        return max((limit for limit in limits if limit is not None), default=NEVER)
 
     def must_expire(self, offsets: I64) -> I64:
         """As `may_expire`, but a run has certainly removed them."""
-        return _largest(self._certain, offsets, _values_to)
+        return _unless_below(self._certain, offsets, _largest(self._certain, offsets, _values_to))
+
+    def may_go(self, offsets: I64) -> I64:
+        """By the offsets of rows of any kind: the publish time up to which a run may have removed them (C2)."""
+        if not self.complete:
+            return np.full(len(offsets), ALWAYS)
+        return _unless_below(self.runs, offsets, _largest(self.runs, offsets, _rows_to))
+
+    def must_go(self, offsets: I64) -> I64:
+        """By the offsets of rows of any kind: the publish time up to which a run has certainly removed them (C2)."""
+        return _unless_below(self._certain, offsets, _largest(self._certain, offsets, _rows_to))
 
     def must_drop(self, offsets: I64) -> I64:
         """By the offsets of tombstones: the `retained_at` up to which a run has certainly removed them (T1)."""
@@ -131,8 +160,21 @@ def _largest(runs: Sequence[Ran], offsets: I64, limit: Callable[[Ran], int]) -> 
     return found
 
 
+def _unless_below(runs: Sequence[Ran], offsets: I64, limits: I64) -> I64:
+    """The limits, ALWAYS where a run went over the offset whose topic began above it."""
+    for run in runs:
+        limits = np.where(offsets < min(run.policies.start_offset, run.horizon + 1), ALWAYS, limits)
+    return limits
+
+
 def _values_to(run: Ran) -> int:
-    return NEVER if run.policies.key_ttl_ms is None else run.now - run.policies.key_ttl_ms
+    expired = NEVER if run.policies.key_ttl_ms is None else run.now - run.policies.key_ttl_ms
+    return max(expired, _rows_to(run))
+
+
+def _rows_to(run: Ran) -> int:
+    limit = run.policies.rows_to(run.now)
+    return NEVER if limit is None else limit
 
 
 def _tombstones_to(run: Ran) -> int:

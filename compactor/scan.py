@@ -1,8 +1,9 @@
 """The scan before phase one: what only the rows themselves can tell.
 
-Most runs have none. Policies that go by time (T1, T2) need to know which rows of an old part are due to go, and under
-which hash the index has them; a topic that changes to event-time order (P9) needs event times for its old parts. One
-task looks through one source, and of it only through the row groups whose statistics allow for a row that is due.
+Most runs have none. Policies that go by time (T1, T2), and the limits of a topic with `compact,delete` (C2), need to
+know which rows of an old part are due to go, and under which hash the index has them; a topic that changes to
+event-time order (P9) needs event times for its old parts. One task looks through one source, and of it only through
+the row groups whose statistics allow for a row that is due.
 
 The rows of an old part that are due come out as markers in hash order, which phase one takes for the oldest dirty
 index: a newer message of the key wins over them, else they hide the row and it goes. Rows of a dirty ledger come out
@@ -16,6 +17,7 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyroaring import BitMap, BitMap64
 
 from compactor.phase_one import task_store
@@ -35,9 +37,7 @@ Mask = npt.NDArray[np.bool_]
 def run_scan(plan: RunPlan, scan: ScanPlan) -> ScanResult:
     """One task. Raises ObjectMissing, ObjectDamaged, any store error."""
     with task_store(plan) as store:
-        if scan.source >= plan.old_parts:
-            return ScanResult(scan.source, expired=_expired(store, plan, scan))
-        return _scan_part(store, plan, scan)
+        return (_scan_ledger if scan.source >= plan.old_parts else _scan_part)(store, plan, scan)
 
 
 def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResult:
@@ -47,11 +47,18 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResult:
     seen = _Seen(plan, scan)
     for number in range(len(reader.groups)):
         least_value, least_tombstone = reader.least(number, "publish_time"), reader.least(number, "retained_at")
-        if scan.reindex or _due(least_value, scan.values_to) or _due(least_tombstone, scan.tombstones_to):
+        if (
+            scan.reindex
+            or _due(least_value, scan.values_to)
+            or _due(least_tombstone, scan.tombstones_to)
+            or _due(least_value, scan.rows_to)
+            or reader.groups[number].first_offset < scan.rows_below
+        ):
             table = reader.read(number)
             seen.rows(table.filter(pa.array(alive(deleted, source.first_offset, table.column("offset").to_numpy()))))
         else:
             seen.values.append(least_value)
+            seen.rows_left.append(least_value)
             seen.tombstones.append(least_tombstone)
             seen.first_tombstones.append(None if least_tombstone is None else reader.groups[number].first_offset)
     return ScanResult(
@@ -61,6 +68,8 @@ def _scan_part(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResult:
         oldest_value=_least(seen.values),
         oldest_tombstone=_least(seen.tombstones),
         first_tombstone=_least(seen.first_tombstones),
+        gone=_write_bitmaps(store, plan, scan, [seen.unkeyed_gone])[0] if seen.unkeyed_gone else None,
+        oldest_row=_least(seen.rows_left),
     )
 
 
@@ -76,6 +85,8 @@ class _Seen:
         self.values: list[int | None] = []
         self.tombstones: list[int | None] = []
         self.first_tombstones: list[int | None] = []
+        self.rows_left: list[int | None] = []
+        self.unkeyed_gone = BitMap()
 
     def rows(self, table: pa.Table) -> None:
         """Take in live rows of one row group."""
@@ -83,19 +94,31 @@ class _Seen:
             self.indexed.append(ledger_records(table, self._plan.hasher))
             for kind, bitmap in unkeyed_rows(table).items():
                 self.kept[kind] |= bitmap
+        unkeyed = self._unkeyed(table)
         keyed = table.filter(keyed_rows(table))
+        gone = _gone(keyed, self._scan)
         tombstone = flagged_offsets(keyed) & TOMBSTONE != 0
         published, retained = _numbers(keyed, "publish_time"), _numbers(keyed, "retained_at")
         value_goes = ~tombstone & _up_to(published, self._scan.values_to)
         tombstone_goes = tombstone & _up_to(retained, self._scan.tombstones_to)
         if self._plan.cursor_floor is not None:
             tombstone_goes &= _numbers(keyed, "offset") <= self._plan.cursor_floor
-        goes = value_goes | tombstone_goes
+        goes = value_goes | tombstone_goes | gone
         if goes.any():
             self.markers.append(_markers(keyed.filter(pa.array(goes)), self._plan))
         self.values.append(_least(published[~tombstone & ~goes].tolist()))
         self.tombstones.append(_least(retained[tombstone & ~goes].tolist()))
         self.first_tombstones.append(_least(_numbers(keyed, "offset")[tombstone & ~goes].tolist()))
+        self.rows_left.append(_least([*published[~goes].tolist(), *_numbers(unkeyed, "publish_time").tolist()]))
+
+    def _unkeyed(self, table: pa.Table) -> pa.Table:
+        """The rows outside the key map that stay; those that go are noted (C2)."""
+        unkeyed = table.filter(pc.invert(keyed_rows(table)))
+        gone = _gone(unkeyed, self._scan)
+        if gone.any():
+            first = self._plan.sources[self._scan.source].first_offset
+            self.unkeyed_gone |= _relative(_numbers(unkeyed, "offset")[gone], first)
+        return unkeyed.filter(pa.array(~gone))
 
 
 def _markers(due: pa.Table, plan: RunPlan) -> Records:
@@ -120,20 +143,40 @@ def _write(
     return IndexLocation(name, 0, len(data), directory.encode())
 
 
-def _expired(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> DeletedRows:
-    """Every row of a dirty ledger that was published so early; phase one asks of keyed values only."""
+def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResult:
+    """Every row of a dirty ledger that was published so early; of `expired` phase one asks for keyed values only."""
     source = plan.sources[scan.source]
     reader = RowsReader(store, source.rows)
-    bitmap = BitMap()
+    expired, gone = BitMap(), BitMap()
     for number in range(len(reader.groups)):
-        if _due(reader.least(number, "publish_time"), scan.values_to):
+        least = reader.least(number, "publish_time")
+        below = reader.groups[number].first_offset < scan.rows_below
+        if _due(least, scan.values_to) or _due(least, scan.rows_to) or below:
             table = reader.read(number, ["offset", "publish_time"])
-            early = _numbers(table, "offset")[_up_to(_numbers(table, "publish_time"), scan.values_to)]
-            bitmap |= BitMap(array("I", (early - source.first_offset).astype(np.uint32).tobytes()))
+            offsets, published = _numbers(table, "offset"), _numbers(table, "publish_time")
+            expired |= _relative(offsets[_up_to(published, scan.values_to)], source.first_offset)
+            gone |= _relative(offsets[_gone(table, scan)], source.first_offset)
+    places = _write_bitmaps(store, plan, scan, [expired, gone])
+    return ScanResult(
+        scan.source, expired=places[0] if scan.values_to is not None else None, gone=places[1] if gone else None
+    )
+
+
+def _write_bitmaps(store: ObjectStore, plan: RunPlan, scan: ScanPlan, bitmaps: list[BitMap]) -> list[DeletedRows]:
     name = names.bitmaps(plan.topic_uid, plan.attempt_id, scan.source)
-    data, (place,) = encode_deleted(name, [bitmap])
+    data, places = encode_deleted(name, bitmaps)
     store.put(name, data)
-    return place
+    return places
+
+
+def _relative(offsets: npt.NDArray[np.int64], first: int) -> BitMap:
+    return BitMap(array("I", (offsets - first).astype(np.uint32).tobytes()))
+
+
+def _gone(table: pa.Table, scan: ScanPlan) -> Mask:
+    """Which rows go whatever they are (C2)."""
+    below: Mask = _numbers(table, "offset") < scan.rows_below
+    return below | _up_to(_numbers(table, "publish_time"), scan.rows_to)
 
 
 def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.int64]:

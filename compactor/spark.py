@@ -263,6 +263,69 @@ class SparkEngine:
         )
 
 
+class SparkEngines:
+    """Engines on one session, which starts with the first; each has jobs of its own, to cancel by themselves.
+
+    Each thread of ours has one of Java's (PySpark's pinned mode), so the job group that a thread sets is its own.
+    Safe to share between threads. A session whose Java has died is followed by a new one.
+    """
+
+    def __init__(self, settings: SparkSettings, say: Callable[[str], None] = lambda _: None) -> None:
+        self._settings = settings
+        self._say = say
+        self._lock = threading.Lock()
+        self._session: SparkSession | None = None
+        self._closed = False
+
+    def open(self) -> SparkEngine:
+        """An engine; the first waits until the session has started, and its Python workers. Raises Misconfigured,
+        Unavailable.
+        """
+        with self._lock:
+            if self._closed:
+                raise Unavailable("Spark was stopped, as this service is ending", "another service does the work")
+            if self._session is not None and not _answers(self._session):
+                _forget_session()
+                self._session = None
+            if self._session is None:
+                self._session = open_session(self._settings, self._say)
+                with contextlib.suppress(CompactorError):  # the first job says why
+                    SparkEngine(self._session).warm_up()
+            return SparkEngine(self._session)
+
+    def close(self) -> None:
+        """Stop the session, if it was started."""
+        with self._lock:
+            self._closed = True
+            if self._session is not None:
+                with contextlib.suppress(Exception):  # stopping a Java that has died fails, too
+                    self._session.stop()
+                self._session = None
+
+
+def _answers(session: SparkSession) -> bool:
+    """Whether Java lives, and the session with it."""
+    try:
+        return not session.sparkContext._jsc.sc().isStopped()
+    except Exception:  # py4j's, of many kinds
+        return False
+
+
+def _forget_session() -> None:
+    """Let PySpark forget a Java that has died, so that the next session gets a new one."""
+    with contextlib.suppress(Exception):
+        if SparkContext._active_spark_context is not None:
+            SparkContext._active_spark_context.stop()
+    SparkContext._active_spark_context = None
+    if SparkContext._gateway is not None:
+        with contextlib.suppress(Exception):
+            SparkContext._gateway.shutdown()
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None  # type: ignore[attr-defined,unused-ignore]
+
+
 def _passed_on_an_interrupt(error: BaseException) -> bool:
     """Whether a Ctrl-C is behind an error: PySpark asks Java once more on its way out, and may stumble over that."""
     context = error.__context__

@@ -1,5 +1,6 @@
-"""One compaction run, in call order: claim → snapshot → scan → phase one → layout → phase two → verify → publish.
+"""One compaction run, in order: tail → claim → snapshot → scan → phase one → layout → phase two → verify → publish.
 
+    tail       rolled and sealed up to now, so that what was appended lies in ledgers         (storage/log/keeper.py)
     claim      one run a topic; the epoch grows, policies and clock are frozen in the run's row
     snapshot   the end position, once (P2): what is dirty, and what the previous compacted ledger has    (dirty.py)
     scan       only if policies go by time: which rows are due to go                                      (scan.py)
@@ -20,9 +21,10 @@ an `Engine` runs the tasks. Nothing here is per key or per message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from compactor import dirty
@@ -41,7 +43,17 @@ from storage.lease import afterwards
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
-from storage.metadata.records import Attempt, AttemptKind, CompactedLedgerRecord, Pin, RunRecord, TopicSnapshot
+from storage.log.directory import LogDirectory
+from storage.log.keeper import LogKeeper
+from storage.metadata.records import (
+    Attempt,
+    AttemptKind,
+    CompactedLedgerRecord,
+    Pin,
+    RunRecord,
+    TopicRecord,
+    TopicSnapshot,
+)
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
@@ -49,13 +61,21 @@ from storage.objects.throttled import Rates
 from storage.steps import Step, reached
 from storage.topic import holder_name
 
+PoliciesOf = Callable[[TopicRecord], Policies]
+"""The policies of a run of a topic that begins now."""
 HEARTBEAT_MS = 30_000
 """A run whose heartbeat is older than this is held for dead and may be taken over."""
 
 
 @dataclass(frozen=True)
 class TwoPhaseCompactor:
-    """Compacts topics; holds the components, no state of a run. `sizing` None: by the engine's parallelism."""
+    """Compacts topics; holds the components, no state of a run. `sizing` None: by the engine's parallelism.
+
+    `log`: where the hot tail of topics lies; None: what is not sealed yet belongs to a later run.
+    `leader`: the token of the leadership that these runs are begun for: only topics are compacted whose request is
+    there, and not by a leader that was overtaken. It may raise what says that nothing is to begin any more.
+    `claims_at_once`: topics whose tails are sealed at once, each in a thread.
+    """
 
     metadata: MetadataStore
     store: ObjectStore
@@ -64,9 +84,14 @@ class TwoPhaseCompactor:
     progress: Progress = field(default_factory=Quiet)
     sizing: Sizing | None = None
     rates: Rates = field(default_factory=Rates)
+    log: LogDirectory | None = None
     hasher: Callable[[int], KeyHasher] = Xxh3KeyHasher
+    heartbeat_ms: int = HEARTBEAT_MS
+    leader: Callable[[], int] | None = None
+    on_claimed: Callable[[RunRecord], object] = lambda _: None
+    claims_at_once: int = 1
 
-    def compact(self, name: TopicName, policies: Policies = Policies()) -> Outcome:  # noqa: B008
+    def compact(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> Outcome:  # noqa: B008
         """Compact one topic. Raises TopicNotFound, CompactionRunning, Fenced, DataLoss, Unavailable."""
         (outcome,) = self.compact_all([name], policies)
         if outcome.error is not None:
@@ -76,7 +101,7 @@ class TwoPhaseCompactor:
     def compact_all(
         self,
         topics: Iterable[TopicName],
-        policies: Policies = Policies(),  # noqa: B008
+        policies: Policies | PoliciesOf = Policies(),  # noqa: B008
     ) -> Iterator[Outcome]:
         """Compact many topics, `Sizing.topics_per_job` in a Spark job; outcomes in order, as soon as their job ends.
 
@@ -84,11 +109,11 @@ class TwoPhaseCompactor:
 
         Raises only what stops all of them, such as Ctrl-C; then every run under way is recorded as failed.
         """
-        return Batch(self.metadata, self.engine, self.progress, HEARTBEAT_MS).run(
+        return Batch(self.metadata, self.engine, self.progress, self.heartbeat_ms, self.claims_at_once).run(
             topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job
         )
 
-    def dry_run(self, name: TopicName, policies: Policies = Policies()) -> dict[str, object]:  # noqa: B008
+    def dry_run(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> dict[str, object]:  # noqa: B008
         """What a run would keep, drop and write (result.Decision.forecast).
 
         Phase one runs, and what it wrote is deleted again. It claims nothing, so it may run beside a compaction; an
@@ -103,7 +128,7 @@ class TwoPhaseCompactor:
                 afterwards(lambda: None if pin is None else self.metadata.release_pin(pin)),
                 Heartbeat(lambda: self._stay(attempt, pin), HEARTBEAT_MS / 5000, self.engine.cancel),
             ):
-                return self._foretell(snapshot, attempt, policies)
+                return self._foretell(snapshot, attempt, _policies_of(snapshot.topic, policies))
 
     def _stay(self, attempt: Attempt, pin: Pin | None) -> None:
         """A dry run's heartbeat: neither what it writes nor what it reads is collected meanwhile."""
@@ -134,17 +159,40 @@ class TwoPhaseCompactor:
             self.store.delete(stored.name)
         self.metadata.finish_attempt(attempt.attempt_id)
 
-    def _claim(self, name: TopicName, policies: Policies) -> Job | None:
+    def _claim(self, name: TopicName, wanted: Policies | PoliciesOf) -> Job | None:
         """A run that is ready to be driven, or None if nothing is new (P11)."""
+        if self.leader is not None:
+            self.leader()  # before the tail is rolled for nothing
         topic = self.metadata.topic(name)
-        if nothing_new(self.metadata, self.store, self.clock, self.metadata.snapshot(topic.id), policies):
+        tail_left = self._settle(topic)
+        snapshot = self.metadata.snapshot(topic.id)
+        policies = _policies_of(snapshot.topic, wanted)
+        if nothing_new(self.metadata, self.store, self.clock, snapshot, policies):
             return None
-        run = self.metadata.claim_run(topic.id, holder_name(), asdict(policies), HEARTBEAT_MS)
+        token = None if self.leader is None else self.leader()
+        run = self.metadata.claim_run(topic.id, holder_name(), asdict(policies), self.heartbeat_ms, leader=token)
         reached(Step.RUN_CLAIMED)
-        return Job(name, run, self._run(run, policies))
+        self.on_claimed(run)
+        return Job(name, run, self._run(run, policies, tail_left))
 
-    def _run(self, run: RunRecord, policies: Policies) -> Steps:
-        timer = _PhaseTimer(self.clock)
+    def _settle(self, topic: TopicRecord) -> CompactorError | None:
+        """Roll and seal the tail (P2); why something of it is left to a later run.
+
+        Raises what keeps the tail from being sealed if there is nothing to compact besides.
+        """
+        if self.log is None:
+            return None
+        keeper = LogKeeper(self.metadata, self.store, self.clock, self.log, holder_name())
+        left = keeper.settle_what_can_be(topic)
+        if left is not None:
+            snapshot = self.metadata.snapshot(topic.id)
+            if not dirty.dirty_ledgers(snapshot, Policies(), self.clock.now_ms()):
+                raise left
+        return left
+
+    def _run(self, run: RunRecord, policies: Policies, tail_left: CompactorError | None) -> Steps:
+        said: dict[str, object] = {} if tail_left is None else {"tail_left": str(tail_left)}
+        timer = _PhaseTimer(self.clock, said)
         snapshot = self.metadata.snapshot(run.topic_id)
         if snapshot.topic.epoch != run.epoch:
             raise Fenced(f"run {run.run_id} of {snapshot.topic.name} was overtaken", "look at the newer run")
@@ -152,7 +200,7 @@ class TwoPhaseCompactor:
         reached(Step.RUN_SNAPSHOT_TAKEN)
         if horizon is None:
             return self.metadata.finish_run(run, {"messages_in": 0, "messages_out": 0})
-        run = self.metadata.update_run(run, phase="phase one", horizon=horizon)
+        run = self.metadata.update_run(run, phase="phase one", horizon=horizon, statistics=said)
 
         decision = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
         made = yield from self._carry_out(decision)
@@ -283,6 +331,10 @@ class TwoPhaseCompactor:
         reached(Step.RUN_ROW_SETS_CLEANED)
 
 
+def _policies_of(topic: TopicRecord, policies: Policies | PoliciesOf) -> Policies:
+    return policies if isinstance(policies, Policies) else policies(topic)
+
+
 def nothing_new(
     metadata: MetadataStore, store: ObjectStore, clock: Clock, snapshot: TopicSnapshot, policies: Policies
 ) -> bool:
@@ -292,23 +344,23 @@ def nothing_new(
     """
     if not dirty.nothing_new(snapshot, policies, clock.now_ms()):
         return False
-    if snapshot.compacted is None or not dirty.goes_by_time(policies):
+    if snapshot.compacted is None or not dirty.goes_by_time(snapshot, policies):
         return True
     floor = metadata.cursor_floor(snapshot.topic.id) if policies.tombstones_wait_for_cursors else None
     try:
-        parts = read_manifest(store, snapshot.compacted.manifest).parts
+        manifest = read_manifest(store, snapshot.compacted.manifest)
     except DataLoss:
         return False
-    return not dirty.anything_due(parts, policies, clock.now_ms(), floor)
+    return not dirty.anything_due(manifest, policies, clock.now_ms(), floor)
 
 
 class _PhaseTimer:
-    """Milliseconds of each phase, for the run's statistics."""
+    """Milliseconds of each phase, for the run's statistics, beside what else is `said` there."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, said: Mapping[str, object] = MappingProxyType({})) -> None:
         self._clock = clock
         self._last = clock.now_ms()
-        self._laps: dict[str, object] = {}
+        self._laps: dict[str, object] = dict(said)
 
     def lap(self, name: str) -> dict[str, object]:
         now = self._clock.now_ms()

@@ -6,7 +6,8 @@
     details    only where index and parts differ: what exactly                          (verify_details.py)
 
 Each raw index is proven against its rows, each live row of a part against raw bit for bit, the index of the compacted
-ledger against its parts (by fingerprints) and against the winners in raw: together that leaves nothing of it unproven.
+ledger against its parts (by fingerprints) and against the winners in raw, its chunk tables likewise (verify_chunks.py):
+together that leaves nothing of it unproven.
 What raw no longer has is proven by checksums and against itself only, and the report says so.
 
 A difference is only what no run of the topic explains (run_history.py): values that a time to live took away years

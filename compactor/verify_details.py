@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from compactor.differences import UNREADABLE, Difference, Findings, Kind
+from compactor.verify_chunks import made_of
+from compactor.verify_chunks import records_of as chunked_records
 from compactor.verify_keys import unkeyed_bitmaps, visible_records
 from compactor.verify_plan import VerifyPlan
 from compactor.verify_records import (
@@ -28,15 +30,19 @@ from compactor.verify_records import (
     last_of_each,
     name_records,
     numbers,
+    of_messages,
     records_of,
     unkeyed_masks,
 )
-from storage.ledger import key_index
+from storage.ledger import chunk_table, key_index
 from storage.ledger.deleted import alive, read_deleted
 from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange, Records
 from storage.ledger.manifest import Part
 from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.objects.interface import ObjectStore
+
+_CHUNK_COLUMNS = ("chunk_uuid", "chunk_index", "chunk_count")
+_COLUMNS = ("offset", "key", "payload", "publish_time", "event_time", "slot", *_CHUNK_COLUMNS)
 
 
 def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> Findings:
@@ -83,14 +89,37 @@ def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> Findin
     where = f"index and parts of compacted ledger {plan.manifest.ledger_id}"
     with findings.reading(where):
         live = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
+        chunks = BitMap64()
         for part in plan.manifest.parts:
             for table in _live_groups(store, part):
                 offsets = numbers(table, "offset")
                 for name, mask in unkeyed_masks(table).items():
                     live[name] |= BitMap64(offsets[mask].tolist())
+                chunks |= BitMap64(offsets[of_messages(table)].tolist())
+        tables = BitMap64()
+        for found in chunk_table.read_tables(store, plan.manifest.chunks, HashRange()):
+            tables |= BitMap64(chunk_table.offsets(found).tolist())
+        compare_bitmaps(findings, f"{where} (chunk tables)", "chunks", chunks, tables)
+        if chunks == tables:
+            _compare_chunks(store, plan, findings)
         for name, bitmap in (unkeyed_bitmaps(store, plan, findings) or {}).items():
             compare_bitmaps(findings, where, name, live[name], bitmap)
     return findings
+
+
+def _compare_chunks(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> None:
+    """Name the chunks of which tables and parts have the offset, but do not say the same."""
+    assert plan.manifest is not None
+    tables = np.concatenate([chunk_table.none(), *chunk_table.read_tables(store, plan.manifest.chunks, HashRange())])
+    seen = {int(offset): one for offset, one in zip(chunk_table.offsets(tables), tables, strict=True)}
+    for part in plan.manifest.parts:
+        for table in _live_groups(store, part):
+            for one in chunk_table.chunk_records(table, plan.hasher):
+                offset = int(one["offset"] & OFFSET_MASK)
+                if any(one[name] != seen[offset][name] for name in one.dtype.names if name != "retained_at"):
+                    what = "the chunk table does not say what the row of the chunk says"
+                    where = f"compacted ledger {plan.manifest.ledger_id}"
+                    findings.add(Difference(Kind.ALTERED, where, what, offset))
 
 
 def with_keys(store: ObjectStore, plan: VerifyPlan, differences: Sequence[Difference]) -> tuple[Difference, ...]:
@@ -125,7 +154,7 @@ def _key_at(store: ObjectStore, plan: VerifyPlan, offset: int, wanted: str) -> b
 
 
 def _live_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange) -> Records:
-    """A record for each live keyed row of the range."""
+    """A record for each live keyed row, and each chunked message, of the range."""
     assert plan.manifest is not None
     pieces = []
     for part in plan.manifest.parts:
@@ -134,6 +163,8 @@ def _live_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange) -> Re
             if wanted.bits:
                 records = records.take(records.hi >> np.uint64(64 - wanted.bits) == wanted.prefix)
             pieces.append(records)
+    chunks = chunk_table.read_tables(store, plan.manifest.chunks, wanted)
+    pieces.append(chunked_records(made_of(np.concatenate([chunk_table.none(), *chunks])).complete))
     return key_index.concatenated(pieces)
 
 
@@ -141,5 +172,5 @@ def _live_groups(store: ObjectStore, part: Part) -> Iterator[pa.Table]:
     deleted = read_deleted(store, part)
     reader = RowsReader(store, part.rows)
     for number in range(len(reader.groups)):
-        table = reader.read(number, ["offset", "key", "payload", "event_time", "slot"])
+        table = reader.read(number, list(_COLUMNS))
         yield table.filter(pa.array(alive(deleted, part.first.offset, table.column("offset").to_numpy())))

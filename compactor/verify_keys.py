@@ -28,6 +28,7 @@ from pyroaring import BitMap64
 
 from compactor.differences import Findings, Kind
 from compactor.run_history import ALWAYS
+from compactor.verify_chunks import RangeChunks, certain_of, check_tables, records_of
 from compactor.verify_plan import Order, VerifyPlan
 from compactor.verify_records import (
     I64,
@@ -49,11 +50,15 @@ from storage.objects.interface import ObjectStore
 
 @dataclass
 class RangeFound:
-    """The answer about a hash range. `visible` None: a level could not be read. `keys`: winners looked at;
+    """The answer about a hash range. `visible` None: a level could not be read. `chunked`: of the records of its
+    chunked messages, which are `values` and `tombstones`; None: a table could not be read. `keys`: winners looked at;
     `undecided`: keys of which raw cannot say. `dropped_to`: the highest tombstone that won and is gone, −1: none."""
 
     findings: Findings
     visible: Fingerprint | None = None
+    chunked: Fingerprint | None = None
+    values: int = 0
+    tombstones: int = 0
     keys: int = 0
     undecided: int = 0
     dropped_to: int = -1
@@ -61,10 +66,12 @@ class RangeFound:
 
 @dataclass
 class UnkeyedFound:
-    """The answer about rows outside the key map: fingerprints of offsets by class, None if they cannot be read."""
+    """The answer about rows outside the key map: fingerprints of offsets by class, and of the chunk tables, None if
+    they cannot be read."""
 
     findings: Findings
     bitmaps: dict[str, Fingerprint] | None = None
+    chunks: Fingerprint | None = None
 
 
 def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> RangeFound:
@@ -77,7 +84,18 @@ def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> RangeFound
         alive = serving.take(serving.offset & MARKER == 0)
         stirred = stirred_records(alive, plan.by_event)
         found.visible = Fingerprint(len(alive), int(stirred.sum(dtype=np.uint64)))
-    winners = _winners(store, plan, wanted, found.findings)
+    chunks: RangeChunks | None = None
+    with found.findings.reading(f"chunk tables of compacted ledger {plan.manifest.ledger_id} and of raw"):
+        chunks = RangeChunks(store, plan, wanted)
+    if chunks is None:
+        return found
+    chunked = records_of(chunks.live.complete)
+    found.chunked = Fingerprint(len(chunked), int(stirred_records(chunked, plan.by_event).sum(dtype=np.uint64)))
+    found.tombstones = int(np.count_nonzero(chunked.offset & TOMBSTONE))
+    found.values = len(chunked) - found.tombstones
+    if serving is not None:
+        chunks.compare(set(_plain(alive).tolist()), found.findings)
+    winners = _winners(store, plan, wanted, chunks, found.findings)
     if serving is not None and winners is not None:
         _Range(store, plan, found).compare(serving, *winners)
     return found
@@ -99,12 +117,13 @@ def visible_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange, fin
 
 
 def _winners(
-    store: ObjectStore, plan: VerifyPlan, wanted: HashRange, findings: Findings
+    store: ObjectStore, plan: VerifyPlan, wanted: HashRange, chunks: RangeChunks, findings: Findings
 ) -> tuple[Records, Mask] | None:
     """Of each key in raw at or below the horizon the message that wins, and whether raw can say so."""
     runs = _read_each(store, [ledger.index for ledger in plan.below], wanted, findings)
     if runs is None:
         return None
+    runs.append(chunks.winners())
     by_offset = _joined([Records(run.hi, run.lo, run.offset) for run in runs])
     by_event = _joined([run.by_event() for run in runs])
     newest = by_offset.take(last_of_each(by_offset.hi, by_offset.lo, by_offset.offset & OFFSET_MASK))
@@ -115,7 +134,7 @@ def _winners(
     certain = np.ones(len(winners), dtype=np.bool_)
     if plan.order is Order.EITHER:
         certain = newest.offset == largest.offset
-    return winners, certain & plan.decided(_plain(winners))
+    return winners, certain & plan.decided(_plain(winners)) & certain_of(winners, chunks.uncertain)
 
 
 def _read_each(
@@ -227,11 +246,13 @@ class _Range:
 
 
 def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> UnkeyedFound:
-    """Rows without a key, whole entries and chunks: the index's bitmaps against those of raw (P6, P8, P10)."""
+    """Rows without a key, whole entries and chunks of no message: the index's bitmaps against those of raw (P6, P8);
+    and the chunk tables by themselves (P10)."""
     assert plan.manifest is not None
     assert plan.history is not None
     found = UnkeyedFound(Findings(plan.limit))
     where = f"compacted ledger {plan.manifest.ledger_id}"
+    found.chunks = check_tables(store, plan, found.findings)
     bitmaps = unkeyed_bitmaps(store, plan, found.findings)
     if bitmaps is not None:
         found.bitmaps = {name: fingerprint(_offsets(bitmap)) for name, bitmap in bitmaps.items()}
@@ -239,14 +260,15 @@ def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> UnkeyedF
         return found
     if not plan.manifest.policies.get("retain_null_key"):
         compare_bitmaps(found.findings, where, "null_keys", BitMap64(), bitmaps["null_keys"])
-    dropped_to = plan.history.null_keys_dropped_to
+    dropped_to, limited_to = plan.history.null_keys_dropped_to, plan.history.unkeyed_dropped_to
     for ledger in plan.below:
         span = BitMap64(range(ledger.first_offset, ledger.last_offset + 1))
         with found.findings.reading(ledger.index.name):
             for name, bitmap in bitmaps.items():
                 raw = key_index.read_unkeyed(store, ledger.index, name)
                 mine = bitmap & span
-                if name == "null_keys" and ledger.first_offset <= dropped_to:
+                may_be_gone = max(limited_to, dropped_to if name == "null_keys" else -1)
+                if ledger.first_offset <= may_be_gone:
                     raw &= mine  # what was dropped by a run does not come back
                 compare_bitmaps(found.findings, where, name, raw, mine)
     return found

@@ -33,7 +33,7 @@ from compactor.verify_records import (
     records_of,
     unkeyed_masks,
 )
-from storage.ledger import key_index, rows
+from storage.ledger import chunk_table, key_index, rows
 from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, HashRange, Records
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import IndexLocation, LedgerRecord
@@ -56,6 +56,7 @@ def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> ObjectFou
     found = ObjectFound(Findings(plan.limit))
     expected: list[Records] = []
     unkeyed = {name: BitMap64() for name in key_index.UNKEYED_CLASSES}
+    chunks = [chunk_table.none()]
     whole = False
     with found.findings.reading(ledger.rows.name):
         check_size(store, found.findings, ledger.rows.name, ledger.rows.size, exactly=True)
@@ -64,6 +65,7 @@ def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> ObjectFou
             found.rows += len(table)
             totals.add(table)
             expected.append(records_of(keyed_rows(table), plan.hasher))
+            chunks.append(chunk_table.chunk_records(table, plan.hasher))
             offsets = numbers(table, "offset").astype(np.uint64)
             for name, mask in unkeyed_masks(table).items():
                 unkeyed[name] |= BitMap64(array("Q", offsets[mask].tobytes()))
@@ -73,8 +75,12 @@ def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> ObjectFou
         records = _check_structure(store, ledger.index, found.findings)
         found.records = len(records)
         seen = {name: key_index.read_unkeyed(store, ledger.index, name) for name in key_index.UNKEYED_CLASSES}
+        seen_chunks = chunk_table.read_ledger_chunks(store, ledger.index)
         if whole:
             where = ledger.index.name
+            if not np.array_equal(np.concatenate(chunks), seen_chunks):
+                what = "the chunk table does not say what the rows say"
+                found.findings.add(Difference(Kind.ALTERED, where, what))
             all_rows = key_index.concatenated(expected)
             wanted = all_rows.take(last_of_each(all_rows.hi, all_rows.lo, all_rows.offset & OFFSET_MASK))
             compare_records(found.findings, where, wanted, records)
@@ -166,6 +172,7 @@ def _check_structure(store: ObjectStore, location: IndexLocation, findings: Find
     directory = key_index.IndexDirectory.decode(location.directory)
     width = key_index.RECORD_BYTES + (key_index.EVENT_BYTES if directory.has_events else 0)
     length = directory.records * width + sum(directory.unkeyed_sizes.values())
+    length += directory.chunk_table[0] if directory.chunk_table else 0
     if length != location.length:
         what = f"the index is {location.length} bytes long, its directory says {length}"
         findings.add(Difference(Kind.INCONSISTENT, where, what))

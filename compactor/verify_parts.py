@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from compactor.differences import Difference, Findings, Kind
 from compactor.run_history import NEVER
+from compactor.verify_chunks import chunk_fingerprint
 from compactor.verify_plan import VerifyPlan
 from compactor.verify_records import (
     I64,
@@ -40,6 +41,7 @@ from compactor.verify_records import (
     unkeyed_masks,
 )
 from storage.ledger import rows
+from storage.ledger.chunk_table import chunk_records
 from storage.ledger.deleted import read_deleted
 from storage.ledger.key_index import OFFSET_MASK, TOMBSTONE, Records
 from storage.ledger.manifest import Part
@@ -52,7 +54,8 @@ from storage.objects.interface import ObjectStore
 @dataclass
 class PartFound:
     """The answer about a part. `keyed`: fingerprints of its live keyed rows by hash range; `unkeyed`: of offsets, by
-    class. `last_alive`: the id of its last live row. `compared`: live rows that raw still has."""
+    class; `chunks`: of its live chunks. `last_alive`: the id of its last live row. `compared`: live rows that raw still
+    has."""
 
     findings: Findings
     rows: int = 0
@@ -61,6 +64,7 @@ class PartFound:
     tombstones: int = 0
     keyed: dict[int, Fingerprint] = field(default_factory=dict)
     unkeyed: dict[str, Fingerprint] = field(default_factory=dict)
+    chunks: Fingerprint = field(default_factory=Fingerprint)
     last_alive: MessageId | None = None
     whole: bool = False
     """Whether all of it could be read: only then its fingerprints tell anything."""
@@ -88,6 +92,7 @@ class _PartCheck:
         self._publish: list[int] = []
         self._oldest_value: list[int] = []
         self._oldest_tombstone: list[int] = []
+        self._oldest_row: list[int] = []
 
     def run(self) -> None:
         part = self._part
@@ -118,11 +123,13 @@ class _PartCheck:
             return
         live = table.filter(pa.array(alive))
         offsets = offsets[alive]
+        self._oldest_row += least(numbers(live, "publish_time"))
         self._live += len(live)
         self._offset_sum += int(offsets.sum())
         self._found.last_alive = message_id(live, len(live) - 1)
         self._add_keyed(live)
         self._add_unkeyed(live, offsets)
+        self._found.chunks += chunk_fingerprint(chunk_records(live, self._plan.hasher))
         self._found.compared += self._raw.compare(live, self._name)
 
     def _add_keyed(self, live: pa.Table) -> None:
@@ -163,6 +170,13 @@ class _PartCheck:
             records,
             tombstone != has_time,
             "retained_at is set exactly where a tombstone is retained",
+        )
+        self._name_some(
+            Kind.EXTRA,
+            keyed,
+            records,
+            tombstone & (published <= history.must_go(offsets)),
+            "a tombstone is there that was below the topic's start, or too old, when a run went over it",
         )
         first_kept = history.first_kept(offsets)
         not_asked = np.zeros(len(keyed), np.bool_) if first_kept is None else tombstone & (first_kept == NEVER)
@@ -214,6 +228,8 @@ class _PartCheck:
             "oldest_value": (part.oldest_value, min(self._oldest_value, default=None)),
             "oldest_tombstone": (part.oldest_tombstone, min(self._oldest_tombstone, default=None)),
         }
+        if part.oldest_row is not None:
+            bounds["oldest_row"] = (part.oldest_row, min(self._oldest_row, default=None))
         for name, (bound, seen) in bounds.items():
             if seen is not None and (bound is None or bound > seen):
                 self._say(self._name, f"the manifest says {name} {bound} of it, but a row has {seen}")

@@ -6,6 +6,7 @@ message of a key can only be in a gap behind, an event time that was larger in a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -85,13 +86,17 @@ class VerifyPlan:
 
     @cached_property
     def order(self) -> Order:
-        """What raw can say of winners. Without event times the two orders are one."""
+        """What raw can say of winners. Where nothing has an event time the two orders are one."""
         assert self.history is not None
         orders = self.history.orders
         no_events = not self.gaps and not any(_has_events(ledger) for ledger in self.below)
         if orders == {False} or no_events:
             return Order.OFFSET
         return Order.EVENT if orders == {True} else Order.EITHER
+
+    def ledger_of(self, offset: int) -> int:
+        """The number of the last raw ledger that begins at or before an offset, −1: none does."""
+        return bisect_right(self.below, offset, key=lambda ledger: ledger.first_offset) - 1
 
     def covered(self, offsets: I64) -> Mask:
         """Which offsets are in a raw ledger at or below the horizon. Shape (n,)."""
@@ -111,7 +116,9 @@ class VerifyPlan:
 
 
 def _has_events(ledger: LedgerRecord) -> bool:
+    """Whether messages of a ledger may have event times; those of chunks are in its chunk table only (P10)."""
     try:
-        return IndexDirectory.decode(ledger.index.directory).has_events
+        directory = IndexDirectory.decode(ledger.index.directory)
+        return directory.has_events or directory.chunk_table is not None
     except ObjectDamaged:
         return True  # it is not known; a task names the damage

@@ -110,7 +110,17 @@ def unkeyed_masks(table: pa.Table) -> dict[str, Mask]:
     slot = numbers(table, "slot")
     null = table.column("key").is_null().to_numpy()
     masks = {name: slot == int(kind) for name, kind in UNKEYED_SLOTS.items()}
+    masks["chunks"] &= ~of_messages(table)
     return {"null_keys": (slot == int(rows.Slot.MESSAGE)) & null, **masks}
+
+
+def of_messages(table: pa.Table) -> Mask:
+    """Which rows are chunks that a chunk table has (P10)."""
+    numbers_ = (table.column(name).fill_null(-1).to_numpy() for name in ("slot", "chunk_index", "chunk_count"))
+    slot, index, count = numbers_
+    found: Mask = (slot == int(rows.Slot.CHUNK)) & (index >= 0) & (index < count)
+    found &= table.column("chunk_uuid").is_valid().to_numpy()
+    return found
 
 
 def key_hash(records: Records, row: int) -> str:

@@ -1,0 +1,131 @@
+"""The backlog of topics, and the policies that it is held against, of all topics in a few statements (S1, S2, S3).
+
+    bytes, messages   behind the horizon (of a topic that was never compacted: all): sealed ledgers, rolled segments,
+                      and the open segment, which is counted from its file (storage/log/open_count.py)
+    dirty             the closed ones of them alone, in logical bytes: Kafka's cleaner does not look at what is open
+    clean             logical bytes of the compacted ledger that serves
+
+Logical bytes are what producers sent, not what the store holds. Of segments they are what the entries' metadata says;
+a ledger knows exactly. The open segment of a topic in another machine's log directory counts by what SQL knows of it:
+nothing, until it is rolled. Only topics for which something is set are counted by file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from compactor.dirtiness import ratio
+from storage.log.directory import LogDirectory
+from storage.log.open_count import OpenSegments
+from storage.metadata.control_records import BacklogRecord
+from storage.metadata.records import TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.policies import Origin, TopicPolicies
+
+_RATIO, _MAX_LAG = "min.cleanable.dirty.ratio", "max.compaction.lag.ms"
+
+
+@dataclass(frozen=True)
+class Triggers:
+    """What makes a compaction of a topic due; 0 and None: that does not.
+
+    `dirty_ratio` and `max_lag_ms` are Kafka's, so they hold for topics that are cleaned by compaction (their
+    `cleanup.policy` has `compact`), and for those for which, or for whose namespace, somebody has set them.
+    """
+
+    threshold_bytes: int = 0
+    threshold_messages: int = 0
+    dirty_ratio: float | None = None
+    max_lag_ms: int | None = None
+    min_lag_ms: int = 0
+
+    @classmethod
+    def of(cls, policies: TopicPolicies, origins: dict[str, Origin]) -> Triggers:
+        """The triggers of a topic that has these policies, from there."""
+        compact = "compact" in policies.cleanup_policy
+        near = (Origin.TOPIC, Origin.NAMESPACE)
+        return cls(
+            policies.compaction_threshold_bytes,
+            policies.compaction_threshold_messages,
+            policies.min_cleanable_dirty_ratio if compact or origins[_RATIO] in near else None,
+            policies.max_compaction_lag_ms if compact or origins[_MAX_LAG] in near else None,
+            policies.min_compaction_lag_ms,
+        )
+
+    @property
+    def any(self) -> bool:
+        """Whether anything can become due."""
+        return bool(self.threshold_bytes or self.threshold_messages or self.dirty_ratio is not None or self.max_lag_ms)
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What lies behind a topic's horizon. `oldest`: the earliest publish time of it; None: there is nothing.
+
+    `soonest`: by when a ledger or segment of it was published whole, the earliest. Runs take whole ledgers, so before
+    that is older than the minimum lag (S3) a run would find nothing, and only have rolled the tail.
+    """
+
+    topic: TopicRecord
+    triggers: Triggers
+    bytes: int = 0
+    messages: int = 0
+    dirty: int = 0
+    clean: int = 0
+    oldest: int | None = None
+    soonest: int | None = None
+
+    @property
+    def dirty_ratio(self) -> float:
+        """Kafka's: of what is closed (S2)."""
+        return ratio(self.clean, self.dirty)
+
+    @property
+    def dirtiness(self) -> float:
+        """Of all that a run would take; topics go in its order."""
+        return ratio(self.clean, self.bytes)
+
+
+class Backlogs:
+    """Measures backlogs. Remembers what it has read of open segments; safe to share between threads."""
+
+    def __init__(self, metadata: MetadataStore, log: LogDirectory | None) -> None:
+        self._metadata = metadata
+        self._open = OpenSegments(log) if log is not None else None
+
+    def of(self, topic_ids: Collection[int]) -> list[Backlog]:
+        """Of these topics; those that are gone are left out."""
+        return list(self._measured(self._metadata.control.backlogs(topic_ids), all_open=True))
+
+    def of_all(self) -> list[Backlog]:
+        """Of all topics for which something can become due."""
+        records = self._metadata.control.backlogs()
+        measured = list(self._measured(records, all_open=False))
+        if self._open is not None:
+            self._open.forget_others({one.open_segment.ledger_id for one in records if one.open_segment is not None})
+        return measured
+
+    def _measured(self, records: list[BacklogRecord], *, all_open: bool) -> Iterator[Backlog]:
+        resolved = self._metadata.policies.resolver()
+        known: dict[object, Triggers] = {}
+        for record in records:
+            key = resolved.key(record.topic)
+            if key not in known:
+                known[key] = Triggers.of(*resolved.effective(record.topic))
+            if known[key].any or all_open:
+                yield self._with_open(record, known[key])
+
+    def _with_open(self, record: BacklogRecord, triggers: Triggers) -> Backlog:
+        size, messages = record.closed_bytes, record.closed_messages
+        oldest, soonest = record.oldest, record.soonest
+        if record.open_segment is not None and self._open is not None:
+            counted = self._open.count(record.topic, record.open_segment)
+            size, messages = size + counted.logical_bytes, messages + counted.messages
+            oldest, soonest = _earlier(oldest, counted.oldest), _earlier(soonest, counted.newest)
+        dirty, clean = record.closed_bytes, record.clean_bytes
+        return Backlog(record.topic, triggers, size, messages, dirty, clean, oldest, soonest)
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return min((time for time in (one, other) if time is not None), default=None)
