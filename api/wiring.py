@@ -11,6 +11,7 @@ from api.settings import Settings
 
 if TYPE_CHECKING:
     from storage.clock import Clock
+    from storage.log.directory import LogDirectory
     from storage.metadata.store import MetadataStore
     from storage.model import TopicName
     from storage.objects.interface import ObjectStore
@@ -19,23 +20,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Components:
-    """An open database and store, and the clock."""
+    """An open database and store, the directory of the hot tail, and the clock."""
 
     metadata: MetadataStore
     store: ObjectStore
     clock: Clock
+    log: LogDirectory
 
     def topic(self, name: TopicName) -> Topic:
         """The topic of that name. Raises TopicNotFound."""
         from storage.topic import Topic
 
-        return Topic.open(self.metadata, self.store, self.clock, name)
+        return Topic.open(self.metadata, self.store, self.clock, name, self.log)
 
     def create_topic(self, name: TopicName) -> Topic:
         """The topic of that name, made if it does not exist."""
         from storage.topic import Topic
 
-        return Topic.create(self.metadata, self.store, self.clock, name)
+        return Topic.create(self.metadata, self.store, self.clock, name, self.log)
 
 
 @contextmanager
@@ -54,8 +56,9 @@ def open_components(settings: Settings) -> Iterator[Components]:
         store = open_object_store(settings)
         try:
             from storage.clock import SystemClock
+            from storage.log.directory import LogDirectory
 
-            yield Components(metadata, store, SystemClock())
+            yield Components(metadata, store, SystemClock(), LogDirectory(settings.log_directory))
         finally:
             store.close()
     finally:
@@ -69,7 +72,8 @@ def open_metadata(settings: Settings) -> MetadataStore:
 
     if settings.embedded_database:
         settings.make_data_directory()
-    return MetadataStore(settings.database_url, SystemClock())
+    run_dead_ms = settings.compaction_run_dead_after_ms
+    return MetadataStore(settings.database_url, SystemClock(), settings.policies, run_dead_ms)
 
 
 def open_object_store(settings: Settings) -> ObjectStore:

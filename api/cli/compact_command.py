@@ -7,11 +7,11 @@ started. A topic that fails is told on stderr, the others go on; the exit code i
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +23,7 @@ from api.cli.progress import progress_for
 from api.cli.spark_engine import spark_engine
 from api.cli.talk import say
 from api.wiring import Components, open_components
-from storage.errors import InvalidInput, Misconfigured, Unavailable
+from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavailable
 from storage.model import TopicName
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from compactor.batch import Outcome
     from compactor.plan import Policies
     from compactor.two_phase import TwoPhaseCompactor
-    from storage.metadata.records import TopicSnapshot
+    from storage.metadata.records import TopicRecord, TopicSnapshot
     from storage.objects.throttled import Rates
+    from storage.topic import Topic
 
 
 class ReportName(StrEnum):
@@ -56,24 +57,25 @@ def compact_topic(
     ),
     retain_null_key: Annotated[bool, typer.Option("--retain-null-key", help="Keep messages without a key.")] = False,
     tombstone_retention: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long tombstones stay in the compacted ledger.")
-    ] = "0",
+        str | None, typer.Option(metavar="DURATION", help="How long tombstones stay in the compacted ledger.")
+    ] = None,
     tombstones_wait_for_cursors: Annotated[
         bool,
         typer.Option("--tombstones-wait-for-cursors", help="And until the slowest compacted cursor has passed them."),
     ] = False,
-    key_ttl: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Drop values published so long ago. [default: never]")
-    ] = None,
+    key_ttl: Annotated[str | None, typer.Option(metavar="DURATION", help="Drop values published so long ago.")] = None,
     min_compaction_lag: Annotated[
-        str, typer.Option(metavar="DURATION", help="Leave younger messages to a later run.")
-    ] = "0",
+        str | None, typer.Option(metavar="DURATION", help="Leave younger messages to a later run.")
+    ] = None,
     event_time_order: Annotated[
         bool, typer.Option("--event-time-order", help="The largest event time of a key wins, not the newest message.")
     ] = False,
     event_time_max_lateness: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How long deletions hold against late values. [default: 7d]"),
+        typer.Option(metavar="DURATION", help="How long deletions hold against late values."),
+    ] = None,
+    chunk_expiry: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long an incomplete chunked message is waited for.")
     ] = None,
     max_garbage_ratio: Annotated[
         float, typer.Option(metavar="RATIO", help="Write a part anew when more of its rows, from 0 to 1, are dead.")
@@ -88,6 +90,7 @@ def compact_topic(
     """Keep the newest message of each key.
 
     They go to a new compacted ledger; the topic's raw messages stay as they are. Many topics share one Spark job.
+    Options that are policies count before the topic's own (`compactor topics policies`), for this run alone.
     Durations are whole numbers with ms, s, m, h or d; a bare number is seconds.
     """
     if sum((bool(topic), all_topics, namespace is not None)) != 1:
@@ -100,27 +103,31 @@ def compact_topic(
         raise InvalidInput("--event-time-max-lateness means nothing by itself", "give --event-time-order with it")
     if not 0 <= max_garbage_ratio <= 1:
         raise InvalidInput(f"{max_garbage_ratio} is not a ratio", "give --max-garbage-ratio a number from 0 to 1")
-    times = {
-        "tombstone_retention_ms": parse_duration("--tombstone-retention", tombstone_retention),
-        "key_ttl_ms": None if key_ttl is None else parse_duration("--key-ttl", key_ttl, least=1),
-        "min_lag_ms": parse_duration("--min-compaction-lag", min_compaction_lag),
+    durations = {
+        "tombstone_retention_ms": tombstone_retention,
+        "key_ttl_ms": key_ttl,
+        "min_lag_ms": min_compaction_lag,
+        "event_time_max_lateness_ms": event_time_max_lateness,
+        "incomplete_chunk_max_age_ms": chunk_expiry,
     }
-    if event_time_max_lateness is not None:
-        times["event_time_max_lateness_ms"] = parse_duration("--event-time-max-lateness", event_time_max_lateness)
+    given: dict[str, Any] = {
+        name: parse_duration(_OPTIONS[name], text, least=int(name in _AT_LEAST_ONE))
+        for name, text in durations.items()
+        if text is not None
+    }
+    flags = {
+        "retain_null_key": retain_null_key,
+        "tombstones_wait_for_cursors": tombstones_wait_for_cursors,
+        "event_time_order": event_time_order,
+    }
+    given |= {name: True for name, flag in flags.items() if flag}
     read_rate, write_rate = (None if rate is None else parse_size(rate) for rate in (max_read_rate, max_write_rate))
 
     with open_components(context.obj) as components:
         from api.cli.compact_report import report, report_forecasts
-        from compactor.plan import Policies
         from storage.objects.throttled import Rates
 
-        policies = Policies(
-            retain_null_key=retain_null_key,
-            tombstones_wait_for_cursors=tombstones_wait_for_cursors,
-            event_time_order=event_time_order,
-            **times,  # type: ignore[arg-type]
-        )
-        work = _Work(components, context.obj, policies, Rates(read_rate, write_rate), max_garbage_ratio)
+        work = _Work(components, context.obj, given, Rates(read_rate, write_rate), max_garbage_ratio)
         names = named or _listed(components, namespace)
         as_json = output is ReportName.JSON
         if dry_run:
@@ -140,6 +147,17 @@ def _listed(components: Components, namespace: str | None) -> list[TopicName]:
     return names
 
 
+def _has_tail(topic: Topic) -> bool:
+    """Whether messages lie in segments that no ledger stands for yet; one that cannot be read here may have some."""
+    segments = topic.snapshot().segments
+    if not segments or any(segment.content is not None and segment.content.messages for segment in segments):
+        return bool(segments)
+    try:
+        return topic.snapshot_reader().end > segments[-1].first_offset
+    except CompactorError:
+        return True
+
+
 _OPTIONS = {
     "retain_null_key": "--retain-null-key",
     "tombstone_retention_ms": "--tombstone-retention",
@@ -148,28 +166,30 @@ _OPTIONS = {
     "min_lag_ms": "--min-compaction-lag",
     "event_time_order": "--event-time-order",
     "event_time_max_lateness_ms": "--event-time-max-lateness",
+    "incomplete_chunk_max_age_ms": "--chunk-expiry",
 }
 """The option of each policy."""
+_AT_LEAST_ONE = frozenset({"key_ttl_ms", "incomplete_chunk_max_age_ms"})
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What is asked of every topic, and with what."""
+    """What is asked of every topic, and with what. `given`: policies that count before those of each topic."""
 
     components: Components
     settings: Settings
-    policies: Policies
+    given: Mapping[str, Any]
     rates: Rates
     max_garbage_ratio: float
 
     def compact(self, names: Sequence[TopicName]) -> Iterator[Outcome]:
         """An outcome for each topic, in order, as soon as it is known."""
-        known, dirty = self._look(names)
+        known, dirty = self._look(names, for_a_run=True)
         if not dirty:
             yield from (known[name] for name in names)
             return
         with self._compactor() as compactor:
-            made = compactor.compact_all(dirty, self.policies)
+            made = compactor.compact_all(dirty, self._policies)
             yield from (known[name] if name in known else next(made) for name in names)
 
     def forecasts(self, names: Sequence[TopicName]) -> list[Forecast]:
@@ -180,44 +200,64 @@ class _Work:
             with self._compactor() as compactor:
                 for name in dirty:
                     try:
-                        forecasts[name] = name, compactor.dry_run(name, self.policies)
+                        forecasts[name] = name, compactor.dry_run(name, self._policies)
                     except Exception as error:
                         forecasts[name] = name, error
         return [forecasts[name] for name in names]
 
-    def _look(self, names: Sequence[TopicName]) -> tuple[dict[TopicName, Outcome], list[TopicName]]:
-        """Topics with nothing new, or that cannot be looked at; and all others, for which Spark is needed."""
+    def _look(
+        self, names: Sequence[TopicName], *, for_a_run: bool = False
+    ) -> tuple[dict[TopicName, Outcome], list[TopicName]]:
+        """Topics with nothing new, or that cannot be looked at; and all others, for which Spark is needed.
+
+        `for_a_run`: one that is paused is refused, and what is not sealed yet is new, since the claim seals it (P2).
+        """
         from compactor.batch import Outcome
         from compactor.two_phase import nothing_new
+        from storage.metadata.control import check_not_paused
 
         one = self.components
         outcomes, dirty = {}, []
         for name in names:
             try:
-                snapshot = one.topic(name).snapshot()
-                new = not nothing_new(one.metadata, one.store, one.clock, snapshot, self.policies)
+                topic = one.topic(name)
+                snapshot = topic.snapshot()
+                if for_a_run:
+                    check_not_paused(snapshot.topic, one.metadata.control.control(snapshot.topic.id))
+                policies = self._policies(snapshot.topic)
+                new = not nothing_new(one.metadata, one.store, one.clock, snapshot, policies)
+                new = new or (for_a_run and _has_tail(topic))
             except (Unavailable, Misconfigured):
                 raise  # not this topic's fault: the next would fail, too
             except Exception as error:
                 outcomes[name] = Outcome(name, None, error)
                 continue
             if new:
-                self._tell_of_policies(snapshot)
+                self._tell_of_policies(snapshot, policies)
                 dirty.append(name)
             else:
                 outcomes[name] = Outcome(name)
         return outcomes, dirty
 
-    def _tell_of_policies(self, snapshot: TopicSnapshot) -> None:
-        """Policies are not remembered: a run that forgets an option of the one before drops what that kept."""
+    def _policies(self, topic: TopicRecord) -> Policies:
+        """The topic's own, but for those that were given."""
+        from compactor.policies import stored_policies
+
+        return replace(stored_policies(self.components.metadata, topic), **self.given)
+
+    def _tell_of_policies(self, snapshot: TopicSnapshot, policies: Policies) -> None:
+        """What was given instead of a stored policy holds once: the next run will not know of it. And a run by other
+        policies than the one before drops what only those kept."""
+        from compactor.policies import POLICY_OF, set_apart
         from storage.metadata.records import RunState
 
+        for name in set_apart(self.components.metadata, snapshot.topic, self.given):
+            say(f"{snapshot.topic.name}: {_OPTIONS[name]} counts before the policy {POLICY_OF[name]} in this run")
         before = snapshot.last_run
         if before is None or before.state is not RunState.SUCCESS or snapshot.compacted is None:
             return
-        changed = [
-            option for name, option in _OPTIONS.items() if before.policies.get(name) != asdict(self.policies)[name]
-        ]
+        wanted = asdict(policies)
+        changed = [option for name, option in _OPTIONS.items() if before.policies.get(name) != wanted[name]]
         if changed:
             say(
                 f"warning: {snapshot.topic.name} is compacted by other policies than in run {before.run_id} "
@@ -239,4 +279,5 @@ class _Work:
                 progress_for(sys.stderr),
                 Sizing(engine.parallelism, max_garbage_ratio=self.max_garbage_ratio),
                 self.rates,
+                self.components.log,
             )

@@ -32,6 +32,8 @@ def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as
         if topics == 1 and outcome.error is None:
             for line in describe(outcome):
                 say(line)
+        if outcome.run is not None and (left := outcome.run.statistics.get("tail_left")):
+            say(f"{outcome.topic}: what is not sealed yet was left to a later run: {left}")
         if as_json:
             print(json.dumps(_document(metadata, outcome)), flush=True)  # noqa: T201
         elif outcome.error is None:

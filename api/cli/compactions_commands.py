@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from api.cli.names import TOPIC_HELP
 from api.cli.talk import number, size
 from api.cli.topics_commands import ListingName, Output
+from api.documents import run_document
 from api.wiring import open_components
 from storage.model import TopicName
-
-if TYPE_CHECKING:
-    from storage.metadata.records import RunRecord
 
 
 class StateName(StrEnum):
@@ -93,41 +91,13 @@ def cancel_compaction(
 ) -> None:
     """Cancel a run that is under way.
 
-    From now on it can publish nothing; its worker hears of it within seconds, stops its Spark job and ends.
+    From now on it can publish nothing; its worker hears of it within seconds, stops its Spark job and ends. A service
+    compacts a topic again that is still due: `compactor-admin compactions pause` keeps it from that.
     """
     with open_components(context.obj) as components:
         record = components.metadata.cancel_run(run, reason)
         name = components.metadata.snapshot(record.topic_id).topic.name
     print(f"Compaction run {run} of topic {name} cancelled")  # noqa: T201
-
-
-def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
-    """All that is known of a run, as plain values; times in milliseconds since 1970."""
-    from compactor.two_phase import HEARTBEAT_MS
-
-    statistics = dict(run.statistics)
-    going = {name: statistics.pop(name, None) for name in ("tasks_done", "tasks_total", "bytes_done")}
-    running = run.state.value == StateName.RUNNING
-    return {
-        "run": run.run_id,
-        "topic": str(topic),
-        "state": run.state.value,
-        "phase": run.phase,
-        **going,
-        "started_at": run.started_at,
-        "heartbeat_at": run.heartbeat_at,
-        "heartbeat_expired": now - run.heartbeat_at >= HEARTBEAT_MS if running else None,
-        "finished_at": run.finished_at,
-        "error": run.error or None,
-        "compacted_ledger": run.compacted_ledger_id,
-        "horizon": None if run.horizon is None else str(run.horizon.message_id),
-        "horizon_offset": None if run.horizon is None else run.horizon.offset,
-        "epoch": run.epoch,
-        "attempt": run.attempt_id,
-        "holder": run.holder,
-        "policies": dict(run.policies),
-        "statistics": statistics,
-    }
 
 
 def _row(document: dict[str, Any]) -> list[str]:

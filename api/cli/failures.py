@@ -14,33 +14,33 @@ from storage.errors import CompactorError
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def tell(error: Exception, about: str = "") -> None:
+def tell(error: Exception, about: str = "", program: str = "compactor") -> None:
     """Say the error on stderr, with where it came from if `--debug` asks for it. `about`: what it is named by."""
     if "--debug" in sys.argv:
         traceback.print_exception(error)
-    line = describe(error)
-    say(line if about in line else line.replace("compactor: ", f"compactor: {about}: ", 1))
+    line = describe(error, program)
+    say(line if about in line else line.replace(f"{program}: ", f"{program}: {about}: ", 1))
 
 
-def describe(error: Exception) -> str:
+def describe(error: Exception, program: str = "compactor") -> str:
     """An error in one line: what happened, to what, what to do. Help that was asked for by no command, as it is."""
     if isinstance(error, CompactorError):
-        return f"compactor: {' '.join(str(error).split())}"
+        return f"{program}: {' '.join(str(error).split())}"
     if isinstance(error, typer.TyperException):
-        return _usage(error)
+        return _usage(error, program)
     if isinstance(error, OSError) and error.strerror:
         what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         remedy = "free some space" if error.errno in _FULL else "check the disk and permissions"
-        return f"compactor: {what}: {remedy}, then try again"
+        return f"{program}: {what}: {remedy}, then try again"
     text = " ".join(str(error).split())[:300]
-    return f"compactor: unexpected {type(error).__name__}: {text}: try again with --debug and report it"
+    return f"{program}: unexpected {type(error).__name__}: {text}: try again with --debug and report it"
 
 
-def _usage(error: typer.TyperException) -> str:
+def _usage(error: typer.TyperException, program: str) -> str:
     """What typer found wrong with the command line."""
     said = getattr(error, "format_message", error.__str__)()
     if "\n" in said:  # the help of a command that was given no arguments
         return str(said)
-    command = getattr(getattr(error, "ctx", None), "command_path", "compactor")
+    command = getattr(getattr(error, "ctx", None), "command_path", program)
     what = said.removesuffix(".").replace("Value error, ", "")
-    return f"compactor: {what[:1].lower()}{what[1:]}: see `{command} --help`"
+    return f"{program}: {what[:1].lower()}{what[1:]}: see `{command} --help`"

@@ -37,8 +37,9 @@ def collect_garbage(
 ) -> None:
     """Delete objects that nothing refers to any more.
 
-    What crashed or failed attempts left, and compacted ledgers that were replaced a grace time ago and that no reader
-    has pinned. Safe beside imports, compactions and readers. The names of the objects go to standard output.
+    What crashed or failed attempts left, compacted ledgers that were replaced a grace time ago and that no reader
+    has pinned, and ledgers that were trimmed file.delete.delay.ms ago. Files of segments that are sealed go, too. Safe
+    beside imports, compactions and readers. The names of the objects go to standard output.
     """
     grace_ms = parse_duration("--grace", grace, LEAST_GRACE_MS)
     wanted = [TopicName.parse(one) for one in dict.fromkeys(topic or ())]
@@ -55,7 +56,20 @@ def collect_garbage(
             if wanted
             else collector.collect_all(dry_run, unknown_topics)
         )
+        if not wanted and not dry_run:
+            _sweep(components)
         _tell(reports, dry_run)
+
+
+def _sweep(components: Components) -> None:
+    """Remove the local files of segments that ledgers have taken the place of long enough ago."""
+    from storage.log.keeper import LogKeeper
+    from storage.topic import holder_name
+
+    one = components
+    removed = LogKeeper(one.metadata, one.store, one.clock, one.log, holder_name()).sweep()
+    if removed:
+        say(f"Removed the files of {counted(removed, 'sealed segment')}")
 
 
 def _of_topics(
@@ -86,16 +100,23 @@ def _tell(reports: Iterator[Collected], dry_run: bool) -> None:
 
 def summary(report: Collected) -> str:
     """What there is to say of a topic; empty: nothing."""
-    found = [f"{counted(one.count, kind.value)} ({size(one.bytes)})" for kind, one in sorted(report.objects.items())]
+    found = [
+        f"{counted(one.count, kind.value.removesuffix('s'))} ({size(one.bytes)})"
+        for kind, one in sorted(report.objects.items())
+    ]
     if report.topic is None and found and not report.deleted:
         found.append("left: --unknown-topics deletes them, if no other database uses this store")
     if report.compacted_ledgers:
         found.append(counted(report.compacted_ledgers, "replaced compacted ledger"))
+    if report.trimmed_ledgers:
+        found.append(counted(report.trimmed_ledgers, "trimmed ledger") + " forgotten")
     if report.attempts_given_up:
         found.append(counted(report.attempts_given_up, "dead attempt") + " given up")
     if report.foreign:
         found.append(counted(report.foreign, "foreign object") + " left alone")
     name = f"unknown topic {report.topic_uid}" if report.topic is None else str(report.topic)
+    if report.over:
+        name = f"deleted topic {name}"
     return f"{name}: {', '.join(found)}" if found else ""
 
 

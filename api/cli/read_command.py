@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import counted, say
+from api.places import parse_start
 from api.wiring import open_components
 from storage.errors import InvalidInput
-from storage.model import EARLIEST, LATEST, MessageId, TopicName
+from storage.model import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
     from api.formats.encoding import TextEncoding
     from storage.model import Message
+    from storage.topic_reader import TopicReader
+
+_PAGE_BYTES = 8 << 20
+_POLL_MS = 10_000
 
 
 class OutputName(StrEnum):
@@ -31,9 +37,12 @@ class OutputName(StrEnum):
     PARQUET = "parquet"
 
 
-def parse_start(text: str) -> MessageId:
-    """`earliest`, `latest` or a message id. Raises InvalidMessageId."""
-    return {"earliest": EARLIEST, "latest": LATEST}.get(text) or MessageId.parse(text)
+class ResetName(StrEnum):
+    """What happens to a read whose start was trimmed; `storage.start.Reset` has them (a test keeps the two equal)."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    FAIL = "fail"
 
 
 def read_topic(
@@ -44,8 +53,17 @@ def read_topic(
         bool, typer.Option("--read-compacted", help="The compacted ledger first, then raw after its horizon.")
     ] = False,
     start: Annotated[
-        str, typer.Option("--from", metavar="earliest|latest|MESSAGE_ID", help="Where to begin, inclusive.")
+        str,
+        typer.Option(
+            "--from",
+            metavar="earliest|latest|MESSAGE_ID|OFFSET|@TIME",
+            help="Where to begin, inclusive; @TIME: milliseconds or an ISO time of publishing.",
+        ),
     ] = "earliest",
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with new messages as they come.")] = False,
+    reset: Annotated[
+        ResetName, typer.Option(help="Where a raw read begins instead if its start was trimmed.")
+    ] = ResetName.EARLIEST,
     limit: Annotated[int | None, typer.Option(metavar="N", min=0, help="At most so many messages.")] = None,
     output: Annotated[OutputName, typer.Option(help="How messages are shown.")] = OutputName.JSONL,
     key_encoding: Annotated[EncodingName, typer.Option(help="How keys are shown.")] = EncodingName.UTF8,
@@ -60,9 +78,17 @@ def read_topic(
         )
     from api.formats.encoding import TextEncoding
 
+    if follow and output is not OutputName.JSONL:
+        raise InvalidInput(f"--follow cannot be shown as {output.value}", "leave --output out: one JSON line a message")
     encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
+    from storage.start import Reset
+
     with open_components(context.obj) as components:
-        batches = components.topic(name).read(first, read_compacted, limit)
+        source = components.topic(name)
+        if follow:
+            _follow(source.reader(first, read_compacted, Reset(reset.value)), limit, name.partition, *encodings)
+            return
+        batches = source.read(first, read_compacted, limit, reset=Reset(reset.value))
         if file is not None:
             from api.formats.parquet import write_parquet
 
@@ -74,6 +100,27 @@ def read_topic(
             print_messages(messages(batches, name.partition), *encodings)
         else:
             _print_lines(batches, name.partition, *encodings)
+
+
+def _follow(
+    reader: TopicReader, limit: int | None, partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
+) -> None:
+    """Print messages as they come, until there were `limit` or somebody ends us."""
+    from api.formats.jsonl import JsonLines
+    from storage.reader import Limits, messages
+
+    def pages() -> Iterator[pa.RecordBatch]:
+        while True:
+            sys.stdout.buffer.flush()
+            yield from reader.poll(Limits(bytes=_PAGE_BYTES), _POLL_MS)
+
+    lines = JsonLines(sys.stdout.buffer, key_encoding, value_encoding)
+    try:
+        for message in islice(messages(pages(), partition), limit):
+            lines.write(message)
+    finally:
+        reader.close()
+        sys.stdout.buffer.flush()
 
 
 def _print_lines(

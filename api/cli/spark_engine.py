@@ -1,4 +1,7 @@
-"""Spark for a command: started when it is needed, told of on a terminal, stopped at the end."""
+"""The engine of a command: Spark, started when it is needed, told of on a terminal, stopped at the end.
+
+Or none, if the settings say `in-process`: they serve `compactor serve` as well, and mean the same here.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,17 @@ from api.cli.talk import say
 from api.settings import Settings
 
 if TYPE_CHECKING:
-    from compactor.spark import SparkEngine
+    from compactor.engine import Engine
 
 
 @contextmanager
-def spark_engine(settings: Settings) -> Iterator[SparkEngine]:
-    """An engine on a session of its own. Raises Misconfigured, Unavailable."""
+def spark_engine(settings: Settings) -> Iterator[Engine]:
+    """An engine on a session of its own, or in this process. Raises Misconfigured, Unavailable."""
+    from compactor.engine import IN_PROCESS, InProcess
+
+    if settings.spark_master == IN_PROCESS:
+        yield InProcess()
+        return
     from compactor.spark import SparkEngine, SparkSettings, open_session
 
     if sys.stderr.isatty():

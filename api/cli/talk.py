@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 
@@ -10,6 +11,12 @@ def say(text: str) -> None:
     """One line for the user, on stderr. Work goes on when nobody listens."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def abandon_output() -> None:
+    """Let what is still to be written to stdout, which failed, go nowhere: the interpreter's last flush fails else."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def number(value: int) -> str:

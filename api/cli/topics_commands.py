@@ -10,10 +10,12 @@ import typer
 
 from api.cli.names import TOPIC_HELP
 from api.wiring import open_components
+from storage.errors import CompactorError
 from storage.model import TopicName
 
 if TYPE_CHECKING:
     from storage.metadata.records import TopicSnapshot
+    from storage.reader import SnapshotReader
 
 
 class ListingName(StrEnum):
@@ -29,16 +31,21 @@ Output = Annotated[ListingName, typer.Option(help="For people, or for scripts.")
 def list_topics(context: typer.Context, output: Output = ListingName.TABLE) -> None:
     """List topics.
 
-    Of each: raw ledgers, messages, their logical bytes, and the compacted ledger.
+    Of each: raw ledgers, their messages and logical bytes, messages in the log's segments, and the compacted ledger.
     """
     with open_components(context.obj) as components:
+        from storage.metadata.records import SegmentState
+
         summaries = components.metadata.topic_summaries()
+        unsealed = components.metadata.log.topics_with_segments([SegmentState.OPEN, SegmentState.ROLLED])
+        tails = {record.name: _tail_messages(components.topic(record.name).snapshot_reader()) for record in unsealed}
     documents = [
         {
             "topic": str(one.name),
             "ledgers": one.ledgers,
             "messages": one.messages,
             "logical_bytes": one.logical_bytes,
+            "tail_messages": tails.get(one.name, 0),
             "compacted_ledger": one.compacted_ledger_id,
         }
         for one in summaries
@@ -49,7 +56,7 @@ def list_topics(context: typer.Context, output: Output = ListingName.TABLE) -> N
     from api.cli.tables import print_table
 
     print_table(
-        ("topic", "ledgers", "messages", "logical bytes", "compacted ledger"),
+        ("topic", "ledgers", "messages", "logical bytes", "tail messages", "compacted ledger"),
         (["-" if value is None else str(value) for value in document.values()] for document in documents),
     )
 
@@ -65,12 +72,14 @@ def show_stats(
     """
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
-        from storage.reader import SnapshotReader
-
-        snapshot = components.topic(name).snapshot()
-        reader = SnapshotReader(components.store, snapshot)
+        reader = components.topic(name).snapshot_reader()
+        snapshot, end = reader.snapshot, reader.end
         last = {flag: str(reader.last_message_id(flag)) for flag in (False, True)}
-    document = stats(snapshot) | {"last_message_id": last[False], "last_compacted_message_id": last[True]}
+        tail_messages = _tail_messages(reader)
+    document = stats(snapshot, reader.first_offset, end, tail_messages) | {
+        "last_message_id": last[False],
+        "last_compacted_message_id": last[True],
+    }
     if output is ListingName.JSON:
         print(json.dumps(document, indent=2))  # noqa: T201
         return
@@ -80,8 +89,19 @@ def show_stats(
             print(f"{f'{key}.{field}'.rstrip('.'):40} {'-' if content is None else content}")  # noqa: T201
 
 
-def stats(snapshot: TopicSnapshot) -> dict[str, Any]:
-    """What one snapshot shows, as plain values."""
+def _tail_messages(reader: SnapshotReader) -> int:
+    """Messages in segments that no ledger stands for yet, as far as those can be read."""
+    segments = reader.snapshot.segments
+    rolled = sum(segment.content.messages for segment in segments if segment.content)
+    is_open = bool(segments) and segments[-1].content is None
+    try:
+        return rolled + (reader.end - segments[-1].first_offset if is_open else 0)
+    except CompactorError:
+        return rolled
+
+
+def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int, tail_messages: int) -> dict[str, Any]:
+    """What one snapshot shows, as plain values; offsets of the first raw message, and of the next one to come."""
     horizon = snapshot.horizon
     backlog = [ledger for ledger in snapshot.ledgers if horizon is None or ledger.last_offset > horizon.offset]
     compacted, run = snapshot.compacted, snapshot.last_run
@@ -92,7 +112,13 @@ def stats(snapshot: TopicSnapshot) -> dict[str, Any]:
             "messages": sum(ledger.messages for ledger in snapshot.ledgers),
             "logical_bytes": sum(ledger.logical_bytes for ledger in snapshot.ledgers),
             "stored_bytes": sum(ledger.rows.size + ledger.index.length for ledger in snapshot.ledgers),
-            "next_offset": snapshot.topic.next_offset,
+            "start_offset": snapshot.topic.start_offset,
+            "first_offset": first_offset,
+            "next_offset": next_offset,
+        },
+        "tail": {
+            "segments": len(snapshot.segments),
+            "messages": tail_messages,
         },
         "compacted": None
         if compacted is None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,11 +15,11 @@ from api.cli.progress import progress_for
 from api.cli.spark_engine import spark_engine
 from api.cli.tables import plain
 from api.cli.talk import counted, number, say
+from api.documents import verify_document
 from api.wiring import open_components
 from storage.model import TopicName
 
 if TYPE_CHECKING:
-    from compactor.differences import Difference
     from compactor.verify_report import Report
 
 
@@ -51,7 +50,7 @@ def verify_topic(
                 components.metadata, components.store, components.clock, engine, progress_for(sys.stderr)
             ).verify(name)
     if output is VerifyOutputName.JSON:
-        print(json.dumps(document(found), indent=2))  # noqa: T201
+        print(json.dumps(verify_document(found), indent=2))  # noqa: T201
     else:
         for line in lines(found):
             print(plain(line))  # noqa: T201
@@ -78,29 +77,3 @@ def lines(report: Report) -> list[str]:
     by_kind = ", ".join(f"{number(count)} {kind}" for kind, count in sorted(report.counts.items()))
     found.append(f"{counted(report.total, 'difference')}: {by_kind}" if report.total else "No differences")
     return found
-
-
-def document(report: Report) -> dict[str, Any]:
-    """A report as plain values."""
-    return {
-        "topic": str(report.topic),
-        "compacted_ledger": report.compacted_ledger,
-        "generation": report.generation,
-        "checked": {noun.replace(" ", "_"): count for noun, count in report.checked.items()},
-        "unchecked": list(report.unchecked),
-        "differences": [_difference(one) for one in report.differences],
-        "counts": {str(kind): count for kind, count in sorted(report.counts.items())},
-        "total": report.total,
-    }
-
-
-def _difference(one: Difference) -> dict[str, Any]:
-    return {
-        "kind": str(one.kind),
-        "where": one.where,
-        "what": one.what,
-        "offset": one.offset,
-        "key": None if one.key is None else one.key.decode(errors="replace"),
-        "key_base64": None if one.key is None else base64.b64encode(one.key).decode(),
-        "key_hash": one.key_hash,
-    }

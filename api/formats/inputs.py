@@ -37,12 +37,12 @@ def read_messages(
 ) -> Iterator[pa.Table]:
     """The messages of a file; its format by name where none is given (`.parquet`, else JSON Lines)."""
     if file != "-":
-        _check_file(file)
+        check_file(file)
     chosen = given or (InputFormat.PARQUET if file.endswith(".parquet") else InputFormat.JSONL)
     return READERS[chosen](file, key_encoding, value_encoding)
 
 
-def _check_file(file: str) -> None:
+def check_file(file: str) -> None:
     """Anything that can be read will do, pipes too (`<(…)` of a shell). Raises InvalidInput."""
     if Path(file).is_dir():
         raise InvalidInput(f"{file} is a directory, not a file", "name the files in it")

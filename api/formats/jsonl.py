@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import signal
 import sys
 import zlib
-from collections.abc import Iterator
-from typing import IO, Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Annotated, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -47,12 +48,82 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     offset: int | None = None
 
 
+class KeylessLine(msgspec.Struct, forbid_unknown_fields=True):
+    """One line that may leave its key out, because there is one for all."""
+
+    value: str | None
+    key: str | None = None
+    event_time: Millis | None = None
+    publish_time: Millis | None = None
+    properties: dict[str, str] | None = None
+    message_id: str | None = None
+    offset: int | None = None
+
+
+class Row(NamedTuple):
+    """One message that was read. `size`: bytes of its line."""
+
+    key: bytes | None
+    payload: bytes | None
+    publish_time: int | None
+    event_time: int | None
+    properties: list[tuple[str, str]] | None
+    size: int
+
+
+def read_rows(
+    file: str,
+    key_encoding: TextEncoding,
+    value_encoding: TextEncoding,
+    remedy: str = _REMEDY,
+    key: bytes | None = None,
+) -> Iterator[Row]:
+    """Messages of a JSON Lines file, each as soon as its line is there; `key`: of those that have none.
+
+    Raises InvalidRecord, with `remedy`.
+    """
+    for columns, size in _read(file, key_encoding, value_encoding, 1, remedy, key):
+        yield Row._make([*(columns[name][0] for name in INPUT_SCHEMA.names), size])
+
+
+def parse_rows(data: bytes, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[Row]:
+    """The messages of JSON Lines in memory. Raises InvalidRecord, which names the line."""
+    decode = msgspec.json.Decoder(Line).decode
+    for number, text in enumerate(data.removesuffix(b"\n").split(b"\n"), 1):
+        try:
+            if not text or text.isspace():
+                raise ValueError("the line is empty")
+            line = decode(text)
+            key = None if line.key is None else to_bytes(line.key, key_encoding)
+            payload = None if line.value is None else to_bytes(line.value, value_encoding)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise InvalidRecord(f"line {number}: {_reason(error)}", "correct it; nothing was appended") from error
+        properties = list(line.properties.items()) if line.properties else None
+        yield Row(key, payload, line.publish_time, line.event_time, properties, len(text))
+
+
 def read_jsonl(file: str, key_encoding: TextEncoding, value_encoding: TextEncoding) -> Iterator[pa.Table]:
     """Messages of a JSON Lines file as tables of INPUT_SCHEMA. Raises InvalidRecord."""
-    decode = msgspec.json.Decoder(Line).decode
+    for columns, _ in _read(file, key_encoding, value_encoding, _ROWS_A_TABLE, _REMEDY):
+        yield pa.table(columns, schema=INPUT_SCHEMA)
+
+
+def _read(
+    file: str,
+    key_encoding: TextEncoding,
+    value_encoding: TextEncoding,
+    most_rows: int,
+    remedy: str,
+    default_key: bytes | None = None,
+) -> Iterator[tuple[dict[str, list[Any]], int]]:
+    """Columns of INPUT_SCHEMA of up to `most_rows` messages, not empty, and the bytes of their lines."""
+    decode: Callable[[bytes], Line | KeylessLine]
+    decode = msgspec.json.Decoder(Line).decode if default_key is None else msgspec.json.Decoder(KeylessLine).decode
     columns: dict[str, list[Any]] = {name: [] for name in INPUT_SCHEMA.names}
     number = size = 0
     shown = "standard input" if file == "-" else file
+    # polars' handler of Ctrl-C, once it is imported, lets a read go on waiting for the next line.
+    signal.siginterrupt(signal.SIGINT, True)
     with _open(file) as stream:
         while True:
             number += 1
@@ -65,19 +136,25 @@ def read_jsonl(file: str, key_encoding: TextEncoding, value_encoding: TextEncodi
                 if text.isspace():
                     raise ValueError("the line is empty")
                 line = decode(text)
-                columns["key"].append(None if line.key is None else to_bytes(line.key, key_encoding))
+                columns["key"].append(default_key if line.key is None else to_bytes(line.key, key_encoding))
                 columns["payload"].append(None if line.value is None else to_bytes(line.value, value_encoding))
             except (msgspec.MsgspecError, ValueError, EOFError, OSError, zlib.error) as error:
-                raise InvalidRecord(f"{shown}, line {number}: {_reason(error)}", _REMEDY) from error
+                raise InvalidRecord(f"{shown}, line {number}: {_reason(error)}", remedy) from error
             columns["publish_time"].append(line.publish_time)
             columns["event_time"].append(line.event_time)
             columns["properties"].append(list(line.properties.items()) if line.properties else None)
             size += len(text)
-            if len(columns["key"]) >= _ROWS_A_TABLE or size >= _BYTES_A_TABLE:
-                yield pa.table(columns, schema=INPUT_SCHEMA)
+            if len(columns["key"]) >= most_rows or size >= _BYTES_A_TABLE:
+                yield columns, size
                 columns, size = {name: [] for name in INPUT_SCHEMA.names}, 0
     if columns["key"]:
-        yield pa.table(columns, schema=INPUT_SCHEMA)
+        yield columns, size
+
+
+def to_table(rows: Sequence[Row]) -> pa.Table:
+    """Rows as a table of INPUT_SCHEMA."""
+    columns = {name: [getattr(row, name) for row in rows] for name in INPUT_SCHEMA.names}
+    return pa.table(columns, schema=INPUT_SCHEMA)
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,221 @@
+"""Who may do what: the actions that routes ask for, and the one place that allows or refuses them.
+
+A route says what it needs, `dependencies=[allowed(Action.COMPACT)]`; the path's tenant and namespace say where. Several
+actions: any of them is enough. Rules, the first that fits:
+
+- access control is off (only on loopback): everything is allowed;
+- no token, or one that does not hold: 401;
+- a superuser may do everything; SUPERUSER, or a path without a tenant, wants one; ANYONE wants but a token;
+- a role in a tenant's adminRoles, or with `admin` granted in the tenant, may do everything in it;
+- a role may do what its tenant or namespace grants it; `admin` of a namespace is everything in it;
+- everything else: 403. What does not exist grants nothing, so a stranger does not learn what there is.
+
+Pulsar's actions `functions`, `sources`, `sinks` and `packages` can be granted and allow nothing here. Grants are read
+with each request, so a change counts at once. Lists are not filtered: who may list sees all names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.paths import decoded
+from api.problems import Problem
+from storage.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from api.settings import Settings
+    from api.tokens import Verifier
+    from storage.clock import Clock
+    from storage.metadata.tenancy_store import TenancyStore
+    from storage.model import TopicName
+
+
+class Action(StrEnum):
+    """What a role may be permitted, for a tenant or a namespace; SUPERUSER: for the service; ANYONE: with a token."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    COMPACT = "compact"
+    ADMIN = "admin"
+    SUPERUSER = "superuser"
+    ANYONE = "anyone"
+
+
+GRANTABLE = ("produce", "consume", "compact", "admin", "functions", "sources", "sinks", "packages")
+"""What Pulsar's and our tools may grant; the last four allow nothing here."""
+_SCHEME = HTTPBearer(scheme_name="token", bearerFormat="JWT", auto_error=False)
+"""Says in the OpenAPI document that a route wants a token; it decides nothing."""
+_CHALLENGE: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="compactor"'}
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sent a request: a role by its token; no role: `refused` says why."""
+
+    address: str
+    role: str | None = None
+    refused: str = ""
+
+    @property
+    def name(self) -> str:
+        """By what name it is written down."""
+        return self.role or f"anonymous@{self.address}"
+
+
+@dataclass(frozen=True)
+class Access:
+    """The rules, over what is granted in SQL. `verifier`: None if access control is off."""
+
+    tenancy: TenancyStore
+    superusers: frozenset[str]
+    verifier: Verifier | None
+
+    @classmethod
+    def of(cls, settings: Settings, tenancy: TenancyStore, clock: Clock) -> Access:
+        """As the settings say. Raises Misconfigured for keys that cannot be used."""
+        from api.tokens import Verifier
+
+        verifier = Verifier.of(settings, clock) if settings.access_control else None
+        return cls(tenancy, frozenset(settings.auth_superuser_roles), verifier)
+
+    def caller(self, scope: Scope) -> Caller:
+        """Who sent this request, by its header."""
+        from api.tokens import BadToken
+
+        address = (scope.get("client") or ("unknown", 0))[0]
+        if self.verifier is None:
+            return Caller(address)
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, token = given[0].decode("latin-1").strip().partition(" ") if len(given) == 1 else ("", "", "")
+        if scheme.lower() != "bearer" or not token.strip():
+            said = "a token is needed, in the header" if not given else "the header is not"
+            return Caller(address, refused=f"{said} Authorization: Bearer TOKEN")
+        try:
+            return Caller(address, self.verifier.role(token.strip()))
+        except BadToken as error:
+            return Caller(address, refused=str(error))
+
+    def require(self, caller: Caller, actions: tuple[Action, ...], tenant: str | None, namespace: str | None) -> None:
+        """Returns if the caller may do any of `actions` there. Raises Problem: 401, 403."""
+        if self.verifier is None:
+            return
+        if caller.role is None:
+            raise unauthenticated(caller)
+        if caller.role in self.superusers or Action.ANYONE in actions:
+            return
+        if tenant is None or Action.SUPERUSER in actions:
+            raise Problem(403, f"role {caller.role!r} is no superuser, and only superusers may do this")
+        granted = self._granted(caller.role, tenant, namespace)
+        if "admin" not in granted and not granted & {action.value for action in actions}:
+            where = tenant if namespace is None else f"{tenant}/{namespace}"
+            wanted = " or ".join(action.value for action in actions)
+            raise Problem(403, f"role {caller.role!r} has no permission to {wanted} in {where}: ask its administrator")
+
+    def asks_sql(self, caller: Caller) -> bool:
+        """Whether `require` may look at grants, so that it wants a thread."""
+        return self.verifier is not None and caller.role is not None and caller.role not in self.superusers
+
+    def _granted(self, role: str, tenant: str, namespace: str | None) -> frozenset[str]:
+        """What a role may do there, `admin` standing for everything."""
+        found: set[str] = set()
+        try:
+            record = self.tenancy.tenant(tenant)
+            if role in record.admin_roles:
+                return frozenset({"admin"})
+            found.update(record.permissions.get(role, ()))
+            if namespace is not None:
+                found.update(self.tenancy.namespace(f"{tenant}/{namespace}").permissions.get(role, ()))
+        except (NotFound, InvalidInput):
+            pass
+        return frozenset(found)
+
+
+def unauthenticated(caller: Caller) -> Problem:
+    """The refusal of a caller without a role."""
+    return Problem(401, f"not authenticated: {caller.refused}", _CHALLENGE)
+
+
+class Authentication:
+    """Middleware: finds out who sent a request, once, as `request.state.caller`; it refuses nobody."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {})["caller"] = self._access.caller(scope)
+        await self._app(scope, receive, send)
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sent the request."""
+    return cast(Caller, request.state.caller)
+
+
+async def caller_name(request: Request) -> str:
+    """By what name the caller is written down."""
+    return caller_of(request).name
+
+
+CallerName = Annotated[str, Depends(caller_name)]
+"""A route's parameter: by what name the caller is written down, as `by` of what it asks for."""
+
+
+def allowed(*actions: Action) -> Any:
+    """A route's dependency: the caller may do any of `actions` on what the path names. 401, 403."""
+    return Depends(_checker(actions))
+
+
+def allowed_on(where: Callable[[Request], TopicName | None], *actions: Action) -> Any:
+    """As `allowed`, on the topic that `where` finds, in a thread, for a request whose path names none.
+
+    None: there is none, which only superusers learn. 401, 403.
+    """
+
+    def found(request: Request) -> tuple[str | None, str | None]:
+        topic = where(request)
+        return (None, None) if topic is None else (topic.tenant, topic.namespace)
+
+    return Depends(_checker(actions, found))
+
+
+def require_here(request: Request, *actions: Action) -> None:
+    """As `allowed`, for what only the request itself decides. Wants a thread. Raises Problem: 401, 403."""
+    access = cast(Access, request.app.state.access)
+    access.require(caller_of(request), actions, *_where(request))
+
+
+def _where(request: Request) -> tuple[str | None, str | None]:
+    """Tenant and namespace of the request's path, as far as it has them."""
+    tenant, namespace = (
+        decoded(request.path_params[name]) if name in request.path_params else None for name in ("tenant", "namespace")
+    )
+    return tenant, namespace
+
+
+def _checker(
+    actions: tuple[Action, ...], where: Callable[[Request], tuple[str | None, str | None]] = _where
+) -> Callable[..., Awaitable[None]]:
+    assert actions, "a route says what it needs"
+
+    def look(access: Access, caller: Caller, request: Request) -> None:
+        access.require(caller, actions, *where(request))
+
+    async def check(request: Request, _: Annotated[object, Depends(_SCHEME)]) -> None:
+        access = cast(Access, request.app.state.access)
+        caller = caller_of(request)
+        if access.asks_sql(caller):
+            await run_in_threadpool(look, access, caller, request)
+        else:
+            access.require(caller, actions, None, None)  # superusers, and who has no role: wherever it is
+
+    return check

@@ -1,0 +1,87 @@
+"""Compaction by hand and its status; of a partitioned topic that of each of its partitions.
+
+A trigger is a request in SQL, so it survives whatever process took it; the service that leads executes it. The status
+comes from the runs in SQL, and survives as well (S7).
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from api.access import Action, CallerName, allowed
+from api.admin import existing
+from api.admin.bodies import done
+from api.paths import Topic
+from api.problems import Problem, refusals
+from api.service import Parts, Service
+from compactor.compaction_status import CompactionStatus, StatusAndError, compaction_status
+from storage.errors import CompactionRunning, TopicNotFound
+from storage.metadata.records import TopicRecord
+from storage.model import TopicName
+
+router = APIRouter(prefix="/admin/v2", tags=["compaction"])
+
+RUNNING = "Compaction already in progress"
+MANUAL = "manual"
+"""The cause of a run that somebody asked for."""
+
+
+class LongRunningProcessStatus(BaseModel):
+    """How the newest compaction of a topic stands."""
+
+    status: CompactionStatus
+    lastError: str = ""  # noqa: N815
+
+
+@router.put(
+    "/persistent/{tenant}/{namespace}/{topic}/compaction",
+    dependencies=[allowed(Action.COMPACT)],
+    operation_id="compact",
+    status_code=204,
+    responses=refusals(404, 409, 412),
+)
+def compact(parts: Parts, caller: CallerName, topic: Topic) -> Response:
+    """Compact a topic, or every partition of a partitioned topic. 409 while it is compacted, or any of them is."""
+    existing.namespace(parts, existing.namespace_of(topic), "Namespace not found")
+    records = existing.topics(parts, topic)
+    if len(records) > 1 and any(_status(parts, one).status is CompactionStatus.RUNNING for one in records):
+        raise Problem(409, RUNNING)
+    for record in records:
+        try:
+            parts.control.trigger(record, MANUAL, caller)
+        except CompactionRunning as error:
+            raise Problem(409, RUNNING) from error
+        except TopicNotFound as error:
+            raise existing.not_found(parts, record.name) from error
+    return done()
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/{topic}/compaction",
+    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
+    operation_id="compactionStatus",
+    responses=refusals(404, 412),
+)
+def status(parts: Parts, topic: Topic) -> LongRunningProcessStatus:
+    """How compaction stands; of a partitioned topic: RUNNING if any partition is, then ERROR, then NOT_RUN."""
+    found = {record.name: _status(parts, record) for record in existing.topics(parts, topic)}
+    whole = summed(found)
+    return LongRunningProcessStatus(status=whole.status, lastError=whole.last_error)
+
+
+def summed(found: dict[TopicName, StatusAndError]) -> StatusAndError:
+    """The status of several topics as one; with several, the error says whose it is."""
+    if len(found) == 1:
+        return next(iter(found.values()))
+    for worst in (CompactionStatus.RUNNING, CompactionStatus.ERROR, CompactionStatus.NOT_RUN):
+        of_it = {name: one for name, one in found.items() if one.status is worst}
+        if of_it:
+            errors = [f"{name}: {one.last_error}" for name, one in of_it.items() if one.last_error]
+            return StatusAndError(worst, "; ".join(errors))
+    return StatusAndError(CompactionStatus.SUCCESS, "")
+
+
+def _status(parts: Service, record: TopicRecord) -> StatusAndError:
+    return compaction_status(parts.components.metadata, record.id)

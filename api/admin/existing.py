@@ -1,0 +1,91 @@
+"""What a path names, as it is: a topic, a partition, a partitioned topic; or nothing, in a broker's words.
+
+A partitioned topic is a row of its own and as many topics; what is done to it is done to each of them. Policies of a
+partitioned topic are kept with each partition, and those of one partition alone may not be touched, as in a broker.
+"""
+
+from __future__ import annotations
+
+from api.problems import Problem
+from api.service import Service
+from storage.errors import NotFound, TopicNotFound
+from storage.metadata.records import TopicRecord
+from storage.metadata.tenancy_records import PartitionedTopic
+from storage.model import TopicName
+
+NO_PARTITION_POLICY = "Not allowed to set/get topic policy for a partition"
+
+
+def topic(parts: Service, name: TopicName) -> TopicRecord:
+    """The topic, or partition, of that name. 404 for a missing one, also for a partitioned topic itself."""
+    try:
+        return parts.components.metadata.topic(name)
+    except TopicNotFound as error:
+        raise not_found(parts, name) from error
+
+
+def topics(parts: Service, name: TopicName) -> list[TopicRecord]:
+    """The topic alone, or the partitions of the partitioned topic of that name, in order. 404."""
+    whole = parts.components.metadata.tenancy.partitioned(name)
+    if whole is None:
+        return [topic(parts, name)]
+    found = partitions(parts, whole)
+    if not found:
+        raise Problem(404, "Topic partitions were not yet created")
+    return found
+
+
+def partitions(parts: Service, whole: PartitionedTopic) -> list[TopicRecord]:
+    """The partitions that there are: each can be deleted by itself."""
+    found = []
+    for one in partition_names(whole):
+        try:
+            found.append(parts.components.metadata.topic(one))
+        except TopicNotFound:
+            continue
+    return found
+
+
+def partition_names(whole: PartitionedTopic) -> list[TopicName]:
+    """In order."""
+    name = whole.name
+    return [
+        TopicName(name.tenant, name.namespace, f"{name.topic}-partition-{number}") for number in range(whole.partitions)
+    ]
+
+
+def with_policies(parts: Service, name: TopicName) -> list[TopicRecord]:
+    """Where the policies of a topic are kept: the topic, or its partitions. 404; 412 for one partition alone."""
+    if name.partition >= 0:
+        raise Problem(412, NO_PARTITION_POLICY)
+    return topics(parts, name)
+
+
+def namespace(parts: Service, name: str, told: str = "Namespace does not exist") -> None:
+    """404 unless the namespace exists, in these words."""
+    try:
+        parts.components.metadata.tenancy.namespace(name)
+    except NotFound as error:
+        raise Problem(404, told) from error
+
+
+def namespace_of(name: TopicName) -> str:
+    """`tenant/namespace`."""
+    return f"{name.tenant}/{name.namespace}"
+
+
+def whole_of(name: TopicName) -> TopicName | None:
+    """The partitioned topic that a partition of that name would belong to; None: it is not named like one."""
+    if name.partition < 0:
+        return None
+    return TopicName(name.tenant, name.namespace, name.topic.rpartition("-partition-")[0])
+
+
+def not_found(parts: Service, name: TopicName) -> Problem:
+    """Why there is no such topic, as a broker says it."""
+    whole = whole_of(name)
+    if whole is None:
+        return Problem(404, f"Topic {name} not found")
+    if parts.components.metadata.tenancy.partitioned(whole) is None:
+        return Problem(404, f"Partitioned Topic not found: {name} has zero partitions")
+    return Problem(404, "Topic partitions were not yet created")

@@ -1,0 +1,178 @@
+"""Namespaces: making, listing and deleting them, and their policies as one document of Pulsar's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body
+from pydantic import Field, ValidationError
+from starlette.responses import Response
+
+from api.access import Action, allowed
+from api.admin import existing
+from api.admin.bodies import Strict, done
+from api.admin.policies_document import BUNDLES, FIELDS, policies_document
+from api.admin.retention import Retention, check_retention, retention_of, set_retention
+from api.admin.tenants import Tenant
+from api.paths import Namespace
+from api.problems import Problem, refusals
+from api.service import Parts
+from storage.errors import Conflict, InvalidInput, NotFound
+from storage.metadata.policy_store import namespace_scope
+
+router = APIRouter(prefix="/admin/v2", tags=["namespaces"])
+
+THRESHOLD = "compaction.threshold.bytes"
+NO_NAMESPACE = "Namespace does not exist"
+
+
+class _Kept(Strict):
+    """Of a policies document, what a new namespace begins with."""
+
+    replication_clusters: list[str] = Field(default_factory=list)
+    retention_policies: Retention | None = None
+    compaction_threshold: int | None = Field(None, le=(1 << 63) - 1)
+
+
+@router.get(
+    "/namespaces/{tenant}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="listNamespaces",
+    responses=refusals(404, 412),
+)
+def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
+    """The namespaces of a tenant, by name."""
+    try:
+        return parts.components.metadata.tenancy.namespaces(tenant)
+    except NotFound as error:
+        raise Problem(404, "Tenant not found") from error
+
+
+@router.get(
+    "/namespaces/{tenant}/{namespace}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="getPolicies",
+    responses=refusals(404, 412),
+)
+def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
+    """All that Pulsar knows of policies of a namespace; what this service has none of stands at its default."""
+    metadata = parts.components.metadata
+    try:
+        found = metadata.tenancy.namespace(namespace)
+    except NotFound as error:
+        raise Problem(404, NO_NAMESPACE) from error
+    settings = metadata.policies.of_scope(namespace_scope(namespace))
+    return policies_document(
+        found.permissions, retention_of(settings), settings.get(THRESHOLD), parts.settings.cluster_name
+    )
+
+
+@router.put(
+    "/namespaces/{tenant}/{namespace}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="createNamespace",
+    status_code=204,
+    responses=refusals(400, 404, 409, 412),
+)
+def create_namespace(
+    parts: Parts,
+    namespace: Namespace,
+    policies: Annotated[dict[str, Any] | None, Body(description="Pulsar's policies document; may be left out.")] = None,
+) -> Response:
+    """Make a namespace. Of its policies, retention and compaction threshold are kept; bundles are not needed."""
+    metadata = parts.components.metadata
+    given = {name: value for name, value in (policies or {}).items() if value is not None}
+    unknown = sorted(given.keys() - FIELDS)
+    if unknown:
+        raise Problem(400, f"{unknown[0]!r} is no policy of a namespace: leave it out")
+    kept = _kept(given)
+    cluster = parts.settings.cluster_name
+    if set(kept.replication_clusters) - {cluster}:
+        raise Problem(412, f"Invalid cluster id: there is one cluster, {cluster}")
+    if kept.retention_policies is not None:
+        check_retention(kept.retention_policies)
+    if (kept.compaction_threshold or 0) < 0:
+        raise Problem(412, "compactionThreshold must be 0 or more")
+    try:
+        metadata.tenancy.create_namespace(namespace)
+    except NotFound as error:
+        raise Problem(404, "Tenant does not exist") from error
+    except Conflict as error:
+        raise Problem(409, "Namespace already exists") from error
+    except InvalidInput as error:
+        raise Problem(412, "Namespace name is not valid") from error
+    scope = namespace_scope(namespace)
+    if kept.retention_policies is not None:
+        set_retention(parts, scope, kept.retention_policies)
+    if kept.compaction_threshold is not None:
+        metadata.policies.set(scope, THRESHOLD, kept.compaction_threshold)
+    return done()
+
+
+@router.delete(
+    "/namespaces/{tenant}/{namespace}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="deleteNamespace",
+    status_code=204,
+    responses=refusals(404, 405, 409, 412),
+)
+def delete_namespace(parts: Parts, namespace: Namespace, force: bool = False) -> Response:
+    """Delete a namespace without topics. `force` is refused, as by a broker that was not told to allow it."""
+    if force:
+        raise Problem(405, "Broker doesn't allow forced deletion of namespaces")
+    try:
+        parts.components.metadata.tenancy.delete_namespace(namespace)
+    except NotFound as error:
+        raise Problem(404, NO_NAMESPACE) from error
+    except Conflict as error:
+        raise Problem(409, "Cannot delete non empty namespace") from error
+    return done()
+
+
+@router.get(
+    "/namespaces/{tenant}/{namespace}/topics",
+    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
+    operation_id="listNamespaceTopics",
+    responses=refusals(404, 412),
+)
+def list_namespace_topics(parts: Parts, namespace: Namespace, mode: str = "PERSISTENT") -> list[str]:
+    """The topics of a namespace, partitions one by one; none for the mode NON_PERSISTENT."""
+    existing.namespace(parts, namespace)
+    if mode == "NON_PERSISTENT":
+        return []
+    return [str(one.name) for one in parts.components.metadata.topics_in(namespace)]
+
+
+@router.get(
+    "/namespaces/{tenant}/{namespace}/bundles",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="getBundles",
+    responses=refusals(404, 412),
+)
+def get_bundles(parts: Parts, namespace: Namespace) -> dict[str, Any]:
+    """Always the same four: this service has no need to spread topics by hash."""
+    existing.namespace(parts, namespace)
+    return BUNDLES
+
+
+@router.put(
+    "/namespaces/{tenant}/{namespace}/unload",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="unloadNamespace",
+    status_code=204,
+    responses=refusals(404, 412),
+)
+def unload_namespace(parts: Parts, namespace: Namespace) -> Response:
+    """Nothing is loaded, so nothing happens."""
+    existing.namespace(parts, namespace)
+    return done()
+
+
+def _kept(given: Mapping[str, Any]) -> _Kept:
+    """Raises Problem 400."""
+    try:
+        return _Kept.model_validate({name: given[name] for name in _Kept.model_fields if name in given})
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise Problem(400, f"the policies cannot be taken: {said}") from error

@@ -1,0 +1,177 @@
+"""Permissions: what roles may do in a namespace. There are none of a single topic: those of its namespace hold.
+
+Pulsar's clients know `produce` and `consume`, and fail at words that they do not know; `compact` and `admin` are this
+service's own and are listed only where they are asked for (`?all=true`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Path
+from starlette.responses import Response
+
+from api.access import GRANTABLE, Action, allowed
+from api.admin import existing
+from api.admin.bodies import done
+from api.admin.policies_document import for_pulsar
+from api.admin.tenants import NO_TENANT, Tenant
+from api.paths import Namespace, Topic, decoded
+from api.problems import Problem, refusals
+from api.service import Parts
+from storage.errors import NotFound
+
+router = APIRouter(prefix="/admin/v2", tags=["permissions"])
+
+PER_NAMESPACE = (
+    "Permissions are granted to a namespace here, not to a topic: POST /admin/v2/namespaces/{}/permissions/{}"
+)
+MAX_ROLE_BYTES = 1024
+Role = Annotated[str, Path(description="Role, as the token's subject names it.")]
+Actions = Annotated[list[str], Body(description="All that the role may do there, in place of what it might.")]
+
+
+@router.get(
+    "/namespaces/{tenant}/{namespace}/permissions",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="getNamespacePermissions",
+    responses=refusals(404, 412),
+)
+def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
+    """What was granted in the namespace, by role. `all`: with what Pulsar's clients do not know."""
+    try:
+        found = parts.components.metadata.tenancy.namespace(namespace).permissions
+    except NotFound as error:
+        raise Problem(404, "Namespace does not exist") from error
+    return {role: list(actions) for role, actions in found.items()} if all else for_pulsar(found)
+
+
+@router.post(
+    "/namespaces/{tenant}/{namespace}/permissions/{role}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="grantNamespacePermission",
+    status_code=204,
+    responses=refusals(400, 404, 412),
+)
+def grant_namespace_permission(parts: Parts, namespace: Namespace, role: Role, actions: Actions) -> Response:
+    """Let a role do exactly this in the namespace."""
+    check_actions(actions)
+    try:
+        parts.components.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
+    except NotFound as error:
+        raise Problem(404, "Namespace does not exist") from error
+    return done()
+
+
+@router.delete(
+    "/namespaces/{tenant}/{namespace}/permissions/{role}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="revokeNamespacePermission",
+    status_code=204,
+    responses=refusals(404, 412),
+)
+def revoke_namespace_permission(parts: Parts, namespace: Namespace, role: Role) -> Response:
+    """Take what was granted to a role in the namespace; nothing is no error."""
+    try:
+        parts.components.metadata.tenancy.revoke(namespace, check_role(role))
+    except NotFound as error:
+        raise Problem(404, "Namespace does not exist") from error
+    return done()
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/{topic}/permissions",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="getTopicPermissions",
+    responses=refusals(404, 412),
+)
+def get_topic_permissions(parts: Parts, topic: Topic) -> dict[str, list[str]]:
+    """What holds for the topic: its namespace's permissions."""
+    existing.topics(parts, topic)
+    return for_pulsar(parts.components.metadata.tenancy.namespace(existing.namespace_of(topic)).permissions)
+
+
+@router.post(
+    "/persistent/{tenant}/{namespace}/{topic}/permissions/{role}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="grantTopicPermission",
+    responses=refusals(400, 412),
+)
+def grant_topic_permission(topic: Topic, role: Role, actions: Actions) -> Response:
+    """Refused: 412, and what to do instead."""
+    raise Problem(412, PER_NAMESPACE.format(existing.namespace_of(topic), role))
+
+
+@router.delete(
+    "/persistent/{tenant}/{namespace}/{topic}/permissions/{role}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="revokeTopicPermission",
+    responses=refusals(412),
+)
+def revoke_topic_permission(topic: Topic, role: Role) -> Response:
+    """Refused: 412, and what to do instead."""
+    raise Problem(412, PER_NAMESPACE.format(existing.namespace_of(topic), role))
+
+
+@router.get(
+    "/tenants/{tenant}/permissions",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="getTenantPermissions",
+    responses=refusals(404, 412),
+)
+def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]:
+    """What was granted in the tenant, for all its namespaces, by role. Pulsar has no such call."""
+    try:
+        found = parts.components.metadata.tenancy.tenant(tenant).permissions
+    except NotFound as error:
+        raise Problem(404, NO_TENANT) from error
+    return {role: list(actions) for role, actions in found.items()}
+
+
+@router.post(
+    "/tenants/{tenant}/permissions/{role}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="grantTenantPermission",
+    status_code=204,
+    responses=refusals(400, 404, 412),
+)
+def grant_tenant_permission(parts: Parts, tenant: Tenant, role: Role, actions: Actions) -> Response:
+    """Let a role do exactly this in all namespaces of the tenant. Pulsar has no such call."""
+    check_actions(actions)
+    try:
+        parts.components.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
+    except NotFound as error:
+        raise Problem(404, NO_TENANT) from error
+    return done()
+
+
+@router.delete(
+    "/tenants/{tenant}/permissions/{role}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="revokeTenantPermission",
+    status_code=204,
+    responses=refusals(404, 412),
+)
+def revoke_tenant_permission(parts: Parts, tenant: Tenant, role: Role) -> Response:
+    """Take what was granted to a role in the tenant. Pulsar has no such call."""
+    try:
+        parts.components.metadata.tenancy.revoke(tenant, check_role(role))
+    except NotFound as error:
+        raise Problem(404, NO_TENANT) from error
+    return done()
+
+
+def check_role(role: str) -> str:
+    """As it is kept. 412 for what no token can name."""
+    name = decoded(role)
+    if not name.isprintable() or len(name.encode()) > MAX_ROLE_BYTES:
+        raise Problem(412, f"A role is text that can be printed, of {MAX_ROLE_BYTES} bytes at most")
+    return name
+
+
+def check_actions(actions: Sequence[str]) -> None:
+    """400 for a word that is no action."""
+    unknown = sorted(set(actions) - set(GRANTABLE))
+    if unknown:
+        raise Problem(400, f"{unknown[0]!r} is no action: there are {', '.join(GRANTABLE)}")

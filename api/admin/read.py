@@ -1,0 +1,240 @@
+"""Reading a topic over REST: pages, or all of it as one stream, as JSON Lines or as an Arrow stream.
+
+A page holds at most the messages and bytes that were asked for (R10), and at least one message if there is one; the
+header `X-Compactor-Next` says where the next one begins, in words that `start` takes, and any service can give it.
+Going on so keeps R7: no id twice, and no deletion missed in silence. With `stream=true` everything up to the end of now
+comes in one answer; an error in the middle of it breaks the connection, so that it cannot be taken for the end.
+
+JSON Lines are the same objects as `compactor read` prints, each chunked message as one. Arrow is rows as they are
+stored (`storage.ledger.rows.SCHEMA`), chunks by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Annotated, Any
+
+import pyarrow as pa
+from fastapi import APIRouter, Header, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from api.access import Action, allowed
+from api.admin import existing
+from api.admin.runs import MOST_RUNS
+from api.formats.encoding import TextEncoding
+from api.formats.jsonl import JsonLines
+from api.paths import Topic
+from api.places import check_begins, parse_start
+from api.problems import Problem, refusals
+from api.query_names import KNOWN_QUERY
+from api.service import Parts, Service
+from storage.errors import InvalidInput, OffsetOutOfRange
+from storage.ledger import rows
+from storage.metadata.records import RunState
+from storage.model import Message, TopicName
+from storage.paging import MessagesPage, PageReader, Place, RowsPage
+from storage.reader import Limits, messages
+from storage.start import Reset
+from storage.topic import Topic as OpenTopic
+from storage.topic_reader import POLL_SECONDS
+
+router = APIRouter(prefix="/admin/v2", tags=["read"])
+
+JSON_LINES = "application/x-ndjson"
+ARROW = "application/vnd.apache.arrow.stream"
+NEXT = "X-Compactor-Next"
+PAGE_MESSAGES = 1000
+"""Messages in a page, if nothing else is asked for."""
+MOST_WAIT_MS = 60_000
+_LINES_AT_ONCE = 256
+_REMEDY = "ask with keyEncoding=base64 or valueEncoding=base64"
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The messages.",
+        "content": {JSON_LINES: {"schema": {"type": "string"}}, ARROW: {"schema": {"type": "string"}}},
+        "headers": {
+            NEXT: {"description": "The `start` of the next page; not with stream=true.", "schema": {"type": "string"}}
+        },
+    },
+    **refusals(400, 404, 405, 406, 409, 412, 416, 507),
+}
+
+KeyEncoding = Annotated[TextEncoding, Query(alias="keyEncoding", description="How keys are shown.")]
+ValueEncoding = Annotated[TextEncoding, Query(alias="valueEncoding", description="How values are shown.")]
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/{topic}/messages",
+    dependencies=[allowed(Action.CONSUME), KNOWN_QUERY],
+    operation_id="readMessages",
+    response_class=Response,
+    responses=_RESPONSES,
+)
+async def read_messages(
+    parts: Parts,
+    request: Request,
+    topic: Topic,
+    read_compacted: Annotated[
+        bool, Query(alias="readCompacted", description="The compacted ledger first, then raw after its horizon.")
+    ] = False,
+    start: Annotated[
+        str,
+        Query(description="earliest, latest, a message id, an offset, @ and a time, or what X-Compactor-Next said."),
+    ] = "earliest",
+    limit: Annotated[int | None, Query(ge=1, le=2**31, description="At most so many messages.")] = None,
+    max_bytes: Annotated[int | None, Query(alias="maxBytes", ge=1, description="At most so many bytes.")] = None,
+    wait_ms: Annotated[
+        int, Query(alias="waitMs", ge=0, le=MOST_WAIT_MS, description="How long to wait for a first message.")
+    ] = 0,
+    reset: Annotated[Reset, Query(description="Where a raw read begins if its start was trimmed.")] = Reset.EARLIEST,
+    stream: Annotated[bool, Query(description="All up to the end of now, in one answer.")] = False,
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
+    accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
+) -> Response:
+    """Messages of a topic, raw or compacted, from a place on."""
+    place = Place.parse(start, parse_start)
+    if place.standing and not read_compacted:
+        raise Problem(400, f"the start {start} is one of a read with readCompacted=true: ask with it")
+    if stream and (place.standing or place.given >= 0):
+        raise Problem(400, f"the start {start} is one of a page: ask for pages, or stream from an offset")
+    kind = _kind_of(accept)
+    source = await run_in_threadpool(_opened, parts, topic)
+    if place.standing:
+        await run_in_threadpool(_check_standing, parts, source, place)
+    encodings = key_encoding, value_encoding
+    if stream:
+        await run_in_threadpool(check_begins, source, place.start)
+        body = _all(source, place, read_compacted, reset, Limits(limit, max_bytes), kind, *encodings)
+        first = await run_in_threadpool(next, body, b"")  # what is wrong from the beginning has a status of its own
+        return StreamingResponse(_behind(first, body), media_type=kind)
+    settings = parts.settings
+    limits = Limits(
+        min(limit or PAGE_MESSAGES, settings.read_max_messages),
+        min(max_bytes or settings.read_max_bytes, settings.read_max_bytes),
+    )
+    reader = source.page_reader(place, read_compacted, reset)
+    clock = parts.components.clock
+    deadline = clock.now_ms() + wait_ms
+    checked = False
+    while True:
+        page, is_empty = await run_in_threadpool(_page, reader, kind, limits)
+        if is_empty and not checked:  # what was found was there
+            await run_in_threadpool(check_begins, source, place.start)
+            checked = True
+        if not is_empty or clock.now_ms() >= deadline or await request.is_disconnected():
+            break
+        await asyncio.sleep(POLL_SECONDS)
+    content = await run_in_threadpool(_encoded, page, *encodings)
+    return Response(content, media_type=kind, headers={NEXT: str(page.next)})
+
+
+def _opened(parts: Service, name: TopicName) -> OpenTopic:
+    """The topic, if this service can read it. Raises Problem, Elsewhere."""
+    if parts.components.metadata.tenancy.partitioned(name) is not None:
+        raise Problem(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
+    parts.forwarding.for_reading(existing.topic(parts, name))
+    return parts.components.topic(name)
+
+
+def _check_standing(parts: Service, source: OpenTopic, place: Place) -> None:
+    """Raises OffsetOutOfRange for a place in a compacted ledger that the topic never had."""
+    entered, compacted = place.entered, source.snapshot().compacted
+    if entered is None or (compacted is not None and compacted.ledger_id == entered):
+        return
+    made = parts.components.metadata.all_runs(MOST_RUNS, topic_id=source.record.id, state=RunState.SUCCESS)
+    if entered not in {run.compacted_ledger_id for _, run in made}:
+        raise OffsetOutOfRange(
+            f"the start {place} names the compacted ledger {entered}, which {source.name} has never had",
+            "read again from earliest, into an empty state",
+        )
+
+
+def _kind_of(accept: str) -> str:
+    """The content type that the caller takes; JSON Lines if it takes anything."""
+    wanted = [one.partition(";")[0].strip().lower() for one in accept.split(",")]
+    for one in wanted:
+        if one == ARROW:
+            return ARROW
+        if one in ("*/*", "application/*", JSON_LINES, "application/json", "application/jsonl", "text/*", ""):
+            return JSON_LINES
+    raise Problem(406, f"messages come as {JSON_LINES} or {ARROW}")
+
+
+def _page(reader: PageReader, kind: str, limits: Limits) -> tuple[RowsPage | MessagesPage, bool]:
+    if kind == ARROW:
+        rows_page = reader.rows(limits)
+        return rows_page, not rows_page.batches
+    page = reader.messages(limits)
+    return page, not page.messages
+
+
+def _encoded(page: RowsPage | MessagesPage, key: TextEncoding, value: TextEncoding) -> bytes:
+    buffer = io.BytesIO()
+    if isinstance(page, RowsPage):
+        with pa.ipc.new_stream(buffer, rows.SCHEMA) as writer:
+            for batch in page.batches:
+                writer.write_batch(batch)
+    else:
+        lines = JsonLines(buffer, key, value)
+        for message in page.messages:
+            _write(lines, message)
+    return buffer.getvalue()
+
+
+def _write(lines: JsonLines, message: Message) -> None:
+    try:
+        lines.write(message)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, _REMEDY) from error
+
+
+def _all(
+    source: OpenTopic,
+    place: Place,
+    read_compacted: bool,
+    reset: Reset,
+    limits: Limits,
+    kind: str,
+    key: TextEncoding,
+    value: TextEncoding,
+) -> Generator[bytes, None, None]:
+    """The pieces of a stream. The end of an Arrow stream is marked: one without has been cut off."""
+    batches = source.read(place.start, read_compacted, limits.messages, limits.bytes, reset)
+    if kind == ARROW:
+        yield from _arrow(batches)
+        return
+    buffer = io.BytesIO()
+    lines = JsonLines(buffer, key, value)
+    for count, message in enumerate(messages(batches, source.name.partition), 1):
+        _write(lines, message)
+        if not count % _LINES_AT_ONCE:
+            yield buffer.getvalue()
+            buffer.seek(0)
+            buffer.truncate()
+    if buffer.tell():
+        yield buffer.getvalue()
+
+
+def _arrow(batches: Iterator[pa.RecordBatch]) -> Generator[bytes, None, None]:
+    buffer = io.BytesIO()
+    writer = pa.ipc.new_stream(buffer, rows.SCHEMA)
+    for batch in batches:
+        writer.write_batch(batch)
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
+    writer.close()
+    yield buffer.getvalue()
+
+
+def _behind(first: bytes, rest: Generator[bytes, None, None]) -> Iterator[bytes]:
+    with closing(rest):
+        if first:
+            yield first
+        yield from rest

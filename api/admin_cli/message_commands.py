@@ -1,0 +1,168 @@
+"""`compactor-admin topics produce`, `read` and `get-key`: messages as JSON Lines, over REST."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import IO, Annotated
+
+import typer
+
+from api.admin_cli import exit_codes
+from api.admin_cli.arguments import Topic, parse_bytes
+from api.admin_cli.session import OutputName, session, topic_path
+from api.cli.names import EncodingName
+from api.cli.talk import counted, say
+from storage.errors import InvalidInput, NotFound
+
+_LINES_AT_ONCE = 1000
+_BYTES_AT_ONCE = 1 << 20
+_JSON_LINES = "application/x-ndjson"
+_ARROW = "application/vnd.apache.arrow.stream"
+_RETRY = 1
+"""The error code of a message that may be taken later."""
+
+KeyEncoding = Annotated[EncodingName, typer.Option(help="How keys are written.")]
+ValueEncoding = Annotated[EncodingName, typer.Option(help="How values are written.")]
+
+
+class FormatName(StrEnum):
+    """How messages are given."""
+
+    JSONL = "jsonl"
+    ARROW = "arrow"
+
+
+class ResetName(StrEnum):
+    """Where a raw read begins if its start was trimmed."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    FAIL = "fail"
+
+
+def produce(
+    context: typer.Context,
+    topic: Topic,
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="JSON Lines; -: standard input.")] = "-",
+    key_encoding: KeyEncoding = EncodingName.UTF8,
+    value_encoding: ValueEncoding = EncodingName.UTF8,
+    ids: Annotated[bool, typer.Option("--ids", help="Print the id of each message.")] = False,
+) -> None:
+    """Append messages, one a line, as `compactor produce` takes them.
+
+    What was acknowledged before something went wrong stays; how many those are is said on stderr.
+    """
+    admin = session(context)
+    query = {"keyEncoding": key_encoding.value, "valueEncoding": value_encoding.value}
+    there = topic_path(topic).replace("/admin/v2/", "/topics/", 1)
+    taken = 0
+    opened = _opened(file)
+    try:
+        with opened as lines:
+            for number, batch in _batches(lines):
+                with admin.service.stream("POST", there, query, iter([batch]), Content_Type=_JSON_LINES) as answer:
+                    answer.read()
+                for position, one in enumerate(answer.json()["messagePublishResults"]):
+                    if one.get("errorCode"):
+                        _refused(f"line {number + position}", one)
+                    taken += 1
+                    if ids:
+                        print(one["messageId"])  # noqa: T201
+    finally:
+        admin.done(f"{counted(taken, 'message')} of {topic} acknowledged")
+
+
+def read(
+    context: typer.Context,
+    topic: Topic,
+    read_compacted: Annotated[
+        bool, typer.Option("--read-compacted", help="The compacted ledger first, then raw after its horizon.")
+    ] = False,
+    start: Annotated[
+        str, typer.Option(metavar="PLACE", help="earliest, latest, a message id, an offset, or @ and a time.")
+    ] = "earliest",
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many messages.")] = None,
+    max_bytes: Annotated[str | None, typer.Option(metavar="BYTES", help="At most so many bytes: 64M.")] = None,
+    reset: Annotated[
+        ResetName, typer.Option(help="Where a raw read begins if its start was trimmed.")
+    ] = ResetName.EARLIEST,
+    format_: Annotated[FormatName, typer.Option("--format", help="JSON Lines, or an Arrow stream.")] = FormatName.JSONL,
+    key_encoding: KeyEncoding = EncodingName.UTF8,
+    value_encoding: ValueEncoding = EncodingName.UTF8,
+) -> None:
+    """Read a topic to the end of now, to standard output."""
+    admin = session(context)
+    query = {
+        "stream": True,
+        "readCompacted": read_compacted,
+        "start": start,
+        "limit": limit,
+        "maxBytes": None if max_bytes is None else parse_bytes("--max-bytes", max_bytes),
+        "reset": reset.value,
+        "keyEncoding": key_encoding.value,
+        "valueEncoding": value_encoding.value,
+    }
+    kind = _ARROW if format_ is FormatName.ARROW else _JSON_LINES
+    with admin.service.stream("GET", topic_path(topic, "messages"), query, Accept=kind) as answer:
+        for piece in answer.iter_bytes():
+            sys.stdout.buffer.write(piece)
+
+
+def get_key(
+    context: typer.Context,
+    topic: Topic,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")],
+    key_encoding: KeyEncoding = EncodingName.UTF8,
+    value_encoding: ValueEncoding = EncodingName.UTF8,
+) -> None:
+    """Show the newest message of a key.
+
+    Ends with exit code 8 if the key has no value.
+    """
+    admin = session(context)
+    query = {"key": key, "keyEncoding": key_encoding.value, "valueEncoding": value_encoding.value}
+    try:
+        found = admin.service.get(topic_path(topic, "key"), **query)
+    except NotFound:
+        admin.service.get(topic_path(topic, "partitions"))  # which says so if it is the topic that does not exist
+        say(f"compactor-admin: the key {key!r} of {topic} has no value")
+        raise typer.Exit(exit_codes.NO_VALUE) from None
+    if admin.output is OutputName.JSON:
+        admin.show(found)
+    else:
+        print("" if found["value"] is None else found["value"])  # noqa: T201
+
+
+def _opened(file: str) -> IO[bytes]:
+    if file != "-":
+        try:
+            return open(file, "rb")
+        except OSError as error:
+            raise InvalidInput(f"{file} cannot be read ({error.strerror})", "name a file of JSON Lines") from error
+    if sys.stdin is None or sys.stdin.closed:
+        raise InvalidInput("there is no standard input", "name a file")
+    return open(sys.stdin.fileno(), "rb", closefd=False)
+
+
+def _batches(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines for a request each, with the number of the first one.."""
+    gathered: list[bytes] = []
+    size, first = 0, 1
+    for number, line in enumerate(lines, 1):
+        gathered.append(line)
+        size += len(line)
+        if len(gathered) == _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield first, b"".join(gathered)
+            gathered, size, first = [], 0, number + 1
+    if gathered:
+        yield first, b"".join(gathered)
+
+
+def _refused(where: str, result: dict[str, object]) -> None:
+    """End with what the service said of a message."""
+    said = " ".join(str(result.get("errorMsg")).split())
+    say(f"compactor-admin: {where} was not taken: {said}")
+    retry = result.get("errorCode") == _RETRY
+    raise typer.Exit(exit_codes.UNAVAILABLE if retry else exit_codes.INVALID_INPUT)

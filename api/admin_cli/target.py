@@ -1,0 +1,159 @@
+"""Which service is spoken to, and as whom: flags go before the environment, that before the file, that before defaults.
+
+The file is `admin.toml` in the user's configuration folder, or the one that `--config` or COMPACTOR_ADMIN_CONFIG names;
+a name that ends in `.conf` is taken for Pulsar's client.conf, of which the keys below count. A token is never shown.
+
+Goes wrong: `Misconfigured`, which names the file or the option and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from storage.errors import Misconfigured
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_TIMEOUT = 60.0
+VARIABLES = {
+    "admin-url": "COMPACTOR_ADMIN_URL",
+    "token": "COMPACTOR_TOKEN",
+    "token-file": "COMPACTOR_TOKEN_FILE",
+    "ca-cert": "COMPACTOR_CA_CERT",
+    "timeout": "COMPACTOR_ADMIN_TIMEOUT",
+}
+"""The names in the file, and their environment variables."""
+CONFIG_VARIABLE = "COMPACTOR_ADMIN_CONFIG"
+CLIENT_CONF = {
+    "webServiceUrl": "admin-url",
+    "authParams": "token",
+    "tlsTrustCertsFilePath": "ca-cert",
+}
+"""Keys of Pulsar's client.conf that count here; every other key is left to Pulsar's tools."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A service: `url` without a slash at its end; `ca_cert`: whom to trust instead of the system's authorities."""
+
+    url: str = DEFAULT_URL
+    token: str | None = field(default=None, repr=False)
+    ca_cert: Path | None = None
+    timeout: float = DEFAULT_TIMEOUT
+
+
+def find_target(flags: Mapping[str, str | None], config: str | None, environment: Mapping[str, str]) -> Target:
+    """The service that these say. `flags` has the names of `VARIABLES`; None: not given. Raises Misconfigured."""
+    variables = {name: environment.get(variable) for name, variable in VARIABLES.items()}
+    told = [_given(flags), _given(variables), _read(config, environment)]
+    # A nearer place that names a token in either way hides both ways of the places behind it.
+    tokens = next((place for place in told if {"token", "token-file"} & place.keys()), {})
+    merged = {name: next((place[name] for place in told if name in place), None) for name in VARIABLES}
+    return Target(
+        _url(merged["admin-url"] or DEFAULT_URL),
+        _token(tokens.get("token"), tokens.get("token-file")),
+        _certificates(merged["ca-cert"]),
+        _timeout(merged["timeout"]),
+    )
+
+
+def _given(place: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in place.items() if value}
+
+
+def _read(named: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """What the file says; an unnamed one need not exist."""
+    name = named or environment.get(CONFIG_VARIABLE)
+    folder = environment.get("XDG_CONFIG_HOME") or os.path.join(environment.get("HOME", "~"), ".config")
+    file = Path(name or os.path.join(folder, "compactor", "admin.toml")).expanduser()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if name is None:
+            return {}
+        raise Misconfigured(f"the configuration file {file} does not exist", "name another with --config") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misconfigured(f"the configuration file {file} cannot be read ({error})", "correct the file") from error
+    return _client_conf(text) if file.suffix == ".conf" else _toml(file, text)
+
+
+def _toml(file: Path, text: str) -> dict[str, str]:
+    import tomllib
+
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Misconfigured(f"{file} is not TOML ({error})", "correct the file") from error
+    if unknown := sorted(set(content) - set(VARIABLES)):
+        raise Misconfigured(f"{file} has the unknown key {unknown[0]!r}", f"use {', '.join(VARIABLES)}")
+    for key, value in content.items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise Misconfigured(f"{key} in {file} is no text", f'write {key} = "…"')
+    return {key: str(value) for key, value in content.items() if value != ""}
+
+
+def _client_conf(text: str) -> dict[str, str]:
+    """A Java properties file, as far as Pulsar's client.conf uses the format."""
+    found = {}
+    for line in map(str.strip, text.splitlines()):
+        key, separator, value = line.partition("=")
+        name = CLIENT_CONF.get(key.strip())
+        if separator and name and value.strip() and not line.startswith(("#", "!")):
+            found[name] = value.strip()
+    if "admin-url" in found:  # Pulsar takes several hosts, and asks the first that answers; one is enough here
+        found["admin-url"] = found["admin-url"].partition(",")[0]
+    token = found.pop("token", "")
+    if token.startswith("file:"):
+        found["token-file"] = urlsplit(token).path
+    elif token.startswith("token:"):
+        found["token"] = token.removeprefix("token:")
+    elif token and not token.startswith("{"):
+        found["token"] = token
+    return found
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise Misconfigured(f"{text!r} is not the URL of a service", f"give one as {DEFAULT_URL} with --admin-url")
+    return text.rstrip("/")
+
+
+def _token(token: str | None, file: str | None) -> str | None:
+    if token and file:
+        raise Misconfigured("both a token and a token file are given", "leave one of them out")
+    if file:
+        try:
+            token = Path(file).expanduser().read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Misconfigured(f"the token file {file} cannot be read ({error})", "check its name") from error
+    token = (token or "").strip()
+    if not all(33 <= ord(character) < 127 for character in token):
+        raise Misconfigured("the token has characters that no token has", "give it as `compactor tokens create` does")
+    return token or None
+
+
+def _certificates(text: str | None) -> Path | None:
+    if not text:
+        return None
+    file = Path(text).expanduser()
+    if not file.is_file():
+        raise Misconfigured(f"the certificate file {file} does not exist", "name another with --ca-cert")
+    return file
+
+
+def _timeout(text: str | None) -> float:
+    try:
+        seconds = float(text or DEFAULT_TIMEOUT)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds <= 86_400:
+        raise Misconfigured(f"{text!r} is no time-out", "give seconds with --timeout")
+    return seconds

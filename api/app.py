@@ -1,0 +1,104 @@
+"""The FastAPI application: routes, errors and pages around a running service.
+
+Where to add: a group of routes → a module in `api/admin` with a `router`, and a line in `ROUTERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI
+from fastapi_offline import FastAPIOffline
+
+from api import fanning_out, openapi, problems
+from api.access import Access, Authentication
+from api.admin import (
+    brokers,
+    compaction,
+    cursor_moves,
+    domains,
+    garbage,
+    health,
+    internal_stats,
+    lookup,
+    messages,
+    namespaces,
+    partitioned,
+    permissions,
+    policies,
+    produce,
+    progress,
+    read,
+    retention,
+    runs,
+    stats,
+    subscriptions,
+    tenants,
+    thresholds,
+    topics,
+    trim,
+    verify,
+)
+from api.audit import Audit
+from api.http_metrics import HttpMetrics
+from api.limits import Limits
+from api.paths import EncodedSlashes
+from api.service import Service
+
+ROUTERS: tuple[APIRouter, ...] = (
+    health.router,
+    stats.router,  # what is asked most goes first
+    internal_stats.router,
+    compaction.router,
+    tenants.router,
+    namespaces.router,
+    permissions.router,
+    topics.router,
+    partitioned.router,
+    thresholds.router,
+    retention.router,
+    lookup.router,
+    produce.router,
+    read.router,
+    messages.router,
+    subscriptions.router,
+    cursor_moves.router,
+    runs.router,
+    progress.router,
+    verify.router,
+    policies.router,
+    trim.router,
+    garbage.router,
+    brokers.router,  # behind policies: its `/brokers/{cluster}` takes what no other route does
+    domains.router,
+)
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application of a service that runs; it neither starts nor ends it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.forwarding.close()
+
+    app: FastAPI = FastAPIOffline(
+        title="Compactor", docs_url="/docs", redoc_url=None, static_url="/docs-static", lifespan=lifespan
+    )
+    app.state.service = service
+    app.state.routers = ROUTERS
+    components = service.components
+    app.state.access = Access.of(service.settings, components.metadata.tenancy, components.clock)
+    problems.install(app)
+    fanning_out.install(app)
+    openapi.install(app)
+    # The last one is the outermost: the request's path is put right, its caller found, what it changes written down.
+    app.add_middleware(Limits, settings=service.settings, clock=components.clock)
+    app.add_middleware(HttpMetrics, metrics=service.metrics)
+    app.add_middleware(Audit, clock=components.clock)
+    app.add_middleware(Authentication, access=app.state.access)
+    app.add_middleware(EncodedSlashes)
+    for router in ROUTERS:
+        app.include_router(router)
+    return app

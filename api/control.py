@@ -1,0 +1,77 @@
+"""The control loop of a service, made from its settings."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from api.settings import Settings
+from api.wiring import Components
+from compactor.control_loop import ControlLoop, LoopSettings
+from compactor.engine import IN_PROCESS, Engine, Engines, InProcessEngines
+from compactor.worker import WorkerSettings
+from storage.objects.throttled import Rates
+
+LOG = logging.getLogger(__name__)
+
+
+def control_loop(settings: Settings, components: Components) -> ControlLoop:
+    """The loop, not started. Spark is imported when it is needed first."""
+    return ControlLoop(
+        components.metadata,
+        components.store,
+        components.clock,
+        components.log,
+        _engines(settings),
+        loop_settings(settings),
+        url=settings.url,
+    )
+
+
+def loop_settings(settings: Settings) -> LoopSettings:
+    """What of the settings is the loop's; limits of bytes a second are shared by the lanes."""
+    lanes = settings.compaction_max_runs
+    rates = Rates(settings.compaction_max_read_rate or None, settings.compaction_max_write_rate or None)
+    return LoopSettings(
+        monitor_interval_ms=settings.compaction_monitor_interval_ms,
+        lease_term_ms=settings.leader_lease_term_ms,
+        automatic=settings.compaction_automatic,
+        small_bytes=settings.compaction_batch_bytes,
+        batch=settings.compaction_batch_topics,
+        worker=WorkerSettings(
+            lanes=lanes,
+            retry_first_ms=settings.compaction_retry_first_ms,
+            retry_most_ms=settings.compaction_retry_most_ms,
+            run_dead_ms=settings.compaction_run_dead_after_ms,
+            rates=rates.shared_by(lanes),
+        ),
+    )
+
+
+def _engines(settings: Settings) -> Engines:
+    if settings.spark_master == IN_PROCESS:
+        return InProcessEngines()
+    return _Spark(settings)
+
+
+class _Spark:
+    """Spark's engines, imported with the first: the service answers long before. Safe to share between threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._engines: Engines | None = None
+
+    def open(self) -> Engine:
+        with self._lock:
+            if self._engines is None:
+                from compactor.spark import SparkEngines, SparkSettings
+
+                log_file = self._settings.make_data_directory() / "spark.log"
+                self._engines = SparkEngines(SparkSettings(log_file, self._settings.spark_master), LOG.info)
+        return self._engines.open()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._engines is not None:
+                self._engines.close()

@@ -1,0 +1,107 @@
+"""What is known of runs, verifications and trims, as plain values: one form for the command line and REST.
+
+Times are milliseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compactor.differences import Difference
+    from compactor.retention import Gone, Trimmed
+    from compactor.verify_report import Report
+    from storage.metadata.records import RunRecord
+    from storage.model import TopicName
+
+
+def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
+    """All that is known of a run, as plain values; times in milliseconds since 1970."""
+    from compactor.two_phase import HEARTBEAT_MS
+
+    statistics = dict(run.statistics)
+    going = {name: statistics.pop(name, None) for name in ("tasks_done", "tasks_total", "bytes_done")}
+    running = run.state.value == "RUNNING"
+    return {
+        "run": run.run_id,
+        "topic": str(topic),
+        "state": run.state.value,
+        "cause": run.cause or None,
+        "phase": run.phase,
+        **going,
+        "started_at": run.started_at,
+        "heartbeat_at": run.heartbeat_at,
+        "heartbeat_expired": now - run.heartbeat_at >= HEARTBEAT_MS if running else None,
+        "finished_at": run.finished_at,
+        "error": run.error or None,
+        "compacted_ledger": run.compacted_ledger_id,
+        "horizon": None if run.horizon is None else str(run.horizon.message_id),
+        "horizon_offset": None if run.horizon is None else run.horizon.offset,
+        "epoch": run.epoch,
+        "attempt": run.attempt_id,
+        "holder": run.holder,
+        "policies": dict(run.policies),
+        "statistics": statistics,
+    }
+
+
+def verify_document(report: Report) -> dict[str, Any]:
+    """A report as plain values."""
+    return {
+        "topic": str(report.topic),
+        "compacted_ledger": report.compacted_ledger,
+        "generation": report.generation,
+        "checked": {noun.replace(" ", "_"): count for noun, count in report.checked.items()},
+        "unchecked": list(report.unchecked),
+        "differences": [_difference(one) for one in report.differences],
+        "counts": {str(kind): count for kind, count in sorted(report.counts.items())},
+        "total": report.total,
+    }
+
+
+def _difference(one: Difference) -> dict[str, Any]:
+    return {
+        "kind": str(one.kind),
+        "where": one.where,
+        "what": one.what,
+        "offset": one.offset,
+        "key": None if one.key is None else one.key.decode(errors="replace"),
+        "key_base64": None if one.key is None else base64.b64encode(one.key).decode(),
+        "key_hash": one.key_hash,
+    }
+
+
+def trim_document(trimmed: Trimmed) -> dict[str, Any]:
+    """As JSON has it."""
+    plan = trimmed.plan
+    held = None
+    if plan.hold is not None:
+        mark = plan.hold.mark_delete
+        held = {
+            "cursor": plan.hold.cursor,
+            "mark_delete": None if mark is None else str(mark.message_id),
+            "mark_delete_offset": None if mark is None else mark.offset,
+            "ledgers": [trimmed_ledger(gone) for gone in plan.held],
+            "start_offset": plan.wanted_start,
+        }
+    return {
+        "topic": str(trimmed.topic.name),
+        "dry_run": not trimmed.trimmed,
+        "start_offset": plan.start_offset,
+        "ledgers": [trimmed_ledger(gone) for gone in plan.going],
+        "held": held,
+        "tail_left": trimmed.tail_left or None,
+    }
+
+
+def trimmed_ledger(gone: Gone) -> dict[str, Any]:
+    piece = gone.piece
+    return {
+        "ledger": piece.ledger_id,
+        "first_offset": piece.first_offset,
+        "last_offset": piece.last_offset,
+        "messages": piece.messages,
+        "logical_bytes": piece.logical_bytes,
+        "why": gone.why.value,
+    }

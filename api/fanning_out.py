@@ -1,0 +1,103 @@
+"""A request for a partitioned topic whose partitions lie with several services: asked of each partition, where it lies.
+
+Before anything was done here the request is taken apart into one a partition; those that lie here go to this same
+application. The answers become one: lists are joined, objects merged, of messages the newest counts. The first answer
+that is a refusal is the answer, but for those that say no more than that another partition has it: a key that one
+partition does not have, a subscription that one has already.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, Response
+
+from api.admin import existing
+from api.forwarding import Elsewhere, Forwarding
+from api.problems import Problem, answer
+from storage.metadata.records import TopicRecord
+from storage.metadata.tenancy_records import PartitionedTopic
+from storage.model import TopicName
+
+if TYPE_CHECKING:
+    import httpx
+
+_PREFIX = "/admin/v2/persistent/"
+_TOPIC_AT = 6
+"""Where the topic stands among the segments of the path."""
+_TOLERATED = frozenset({404, 409})
+
+
+def install(app: FastAPI) -> None:
+    """Let `app` send on what its service does not have at hand."""
+    app.add_exception_handler(Elsewhere, _elsewhere)
+
+
+async def _elsewhere(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Elsewhere)
+    return await answered(request, error)
+
+
+async def answered(request: Request, other: Elsewhere) -> Response:
+    """The answer to a request of which `other` is to be asked something."""
+    forwarding: Forwarding = request.app.state.service.forwarding
+    name = other.topic.name
+    whole = existing.whole_of(name)
+    path = raw_path(request).split("/")
+    if whole is None or not request.url.path.startswith(_PREFIX) or quote(name.topic, safe="") == path[_TOPIC_AT]:
+        return await forwarding.forward(request, other.service)
+    metadata = request.app.state.service.components.metadata
+    partitioned: PartitionedTopic | None = await run_in_threadpool(metadata.tenancy.partitioned, whole)
+    if partitioned is None:
+        return await forwarding.forward(request, other.service)
+    body = await request.body()
+    found = []
+    for one in existing.partition_names(partitioned):
+        path[_TOPIC_AT] = quote(one.topic, safe="")
+        try:
+            found.append(await _asked(request, forwarding, metadata, one, "/".join(path), body))
+        except Problem as problem:
+            return answer(problem.status_code, str(problem.detail), problem.headers)
+    return together(request.method, found)
+
+
+async def _asked(
+    request: Request, forwarding: Forwarding, metadata: Any, name: TopicName, path: str, body: bytes
+) -> httpx.Response:
+    """The answer of one partition."""
+    query = request.scope.get("query_string", b"").decode("latin-1")
+    target = f"{path}?{query}" if query else path
+    record: TopicRecord = await run_in_threadpool(metadata.topic, name)
+    try:
+        await run_in_threadpool(forwarding.for_reading, record)
+    except Elsewhere as other:
+        return await forwarding.send(request, other.service, target, body)
+    return await forwarding.send_here(request, target, body)
+
+
+def together(method: str, found: Sequence[httpx.Response]) -> Response:
+    """One answer of those of the partitions, which are at least one."""
+    good = [one for one in found if one.is_success]
+    bad = [one for one in found if not one.is_success]
+    tolerated = bool(good) and all(one.status_code in _TOLERATED for one in bad) and method in ("GET", "PUT")
+    if bad and not tolerated:
+        return Response(bad[0].content, bad[0].status_code, media_type=bad[0].headers.get("content-type"))
+    contents = [json.loads(one.content) for one in good if one.content]
+    if not contents:
+        return Response(status_code=204)
+    if isinstance(contents[0], list):
+        return JSONResponse([item for content in contents for item in content])
+    if "publish_time" in contents[0]:
+        return JSONResponse(max(contents, key=lambda one: int(one["publish_time"])))
+    return JSONResponse({name: value for content in contents for name, value in content.items()})
+
+
+def raw_path(request: Request) -> str:
+    """The path as it came, percent-encoded."""
+    raw: bytes = request.scope.get("raw_path") or quote(request.url.path).encode()
+    return raw.decode("latin-1")

@@ -1,0 +1,129 @@
+"""Rows that were read become entries of a topic's log: one message each, or batches."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+from collections.abc import Iterable, Iterator
+
+from api.formats.jsonl import Row, to_table
+from storage.clock import Clock
+from storage.errors import InvalidRecord
+from storage.ledger.rows import Codec
+from storage.log.encode import encode_batch, encode_message
+
+_WAITING_ROWS = 10_000
+
+
+class Entries:
+    """Makes entries of `batch` messages and `batch_bytes` bytes at most, but of one message at least.
+
+    A batch has one publish time, so another one begins a new batch.
+    """
+
+    def __init__(self, batch: int, batch_bytes: int, codec: Codec, clock: Clock) -> None:
+        self._batch = batch
+        self._batch_bytes = batch_bytes
+        self._codec = codec
+        self._clock = clock
+        self._producer = f"compactor-produce-{secrets.token_hex(4)}"
+        self._pending: list[Row] = []
+        self._pending_bytes = 0
+        self._made = 0
+        """Rows that are in entries."""
+        self._last = 0
+        """Rows of the last entry."""
+
+    def of(self, rows: Iterable[Row | None]) -> Iterator[bytes]:
+        """The entries of rows; None among them: nothing has come for a while, so what waits goes.
+
+        A row that cannot be read (InvalidRecord), or Ctrl-C, ends it after an entry of the rows before.
+        """
+        found = iter(rows)
+        ended: BaseException | None = None
+        while ended is None:
+            try:
+                row = next(found)
+            except StopIteration:
+                break
+            except (InvalidRecord, KeyboardInterrupt) as error:
+                ended = error
+                break
+            if self._pending and (row is None or self._has_no_room(row)):
+                yield self._entry()
+            if row is not None:
+                self._pending.append(row)
+                self._pending_bytes += row.size
+            if len(self._pending) == self._batch:
+                yield self._entry()
+        if self._pending:
+            yield self._entry()
+        if ended is not None:
+            self._last = 0
+            raise ended
+
+    def naming_lines(self, message: str) -> str:
+        """A message about the last entry, with the lines that it is made of."""
+        if not self._last:
+            return message
+        first = self._made - self._last + 1
+        return f"{f'line {first}' if self._last == 1 else f'lines {first} to {self._made}'}: {message}"
+
+    def _has_no_room(self, row: Row) -> bool:
+        another_time = row.publish_time != self._pending[0].publish_time
+        return another_time or self._pending_bytes + row.size > self._batch_bytes
+
+    def _entry(self) -> bytes:
+        rows, self._pending, self._pending_bytes = self._pending, [], 0
+        sequence_id = self._made
+        self._last = len(rows)
+        self._made += self._last
+        given = rows[0].publish_time
+        publish_time = self._clock.now_ms() if given is None else given
+        if self._batch > 1:
+            return encode_batch(
+                to_table(rows),
+                producer=self._producer,
+                first_sequence_id=sequence_id,
+                publish_time=publish_time,
+                codec=self._codec,
+            )
+        return encode_message(
+            rows[0].key,
+            rows[0].payload,
+            producer=self._producer,
+            sequence_id=sequence_id,
+            publish_time=publish_time,
+            event_time=rows[0].event_time,
+            properties=rows[0].properties or (),
+            codec=self._codec,
+        )
+
+
+def lingering(rows: Iterator[Row], seconds: float) -> Iterator[Row | None]:
+    """The rows, with a None wherever none came for so long. They are read by a thread, which dies with the process."""
+    waiting: queue.Queue[Row | BaseException] = queue.Queue(_WAITING_ROWS)
+    end = StopIteration()
+
+    def read() -> None:
+        try:
+            for row in rows:
+                waiting.put(row)
+        except BaseException as error:
+            waiting.put(error)
+        else:
+            waiting.put(end)
+
+    threading.Thread(target=read, name="rows", daemon=True).start()
+    while True:
+        try:
+            found = waiting.get(timeout=seconds)
+        except queue.Empty:
+            yield None
+            continue
+        if found is end:
+            return
+        if isinstance(found, BaseException):
+            raise found
+        yield found

@@ -1,0 +1,243 @@
+"""Requests for topics that another service of the same database has at hand go there, once.
+
+    a write   to the service in whose log directory the topic's open segment lies, or that holds its lease
+    a read    to the service in whose log directory there are messages that no ledger holds yet
+
+A request that was forwarded says so in a header and is forwarded no more. Headers go along, the caller's Authorization
+too, and bodies as they come, both ways; if the other service breaks off, so does the answer. Where nobody can serve
+now, the answer is 503 with Retry-After: a writer that is no service (an import) has the topic, a service died, or its
+log directory is on no machine that lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from api.problems import Problem, answer
+from storage.clock import Clock
+from storage.log.directory import LogDirectory
+from storage.metadata.control_records import ServiceRecord
+from storage.metadata.records import Lease, SegmentState, TopicRecord
+from storage.metadata.store import MetadataStore
+
+if TYPE_CHECKING:
+    # Imported with the first request that is sent: it takes a while, and most services start without sending any.
+    import httpx
+
+FORWARDED = "x-compactor-forwarded"
+"""The header that says by which process a request was forwarded."""
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_NOT_PASSED = _HOP_BY_HOP | {"host", "origin"}
+"""Of the two that name this service, one was compared with the other here (`api/limits.py`)."""
+_CONNECT_SECONDS = 5.0
+
+
+class Elsewhere(Exception):
+    """Another service is to answer this request."""
+
+    def __init__(self, service: ServiceRecord, topic: TopicRecord) -> None:
+        super().__init__(f"{topic.name} is at hand at {service.name}, {service.url}")
+        self.service = service
+        self.topic = topic
+
+
+class Forwarding:
+    """Knows who has a topic at hand, and sends requests there. Safe to share between threads."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        clock: Clock,
+        log: LogDirectory,
+        timeout_ms: int,
+        transport: httpx.AsyncBaseTransport | None = None,
+        verify: Any = True,
+    ) -> None:
+        """`transport`, `verify`: as httpx has them."""
+        self._metadata = metadata
+        self._clock = clock
+        self._log = log
+        self._seconds = timeout_ms / 1000
+        self._transport = transport
+        self._verify = verify
+        self._ours = f"{socket.gethostname()}:{os.getpid()}:"
+        self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
+
+    def for_writing(self, topic: TopicRecord) -> None:
+        """Raises Elsewhere, or Problem (503), unless this service may try to write the topic."""
+        segment = self._metadata.log.open_segment_of(topic.id)
+        if segment is not None and segment.log_uid != self._log.known_uid:
+            raise Elsewhere(self._having(segment.log_uid, topic), topic)
+        lease = self._metadata.log.lease_of(topic.id)
+        if lease is None or lease.holder.startswith(self._ours):
+            return
+        process = lease.holder.rpartition(":")[0] + ":"
+        for service in self._metadata.services.services():
+            if service.name.startswith(process):
+                raise Elsewhere(service, topic)
+        raise self.held(lease, topic)
+
+    def held(self, lease: Lease, topic: TopicRecord) -> Problem:
+        """Why a topic cannot be written now, and when to try again."""
+        seconds = max(1, -(-(lease.expires_at - self._clock.now_ms()) // 1000))
+        return Problem(
+            503,
+            f"{lease.holder} is writing to {topic.name}, and is no service that lives: try again when it has finished",
+            {"Retry-After": str(seconds)},
+        )
+
+    def for_reading(self, topic: TopicRecord) -> None:
+        """Raises Elsewhere, or Problem (503), if messages lie only in a log directory that is not here."""
+        here = self._log.known_uid
+        for segment in self._metadata.log.segments(topic.id):
+            if segment.state is not SegmentState.SEALED and segment.log_uid != here:
+                raise Elsewhere(self._having(segment.log_uid, topic), topic)
+
+    def _having(self, log_uid: str, topic: TopicRecord) -> ServiceRecord:
+        for service in self._metadata.services.services():
+            if service.log_uid == log_uid and service.url:
+                return service
+        raise Problem(
+            503,
+            f"messages of {topic.name} lie in the log directory {log_uid}, which no living service has: start one on "
+            "the machine where it lies",
+            {"Retry-After": "5"},
+        )
+
+    async def forward(self, request: Request, service: ServiceRecord) -> Response:
+        """The other service's answer, as it comes."""
+        import httpx
+
+        if FORWARDED in request.headers:
+            return self._not_again(request, service)
+        length = request.headers.get("content-length")
+        has_body = length not in (None, "0") or "transfer-encoding" in request.headers
+        made = self._of_this_loop().build_request(
+            request.method,
+            _url(service, request.scope),
+            headers=self._headers(request.headers.items()),
+            content=request.stream() if has_body else None,
+        )
+        try:
+            found = await self._of_this_loop().send(made, stream=True)
+        except httpx.HTTPError as error:
+            return _unreachable(service, error)
+        headers = {name: value for name, value in found.headers.items() if name.lower() not in _HOP_BY_HOP}
+        return _Passed(found, headers)
+
+    async def post(self, request: Request, service: ServiceRecord, path: str, document: object) -> httpx.Response:
+        """Send a part of a request, as JSON, to another path there. Raises Problem (503)."""
+        import httpx
+
+        if FORWARDED in request.headers:
+            raise Problem(503, f"{service.name} does not have at hand what it was asked for", {"Retry-After": "1"})
+        authorization = request.headers.get("authorization")
+        headers = self._headers([("authorization", authorization)] if authorization else [])
+        try:
+            return await self._of_this_loop().post(f"{service.url.rstrip('/')}{path}", json=document, headers=headers)
+        except httpx.HTTPError as error:
+            raise Problem(503, _told(service, error), {"Retry-After": "1"}) from error
+
+    async def send(self, request: Request, service: ServiceRecord, target: str, body: bytes) -> httpx.Response:
+        """A part of a request, with its headers, to another path there. Raises Problem (503)."""
+        import httpx
+
+        if FORWARDED in request.headers:
+            raise Problem(503, f"{service.name} does not have at hand what it was asked for", {"Retry-After": "1"})
+        headers = self._headers((name, value) for name, value in request.headers.items() if name != "content-length")
+        url = f"{service.url.rstrip('/')}{target}"
+        try:
+            return await self._of_this_loop().request(request.method, url, content=body, headers=headers)
+        except httpx.HTTPError as error:
+            raise Problem(503, _told(service, error), {"Retry-After": "1"}) from error
+
+    async def send_here(self, request: Request, target: str, body: bytes) -> httpx.Response:
+        """A part of a request, with its headers, to another path of this application, for the same caller."""
+        import httpx
+
+        headers = self._headers((name, value) for name, value in request.headers.items() if name != "content-length")
+        client = (request.client.host, request.client.port) if request.client else ("127.0.0.1", 0)
+        transport = httpx.ASGITransport(request.app, raise_app_exceptions=False, client=client)
+        async with httpx.AsyncClient(transport=transport, base_url=str(request.base_url)) as here:
+            return await here.request(request.method, target, content=body, headers=headers)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client[1].aclose()
+            self._client = None
+
+    def _headers(self, given: Any) -> dict[str, str]:
+        passed = {name: value for name, value in given if name.lower() not in _NOT_PASSED}
+        return passed | {FORWARDED: self._ours.rstrip(":")}
+
+    def _not_again(self, request: Request, service: ServiceRecord) -> JSONResponse:
+        by = request.headers[FORWARDED]
+        return answer(
+            503,
+            f"the request came from {by} and would be forwarded again, to {service.name}: whoever has the topic is "
+            "changing",
+            {"Retry-After": "1"},
+        )
+
+    def _of_this_loop(self) -> httpx.AsyncClient:
+        import httpx
+
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._client[0] is not loop:
+            timeout = httpx.Timeout(self._seconds, connect=min(_CONNECT_SECONDS, self._seconds))
+            # No proxy of the environment: tokens go to the other service alone.
+            client = httpx.AsyncClient(timeout=timeout, transport=self._transport, verify=self._verify, trust_env=False)
+            self._client = (loop, client)
+        return self._client[1]
+
+
+def _url(service: ServiceRecord, scope: Mapping[str, Any]) -> str:
+    path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+    query = scope.get("query_string", b"").decode("latin-1")
+    return f"{service.url.rstrip('/')}{path}" + (f"?{query}" if query else "")
+
+
+class _Passed(StreamingResponse):
+    """An answer of another service, as it comes; its connection is given back, also if nobody takes the answer."""
+
+    def __init__(self, found: httpx.Response, headers: Mapping[str, str]) -> None:
+        super().__init__(found.aiter_raw(), found.status_code, headers)
+        self._found = found
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._found.aclose()
+
+
+def _unreachable(service: ServiceRecord, error: httpx.HTTPError) -> JSONResponse:
+    return answer(503, _told(service, error), {"Retry-After": "1"})
+
+
+def _told(service: ServiceRecord, error: httpx.HTTPError) -> str:
+    import httpx
+
+    what = "has not answered in time" if isinstance(error, httpx.TimeoutException) else "cannot be reached"
+    return f"{service.name} has the topic at hand, but {what} at {service.url}: try again"

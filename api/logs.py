@@ -1,0 +1,96 @@
+"""The service's log: one line a record on stderr, JSON or for a console, with secrets masked.
+
+`storage` and `compactor` log by the standard library; structlog renders what comes from anywhere. Fields: `event`,
+`level`, `logger`, `timestamp`, what `extra=` gave, and what is bound while something goes on: `request_id` of a
+request, `topic` and `run` of a compaction. Masking is the last thing before rendering and covers messages, fields and
+tracebacks (`api/masking.py`); values of fields whose name says that they are secret are hidden whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from api.masking import HIDDEN, masked
+from api.settings import Settings
+
+_SECRET_NAME = re.compile(
+    r"(?i)(^|[_.-])(password|passwd|secret|token|authorization|credentials?|api_?key)([_.-]key)?$"
+)
+_QUIET = (
+    "uvicorn.error",
+    "uvicorn.access",
+    "sqlalchemy",
+    "alembic",
+    "botocore",
+    "boto3",
+    "urllib3",
+    "py4j",
+    "s3transfer",
+    "httpx",
+    "asyncio",
+)
+"""Loggers whose talk below WARNING tells nothing to who runs the service, or holds what nobody should see."""
+
+
+def configure(settings: Settings, stream: TextIO | None = None) -> logging.Handler:
+    """Let all that is logged go to `stream` (stderr) in the format of the settings. The handler, to remove it."""
+    out = stream or sys.stderr
+    as_json = settings.logging_format == "json" or (settings.logging_format == "auto" and not out.isatty())
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(formatter(as_json))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(settings.logging_level)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[settings.logging_level]))
+    logging.captureWarnings(True)
+    return handler
+
+
+def formatter(as_json: bool) -> logging.Formatter:
+    """What makes a line of a record."""
+    before: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        _without_renderings,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    last: Processor = (
+        structlog.processors.JSONRenderer(default=str)
+        if as_json
+        else structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    )
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=before,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, mask, last],
+    )
+
+
+def _without_renderings(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Leave out what other formatters, and uvicorn, put into a record beside its message."""
+    return {name: value for name, value in event.items() if name not in ("message", "asctime", "color_message")}
+
+
+def mask(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Hide secrets in every value."""
+    return {name: HIDDEN if value and _SECRET_NAME.search(name) else _masked(value) for name, value in event.items()}
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, str):
+        return masked(value)
+    if isinstance(value, Mapping):
+        return {str(name): HIDDEN if _SECRET_NAME.search(str(name)) else _masked(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_masked(one) for one in value]
+    return value if isinstance(value, int | float | bool) or value is None else masked(str(value))

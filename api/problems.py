@@ -1,0 +1,149 @@
+"""Errors as HTTP has them: one table from kinds to statuses, and Pulsar's body, `{"reason": …}`.
+
+A reason says what happened, to what, and what to do; never a traceback. What nobody foresaw is logged with its
+traceback, and told as a 500 that names the request. Pulsar's own words stand where a real broker has some
+(docs/rest.md): a route raises them as `Problem`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
+from starlette.types import Scope
+
+from storage import errors
+
+LOG = logging.getLogger(__name__)
+
+BY_KIND: Mapping[type[Exception], int] = {
+    errors.InvalidTopicName: 412,
+    errors.OffsetOutOfRange: 416,
+    errors.InvalidInput: 400,
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.Misconfigured: 503,
+    errors.Unavailable: 503,
+    errors.DataLoss: 507,
+}
+"""The first that fits decides. 507: what was stored cannot be given (R8); 503: an operator, or time, helps."""
+
+
+_OVER_HTTP = tuple(
+    (re.compile(local), over_http)
+    for local, over_http in (
+        (r"`compactor compactions list`", "GET …/{topic}/compactions"),
+        (r"`compactor compactions show (\d+)`", r"GET /admin/v2/compactions/\1"),
+        (r"`compactor compactions cancel (\d+)`", r"DELETE /admin/v2/compactions/\1"),
+        (r"`compactor topics list`", "GET /admin/v2/persistent/{tenant}/{namespace}"),
+        (r"leave out --before\b", "leave out `before`"),
+        (r"leave out --read-compacted\b", "leave out readCompacted"),
+    )
+)
+"""Advice that names what is at hand on the service's machine, and what is for who asks over HTTP."""
+
+
+class Problem(HTTPException):
+    """An answer other than success, with its status and reason in the words of a real broker."""
+
+    def __init__(self, status: int, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(status, reason, dict(headers) if headers else None)
+
+
+class Unreadable(HTTPException):
+    """A body that is no JSON of the asked kind, told as a broker's JSON parser tells it: 400, in plain text."""
+
+    media_type = "text/plain"
+
+    def __init__(self, told: str) -> None:
+        super().__init__(400, told)
+
+
+class Reason(BaseModel):
+    """The body of every answer that tells of a problem."""
+
+    reason: str
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route declares of the answers it may give besides success: `responses=refusals(404, 409)`."""
+    return {status: {"model": Reason} for status in statuses}
+
+
+def status_of(error: Exception) -> int:
+    """The status of an error; 500 for one that nobody foresaw."""
+    return next((status for kind, status in BY_KIND.items() if isinstance(error, kind)), 500)
+
+
+def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The body that Pulsar's clients read."""
+    return JSONResponse({"reason": reason}, status, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Let `app` answer every error in this way."""
+    app.add_exception_handler(errors.CompactorError, _known)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _unforeseen)
+
+
+async def _known(_: Request, error: Exception) -> Response:
+    said = " ".join(str(error).split())
+    for local, over_http in _OVER_HTTP:
+        said = local.sub(over_http, said)
+    return answer(status_of(error), said)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if isinstance(error, Unreadable):
+        return Response(error.detail, error.status_code, {"content-type": error.media_type})
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and (verbs := _verbs(request)):
+        headers["Allow"] = ", ".join(verbs)
+    return answer(error.status_code, str(error.detail), headers)
+
+
+def _verbs(request: Request) -> list[str]:
+    """What can be done at this path: the router that refused a verb knows one route of several."""
+    routes = [route for router in getattr(request.app.state, "routers", ()) for route in router.routes]
+    there = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({verb for route in there for verb in getattr(route, "methods", None) or ()})
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if any(one["loc"] == ("body",) for one in error.errors()) and not re.fullmatch(r"application/(.+\+)?json", kind):
+        sent = f"it came as {kind[:100]}" if kind else "it has none"
+        if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+            return answer(415, f"a JSON body needs the header Content-Type: application/json, and {sent}")
+    said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+    return answer(400, f"the request cannot be taken: {said}")
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    return answer(400, "the client went away before its body was whole")  # for the log alone
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    return unforeseen(request.scope, error)
+
+
+def unforeseen(scope: Scope, error: Exception) -> Response:
+    """The answer to an error that nobody foresaw, which is logged with its traceback and names the request."""
+    LOG.error("unexpected error in %s %s", scope["method"], scope["path"], exc_info=error)
+    request = scope.get("state", {}).get("request_id", "without an id")
+    told = f"unexpected {type(error).__name__} in request {request}: the service's log tells more; report it"
+    return answer(500, told)

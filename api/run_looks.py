@@ -1,0 +1,58 @@
+"""Compaction runs as the database shows them, for many that watch: those who look at one run at a time share a look.
+
+A run executes in any process; what its worker says of it, every two seconds, is in its row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from api.documents import run_document
+from storage.clock import Clock
+from storage.metadata.store import MetadataStore
+
+LOOK_MS = 500
+"""How old a look may be."""
+_MOST = 1000
+
+
+@dataclass
+class _Look:
+    """What was seen of one run, when."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    at: int = -1
+    document: dict[str, Any] | None = None
+
+
+class RunLooks:
+    """Looks at runs, each at most every `LOOK_MS`. For the tasks of event loops."""
+
+    def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._looks: dict[tuple[asyncio.AbstractEventLoop, int], _Look] = {}
+        self.made = 0
+        """Looks at the database."""
+
+    async def look(self, run_id: int) -> dict[str, Any]:
+        """The run as it was at most `LOOK_MS` ago. Raises NotFound."""
+        place = (asyncio.get_running_loop(), run_id)
+        if place not in self._looks and len(self._looks) >= _MOST:
+            self._looks.clear()
+        one = self._looks.setdefault(place, _Look())
+        async with one.lock:
+            if one.document is None or self._clock.now_ms() - one.at >= LOOK_MS:
+                one.document = await run_in_threadpool(self._read, run_id)
+                one.at = self._clock.now_ms()
+            return one.document
+
+    def _read(self, run_id: int) -> dict[str, Any]:
+        self.made += 1
+        run = self._metadata.run(run_id)
+        name = self._metadata.snapshot(run.topic_id).topic.name
+        return run_document(name, run, self._clock.now_ms())

@@ -1,0 +1,100 @@
+"""What all runs together did, by topic: kept in memory, brought up to date by reading each run once.
+
+The sums are of SQL's history, so every process shows the same, and a restart loses nothing; a deleted topic's runs, and
+with them its numbers, are gone. Read at most `PAGES` pages of history in one go: a long one is complete after a few
+scrapes. Not safe to share between threads. Must not know: Prometheus.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from storage.metadata.metrics_store import PAGE_RUNS, MetricsStore, RunFigures
+from storage.metadata.records import RunState
+from storage.model import TopicName
+
+PAGES = 10
+
+
+@dataclass
+class TopicTotals:
+    """One topic's runs. Durations in milliseconds, rates in bytes a second, both of the last success."""
+
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    removed_messages: int = 0
+    duration_ms: int = 0
+    read_rate: float = 0.0
+    write_rate: float = 0.0
+    compacted_messages: int = 0
+    compacted_bytes: int = 0
+    last_run_id: int = 0
+
+
+@dataclass
+class RunTotals:
+    """The totals of all topics, by id."""
+
+    store: MetricsStore
+    topics: dict[int, TopicTotals] = field(default_factory=dict)
+    names: dict[int, TopicName] = field(default_factory=dict)
+    running: dict[int, RunFigures] = field(default_factory=dict)
+    last_finished_at: int | None = None
+    max_duration_ms: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    _seen: int = 0
+
+    def refresh(self) -> None:
+        """Read what is new."""
+        self.names = self.store.topic_names()
+        for _ in range(PAGES):
+            found = self.store.runs(self._seen, list(self.running))
+            self.running = {}
+            for run in found:
+                self._take(run)
+            if len(found) < PAGE_RUNS:
+                break
+        for gone in self.topics.keys() - self.names.keys():
+            del self.topics[gone]
+
+    def alive(self, now: int) -> int:
+        """How many runs are under way, by their heartbeats."""
+        return sum(now - run.heartbeat_at < self.store.run_dead_ms for run in self.running.values())
+
+    def _take(self, run: RunFigures) -> None:
+        self._seen = max(self._seen, run.run_id)
+        if run.finished_at is None:
+            self.running[run.run_id] = run
+            return
+        totals = self.topics.setdefault(run.topic_id, TopicTotals())
+        self.last_finished_at = max(self.last_finished_at or 0, run.finished_at)
+        if run.state is RunState.ERROR:
+            totals.failed += 1
+        elif run.state is RunState.CANCELLED:
+            totals.cancelled += 1
+        else:
+            self._succeeded(totals, run, run.finished_at)
+
+    def _succeeded(self, totals: TopicTotals, run: RunFigures, finished_at: int) -> None:
+        totals.succeeded += 1
+        read, written = _number(run, "bytes_read"), _number(run, "bytes_written")
+        totals.removed_messages += max(
+            0, _number(run, "messages_in") + _number(run, "messages_before") - _number(run, "messages_out")
+        )
+        self.bytes_read += read
+        self.bytes_written += written
+        self.max_duration_ms = max(self.max_duration_ms, finished_at - run.started_at)
+        if run.run_id > totals.last_run_id:
+            totals.last_run_id = run.run_id
+            totals.duration_ms = finished_at - run.started_at
+            seconds = max(totals.duration_ms, 1) / 1000
+            totals.read_rate, totals.write_rate = read / seconds, written / seconds
+            totals.compacted_messages = _number(run, "messages_out")
+            totals.compacted_bytes = _number(run, "logical_bytes_out")
+
+
+def _number(run: RunFigures, name: str) -> int:
+    value = run.statistics.get(name, 0)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,200 @@
+"""A service on a socket: binding, TLS, telling its URL, and ending in good order.
+
+Invariants: without access control only loopback is bound; the socket is bound before anything heavy is loaded, so a
+port that is taken is told at once; the line `serving` with the URL is logged when requests are answered. SIGTERM (or
+Ctrl-C) ends it: no new connections, requests and runs under way have the grace time, then the process ends with 0; a
+second signal ends it at once. Forwarding headers (`X-Forwarded-For`) are not believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from api import logs
+from api.setting_sources import variable_notes
+from api.settings import Settings
+from storage.errors import Misconfigured, Unavailable
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+LOG = logging.getLogger(__name__)
+_BACKLOG = 2048
+_SWITCH_SECONDS = 0.0005
+"""How long a thread that computes keeps others waiting (Python: 5 ms). An answer changes threads at each statement, and
+would wait so long each time while the scheduler looks at all topics, or garbage is collected."""
+
+
+def serve(settings: Settings) -> None:
+    """Serve until a signal. Raises Misconfigured and Unavailable before it serves."""
+    check_exposure(settings)
+    check_tls(settings)
+    check_parts(settings)
+    logs.configure(settings)
+    for note in variable_notes(os.environ):
+        LOG.warning(note)
+    with bound(settings) as listener:
+        here = settings.with_flags(port=listener.getsockname()[1])
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        gc.disable()  # loading makes much and drops nothing; a fifth of the start would go into looking through it
+        from api.app import make_app
+        from api.service import running
+
+        with running(here) as service:
+            serve_app(make_app(service), here, listener)
+    LOG.info("ended")
+
+
+def serve_app(app: ASGIApp, settings: Settings, listener: socket.socket) -> None:
+    """Answer requests on a socket that is bound, until a signal."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Tells its URL, and leaves what happens after a signal to us."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                gc.freeze()
+                gc.enable()
+                if not settings.access_control:
+                    LOG.warning("access control is off: whoever reaches this machine's loopback may do everything")
+                LOG.info("serving", extra={"url": settings.url})
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            before = {one: signal.signal(one, self.handle_exit) for one in (signal.SIGTERM, signal.SIGINT)}
+            try:
+                yield
+            finally:
+                for one, handler in before.items():
+                    signal.signal(one, handler)
+
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=settings.limits_header_bytes,
+        timeout_graceful_shutdown=max(1, settings.shutdown_grace_ms // 1000),
+        ssl_certfile=settings.tls_certificate or None,
+        ssl_keyfile=settings.tls_key or None,
+        backlog=_BACKLOG,
+    )
+    asyncio.run(Server(config).serve(sockets=[listener]))
+    LOG.info("draining")
+
+
+def check_exposure(settings: Settings) -> None:
+    """Without access control nobody else may reach the service. Raises Misconfigured, which says what to do."""
+    if settings.access_control:
+        if not (settings.auth_token_secret_key or settings.auth_token_public_key or settings.auth_jwks_file):
+            raise Misconfigured(
+                "auth.enabled is true, but there is no key to check tokens with: every request would be refused",
+                "set auth.token-secret-key, auth.token-public-key or auth.jwks-file (docs/security.md)",
+            )
+        return
+    if settings.auth_superuser_roles and settings.auth_enabled is None:
+        raise Misconfigured(
+            "auth.superuser-roles is set, but no key to check tokens with",
+            "set auth.token-secret-key, auth.token-public-key or auth.jwks-file",
+        )
+    if not _is_loopback(settings.host):
+        raise Misconfigured(
+            f"{settings.host} can be reached from other machines, and access control is off",
+            "set auth.token-secret-key, auth.token-public-key or auth.jwks-file (docs/security.md), "
+            "or bind to 127.0.0.1",
+        )
+
+
+def check_tls(settings: Settings) -> None:
+    """Certificate and key can be used. Raises Misconfigured."""
+    if not settings.tls_certificate and not settings.tls_key:
+        return
+    if not settings.tls_certificate or not settings.tls_key:
+        raise Misconfigured("of tls.certificate and tls.key one is missing", "set both, or neither")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        which = [one for one in (settings.tls_certificate, settings.tls_key) if not Path(one).is_file()]
+        what = f"{which[0]} does not exist" if which else "they are no certificate in PEM and its key"
+        raise Misconfigured(f"tls.certificate and tls.key cannot be used: {what}", "name PEM files") from error
+
+
+def check_parts(settings: Settings) -> None:
+    """What would be found out only when it is used, much later: Spark's master, the URL that is told, the log's place.
+
+    Raises Misconfigured. Spark's cluster need not answer yet.
+    """
+    if settings.spark_master != "in-process":  # as compactor.engine has it, which is not loaded yet
+        from compactor.cluster import check_master
+
+        check_master(settings.spark_master)
+    try:
+        url = urlsplit(settings.url)
+        whole = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        whole = False
+    if settings.advertised_url and not whole:
+        raise Misconfigured(
+            f"advertised-url is {settings.advertised_url!r}, which names no host that others could reach",
+            "give https://host:port, http://host:port or a host",
+        )
+    directory = settings.log_directory
+    if not settings.log:
+        settings.make_data_directory()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise Misconfigured(
+            f"the log directory {directory} cannot be written ({error.strerror})",
+            "set log, or data, to a directory on a local disk that can be written",
+        ) from error
+
+
+@contextmanager
+def bound(settings: Settings) -> Iterator[socket.socket]:
+    """A socket that listens soon, on host and port. Raises Misconfigured, Unavailable."""
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise Misconfigured(f"there is no address {settings.host!r} ({error.strerror})", "set host") from error
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            raise Unavailable(
+                f"{settings.host}:{settings.port} cannot be bound ({error.strerror})",
+                "end what holds it, or take another --port (0: any that is free)",
+            ) from error
+        yield listener
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether all addresses of a host are this machine's own."""
+    try:
+        found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return bool(found) and all(ipaddress.ip_address(str(one[4][0])).is_loopback for one in found)
+    except (OSError, ValueError):
+        return False
