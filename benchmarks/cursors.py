@@ -1,0 +1,64 @@
+"""`python -m benchmarks cursors`: acknowledgements a second, in order and with a hole before each, by batch.
+
+The database is SQLite on this disk, so a flush costs its fsync. The ratio is what matters: many to a transaction beside
+one each, in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from storage.clock import SystemClock
+from storage.cursor import Cursor, CursorSettings
+from storage.metadata.store import MetadataStore
+from storage.model import MessageId, Position, TopicName
+
+SINGLE = 500
+"""How many are acknowledged at a transaction each: that is slow, and no faster for more."""
+
+
+def run(acknowledgements: int, folder: str | None = None) -> list[tuple[str, int, float]]:
+    """(what, acknowledgements, seconds) of each way."""
+    results = []
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        metadata = MetadataStore(f"sqlite:///{Path(place) / 'metadata.db'}", SystemClock())
+        metadata.upgrade()
+        topic = metadata.create_topic(TopicName.parse("cursors"))
+        for what, step, batch, count in (
+            ("in order, a transaction each", 1, 1, min(SINGLE, acknowledgements)),
+            ("in order, 1,000 a transaction", 1, 1000, acknowledgements),
+            ("every second one, 1,000 a transaction", 2, 1000, acknowledgements),
+        ):
+            positions = [Position(1 + step * n, MessageId(1, 1 + step * n)) for n in range(count)]
+            name = f"cursor-{len(results)}"
+            metadata.acknowledgements.create(topic.id, name, Position(0, MessageId(1, 0)) if step == 1 else None, {})
+            cursor = Cursor(
+                metadata, SystemClock(), topic, name, lambda offset: None, lambda: 1 << 40, CursorSettings(batch, None)
+            )
+            started = time.perf_counter()
+            for position in positions:
+                cursor.acknowledge(position)
+            cursor.close()
+            results.append((what, count, time.perf_counter() - started))
+        metadata.close()
+    return results
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run it; 0 whatever the speed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks cursors", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--acknowledgements", type=int, default=1_000_000)
+    parser.add_argument("--folder", help="where the database lies; default: the system's temporary folder")
+    options = parser.parse_args(arguments)
+    print("| how | acknowledgements | a second |\n|---|---|---|")
+    for what, count, seconds in run(options.acknowledgements, options.folder):
+        print(f"| {what} | {count:,} | {count / seconds:,.0f} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""The hot tail, beside the disk that it is on: appends with and without a flush each, group commit, reading.
+
+Appends go through a topic's log, as a producer's do: lease, policies, limits, checks of each entry.
+
+Each way of a pair does the same work in turn, round after round, in the same run, so that what the machine does besides
+hits both. Figures are medians with their range; ratios are taken within rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import pyarrow as pa
+
+from benchmarks import machine
+from storage.bulk_append import INPUT_SCHEMA
+from storage.clock import SystemClock
+from storage.ledger.rows import Codec
+from storage.log.directory import LogDirectory
+from storage.log.encode import encode_batch
+from storage.log.segment_reader import SegmentReader
+from storage.log.topic_log import TopicLog
+from storage.log.unpack import StoredEntry
+from storage.metadata.policy_store import BROKER, topic_scope
+from storage.metadata.records import TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+
+BATCH_MESSAGES = 1000
+MESSAGE_BYTES = 100
+TASKS = 64
+PUBLISHED = 1_700_000_000_000
+_MB = 1e6
+
+
+@dataclass(eq=False)
+class Figure:
+    """One way's rates, by round."""
+
+    name: str
+    unit: str
+    rates: list[float] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"| {self.name} | {median(self.rates):,.0f} {self.unit} | {min(self.rates):,.0f}–{max(self.rates):,.0f} |"
+        )
+
+
+def batch_entry(messages: int, size: int) -> bytes:
+    """An entry as a producer sends it: a batch of random payloads of that size."""
+    rows = [{"key": b"key-%d" % n, "payload": os.urandom(size), "publish_time": PUBLISHED} for n in range(messages)]
+    table = pa.Table.from_pylist(rows, schema=INPUT_SCHEMA)
+    return encode_batch(table, producer="benchmark", first_sequence_id=0, publish_time=PUBLISHED, codec=Codec.NONE)
+
+
+class Bench:
+    """Topics in a database and a log directory below one folder, each new."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", SystemClock())
+        self._metadata.upgrade()
+        self._metadata.policies.set(BROKER, "segment.bytes", (1 << 31) - 1)
+        self._log = LogDirectory(folder / "log")
+        self._next = 0
+
+    @contextmanager
+    def appending(self, flush: bool) -> Iterator[tuple[TopicLog, TopicRecord]]:
+        """The log of a new topic, with its lease, as a producer has it."""
+        self._next += 1
+        topic = self._metadata.create_topic(TopicName.parse(f"t{self._next}"))
+        self._metadata.policies.set(topic_scope(topic), "flush.messages", 1 if flush else 2**62)
+        with TopicLog(self._metadata, SystemClock(), self._log, topic, f"benchmark-{self._next}") as log:
+            yield log, topic
+
+    def entries(self, topic: TopicRecord) -> Iterator[StoredEntry]:
+        """Those of all the topic's segments."""
+        for segment in self._metadata.log.segments(topic.id):
+            end = segment.content.size if segment.content else None
+            folder = self._log.of_topic(topic.uid)
+            yield from SegmentReader(folder, topic.uid, segment.ledger_id, segment.first_offset, -1, end).entries()
+
+    def plain(self, pieces: list[bytes], flush: bool) -> float:
+        """Seconds to write the pieces into a new file, one call each, flushed after each, or not."""
+        path = self._folder / "plain"
+        started = time.perf_counter()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+        for piece in pieces:
+            os.write(descriptor, piece)
+            if flush:
+                os.fdatasync(descriptor)
+        os.close(descriptor)
+        seconds = time.perf_counter() - started
+        path.unlink()
+        return seconds
+
+    def appended(self, entries: list[bytes], flush: bool) -> float:
+        """Seconds to append the entries to a new topic, each acknowledged before the next."""
+        with self.appending(flush) as (log, topic):
+            log.append(entries[0])  # makes the segment
+            started = time.perf_counter()
+            for entry in entries:
+                log.append(entry)
+            seconds = time.perf_counter() - started
+        shutil.rmtree(self._log.of_topic(topic.uid))
+        return seconds
+
+    def pipelined(self, entries: list[bytes]) -> float:
+        """Seconds to append the entries, each flushed before it is acknowledged; more are sent meanwhile."""
+        acknowledged = threading.Semaphore(0)
+        with self.appending(flush=True) as (log, topic):
+            log.append(entries[0])
+            started = time.perf_counter()
+            for entry in entries:
+                log.submit(entry, lambda answer: acknowledged.release())
+            for _ in entries:
+                acknowledged.acquire()
+            seconds = time.perf_counter() - started
+        shutil.rmtree(self._log.of_topic(topic.uid))
+        return seconds
+
+    def by_tasks(self, entry: bytes, appends: int) -> float:
+        """Seconds for so many appends of `TASKS` tasks of one event loop, each task waiting for its own."""
+
+        async def main(log: TopicLog) -> float:
+            async def task() -> None:
+                for _ in range(appends // TASKS):
+                    await log.append_async(entry)
+
+            started = time.perf_counter()
+            await asyncio.gather(*(task() for _ in range(TASKS)))
+            return time.perf_counter() - started
+
+        with self.appending(flush=True) as (log, topic):
+            log.append(entry)
+            seconds = asyncio.run(main(log))
+        shutil.rmtree(self._log.of_topic(topic.uid))
+        return seconds
+
+
+def measured(rounds: int, ways: dict[Figure, Callable[[], float]]) -> None:
+    """Each way once a round, in turn; `ways` give rates. The first round only warms up."""
+    for number in range(rounds + 1):
+        os.sync()  # what was written before is not to be paid for by who comes next
+        for figure, way in ways.items():
+            rate = way()
+            if number:
+                figure.rates.append(rate)
+
+
+def ratio(one: Figure, other: Figure) -> str:
+    """One's rate over another's, round by round."""
+    found = [mine / theirs for mine, theirs in zip(one.rates, other.rates, strict=True)]
+    return f"{median(found):.2f} ({min(found):.2f}–{max(found):.2f})"
+
+
+def run(folder: Path, rounds: int = 7, megabytes: int = 240) -> list[str]:
+    """Lines of Markdown."""
+    bench = Bench(folder)
+    large = batch_entry(BATCH_MESSAGES, MESSAGE_BYTES)
+    small = batch_entry(1, 1024)
+    many = [large] * max(1, int(megabytes * _MB) // len(large))
+    few = many[: max(1, len(many) // 4)]
+    single = [small] * 2000
+
+    def rate(entries: list[bytes], seconds: float) -> float:
+        return len(entries) * len(entries[0]) / seconds / _MB
+
+    size = f"{len(large) / 1000:.0f} kB"
+    log_cached = Figure(f"append, batches of {BATCH_MESSAGES:,} × {MESSAGE_BYTES} B ({size}), not flushed", "MB/s")
+    plain_cached = Figure(f"plain write of the same bytes, {size} a call", "MB/s")
+    measured(
+        rounds,
+        {
+            log_cached: lambda: rate(many, bench.appended(many, flush=False)),
+            plain_cached: lambda: rate(many, bench.plain(many, flush=False)),
+        },
+    )
+    log_flushed = Figure(f"append, the same batches, each flushed before it is acknowledged ({size})", "MB/s")
+    log_pipelined = Figure("the same, sent without waiting for each acknowledgement", "MB/s")
+    plain_flushed = Figure("plain write and fdatasync of the same bytes", "MB/s")
+    measured(
+        rounds,
+        {
+            log_pipelined: lambda: rate(few, bench.pipelined(few)),
+            log_flushed: lambda: rate(few, bench.appended(few, flush=True)),
+            plain_flushed: lambda: rate(few, bench.plain(few, flush=True)),
+        },
+    )
+    grouped = Figure(f"append, 1 KiB, {TASKS} tasks, group commit", "entries/s")
+    alone = Figure("append, 1 KiB, one after the other, each flushed", "entries/s")
+    plain_alone = Figure("plain write and fdatasync, 1 KiB", "entries/s")
+    appends = TASKS * 200
+    measured(
+        rounds,
+        {
+            grouped: lambda: appends / bench.by_tasks(small, appends),
+            alone: lambda: len(single) / bench.appended(single, flush=True),
+            plain_alone: lambda: len(single) / bench.plain(single, flush=True),
+        },
+    )
+    reading = Figure(f"sequential read of the tail, {size} entries, checked", "MB/s")
+    with bench.appending(flush=False) as (log, topic):
+        for entry in many:
+            log.append(entry)
+
+        def read() -> float:
+            started = time.perf_counter()
+            total = sum(len(stored.data) for stored in bench.entries(topic))
+            assert total == sum(map(len, many))
+            return total / (time.perf_counter() - started) / _MB
+
+        measured(rounds, {reading: read})
+    figures = [
+        log_cached,
+        plain_cached,
+        log_flushed,
+        log_pipelined,
+        plain_flushed,
+        grouped,
+        alone,
+        plain_alone,
+        reading,
+    ]
+    return [
+        "| what | median | min–max |",
+        "|---|---:|---:|",
+        *map(str, figures),
+        "",
+        f"Without flushes, over the plain write: {ratio(log_cached, plain_cached)}. "
+        f"With them, over write and fdatasync: {ratio(log_flushed, plain_flushed)} one by one, "
+        f"{ratio(log_pipelined, plain_flushed)} without waiting.",
+        f"Group commit over one flush each through the log: {ratio(grouped, alone)}; over the plain file's: "
+        f"{ratio(grouped, plain_alone)}.",
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks log", description=__doc__)
+    parser.add_argument("--folder", help="where to write; it should lie on the disk that is meant")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--megabytes", type=int, default=200, help="written and read in each round")
+    chosen = parser.parse_args(arguments)
+    folder = Path(tempfile.mkdtemp(prefix="log-benchmark-", dir=chosen.folder))
+    try:
+        print(machine.summary(machine.describe(folder)), end="\n\n")
+        print("\n".join(run(folder, chosen.rounds, chosen.megabytes)))
+    finally:
+        shutil.rmtree(folder)
+    return 0

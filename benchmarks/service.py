@@ -1,0 +1,227 @@
+"""`python -m benchmarks.service`: how soon the service answers, and stats and status with very many topics.
+
+One topic is made, imported, compacted; then its rows are copied in SQL under other names until the database knows
+10,000 topics and 100,000 ledgers (what stats and status look at is SQL alone). A `compactor serve` process answers over
+one loopback connection at a time, and over eight. SQLite and PostgreSQL are asked in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import secrets
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+from sqlalchemy import Connection, insert, select
+
+from api.settings import Settings
+from api.wiring import Components, open_components
+from benchmarks.bench_session import say
+from compactor.engine import InProcess
+from compactor.two_phase import TwoPhaseCompactor
+from storage.bulk_append import INPUT_SCHEMA
+from storage.metadata import tables
+from storage.model import TopicName
+from tests.servers.postgres import PostgresServer
+
+START_GOAL_SECONDS = 2.0
+P99_GOAL_MS = 20.0
+LEDGERS = 10
+NAMESPACES = 100
+CALLS = ("stats", "internalStats", "compaction")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run it; 0 whatever the speed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
+    parser.add_argument("--topics", type=int, default=10_000)
+    parser.add_argument("--requests", type=int, default=2000, help="of each call, in each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--starts", type=int, default=7)
+    parser.add_argument("--databases", nargs="+", choices=("sqlite", "postgresql"), default=["sqlite", "postgresql"])
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="compactor-bench-") as folder, databases(options.databases) as urls:
+        places = {}
+        for kind, url in urls.items():
+            place = places[kind] = environment(Path(folder) / kind, url)
+            say(f"filling {kind} with {options.topics} topics")
+            fill(place, options.topics)
+        print("| database | what | median | p99 | most | goal |\n|---|---|---:|---:|---:|---|")
+        for kind, place in places.items():
+            start_seconds(place)  # compiles what is not yet: installed packages are
+            starts = [start_seconds(place) for _ in range(options.starts)]
+            goal = "reached" if max(starts) <= START_GOAL_SECONDS else "MISSED"
+            print(
+                f"| {kind} | first answer after the start, s | {statistics.median(starts):.2f} | | {max(starts):.2f} "
+                f"| {START_GOAL_SECONDS:.0f}: {goal} |",
+                flush=True,
+            )
+        for number in range(options.rounds):
+            for kind, place in places.items():
+                with serving(place) as url:
+                    for call in CALLS:
+                        for connections in (1, 8):
+                            taken = ask(url, call, options.topics, options.requests, connections)
+                            report(kind, f"{call}, {connections} at a time, round {number + 1}", taken)
+    return 0
+
+
+@contextmanager
+def databases(kinds: list[str]) -> Iterator[dict[str, str]]:
+    """URLs by kind; SQLite has none: it is the embedded one."""
+    urls = {"sqlite": ""} if "sqlite" in kinds else {}
+    if "postgresql" not in kinds:
+        yield urls
+        return
+    server = PostgresServer()
+    try:
+        yield {**urls, "postgresql": server.new_database().render_as_string(hide_password=False)}
+    finally:
+        server.stop()
+
+
+def environment(folder: Path, database: str) -> dict[str, str]:
+    folder.mkdir()
+    settings = {"COMPACTOR_DATA": str(folder), "COMPACTOR_SPARK_MASTER": "in-process"}
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**inherited, **settings, **({"COMPACTOR_DATABASE": database} if database else {})}
+
+
+def name_of(number: int) -> TopicName:
+    return TopicName("bench", f"n{number % NAMESPACES}", f"topic-{number}")
+
+
+def fill(place: dict[str, str], topics: int) -> None:
+    """One topic in earnest, then its rows under other names."""
+    from storage.clock import SystemClock
+    from storage.metadata.store import MetadataStore
+
+    settings = Settings.load(place)
+    if settings.database:
+        MetadataStore(settings.database_url, SystemClock()).upgrade()
+    with open_components(settings) as components:
+        first = compacted_topic(components)
+        for number in range(1, topics):
+            components.metadata.create_topic(name_of(number))
+        with components.metadata.database.write() as connection:
+            copy_rows(connection, first)
+
+
+def compacted_topic(components: Components) -> int:
+    topic = components.create_topic(name_of(0))
+    table = pa.Table.from_pylist(
+        [{"key": b"key-%d" % (n % 100), "payload": b"%0100d" % n} for n in range(1000)], schema=INPUT_SCHEMA
+    )
+    compactor = TwoPhaseCompactor(components.metadata, components.store, components.clock, InProcess())
+    for number in range(LEDGERS):
+        topic.bulk_append(workers=1).append([table])
+        if number in (3, 6):
+            compactor.compact(topic.name)
+    return topic.record.id
+
+
+def copy_rows(connection: Connection, first: int) -> None:
+    """Give every other topic what the first one has."""
+    others = [one for one in connection.execute(select(tables.topics.c.id)).scalars() if one != first]
+    ids = iter(range(1_000_000, 1_000_000 + len(others) * (LEDGERS + 8)))
+    for table, own in (
+        (tables.ledgers, ("ledger_id",)),
+        (tables.compacted_ledgers, ("ledger_id",)),
+        (tables.cursors, ()),
+        (tables.runs, ("run_id", "attempt_id")),
+    ):
+        rows = [dict(row) for row in connection.execute(select(table).where(table.c.topic_id == first)).mappings()]
+        made = []
+        for topic in others:
+            for row in rows:
+                new = {**row, "topic_id": topic}
+                new |= {name: secrets.token_hex(16) if name == "attempt_id" else next(ids) for name in own}
+                made.append(new)
+            if len(made) > 5000:
+                connection.execute(insert(table), made)
+                made = []
+        if made:
+            connection.execute(insert(table), made)
+
+
+@contextmanager
+def serving(place: dict[str, str]) -> Iterator[str]:
+    """A service process that answers; ended by its pid."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [str(Path(sys.executable).with_name("compactor")), "serve", "--port", str(port)]
+    with open(Path(place["COMPACTOR_DATA"]) / "serve.log", "ab") as log:
+        process = subprocess.Popen(command, env=place, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + 60
+        with httpx.Client() as client:
+            while True:
+                try:
+                    if client.get(f"{url}/livez").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    if process.poll() is not None or time.monotonic() > until:
+                        raise
+                time.sleep(0.01)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def start_seconds(place: dict[str, str]) -> float:
+    started = time.perf_counter()
+    with serving(place):
+        return time.perf_counter() - started
+
+
+def ask(url: str, call: str, topics: int, requests: int, connections: int) -> list[float]:
+    """Milliseconds of each answer."""
+    taken: list[float] = []
+
+    def one_client(seed: int) -> None:
+        chosen = random.Random(seed)
+        with httpx.Client(base_url=url) as client:
+            for _ in range(requests // connections):
+                name = name_of(chosen.randrange(topics))
+                path = f"/admin/v2/persistent/{name.tenant}/{name.namespace}/{name.topic}/{call}"
+                started = time.perf_counter()
+                answer = client.get(path)
+                taken.append(1000 * (time.perf_counter() - started))
+                assert answer.status_code == 200, answer.text
+
+    threads = [threading.Thread(target=one_client, args=(seed,)) for seed in range(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return taken
+
+
+def report(database: str, what: str, taken: list[float]) -> None:
+    p99 = statistics.quantiles(taken, n=100)[98]
+    goal = "reached" if p99 <= P99_GOAL_MS else "MISSED"
+    print(
+        f"| {database} | {what}, ms | {statistics.median(taken):.1f} | {p99:.1f} | {max(taken):.1f} "
+        f"| p99 {P99_GOAL_MS:.0f}: {goal} |",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
