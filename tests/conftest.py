@@ -1,11 +1,15 @@
-"""What every test may use: how hypothesis runs, a local object store, a Spark.
+"""What every test may use: how hypothesis runs, a workbench, a local object store, a Spark.
 
-Hypothesis has no deadline: a test must not assert a time, not even through its tools.
+Hypothesis has no deadline: a test must not assert a time, not even through its tools. With CI=true it draws the same
+examples each time, and topics hash their keys alike, so that a change is judged by what it changed; without, both go on
+exploring.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,9 +18,34 @@ from hypothesis import settings
 from compactor.engine import Engine
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
+from storage.topic import Topic
+from tests.workbench import Workbench, hashing_alike
 
-settings.register_profile("compactor", deadline=None, print_blob=True)
+IN_CI = os.environ.get("CI") == "true"
+
+settings.register_profile("compactor", deadline=None, print_blob=True, derandomize=IN_CI)
 settings.load_profile("compactor")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _the_same_hash_seed() -> Iterator[None]:
+    """In this process; services and commands that a test starts draw their own."""
+    with hashing_alike() if IN_CI else nullcontext():
+        yield
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    """SQLite, a local store and a log below the test's folder, a clock that stands still. Some tests have their own."""
+    bench = Workbench.embedded(tmp_path)
+    yield bench
+    bench.metadata.close()
+
+
+@pytest.fixture
+def topic(bench: Workbench) -> Topic:
+    """A topic without messages."""
+    return bench.topic()
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 
@@ -15,12 +17,22 @@ from compactor.two_phase import TwoPhaseCompactor
 from storage.bulk_append import INPUT_SCHEMA
 from storage.clock import Clock
 from storage.ledger.hashing import KeyHasher
+from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, Message, MessageId, TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
 from storage.topic import Topic
 from tests.clocks import ManualClock
+
+HASH_SEED = 1
+
+
+def hashing_alike() -> AbstractContextManager[object]:
+    """Topics made inside hash their keys alike in each run: what lies in which hash range depends on it, and so how many
+    objects a compaction writes."""
+    return patch("storage.metadata.topics.secrets.randbits", return_value=HASH_SEED)
+
 
 TINY = Sizing(parallelism=3, range_records=4, part_bytes=400, small_range_records=1, small_part_bytes=1)
 """Sizes at which a handful of messages has several hash ranges and parts."""
@@ -40,6 +52,7 @@ class Workbench:
     clock: Clock
     engine: Engine
     sizing: Sizing | None = None
+    log: LogDirectory | None = None
 
     @classmethod
     def embedded(cls, folder: Path, engine: Engine | None = None, sizing: Sizing | None = TINY) -> Workbench:
@@ -47,12 +60,13 @@ class Workbench:
         clock = ManualClock()
         metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", clock)
         metadata.upgrade()
-        return cls(metadata, open_store((folder / "objects").as_uri()), clock, engine or InProcess(), sizing)
+        log = LogDirectory(folder / "log")
+        return cls(metadata, open_store((folder / "objects").as_uri()), clock, engine or InProcess(), sizing, log)
 
     def topic(self, name: str = "t", hasher: KeyHasher | None = None) -> Topic:
-        """A topic, made if need be."""
+        """A topic, made if need be. `hashing_alike` says how its keys are hashed the same in each run."""
         record = self.metadata.create_topic(TopicName.parse(name))
-        return Topic(self.metadata, self.store, self.clock, record, hasher)
+        return Topic(self.metadata, self.store, self.clock, record, hasher, self.log)
 
     def append(self, topic: Topic, tables: Iterable[pa.Table], ledger_bytes: int = 1 << 20) -> list[Message]:
         """Append as one import; the messages as they can now be read raw."""
@@ -61,7 +75,7 @@ class Workbench:
         return [message for message in topic.messages() if message.offset >= first] if appended.ledgers else []
 
     def compactor(self, hasher: KeyHasher | None = None) -> TwoPhaseCompactor:
-        plain = TwoPhaseCompactor(self.metadata, self.store, self.clock, self.engine, sizing=self.sizing)
+        plain = TwoPhaseCompactor(self.metadata, self.store, self.clock, self.engine, sizing=self.sizing, log=self.log)
         return plain if hasher is None else replace(plain, hasher=lambda _: hasher)
 
     def compact(self, topic: Topic, retain_null_key: bool = False) -> Outcome:

@@ -27,8 +27,10 @@ from pyroaring import BitMap, BitMap64
 from pyspark.sql import SparkSession
 
 from compactor.engine import Engine
+from compactor.plan import Policies
 from storage.bulk_append import INPUT_SCHEMA, to_rows
 from storage.ledger import key_index, names, rows
+from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.deleted import encode_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, IndexDirectory, Records
@@ -39,6 +41,7 @@ from storage.ledger.sealing import ledger_records
 from storage.metadata.records import IndexLocation, LedgerRecord, StoredObject
 from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore
+from tests.chunked import append, chunk, message, whole
 from tests.sealed import SEED, new_id, seal
 from tests.strategies import contents, rows_tables
 from tests.workbench import Workbench
@@ -54,12 +57,13 @@ def check(data: bytes, checksum: int) -> bytes:
 
 def read_directory(data: bytes) -> dict[str, Any]:
     version, bits, has_events, prefix = struct.unpack_from("<HBBI", data, 0)
-    assert version == 1
+    assert version in (1, 2)
+    start = 40 if version == 2 else 32
     width = 3 if has_events else 2
-    fences = (len(data) - 32) // (4 * width)
-    assert len(data) == 32 + 4 * width * fences
+    fences = (len(data) - start) // (4 * width)
+    assert len(data) == start + 4 * width * fences
     assert fences.bit_count() == 1
-    tables = [struct.unpack_from(f"<{fences}I", data, 32 + 4 * fences * number) for number in range(width)]
+    tables = [struct.unpack_from(f"<{fences}I", data, start + 4 * fences * number) for number in range(width)]
     return {
         "bits": bits,
         "prefix": prefix,
@@ -68,6 +72,7 @@ def read_directory(data: bytes) -> dict[str, Any]:
         "counts": tables[0],
         "checksums": tables[1],
         "event_checksums": tables[2] if has_events else None,
+        "chunk_table": struct.unpack_from("<2I", data, 32) if version == 2 else (0, 0),
     }
 
 
@@ -102,8 +107,32 @@ def read_index(data: bytes, directory: dict[str, Any]) -> tuple[list[dict[str, i
         block = check(data[start : start + directory["sizes"][number]], directory["bitmap_checksums"][number])
         unkeyed[name] = list(BitMap64.deserialize(block)) if block else []
         start += len(block)
-    assert start == len(data)
+    assert start + directory["chunk_table"][0] == len(data)
     return records, unkeyed
+
+
+def read_chunks(data: bytes, length: int, checksum: int) -> list[dict[str, int]]:
+    """A chunk table at the end of an index, or the whole of an object."""
+    names_ = ("uuid_high", "uuid_low", "key_high", "key_low", "offset", "event_time", "publish_time", "retained_at")
+    block = check(data[len(data) - length :], checksum) if length else b""
+    found = struct.iter_unpack("<5Q3q2I", block)
+    return [dict(zip((*names_, "index", "count"), numbers, strict=True)) for numbers in found]
+
+
+def messages_of(chunks: list[dict[str, int]]) -> list[list[dict[str, int]]]:
+    """The complete messages that chunks make, in the order of their last chunks."""
+    begun: dict[tuple[int, ...], list[dict[str, int]]] = {}
+    complete = []
+    for one in sorted(chunks, key=lambda one: one["offset"] & (1 << 62) - 1):
+        same = ("uuid_high", "uuid_low", "key_high", "key_low", "count")
+        identity = (*(one[name] for name in same), one["offset"] >> 62 & 1)
+        if one["index"] == 0:
+            begun[identity] = []
+        if identity in begun and one["index"] == len(begun[identity]):
+            begun[identity].append(one)
+            if len(begun[identity]) == one["count"]:
+                complete.append(begun.pop(identity))
+    return complete
 
 
 def read_rows(data: bytes, footer_size: int, footer_checksum: int) -> list[dict[str, Any]]:
@@ -214,8 +243,28 @@ def test_the_page_reads_the_index_of_any_ledger(object_store: ObjectStore, table
     assert unkeyed == {
         "null_keys": [row["offset"] for row in drawn if row["slot"] == 0 and row["key"] is None],
         "whole_entries": [row["offset"] for row in drawn if row["slot"] == 2],
-        "chunks": [row["offset"] for row in drawn if row["slot"] == 3],
+        "chunks": [row["offset"] for row in drawn if row["slot"] == 3 and not may_belong(row)],
     }
+    directory = read_directory(ledger.index.directory)
+    chunks = read_chunks(object_store.get(ledger.index.name), *directory["chunk_table"])
+    hasher = Xxh3KeyHasher(SEED)
+    wanted = []
+    for row in drawn:
+        if row["slot"] == 3 and may_belong(row):
+            hashes = hasher(pa.array([row["chunk_uuid"].encode(), row["key"] or b""], pa.binary()))
+            halves = [int(half[i]) for i in range(2) for half in hashes]
+            flags = (not row["payload"]) << 63 | (row["key"] is not None) << 62
+            time = -(2**63) if row["event_time"] is None else row["event_time"]
+            halves[2:] = halves[2:] if row["key"] is not None else [0, 0]
+            times = (time, row["publish_time"], -(2**63))
+            wanted.append((*halves, row["offset"] | flags, *times, row["chunk_index"], row["chunk_count"]))
+    assert [tuple(chunk.values()) for chunk in chunks] == wanted
+
+
+def may_belong(row: dict[str, Any]) -> bool:
+    """Whether a chunk can be of a message."""
+    index, count = row["chunk_index"], row["chunk_count"]
+    return row["chunk_uuid"] is not None and index is not None and count is not None and bool(index < count)
 
 
 @settings(max_examples=30)
@@ -252,7 +301,9 @@ def read_compacted(store: ObjectStore, manifest: dict[str, Any]) -> tuple[list[d
         assert sum(row["offset"] for row in counting) % 2**64 == part["offset_sum"]
         assert (table[0]["offset"], table[-1]["offset"]) == (part["first"]["offset"], part["last"]["offset"])
         kept_since = [row["retained_at"] for row in counting if row["retained_at"] is not None]
-        values = [row["publish_time"] for row in counting if row["key"] is not None and row["payload"]]
+        values = [
+            row["publish_time"] for row in counting if row["key"] is not None and row["payload"] and not row["slot"]
+        ]
         for bound, times in ((part["oldest_tombstone"], kept_since), (part["oldest_value"], values)):
             assert not times or bound <= min(times)
         live += counting
@@ -297,6 +348,36 @@ def test_the_page_reads_a_compacted_ledger(tmp_path_factory: pytest.TempPathFact
         assert live == expected
         assert indexed == {"values": [row["offset"] for row in live], "tombstones": [], "unkeyed": []}
         assert (manifest["keys"], manifest["tombstones"]) == (len(live), 0)
+    bench.metadata.close()
+
+
+def test_the_page_reads_a_compacted_ledger_with_chunks(tmp_path: Path) -> None:
+    """A value, an incomplete message and a retained tombstone, in chunks of two ledgers; one message is superseded."""
+    bench = Workbench.embedded(tmp_path)
+    topic = bench.topic()
+    first = [*whole("1", b"a", b"A", b"B"), chunk("2", 0, 2, b"b", b"C"), *whole("3", b"c", None, b"")]
+    append(bench, topic, [message(b"b", b"old"), *first])
+    append(bench, topic, [chunk("2", 1, 2, b"b", b"D"), message(b"a", b"new"), chunk("4", 0, 2, b"b", b"E")])
+    bench.compactor().compact(topic.name, Policies(tombstone_retention_ms=1))
+    compacted = topic.snapshot().compacted
+    assert compacted is not None
+    manifest = json.loads(bench.store.get(compacted.manifest.name))
+    assert manifest["format_version"] == 3
+    live, indexed = read_compacted(bench.store, manifest)
+    assert [row["offset"] for row in live] == [3, 4, 5, 6, 7, 8]
+    assert indexed == {"values": [6, 7], "tombstones": [5], "unkeyed": []}
+    assert (manifest["keys"], manifest["tombstones"]) == (2, 1)
+    chunks = []
+    for table in manifest["chunks"]:
+        found = read_chunks(bench.store.get(table["name"]), table["length"], table["crc32c"])
+        assert all(one["key_high"] >> (64 - table["bits"]) == table["prefix"] for one in found)
+        chunks += found
+    mask = (1 << 62) - 1
+    made = [[one["offset"] & mask for one in whole_] for whole_ in messages_of(chunks)]
+    assert made == [[4, 5], [3, 6]]
+    kept = [one["offset"] & mask for one in chunks if one["retained_at"] > -(2**63)]
+    assert kept == [5]
+    assert sum(table["pending"] for table in manifest["chunks"]) == 1
     bench.metadata.close()
 
 
@@ -359,7 +440,7 @@ def test_the_example_manifest_is_what_is_written() -> None:
 
 
 def test_every_member_of_a_manifest_is_on_the_page() -> None:
-    document = json.loads(example_manifest().encode())
+    document = json.loads(replace(example_manifest(), chunks=(ChunkTable("c", 72, 0),)).encode())
     members = {cell.strip("`") for row in page_table("| member | meaning |") for cell in row[0].split(", ")}
     assert members == set(document)
     _, _, after = PAGE.partition("A **part** is a rows object:")
@@ -429,6 +510,7 @@ def test_names_are_built_as_the_page_says(object_store: ObjectStore) -> None:
         ObjectKind.INDEX: names.compacted_index(uid, attempt, 7),
         ObjectKind.ROW_SETS: names.row_sets(uid, attempt, 7),
         ObjectKind.BITMAPS: names.bitmaps(uid, attempt, 7),
+        ObjectKind.CHUNKS: names.chunks(uid, attempt, 7),
         ObjectKind.MANIFEST: names.manifest(uid, 7, attempt),
     }
     assert set(built) == set(ObjectKind)
@@ -439,6 +521,7 @@ def test_names_are_built_as_the_page_says(object_store: ObjectStore) -> None:
         ObjectKind.INDEX: (".index", 7),
         ObjectKind.ROW_SETS: (".bin", 7),
         ObjectKind.BITMAPS: (".bin", 7),
+        ObjectKind.CHUNKS: (".bin", 7),
         ObjectKind.MANIFEST: (".json", 7),
     }
 

@@ -1,8 +1,8 @@
 """What must hold of a topic after anything has gone wrong: the numbered properties of semantics.md, as checks.
 
-`look` before, let it go wrong, then `check_state` (changes nothing), `check_recovery` (imports and compacts),
+`look` before, let it go wrong, then `check_state` (changes nothing), `check_recovery` (appends, imports and compacts),
 `check_garbage_collection` and `check_explicit_loss` (loses an object on purpose). The model is a plain fold over the
-raw messages, which these worlds never trim.
+raw messages; where a world has trimmed them, the compacted ledger that was there before is what it goes by.
 """
 
 from __future__ import annotations
@@ -18,20 +18,40 @@ from compactor.two_phase import HEARTBEAT_MS
 from storage.errors import DataLoss, Fenced
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
+from storage.log.keeper import SEALER_DEAD_MS
+from storage.log.segment import segment_file
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
     RunState,
+    SegmentState,
     TopicSnapshot,
 )
 from storage.model import Message
 from storage.objects.local import TEMPORARY_FOLDER, LocalStore
 from tests.clocks import ManualClock
-from tests.faults.stages import TOPIC, compact, import_table
+from tests.faults.stages import TOPIC, TRIMMED, Pairs, append, compact, import_table
 from tests.workbench import Workbench, compacted_only, content, raw, view
 
 NEXT = content((b"key-05", b"after the crash"), (b"key-06", None), (b"after", b"the crash"))
 """The import that must still be possible."""
+NEXT_ENTRIES: tuple[Pairs, ...] = (((b"key-08", b"appended after the crash"),), ((b"key-09", None), (b"last", b"!")))
+"""And the appends before it."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Entries that were written to the log; of the first so many it was said that they are there for good."""
+
+    entries: tuple[Pairs, ...] = ()
+    acknowledged: int = 0
+
+    def visible(self, count: int) -> list[tuple[bytes | None, bytes | None]]:
+        """The messages of the first entries."""
+        return [pair for entry in self.entries[:count] for pair in entry]
+
+
+NOTHING = Written()
 
 
 @dataclass(frozen=True)
@@ -48,17 +68,33 @@ def look(bench: Workbench) -> Seen:
     return Seen(topic.snapshot(), raw(topic), compacted_only(topic))
 
 
-def check_state(bench: Workbench, before: Seen, appended: pa.Table | None = None, published: bool = False) -> None:
-    """Properties 1, 5, 7, 10, 18: exactly `appended` was added, and a generation if `published`; and no half of it."""
+def check_state(
+    bench: Workbench,
+    before: Seen,
+    appended: pa.Table | None = None,
+    published: bool = False,
+    written: Written = NOTHING,
+    *,
+    trimmed: bool = False,
+) -> None:
+    """Properties 1, 5, 7, 10, 18: exactly `appended` was added, and a generation if `published`; and no half of it.
+
+    Of what was `written` to the log, what was acknowledged is there, and perhaps more, entry by entry.
+    """
     after = look(bench)
-    assert after.raw[: len(before.raw)] == before.raw
-    added = [(m.key, m.payload) for m in after.raw[len(before.raw) :]]
-    assert added == ([] if appended is None else _pairs(appended))
+    kept = [message for message in before.raw if not trimmed or message.offset >= TRIMMED]
+    assert after.raw[: len(kept)] == kept
+    added = [(m.key, m.payload) for m in after.raw[len(kept) :]]
+    if written.entries:
+        assert added in [written.visible(n) for n in range(written.acknowledged, len(written.entries) + 1)]
+    else:
+        assert added == ([] if appended is None else _pairs(appended))
     assert after.snapshot.topic.generation == before.snapshot.topic.generation + published
     if not published:
         assert after.compacted == before.compacted
         assert after.snapshot.compacted == before.snapshot.compacted
-    check_reads(bench)
+    check_reads(bench, trimmed=trimmed)
+    check_pieces(bench)
     old, new = before.snapshot.horizon, after.snapshot.horizon
     assert old is None or (new is not None and new >= old)
     if published:
@@ -68,15 +104,54 @@ def check_state(bench: Workbench, before: Seen, appended: pa.Table | None = None
     check_leftovers(bench)
 
 
-def check_reads(bench: Workbench) -> None:
-    """Properties 1, 2, 18: the compacted ledger and its tail are the fold of raw, and the cursor points to it."""
+def check_pieces(bench: Workbench) -> None:
+    """L4: each message lies in a ledger or in a segment that is none yet, never in both, never in neither."""
+    topic = bench.topic(TOPIC)
+    snapshot, everything = topic.snapshot(), raw(topic)
+    segments = [one for one in snapshot.segments if one.content is not None]
+    bounds = [(one.first_offset, one.last_offset) for one in snapshot.ledgers]
+    bounds += [(one.first_offset, one.content.last_offset) for one in segments if one.content is not None]
+    bounds.sort()
+    assert bounds[0][0] == snapshot.topic.start_offset
+    assert [first for first, _ in bounds[1:]] == [last + 1 for _, last in bounds[:-1]]
+    assert bounds[-1][1] + 1 == snapshot.topic.next_offset
+    assert [one.offset for one in everything] == list(range(snapshot.topic.start_offset, everything[-1].offset + 1))
+    rows = bench.metadata.log.segments(topic.record.id)
+    known = {ledger.ledger_id for ledger in snapshot.ledgers}
+    assert all((one.ledger_id in known) == (one.state is SegmentState.SEALED) for one in rows)
+
+
+def check_files(bench: Workbench) -> None:
+    """When all is over, the log has the files of segments that are no ledgers yet, and no other."""
+    assert bench.log is not None
+    topic = bench.topic(TOPIC)
+    topic.keeper().sweep()
+    folder = bench.log.of_topic(topic.record.uid)
+    needed = {segment_file(folder, one.first_offset).name for one in topic.snapshot().segments}
+    assert {path.name for path in folder.glob("*.log")} == needed
+    assert {path.with_suffix(".log").name for path in folder.iterdir()} == needed
+    assert len(bench.metadata.log.segments(topic.record.id)) == len(needed)
+
+
+def check_reads(bench: Workbench, *, trimmed: bool = False) -> None:
+    """Properties 1, 2, 18: the compacted ledger and its tail are the fold of raw, and the cursor points to it.
+
+    `trimmed`: raw does not hold all that they hold any more.
+    """
     topic = bench.topic(TOPIC)
     everything, snapshot = raw(topic), topic.snapshot()
     delivered = list(topic.messages(read_compacted=True))
     ids = [message.message_id for message in delivered]
     assert ids == sorted(set(ids))
-    assert set(ids) <= {message.message_id for message in everything}
-    assert view(delivered) == view(everything)
+    if trimmed:
+        behind = [message for message in delivered if message.offset >= TRIMMED]
+        assert {message.message_id for message in behind} <= {message.message_id for message in everything}
+        seen = {message.key for message in everything}
+        assert {k: v for k, v in view(delivered).items() if k in seen} == view(everything)
+        assert any(message.offset < TRIMMED for message in delivered)
+    else:
+        assert set(ids) <= {message.message_id for message in everything}
+        assert view(delivered) == view(everything)
     if snapshot.compacted is None:
         assert snapshot.cursor is None
     else:
@@ -87,20 +162,30 @@ def check_reads(bench: Workbench) -> None:
         assert snapshot.cursor.mark_delete == snapshot.compacted.horizon
 
 
-def check_recovery(bench: Workbench) -> None:
+def check_recovery(bench: Workbench, written: Written = NOTHING, *, trimmed: bool = False) -> None:
     """Properties 1, 8, 17: once heartbeats and leases are over, whatever comes next goes as if nothing had been."""
     assert isinstance(bench.clock, ManualClock)
-    bench.clock.advance(HEARTBEAT_MS + 1)
+    bench.clock.advance(max(HEARTBEAT_MS, SEALER_DEAD_MS) + 1)
     before = look(bench)
     dead = before.snapshot.last_run
+    append(bench, NEXT_ENTRIES)
     import_table(bench, NEXT)
     if isinstance(bench.store, LocalStore):
         check_no_temporary_files(bench.store)
     everything = raw(bench.topic(TOPIC))
     assert everything[: len(before.raw)] == before.raw
-    assert [(m.key, m.payload) for m in everything[len(before.raw) :]] == _pairs(NEXT)
+    added = [(m.key, m.payload) for m in everything[len(before.raw) :]]
+    appended = [*Written(NEXT_ENTRIES).visible(len(NEXT_ENTRIES)), *_pairs(NEXT)]
+    surfaced = added[: len(added) - len(appended)]
+    assert added[len(surfaced) :] == appended
+    if surfaced:  # it was written, and its writer died before it said so
+        assert surfaced == written.visible(len(written.entries))[-len(surfaced) :]
+    ids = [message.message_id for message in everything]
+    assert ids == sorted(set(ids))
+    check_pieces(bench)
     compact(bench)
-    check_reads(bench)
+    check_reads(bench, trimmed=trimmed)
+    check_pieces(bench)
     snapshot = bench.topic(TOPIC).snapshot()
     assert snapshot.last_run is not None
     assert snapshot.last_run.state is RunState.SUCCESS
@@ -113,13 +198,18 @@ def check_recovery(bench: Workbench) -> None:
             bench.metadata.publish(dead, snapshot.topic.generation, snapshot.compacted, {})
 
 
-def check_garbage_collection(bench: Workbench) -> None:
-    """Properties 7 and 9: young garbage stays; of old garbage nothing does, and of the rest nothing goes."""
+def check_garbage_collection(bench: Workbench, *, trimmed: bool = False) -> None:
+    """Properties 7 and 9: young garbage stays; of old garbage nothing does, and of the rest nothing goes.
+
+    Of trimmed ledgers nothing stays behind their own delay, which is shorter.
+    """
     assert isinstance(bench.clock, ManualClock)
     topic = bench.topic(TOPIC)
     collector = GarbageCollector(bench.metadata, bench.store, bench.clock)
     there = listed(bench)
-    assert collector.collect(topic.record).total.count == 0
+    young = collector.collect(topic.record)
+    assert (young.total.count > 0) == (young.trimmed_ledgers > 0)
+    assert trimmed or not young.trimmed_ledgers
     bench.clock.advance(GRACE_MS + 1)
     collector.collect(topic.record)  # of the attempts that it gives up nothing goes yet
     bench.clock.advance(GRACE_MS + 1)
@@ -131,6 +221,31 @@ def check_garbage_collection(bench: Workbench) -> None:
     assert listed(bench) == needed
     assert collector.collect(topic.record).total.count == 0
     assert raw(topic) == everything
+    check_reads(bench, trimmed=trimmed)
+    check_files(bench)
+    assert raw(topic) == everything
+
+
+def check_emptied(bench: Workbench, before: Seen) -> None:
+    """S8, C2: the topic, or the one of its name, begins with nothing, takes what is new, and all else is garbage."""
+    assert isinstance(bench.clock, ManualClock)
+    assert bench.log is not None
+    topic = bench.topic(TOPIC)
+    first = topic.record.next_offset if topic.record.uid == before.snapshot.topic.uid else 0
+    assert topic.snapshot().pieces == ()
+    assert [*raw(topic), *topic.messages(read_compacted=True)] == []
+    import_table(bench, NEXT)
+    append(bench, NEXT_ENTRIES)
+    compact(bench)
+    assert [message.offset for message in raw(topic)] == list(range(first, first + 6))
+    check_reads(bench)
+    for _ in range(3):  # the dead one's attempts are given up, then their objects go
+        bench.clock.advance(GRACE_MS + 1)
+        reports = list(GarbageCollector(bench.metadata, bench.store, bench.clock).collect_all())
+        assert [(one.error, one.foreign) for one in reports if one.error or one.foreign] == []
+    assert listed(bench) == referenced(bench)
+    check_files(bench)
+    assert [folder.name for folder in bench.log.topic_folders()] == [topic.record.uid]
     check_reads(bench)
 
 

@@ -41,8 +41,9 @@ def local_worlds(tmp_path_factory: pytest.TempPathFactory) -> Worlds:
 
 
 @pytest.fixture(scope="session")
-def s3_worlds(request: pytest.FixtureRequest) -> Worlds:
-    return S3Worlds(request.getfixturevalue("versitygw"), request.getfixturevalue("postgres_server"))
+def s3_worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Worlds:
+    folder = tmp_path_factory.mktemp("logs")
+    return S3Worlds(request.getfixturevalue("versitygw"), request.getfixturevalue("postgres_server"), folder)
 
 
 @pytest.fixture

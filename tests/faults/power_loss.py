@@ -1,9 +1,10 @@
 """What a disk holds after a power loss: only what was made durable by fsync.
 
-`PowerLoss` wraps `os.fsync` while it is entered, and remembers what each call made durable: of a file its bytes, of a
-folder its entries, as POSIX promises and no more. `image` then writes the tree that a machine would find when it comes
-back: a name whose folder was not synced is not there, a file that was not synced is empty. (Real disks may keep more,
-which no program may count on.) Only the process's own calls are seen, not those that SQLite makes in C.
+`PowerLoss` wraps `os.fsync` and `os.fdatasync` while it is entered, and remembers what each call made durable: of a
+file its bytes, of a folder its entries, as POSIX promises and no more. `image` then writes the tree that a machine
+would find when it comes back: a name whose folder was not synced is not there, a file that was not synced is empty.
+(Real disks may keep more, which no program may count on, and which may be nonsense: `image` can be told what they
+keep.) Only the process's own calls are seen, not those that SQLite makes in C.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from types import TracebackType
 from typing import Self
 
 import pytest
+
+Keeps = Callable[[Path, bytes | None, bytes], bytes | None]
 
 
 class PowerLoss:
@@ -32,9 +35,11 @@ class PowerLoss:
         self._kept: list[int] = []
         self._patch = pytest.MonkeyPatch()
         self._fsync = os.fsync
+        self._fdatasync = os.fdatasync
 
     def __enter__(self) -> Self:
-        self._patch.setattr(os, "fsync", self._record)
+        self._patch.setattr(os, "fsync", lambda descriptor: self._record(descriptor, self._fsync))
+        self._patch.setattr(os, "fdatasync", lambda descriptor: self._record(descriptor, self._fdatasync))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -42,29 +47,38 @@ class PowerLoss:
         for descriptor in self._kept:
             os.close(descriptor)
 
-    def _record(self, descriptor: int) -> None:
+    def _record(self, descriptor: int, sync: Callable[[int], None]) -> None:
         found = os.fstat(descriptor)
         if self._loses(found):
             return
-        self._fsync(descriptor)
-        self._kept.append(os.dup(descriptor))  # so that no other file gets its inode while we remember it
+        sync(descriptor)
         path = Path(f"/proc/self/fd/{descriptor}")
+        # Kept open, so that no other file gets its inode while we remember it; no dup, which would share its lock.
+        self._kept.append(os.open(path, os.O_RDONLY))
         if stat.S_ISDIR(found.st_mode):
             self._folders[found.st_ino] = {entry.name: entry.inode() for entry in os.scandir(path)}
         else:
             self._files[found.st_ino] = path.read_bytes()
 
-    def image(self, target: Path) -> Path:
-        """Write what would be left of `root` into the new folder `target`, and return it."""
+    def image(self, target: Path, keeps: Keeps = lambda _, durable, now: durable) -> Path:
+        """Write what would be left of `root` into the new folder `target`, and return it.
+
+        `keeps`: what a disk keeps of a file, by its path, its durable bytes (None: its name is not), and its bytes now.
+        """
         target.mkdir()
         if self._root.exists() and self._root.name in self._folders.get(os.stat(self._root.parent).st_ino, {}):
-            self._restore(os.stat(self._root).st_ino, self._root, target)
+            self._restore(os.stat(self._root).st_ino, self._root, target, keeps)
         return target
 
-    def _restore(self, folder: int, now: Path, target: Path) -> None:
-        for name, inode in self._folders.get(folder, {}).items():
+    def _restore(self, folder: int, now: Path, target: Path, keeps: Keeps) -> None:
+        durable = self._folders.get(folder, {})
+        for name, inode in durable.items():
             if inode in self._folders or (now / name).is_dir():
                 (target / name).mkdir()
-                self._restore(inode, now / name, target / name)
-            else:
-                (target / name).write_bytes(self._files.get(inode, b""))
+                self._restore(inode, now / name, target / name, keeps)
+        present = {path.name for path in now.iterdir() if path.is_file()} if now.is_dir() else set()
+        for name in {name for name in durable if not (target / name).is_dir()} | present:
+            written = self._files.get(durable[name], b"") if name in durable else None
+            path = now / name
+            if (left := keeps(path, written, path.read_bytes() if name in present else b"")) is not None:
+                (target / name).write_bytes(left)

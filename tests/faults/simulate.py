@@ -1,9 +1,9 @@
 """A random life of topics, checked against a model at every turn: `python -m tests.faults.simulate --seed N --steps M`.
 
-Imports, compactions of several processes held half-way, readers that stay open, cursors, garbage collection, clocks
-that jump, and faults: processes that die at a step or between two, a database that drops its connection around a
-COMMIT, a store that fails, fills up, loses answers, truncates and alters, objects that are lost. One thread, one event
-after the other, everything by chance from one seed: the same seed always does the same.
+Imports, appends to the log, sealing, compactions of several processes held half-way, readers that stay open, cursors,
+garbage collection, clocks that jump, and faults: processes that die at a step or between two, a database that drops its
+connection around a COMMIT, a store that fails, fills up, loses answers, truncates and alters, objects that are lost.
+One thread, one event after the other, everything by chance from one seed: the same seed always does the same.
 
 `--bug NAME` puts a defect into the code (simulation/bugs.py); `--seeds COUNT` runs so many seeds from `--seed` on. A
 violation ends with exit code 1, and prints the seed, the step, what does not hold, and the last events.
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from compactor.plan import Policies
 from compactor.two_phase import HEARTBEAT_MS
 from storage.pinned_read import TERM_MS
+from tests.faults.simulation.appending import Appending
 from tests.faults.simulation.bugs import BUGS, seeded
 from tests.faults.simulation.collecting import Collecting
 from tests.faults.simulation.compacting import Compacting
@@ -50,12 +51,17 @@ class Simulation:
     def __init__(self, world: World) -> None:
         self._world = world
         self._writing = Writing(world)
+        self._appending = Appending(world)
         self._compacting = Compacting(world)
         self._readers = Readers(world)
         self._collecting = Collecting(world, self._compacting, self._readers)
         world.others = lambda: self._event(inside=True)
         self._events: list[tuple[Callable[[], object], int, bool]] = [
             (self._writing.import_some, 14, True),
+            (self._appending.append_some, 18, True),
+            (self._appending.roll, 3, True),
+            (self._appending.seal, 7, True),
+            (self._appending.sweep, 3, True),
             (self._compacting.start, 12, True),
             (self._compacting.compact, 6, True),
             (self._compacting.overtake, 2, False),
@@ -112,6 +118,8 @@ class Simulation:
             self._readers.begin(model)
         for _ in range(world.random.randint(1, 2)):
             self._writing.import_some(model)
+            if world.random.random() < 0.5:
+                self._appending.append_some(model)
             self._compacting.compact(model)
         world.clock.advance(world.random.choice([1_000, TERM_MS + 1]))
         world.note(f"some time later it is {world.clock.now_ms()}")

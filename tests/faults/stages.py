@@ -15,13 +15,18 @@ import pyarrow as pa
 
 from compactor.garbage import GRACE_MS, GarbageCollector
 from compactor.plan import Policies
+from compactor.retention import Retention
+from compactor.truncation import Truncation
 from storage.ledger import names
+from storage.log.keeper import LogKeeper
+from storage.log.segment import SegmentFiles
 from storage.metadata.records import AttemptKind
 from storage.pinned_read import TERM_MS
 from storage.steps import Step
 from storage.topic import Topic
 from tests.clocks import ManualClock
-from tests.workbench import Workbench, content
+from tests.entries import batch, one
+from tests.workbench import Workbench, content, hashing_alike
 
 TOPIC = "t"
 LEDGER_BYTES = 30
@@ -34,8 +39,22 @@ LARGE = content(*((b"key-%02d" % n, np.random.default_rng(n).bytes(1 << 20)) for
 """Payloads that do not compress: its rows object takes several parts of a multipart upload."""
 
 
+Pairs = tuple[tuple[bytes | None, bytes | None], ...]
+"""Keys and payloads of one entry."""
+
+ENTRIES: tuple[Pairs, ...] = (
+    ((b"key-01", b"appended"),),
+    ((b"key-02", b"in a batch"), (b"key-03", None), (None, b"no key")),
+    ((b"fresh", b"appended"),),
+)
+"""One segment's entries."""
+MORE_ENTRIES: tuple[Pairs, ...] = (((b"key-04", b"in the next segment"),), ((b"fresh", None), (b"key-05", b"")))
+
+
 def the_topic(bench: Workbench) -> Topic:
-    return bench.topic(TOPIC)
+    """Its keys hash alike in each run: how many objects a run writes depends on it, and so which steps it comes by."""
+    with hashing_alike():
+        return bench.topic(TOPIC)
 
 
 def import_table(bench: Workbench, table: pa.Table, ledger_bytes: int = LEDGER_BYTES) -> None:
@@ -45,6 +64,60 @@ def import_table(bench: Workbench, table: pa.Table, ledger_bytes: int = LEDGER_B
 
 def compact(bench: Workbench) -> None:
     bench.compactor().compact(the_topic(bench).name, Policies())
+
+
+def append(bench: Workbench, *segments: tuple[Pairs, ...], roll: bool = False) -> None:
+    """One writer appends entries; between segments, and with `roll` at the end, it rolls."""
+    now = bench.clock.now_ms()
+    with the_topic(bench).append_log(0) as log:
+        for number, entries in enumerate(segments):
+            if number:
+                log.roll()
+            for pairs in entries:
+                log.append(one(*pairs[0], now) if len(pairs) == 1 else batch(*pairs, publish_time=now))
+        if roll:
+            log.roll()
+
+
+def seal(bench: Workbench) -> None:
+    """Every segment that is rolled becomes a ledger."""
+    topic = the_topic(bench)
+    assert [*topic.keeper().seal(topic.record)]
+
+
+def sweep(bench: Workbench) -> None:
+    """So late that no file of a sealed segment is needed any more."""
+    assert isinstance(bench.clock, ManualClock)
+    bench.clock.advance(GRACE_MS + 1)
+    assert the_topic(bench).keeper().sweep() == 2
+
+
+def trim(bench: Workbench) -> None:
+    """The topic begins behind its first imports."""
+    assert bench.log is not None
+    retention = Retention(bench.metadata, bench.store, bench.clock, bench.log)
+    assert retention.trim(the_topic(bench).record, TRIMMED).plan.going
+
+
+def truncate(bench: Workbench) -> None:
+    """The topic is empty, raw and compacted."""
+    assert bench.log is not None
+    truncation = Truncation(bench.metadata, bench.store, bench.clock, bench.log)
+    assert truncation.truncate(the_topic(bench).record).messages
+
+
+def delete(bench: Workbench) -> None:
+    """The topic is gone; its objects and files are there."""
+    bench.metadata.tenancy.delete_topic(the_topic(bench).record.id)
+
+
+def collect_deleted(bench: Workbench) -> None:
+    """What a deleted topic has left goes: files, then objects."""
+    assert isinstance(bench.clock, ManualClock)
+    assert bench.log is not None
+    bench.clock.advance(GRACE_MS + 1)
+    assert LogKeeper(bench.metadata, bench.store, bench.clock, bench.log, "keeper").sweep() == 3
+    assert sum(one.total.count for one in GarbageCollector(bench.metadata, bench.store, bench.clock).collect_all()) > 2
 
 
 def read(bench: Workbench) -> None:
@@ -86,8 +159,62 @@ def littered(bench: Workbench) -> None:
     bench.metadata.finish_attempt(dead.attempt_id)
 
 
+def tailed(bench: Workbench) -> None:
+    """A compacted ledger, ledgers behind it, and a segment whose writer died while it wrote."""
+    grown(bench)
+    append(bench, ENTRIES)
+    assert bench.log is not None
+    topic = the_topic(bench)
+    (segment,) = topic.snapshot().segments
+    with SegmentFiles(bench.log.of_topic(topic.record.uid), segment.first_offset).log.open("ab") as file:
+        file.write(bytes([0, 0, 0, 99, 1]) + b"torn off in the middle of a frame")
+
+
+def rolled(bench: Workbench) -> None:
+    """A compacted ledger, ledgers behind it, two segments that wait to be sealed, and one that is open."""
+    grown(bench)
+    append(bench, ENTRIES, MORE_ENTRIES, ENTRIES)
+
+
+def sealed(bench: Workbench) -> None:
+    """Segments have become ledgers, and their files are still there."""
+    rolled(bench)
+    seal(bench)
+
+
+def settled(bench: Workbench) -> None:
+    """All of it is compacted, and the first ledgers may be trimmed."""
+    sealed(bench)
+    compact(bench)
+
+
+def trimmed(bench: Workbench) -> None:
+    """Ledgers are marked as deleted, and their rows and objects are still there."""
+    settled(bench)
+    trim(bench)
+
+
+def deleted(bench: Workbench) -> None:
+    """A topic of compacted ledger, ledgers and segments was deleted; all its objects and files are there."""
+    rolled(bench)
+    delete(bench)
+
+
+TRIMMED = len(FIRST)
+"""Where the topic begins once it is trimmed: the end of its first imports."""
+
 STAGES: Mapping[str, Callable[[Workbench], None]] = MappingProxyType(
-    {"written": written, "grown": grown, "littered": littered}
+    {
+        "written": written,
+        "grown": grown,
+        "littered": littered,
+        "tailed": tailed,
+        "rolled": rolled,
+        "sealed": sealed,
+        "settled": settled,
+        "trimmed": trimmed,
+        "deleted": deleted,
+    }
 )
 
 
@@ -95,7 +222,9 @@ STAGES: Mapping[str, Callable[[Workbench], None]] = MappingProxyType(
 class Scenario:
     """What is going on. `done_from`: the steps from which on it has taken effect, all of it, though nobody was told.
 
-    `appended` becomes visible then; `publishes`: a new generation does.
+    `appended` becomes visible then; `publishes`: a new generation does; `trims`: the topic begins at `TRIMMED`.
+    `empties`: nothing of the topic is left then, or another one begins under its name.
+    `entries`: what it appends to the log, each entry for itself.
     """
 
     stage: str
@@ -103,6 +232,9 @@ class Scenario:
     done_from: frozenset[Step] = frozenset()
     appended: pa.Table | None = None
     publishes: bool = False
+    entries: tuple[Pairs, ...] = ()
+    trims: bool = False
+    empties: bool = False
 
 
 _IMPORTED = frozenset({Step.IMPORT_AFTER_COMMIT, Step.IMPORT_ATTEMPT_FINISHED, Step.IMPORT_LEASE_RELEASED})
@@ -116,5 +248,20 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
         "second compaction": Scenario("grown", compact, _PUBLISHED, publishes=True),
         "read": Scenario("grown", read),
         "garbage collection": Scenario("littered", collect_garbage),
+        "append": Scenario(
+            "grown",
+            lambda bench: append(bench, ENTRIES, MORE_ENTRIES, roll=True),
+            entries=(*ENTRIES, *MORE_ENTRIES),
+        ),
+        "append after a crash": Scenario("tailed", lambda bench: append(bench, MORE_ENTRIES), entries=MORE_ENTRIES),
+        "import behind a segment": Scenario("tailed", lambda bench: import_table(bench, THIRD), _IMPORTED, THIRD),
+        "sealing": Scenario("rolled", seal),
+        "sweep": Scenario("sealed", sweep),
+        "compaction of a tail": Scenario("rolled", compact, _PUBLISHED, publishes=True),
+        "trim": Scenario("settled", trim, frozenset({Step.TRIM_MARKED}), trims=True),
+        "collection of what was trimmed": Scenario("trimmed", collect_garbage),
+        "truncation": Scenario("rolled", truncate, frozenset({Step.TRUNCATED}), empties=True),
+        "deletion": Scenario("rolled", delete, frozenset({Step.TOPIC_DELETED}), empties=True),
+        "collection of a deleted topic": Scenario("deleted", collect_deleted, frozenset(Step), empties=True),
     }
 )

@@ -13,10 +13,18 @@ import pytest
 
 from storage.steps import Step
 from tests.clocks import ManualClock
-from tests.faults.aftermath import check_explicit_loss, check_garbage_collection, check_recovery, check_state, look
-from tests.faults.child import Nursery
+from tests.faults.aftermath import (
+    Written,
+    check_emptied,
+    check_explicit_loss,
+    check_garbage_collection,
+    check_recovery,
+    check_state,
+    look,
+)
+from tests.faults.child import Ended, Nursery
 from tests.faults.conftest import SCHEMES
-from tests.faults.stages import SCENARIOS
+from tests.faults.stages import SCENARIOS, Scenario
 from tests.faults.worlds import Worlds
 
 
@@ -37,7 +45,17 @@ def _steps(*prefixes: str) -> list[Step]:
 
 
 OF_A_RUN = _steps("RUN_", "PHASE_", "MANIFEST_", "PUBLISH_")
+OF_A_COMMIT = _steps("IMPORT_INSIDE", "IMPORT_AFTER")
 OF_A_FIRST_RUN = [Step.RUN_CLAIMED, Step.PHASE_ONE_DONE, Step.PHASE_TWO_DONE, *_steps("MANIFEST_", "PUBLISH_")]
+OF_THE_LOG = _steps("SEGMENT_FILE_CREATED", "SEGMENT_OPENED", "ENTRIES_", "ROLL_", "SEGMENT_ROLLED")
+OF_SEALING = [
+    *_steps("SEAL_"),
+    Step.SEGMENT_SEALED,
+    Step.IMPORT_ROWS_BEGUN,
+    Step.IMPORT_ROWS_WRITTEN,
+    Step.IMPORT_INDEX_WRITTEN,
+]
+OF_A_TAIL = [Step.ROLL_INSIDE_COMMIT, Step.SEGMENT_ROLLED, *_steps("SEAL_"), Step.SEGMENT_SEALED, *_steps("PUBLISH_")]
 OF_MULTIPART = _steps("S3_UPLOAD", "S3_PART", "S3_BEFORE", "S3_AFTER")
 LATER = [
     Crash("import", Step.IMPORT_ROWS_WRITTEN, 2),
@@ -50,6 +68,20 @@ LATER = [
     Crash("second compaction", Step.LOCAL_LINKED, 4),
     Crash("second compaction", Step.S3_PUT_SENT, 4),
     Crash("garbage collection", Step.GC_DELETED_ONE, 2),
+    Crash("append", Step.ENTRIES_WRITTEN, 2),
+    Crash("append", Step.ENTRIES_FLUSHED, 3),
+    Crash("append", Step.SEGMENT_FILE_CREATED, 2),
+    Crash("append", Step.SEGMENT_OPENED, 2),
+    Crash("append", Step.ENTRIES_WRITTEN, 5),
+    Crash("append", Step.SEGMENT_ROLLED, 2),
+    Crash("append after a crash", Step.ENTRIES_FLUSHED, 2),
+    Crash("sealing", Step.SEAL_INSIDE_COMMIT, 2),
+    Crash("sealing", Step.SEGMENT_SEALED, 2),
+    Crash("sweep", Step.SEGMENT_FILE_REMOVED, 2),
+    Crash("compaction of a tail", Step.SEGMENT_SEALED, 3),
+    Crash("collection of what was trimmed", Step.GC_DELETED_ONE, 2),
+    Crash("collection of a deleted topic", Step.DELETED_SEGMENT_REMOVED, 2),
+    Crash("collection of a deleted topic", Step.GC_DELETED_ONE, 3),
 ]
 """Not only the first time."""
 LOSES_AS_WELL = _steps("PUBLISH_")
@@ -62,6 +94,17 @@ CRASHES = [
     *(Crash("first compaction", step) for step in OF_A_FIRST_RUN),
     *(Crash("read", step) for step in _steps("PIN_")),
     *(Crash("garbage collection", step) for step in _steps("GC_")),
+    *(Crash("append", step) for step in OF_THE_LOG),
+    *(Crash("append after a crash", step) for step in _steps("ENTRIES_")),
+    *(Crash("import behind a segment", step) for step in (*_steps("ROLL_"), Step.SEGMENT_ROLLED, *OF_A_COMMIT)),
+    *(Crash("sealing", step) for step in OF_SEALING),
+    *(Crash("sweep", step) for step in (Step.SEGMENT_FILE_REMOVED, Step.SEGMENT_FORGOTTEN)),
+    *(Crash("compaction of a tail", step) for step in OF_A_TAIL),
+    *(Crash("trim", step) for step in (Step.TRIM_INSIDE_COMMIT, Step.TRIM_MARKED)),
+    *(Crash("collection of what was trimmed", step) for step in (Step.TRIM_FORGOTTEN, *_steps("GC_DELETED"))),
+    *(Crash("truncation", step) for step in _steps("TRUNCATE")),
+    *(Crash("deletion", step) for step in _steps("TOPIC_DELETE")),
+    *(Crash("collection of a deleted topic", step) for step in _steps("DELETED_SEGMENT", "GC_BEFORE", "GC_DELETED")),
     *LATER,
 ]
 BY_SCHEME = [
@@ -86,11 +129,18 @@ def test_a_process_killed_at_a_step(worlds: Worlds, crash: Crash, nursery: Nurse
     assert ended.trace[-1] is crash.step
 
     done = crash.step in scenario.done_from
+    trimmed = scenario.stage == "trimmed" or (scenario.trims and done)
+    entries = written_entries(scenario, ended)
     with world.opened(clock) as bench:
-        check_state(bench, before, scenario.appended if done else None, scenario.publishes and done)
-        check_recovery(bench)
-        check_garbage_collection(bench)
-        if worlds.scheme == "file" or crash.step in LOSES_AS_WELL:
+        if scenario.empties and done:
+            check_emptied(bench, before)
+            return
+        check_state(
+            bench, before, scenario.appended if done else None, scenario.publishes and done, entries, trimmed=trimmed
+        )
+        check_recovery(bench, entries, trimmed=trimmed)
+        check_garbage_collection(bench, trimmed=trimmed)
+        if not trimmed and (worlds.scheme == "file" or crash.step in LOSES_AS_WELL):
             check_explicit_loss(bench)
 
 
@@ -106,7 +156,20 @@ def test_a_scenario_that_nobody_kills(worlds: Worlds, name: str, nursery: Nurser
     ended = nursery.run(world, name, None, 1, began_ms)
     assert (ended.error, ended.signal) == ("", 0)
     with world.opened(clock) as bench:
-        check_state(bench, before, scenario.appended, scenario.publishes)
+        if scenario.empties:
+            check_emptied(bench, before)
+            return
+        trimmed = scenario.stage == "trimmed" or scenario.trims
+        entries = written_entries(scenario, ended)
+        assert entries.acknowledged == len(scenario.entries)
+        check_state(bench, before, scenario.appended, scenario.publishes, entries, trimmed=trimmed)
+
+
+def written_entries(scenario: Scenario, ended: Ended) -> Written:
+    """What a scenario has appended to the log, by the steps that it came by: each entry is a commit of its own."""
+    flushed = ended.trace.count(Step.ENTRIES_FLUSHED)
+    untold = ended.signal != 0 and ended.trace[-1] is Step.ENTRIES_FLUSHED
+    return Written(scenario.entries[: ended.trace.count(Step.ENTRIES_WRITTEN)], flushed - untold)
 
 
 def test_every_step_is_in_some_crash() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
@@ -19,24 +20,30 @@ SEEDS = 200
 TRIED = range(60)
 """If the code has changed so that the seed below does not come by the bug any more, one of these does."""
 FOUND_BY = {
-    "publish-unfenced": 16,
-    "publish-any-epoch": 33,
-    "delete-cursor-keeps-epoch": 4,
-    "gc-ignores-pins": 0,
-    "gc-ignores-attempts": 0,
-    "gc-ignores-retired": 0,
+    "publish-unfenced": 5,
+    "publish-any-epoch": 25,
+    "delete-cursor-keeps-epoch": 0,
+    "gc-ignores-pins": 14,
+    "gc-ignores-attempts": 5,
+    "gc-ignores-retired": 4,
     "gc-dry-run-deletes": 1,
-    "marker-dropped": 10,
-    "bitmaps-not-united": 18,
-    "horizon-at-survivor": 0,
+    "marker-dropped": 7,
+    "bitmaps-not-united": 28,
+    "horizon-at-survivor": 2,
     "reader-jumps": 0,
-    "reader-ignores-deleted": 5,
+    "reader-ignores-deleted": 1,
     "reader-starts-again": 16,
-    "reader-silently-stale": 5,
-    "tombstone-kept-anew": 0,
-    "newest-for-oldest": 10,
-    "cursors-not-waited-for": 7,
-    "commit-not-looked-for": 2,
+    "reader-silently-stale": 7,
+    "tombstone-kept-anew": 6,
+    "newest-for-oldest": 22,
+    "cursors-not-waited-for": 0,
+    "recovery-cuts-too-much": 0,
+    "sealed-beside-its-segment": 0,
+    "dirty-over-segments": 36,
+    "import-does-not-roll": 1,
+    "reader-repeats-after-sealing": 8,
+    "sweep-takes-unsealed": 2,
+    "commit-not-looked-for": 0,
 }
 """By bug, a seed that comes by it; found by trying."""
 FEW = sorted(set(FOUND_BY.values()))
@@ -45,6 +52,7 @@ HAPPENS = frozenset(
     {
         "COMMIT AFTER",
         "COMMIT BEFORE",
+        "appended",
         "cancelled",
         "collected",
         "cursor deleted",
@@ -56,7 +64,11 @@ HAPPENS = frozenset(
         "reader moved",
         "run CANCELLED",
         "run ERROR",
+        "rolls",
         "run SUCCESS",
+        "seals",
+        "surfaced",
+        "sweeps",
     }
 )
 """What lives must come by, or they would show little."""
@@ -79,8 +91,11 @@ def test_every_bug_has_its_seed() -> None:
 
 @pytest.mark.parametrize("bug", FOUND_BY)
 def test_a_seeded_bug_is_found(bug: str) -> None:
-    with pytest.raises(SimulationFailed, match=f"--bug {bug}"):
+    with pytest.raises(SimulationFailed, match=f"--bug {bug}") as failed:
         _live_until_found(bug)
+    assert not re.search("AttributeError|ImportError|NameError|TypeError", str(failed.value)), (
+        "it is the bug's, not ours"
+    )
 
 
 def _live_until_found(bug: str) -> None:
@@ -90,16 +105,16 @@ def _live_until_found(bug: str) -> None:
 
 def test_a_failure_tells_how_to_see_it_again() -> None:
     with pytest.raises(SimulationFailed) as failed:
-        simulate(0, STEPS, "horizon-at-survivor")
+        simulate(3, STEPS, "horizon-at-survivor")
     first, *events, again = str(failed.value).splitlines()
-    assert first.startswith("seed 0, at step ")
+    assert first.startswith("seed 3, at step ")
     assert "with horizon" in first
     assert 1 < len(events) <= 20
-    assert again == f"again: python -m tests.faults.simulate --seed 0 --steps {STEPS} --bug horizon-at-survivor"
+    assert again == f"again: python -m tests.faults.simulate --seed 3 --steps {STEPS} --bug horizon-at-survivor"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_many_lives_hold() -> None:
     """In two processes, which are new ones: nothing is shared with this one, which may have threads."""
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -1,7 +1,8 @@
 """Places where a topic lives, made over and over from templates: a database and a store, as plain values.
 
 A crash test needs the same beginning for each of its points. `Worlds` builds each stage once, and hands out copies:
-files are linked and SQLite's file copied, or objects are copied inside S3 and the database made from a template.
+files are linked and SQLite's file copied, or objects are copied inside S3 and the database made from a template. The
+log directory is local in either, and copied, because segments are written on.
 A `World` has no connection and travels as JSON, credentials included, so that another process can open it.
 """
 
@@ -23,6 +24,7 @@ from sqlalchemy import make_url
 
 from compactor.engine import InProcess
 from storage.clock import Clock
+from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.objects import registry
 from storage.objects.interface import ObjectStore, StoreLocation
@@ -38,10 +40,11 @@ PART_BYTES = 5 << 20
 
 @dataclass(frozen=True)
 class World:
-    """One database and one store. `environment`: what a process needs in its own to open them."""
+    """One database, one store, one log directory. `environment`: what a process needs in its own to open them."""
 
     database: str
     store: StoreLocation
+    log: str
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> str:
@@ -50,7 +53,7 @@ class World:
     @classmethod
     def decode(cls, text: str) -> World:
         fields = json.loads(text)
-        return cls(fields["database"], StoreLocation(**fields["store"]), fields["environment"])
+        return cls(fields["database"], StoreLocation(**fields["store"]), fields["log"], fields["environment"])
 
     @contextmanager
     def opened(self, clock: Clock) -> Iterator[Workbench]:
@@ -59,7 +62,8 @@ class World:
             patch.setattr(registry, "OPENERS", {**registry.OPENERS, "s3": _open_s3})
             metadata = MetadataStore(self.database, clock)
             try:
-                yield Workbench(metadata, registry.open_store(self.store), clock, InProcess(), TINY)
+                log = LogDirectory(Path(self.log))
+                yield Workbench(metadata, registry.open_store(self.store), clock, InProcess(), TINY, log)
             finally:
                 metadata.close()
 
@@ -131,22 +135,25 @@ class LocalWorlds(Worlds):
     def _empty(self) -> World:
         folder = self._folder / str(self._number())
         folder.mkdir()
-        return World(f"sqlite:///{folder / 'metadata.db'}", StoreLocation((folder / "objects").as_uri()))
+        objects = StoreLocation((folder / "objects").as_uri())
+        return World(f"sqlite:///{folder / 'metadata.db'}", objects, str(folder / "log"))
 
     def _copy(self, template: World) -> World:
         made = self._empty()
         shutil.copy(_file_of(template), _file_of(made))
         shutil.copytree(_file_of(template).parent / "objects", _file_of(made).parent / "objects", copy_function=os.link)
+        _copy_log(template, made)
         return made
 
 
 class S3Worlds(Worlds):
-    """PostgreSQL and an S3 server; each world has a prefix of its own in one bucket."""
+    """PostgreSQL and an S3 server; each world has a prefix of its own in one bucket, and a log in the folder."""
 
     scheme = "s3"
 
-    def __init__(self, server: S3Server, databases: PostgresServer) -> None:
+    def __init__(self, server: S3Server, databases: PostgresServer, folder: Path) -> None:
         super().__init__()
+        self._folder = folder
         self._server = server
         self._databases = databases
         self._bucket = server.make_bucket()
@@ -163,8 +170,9 @@ class S3Worlds(Worlds):
         return self._world(self._databases.new_database().render_as_string(hide_password=False))
 
     def _world(self, database: str) -> World:
-        url = f"s3://{self._bucket}/world-{self._number()}"
-        return World(database, StoreLocation(url, self._server.endpoint, "us-east-1"), self._environment)
+        name = f"world-{self._number()}"
+        location = StoreLocation(f"s3://{self._bucket}/{name}", self._server.endpoint, "us-east-1")
+        return World(database, location, str(self._folder / name), self._environment)
 
     def _copy(self, template: World) -> World:
         database = make_url(template.database).database
@@ -174,7 +182,13 @@ class S3Worlds(Worlds):
         for found in source.list():
             where = {"Bucket": self._bucket, "Key": source.key(found.name)}
             source.client.copy_object(Bucket=self._bucket, Key=target.key(found.name), CopySource=where)
+        _copy_log(template, made)
         return made
+
+
+def _copy_log(template: World, made: World) -> None:
+    if Path(template.log).exists():
+        shutil.copytree(template.log, made.log)
 
 
 def _file_of(world: World) -> Path:

@@ -16,9 +16,11 @@ from sqlalchemy import Connection, Engine, inspect, text
 from storage.errors import Misconfigured
 from storage.metadata import schema
 from storage.metadata.engine import Database
+from storage.metadata.records import SegmentRecord, SegmentState
 from storage.metadata.schema import check, upgrade
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import METADATA
+from storage.policies import TopicPolicies
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import at_once
 from tests.servers.postgres import PostgresServer
@@ -101,7 +103,7 @@ def test_an_older_schema_is_brought_up_to_date_with_what_is_in_it(empty: list[Da
         command.upgrade(config, "0001")
         connection.execute(text(OLD_TOPIC))
         connection.execute(text(OLD_COMPACTED))
-    with pytest.raises(Misconfigured, match=r"older compactor \(0001, not 0002\)") as told:
+    with pytest.raises(Misconfigured, match=r"older compactor \(0001, not 000\d\)") as told:
         check(database)
     assert told.value.remedy == "run `compactor db upgrade`"
     upgrade(database)
@@ -112,6 +114,10 @@ def test_an_older_schema_is_brought_up_to_date_with_what_is_in_it(empty: list[Da
     assert snapshot.compacted is not None
     assert pin is not None
     assert (str(topic.name), snapshot.compacted.generation, pin.ledger_id) == ("persistent://t/n/old", 4, 77)
+    assert store.tenancy.tenants() == ["public", "t"]
+    assert store.tenancy.namespaces("t") == ["t/n"]
+    assert store.tenancy.topic_properties(topic.id) == {}
+    assert store.tenancy.delete_topic(topic.id).uid == "ab"
     store.close()
 
 
@@ -119,6 +125,61 @@ OLD_TOPIC = "INSERT INTO topics VALUES (1, 'ab', 'persistent://t/n/old', 5, 4, 9
 OLD_COMPACTED = (
     "INSERT INTO compacted_ledgers VALUES (77, 1, 4, 99, 3, 2, -1, -1, 'm', 1, 1, 1, 1, 1, 3, 2, -1, -1, 'cd', 0, NULL)"
 )
+
+
+def test_the_log_comes_to_a_database_with_topics(empty: list[Database]) -> None:
+    """From 0002 on: every row stays, nothing is trimmed, nothing waits to be rolled, and the topic can be written."""
+    database = empty[0]
+    with database.write() as connection:
+        config = schema._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0002")
+        for statement in (OLD_TOPIC, OLD_COMPACTED, *ROWS_OF_0002):
+            connection.execute(text(statement), {"directory": b"\x00\xff"})
+        before = everything(connection)
+    upgrade(database)
+    with database.read() as connection:
+        after = everything(connection)
+    assert after["policies"] == after["segments"] == after["cursor_ranges"] == []
+    for table, rows in before.items():
+        assert [{name: row[name] for name in rows[0]} for row in after[table]] == rows, table
+    assert len(before) == 9
+
+    clock = ManualClock()
+    store = MetadataStore(database.url, clock)
+    (topic,) = store.topics()
+    snapshot = store.snapshot(topic.id)
+    assert (topic.start_offset, topic.next_offset, snapshot.segments) == (0, 100, ())
+    assert [(one.ledger_id, one.last_offset, one.deleted_at) for one in snapshot.ledgers] == [(5, 99, None)]
+    assert snapshot.cursor is not None
+    assert snapshot.cursor.properties == {"CompactedTopicLedger": "77"}
+    assert not store.log.roll_requested(topic.id)
+    assert store.policies.effective(topic) == TopicPolicies()
+    lease = store.acquire_lease(topic.id, "writer", 1)
+    segment = SegmentRecord(store.allocate_ledger_ids(1), 100, "ab" * 16, SegmentState.OPEN, created_at=1)
+    store.log.open_segment(lease, segment)
+    assert store.snapshot(topic.id).segments == (segment,)
+    store.close()
+
+
+ROWS_OF_0002 = (
+    "UPDATE sequences SET next_value = 78",
+    "INSERT INTO leases VALUES (1, NULL, 7, 0)",
+    f"INSERT INTO attempts VALUES ('{'a' * 32}', 1, 'run', 'worker', 1, 2, 3)",
+    "INSERT INTO ledgers VALUES (5, 1, 0, 99, 100, 100, 5, 99, -1, -1, 1000, 1, 2, 'rows', 3, 4, 5, 'index', 6, 7, "
+    f":directory, '{'b' * 32}', 8)",
+    "INSERT INTO cursors VALUES (1, '__compaction', 99, 5, 99, -1, -1, '{\"CompactedTopicLedger\": \"77\"}')",
+    "INSERT INTO runs VALUES "
+    f"(3, 1, '{'a' * 32}', 'worker', 9, 'SUCCESS', 'done', '{{}}', 1, 2, 3, '', 99, 5, 99, -1, -1, 77, '{{}}')",
+    f"INSERT INTO pins VALUES ('{'c' * 32}', 1, 77, 'reader', 9)",
+)
+
+
+def everything(connection: Connection) -> dict[str, list[dict[str, Any]]]:
+    """All rows of all tables, by name of table and column."""
+    tables = sorted(set(inspect(connection).get_table_names()) - {"alembic_version"})
+    found = {table: connection.execute(text(f"SELECT * FROM {table}")).mappings() for table in tables}
+    return {table: [dict(row) for row in rows] for table, rows in found.items()}
 
 
 def test_upgrading_twice_and_at_once(empty: list[Database]) -> None:
@@ -137,10 +198,10 @@ def test_an_upgrade_that_fails_leaves_nothing(empty: list[Database]) -> None:
     database = empty[0]
     with database.write() as connection:
         # The last table of the history is in the way.
-        connection.execute(text("CREATE TABLE pins (mine INTEGER)"))
+        connection.execute(text("CREATE TABLE cursor_ranges (mine INTEGER)"))
     with pytest.raises(Exception, match="already exists"):
         upgrade(database)
-    assert table_names(database.engine) == ["pins"]
+    assert table_names(database.engine) == ["cursor_ranges"]
 
 
 def table_names(engine: Engine) -> list[str]:

@@ -47,6 +47,8 @@ policies = st.builds(
     min_lag_ms=st.sampled_from([0, 0, 10]),
     event_time_order=st.booleans(),
     event_time_max_lateness_ms=st.sampled_from([10, 60, 10_000]),
+    retention_ms=st.sampled_from([None, None, None, 20, 90]),
+    start_offset=st.sampled_from([0, 0, 0, 3, 12]),
 )
 sizings = st.builds(
     Sizing,

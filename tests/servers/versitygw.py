@@ -63,11 +63,11 @@ def versitygw_binary() -> Path:
     """The server's executable, built if it is not there. One process builds, others (pytest-xdist) wait for it."""
     if BINARY.exists():
         return BINARY
-    go = find_go()
     BINARY.parent.mkdir(parents=True, exist_ok=True)
     with (CACHE / "versitygw.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not BINARY.exists():
+            go = find_go()
             subprocess.run(
                 [go, "install", f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"],
                 env={**os.environ, "GOBIN": str(BINARY.parent), "GOTOOLCHAIN": "auto"},
@@ -159,3 +159,7 @@ class Versitygw:
             self._process.kill()
             self._process.wait()
         self._process = None
+
+
+if __name__ == "__main__":  # before the tests of CI, of which each has a limit of time
+    versitygw_binary()

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.clients.cli.conftest import Compactor, Result, write_lines
+from tests.clients.cli.conftest import Compactor, write_lines
+from tests.program import Ran
 
 GOOD = b'{"key":"a","value":"1"}\n'
 
@@ -45,7 +46,7 @@ LINES = {
 def refused_import(compactor_command: Compactor, history: str) -> Any:
     """Imports into a topic that has messages; asserts that it was refused and that the topic stayed as it was."""
 
-    def run(file: str, *says: str, options: tuple[str, ...] = (), stdin: bytes = b"") -> Result:
+    def run(file: str, *says: str, options: tuple[str, ...] = (), stdin: bytes = b"") -> Ran:
         before = compactor_command("topics", "stats", history, "--output", "json").done().stdout
         result = compactor_command("import", history, file, *options, stdin=stdin)
         result.refused(2, *says)
@@ -233,3 +234,8 @@ def test_the_help_of_a_refused_line_says_what_to_do(compactor_command: Compactor
         "compactor: in.jsonl, line 2: Object missing required field `value`: "
         "correct the file and import it again; nothing of it was kept\n"
     )
+
+
+def test_a_port_that_is_none(compactor_command: Compactor) -> None:
+    for port in ("99999", "-1", "x"):
+        compactor_command("serve", "--port", port).refused(2, "--port")

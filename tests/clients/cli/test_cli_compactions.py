@@ -96,6 +96,7 @@ def test_show_a_run_that_is_done(compactor_command: Compactor, history: str, in_
         "run": 1,
         "topic": "persistent://public/default/t",
         "state": "SUCCESS",
+        "cause": None,
         "phase": "phase two",
         "tasks_done": None,
         "tasks_total": None,

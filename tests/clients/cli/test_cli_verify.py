@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from api.cli import exit_codes
-from api.cli.verify_command import document
+from api.documents import verify_document as document
 from compactor.differences import Difference, Kind
 from compactor.verify_report import Report
 from storage.model import TopicName

@@ -6,13 +6,14 @@ import sqlite3
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
 import pytest
 from sqlalchemy import URL, text
 
-from storage.errors import CompactorError, DataLoss, Misconfigured, StorageFull, Unavailable
+from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured, NotFound, StorageFull, Unavailable
 from storage.metadata.engine import Database
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
@@ -118,6 +119,20 @@ def test_a_locked_database_is_unavailable(
         # Readers do not mind.
         assert other.topics() == [topic]
     assert other.create_cursor(topic.id, "c").name == "c"
+
+
+@pytest.mark.parametrize("name", ["a\x00b", "".join(chr(0x4E00 + number) for number in range(9000))])
+def test_a_name_that_the_database_cannot_hold_is_invalid_input_or_not_there(
+    database_url: URL, open_store: OpenStore, topic: TopicRecord, name: str
+) -> None:
+    """SQLite holds it: there is no such thing. PostgreSQL cannot even be asked, or cannot keep it."""
+    store = open_store(database_url)
+    tenant = topic.name.tenant
+    with suppress(InvalidInput):
+        store.tenancy.permit(tenant, name, ["consume"])
+    for look in (lambda: store.cursor(topic.id, name), lambda: store.tenancy.tenant(name)):
+        with pytest.raises((InvalidInput, NotFound)):
+            look()
 
 
 def is_sqlite(url: URL) -> bool:

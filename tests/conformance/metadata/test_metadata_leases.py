@@ -9,6 +9,9 @@ import pytest
 from sqlalchemy import URL
 
 from storage.errors import Fenced, LeaseHeld
+from storage.metadata import leases
+from storage.metadata.control_records import SERVICE_DEAD_MS, ServiceRecord
+from storage.metadata.engine import POSTGRESQL
 from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
@@ -33,6 +36,23 @@ def test_a_lease_has_one_holder(store: MetadataStore, topic: TopicRecord, clock:
         store.acquire_lease(topic.id, "first:1", TTL)
     other = store.create_topic(TopicName.parse("other"))
     assert store.acquire_lease(other.id, "second", TTL).token == 1
+
+
+def test_a_holder_that_is_a_live_service_is_told_as_one(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    store.services.beat(ServiceRecord("vm:7:aa", "http://there:8080", None, 0, 0))
+    store.acquire_lease(topic.id, "vm:7:bb", 60_000)
+    with pytest.raises(LeaseHeld, match=r"vm:7:bb is writing .*`compactor serve` at http://there:8080") as held:
+        store.acquire_lease(topic.id, "import", TTL)
+    assert "compactor-admin topics produce" in held.value.remedy
+    with pytest.raises(LeaseHeld, match="compactor serve") as held:
+        store.tenancy.delete_topic(topic.id, force=False)
+    assert "compactor-admin topics delete" in held.value.remedy
+    clock.advance(SERVICE_DEAD_MS)
+    with pytest.raises(LeaseHeld) as held:
+        store.acquire_lease(topic.id, "import", TTL)
+    assert "serve" not in str(held.value)
 
 
 def test_tokens_grow_also_after_release_and_expiry(
@@ -65,6 +85,50 @@ def test_renewal(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
     store.acquire_lease(topic.id, "b", TTL)
     with pytest.raises(Fenced, match="b has it now"):
         store.renew_lease(lease, TTL)
+
+
+def test_many_are_renewed_at_once(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    """Of many, one may be lost, given back or gone with its topic: the others are renewed."""
+    names = ["kept", "taken", "released", "deleted", "kept-too"]
+    topics = [store.create_topic(TopicName.parse(name)) for name in names]
+    held = [store.acquire_lease(one.id, "a", TTL) for one in topics]
+    clock.advance(TTL)
+    overtaking = store.acquire_lease(topics[1].id, "b", TTL)
+    store.release_lease(held[2])
+    store.tenancy.delete_topic(topics[3].id)
+    clock.advance(1)
+    assert store.log.renew_leases(held, TTL) == ([held[1], held[2], held[3]], [])
+    for kept in (0, 4):
+        assert store.log.lease_of(topics[kept].id) == replace(held[kept], expires_at=clock.now_ms() + TTL)
+    assert store.log.lease_of(topics[1].id) == overtaking
+    assert store.log.lease_of(topics[2].id) is None
+    assert store.log.renew_leases([], TTL) == ([], [])
+    store.renew_lease(held[0], TTL)
+
+
+def test_a_lease_whose_row_is_locked_holds_up_no_other(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    """PostgreSQL; in SQLite all who write wait for each other."""
+    if store.database.dialect != POSTGRESQL:
+        pytest.skip("SQLite has one lock")
+    other = store.create_topic(TopicName.parse("other"))
+    held = [store.acquire_lease(one.id, "a", TTL) for one in (topic, other)]
+    clock.advance(TTL - 1)
+    with store.database.write() as rolling:
+        leases.check(rolling, held[0])
+        assert store.log.renew_leases(held, TTL) == ([], [held[0]])
+    assert store.log.lease_of(other.id) == replace(held[1], expires_at=clock.now_ms() + TTL)
+    assert store.log.renew_leases(held, TTL) == ([], [])
+
+
+def test_wishes_to_roll_of_many(store: MetadataStore, topic: TopicRecord) -> None:
+    others = [store.create_topic(TopicName.parse(f"other-{number}")) for number in range(3)]
+    store.log.request_roll(others[1].id)
+    store.tenancy.delete_topic(others[2].id)
+    asked = [topic.id, *(other.id for other in others)]
+    assert store.log.roll_requests(asked) == {topic.id: False, others[0].id: False, others[1].id: True}
+    assert store.log.roll_requests([]) == {}
 
 
 def test_a_lost_lease_is_released_in_silence(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:

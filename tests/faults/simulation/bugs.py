@@ -16,22 +16,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
-from sqlalchemy import Connection, delete, update
+from sqlalchemy import Connection, delete, insert, update
 
-from compactor import phase_two, resolve
+from compactor import dirty, phase_two, resolve
 from compactor.garbage import GarbageCollector
 from compactor.plan import RunPlan
 from compactor.two_phase import TwoPhaseCompactor
-from storage import pinned_read, reader
+from storage import reader
+from storage.bulk_append import BulkAppend
+from storage.errors import ObjectMissing
 from storage.ledger import names, rows
-from storage.metadata import cursors, invariants, pins, publishing, runs, topics
+from storage.log import recovery
+from storage.log.keeper import LogKeeper
+from storage.log.segment import SegmentFiles
+from storage.metadata import cursors, invariants, mapping, pins, publishing, runs, sealing, topics
 from storage.metadata.engine import Database
 from storage.metadata.tables import compacted_ledgers
 from storage.metadata.tables import cursors as cursors_table
+from storage.metadata.tables import ledgers as ledgers_table
 from storage.metadata.tables import pins as pins_table
 from storage.metadata.tables import topics as topics_table
 from storage.pinned_read import PinnedRead
+from storage.raw_read import RawRead
 from storage.reader import SnapshotReader
+from storage.start import FromOffset
 
 
 @dataclass(frozen=True)
@@ -137,16 +145,14 @@ def _raw_jumping(self: PinnedRead) -> Generator[pa.Table, None, None]:
     snapshot = yield from self._compacted()
     while True:
         horizon = snapshot.compacted.horizon.offset if snapshot.compacted else -1
-        for table in SnapshotReader(self._store, snapshot).raw(self._next, horizon):
-            last = table.slice(len(table) - 1).to_pylist()[0]
-            self._given = last["offset"]
-            self._next = pinned_read.MessageId(last["ledger_id"], last["entry_id"], -1, last["batch_index"] + 1)
+        for table in SnapshotReader(self._store, snapshot, self._tail).raw(self._next or FromOffset(0), horizon):
+            self._passed(table.column("offset")[-1].as_py())
             yield table
-            now, _ = self._metadata.pin_compacted(self._topic_id, self._holder, pinned_read.TERM_MS)
+            now = self._look()
             if now.compacted and snapshot.compacted and now.compacted.generation > snapshot.compacted.generation:
                 snapshot = now
-                manifest = SnapshotReader(self._store, now).manifest(now.compacted)
-                yield from SnapshotReader(self._store, now).compacted(self._next, manifest)
+                manifest = SnapshotReader(self._store, now, self._tail).manifest(now.compacted)
+                yield from SnapshotReader(self._store, now, self._tail).compacted(self._next, manifest)
                 break
         else:
             return
@@ -196,6 +202,54 @@ _compacted = PinnedRead._compacted
 
 def _no_marker_of_age(self: resolve.Rules, tombstones: Any) -> Any:
     return np.full(len(tombstones), self.policies.tombstone_retention_ms > 0)
+
+
+def _walked_short(descriptor: int, size: int, *arguments: Any) -> Any:
+    found = _walked(descriptor, size, *arguments)
+    return _walked(descriptor, found.end - 1, *arguments) if found.tally.entries else found
+
+
+_walked = recovery.walked
+
+
+def _seal_beside(connection: Connection, attempt: Any, ledger: Any, now: int) -> None:
+    topic = topics.locked(connection, attempt.topic_id)
+    connection.execute(insert(ledgers_table).values(**mapping.ledger_values(topic.id, ledger)))
+    sealing.attempts.finish(connection, [attempt.attempt_id], now)
+
+
+def _dirty_over_segments(snapshot: Any, *arguments: Any) -> Any:
+    return _dirty_ledgers(replace(snapshot, segments=()), *arguments)
+
+
+_dirty_ledgers = dirty.dirty_ledgers
+
+
+def _remove_all_below(self: LogKeeper, topic: Any, failed: dict[str, str]) -> int:
+    folder = self.log.of_topic(topic.uid)
+    firsts = [int(path.stem) for path in folder.glob("*.log")] if folder.is_dir() else []
+    below = [first for first in firsts if first < topic.next_offset]
+    for first in below:
+        SegmentFiles(folder, first).remove()
+    return len(below)
+
+
+def _tables_again(self: RawRead, snapshot: Any = None) -> Generator[pa.Table, None, None]:
+    self.is_gone = False
+    snapshot = self._look() if snapshot is None else snapshot
+    bound, given = self._bound, self._given
+    while True:
+        read = SnapshotReader(self._store, snapshot, self._tail)
+        try:
+            bound = bound or self._first_bound(read)
+            for table in read.raw(bound, given):
+                self.begin(FromOffset(table.column("offset")[-1].as_py() + 1), table.column("offset")[-1].as_py())
+                yield table
+            return
+        except ObjectMissing:
+            before, snapshot = read.pieces, self._look()
+            if SnapshotReader(self._store, snapshot, self._tail).pieces[: len(before)] == before:
+                raise
 
 
 BUGS: Mapping[str, Bug] = MappingProxyType(
@@ -249,7 +303,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "reader-jumps": Bug(
             "A reader that has got past its horizon goes into a newer compacted ledger while raw lasts.",
-            ((PinnedRead, "_tables", _raw_jumping),),
+            ((PinnedRead, "tables", _raw_jumping),),
         ),
         "reader-ignores-deleted": Bug(
             "A reader gives rows of a part that its bitmap says are deleted.",
@@ -273,6 +327,29 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "cursors-not-waited-for": Bug(
             "Tombstones that win do not wait for the slowest cursor.", ((resolve.Rules, "retained", _no_marker_of_age),)
+        ),
+        "recovery-cuts-too-much": Bug(
+            "Recovery cuts off the last whole frame, too, and does not ask how far flushes had come.",
+            ((recovery, "walked", _walked_short), (recovery, "check_loss", lambda *_: None)),
+        ),
+        "sealed-beside-its-segment": Bug(
+            "The ledger of a segment is inserted, and the segment's row still says that it is rolled.",
+            ((sealing, "seal", _seal_beside),),
+        ),
+        "dirty-over-segments": Bug(
+            "A run takes ledgers behind a segment that is not sealed, and its horizon passes over that.",
+            ((dirty, "dirty_ledgers", _dirty_over_segments),),
+        ),
+        "import-does-not-roll": Bug(
+            "An import does not close the segment that is open.", ((BulkAppend, "_roll", lambda *_: None),)
+        ),
+        "reader-repeats-after-sealing": Bug(
+            "A reader whose segment has been sealed and swept goes on from its own start.",
+            ((RawRead, "tables", _tables_again),),
+        ),
+        "sweep-takes-unsealed": Bug(
+            "Files below the topic's end are swept though a row names them.",
+            ((LogKeeper, "_remove_orphans", _remove_all_below),),
         ),
         "commit-not-looked-for": Bug(
             "An import whose COMMIT lost its answer is told as failed, though its messages are there.",

@@ -15,7 +15,16 @@ from compactor.batch import Batch, Job
 from compactor.engine import InProcess, Quiet
 from compactor.plan import Policies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
-from storage.errors import CompactionRunning, CompactorError, Conflict, DataLoss, Fenced, NotFound, Unavailable
+from storage.errors import (
+    CompactionRunning,
+    CompactorError,
+    Conflict,
+    DataLoss,
+    Fenced,
+    LeaseHeld,
+    NotFound,
+    Unavailable,
+)
 from storage.metadata.records import COMPACTION_CURSOR, RunState
 from tests.faults.simulation.model import TopicModel, require
 from tests.faults.simulation.process import Process
@@ -64,7 +73,12 @@ class Compacting:
     def compactor(self, process: Process) -> TwoPhaseCompactor:
         hasher = self._world.hasher
         return TwoPhaseCompactor(
-            process.metadata, process.store, self._world.clock, self._engine, hasher=lambda _: hasher
+            process.metadata,
+            process.store,
+            self._world.clock,
+            self._engine,
+            hasher=lambda _: hasher,
+            log=self._world.log_directory,
         )
 
     def _start(self, process: Process, model: TopicModel, compactor: TwoPhaseCompactor, used: Policies) -> None:
@@ -76,6 +90,11 @@ class Compacting:
             last = world.observer.last_run(model.record.id)
             require(last is not None and str(last.run_id) in str(error), f"{error}, and the last run is {last}")
             world.note("  another run is under way")
+            return
+        except (LeaseHeld, Fenced) as error:
+            fenced = isinstance(error, Fenced)  # by another sealer; a lease outlives a writer that died
+            require(not fenced or process.preempted or world.depth > 1, f"{model.record.name}: nobody seals: {error}")
+            world.note(f"  {type(error).__name__}: {error}"[:150])
             return
         except CompactorError as error:
             require(process.faults > faults, f"{model.record.name} could not be claimed without a fault: {error}")
@@ -102,7 +121,7 @@ class Compacting:
     def _check_nothing_new(self, model: TopicModel, used: Policies, floor: int | None) -> None:
         """P11, property 3: a trigger that makes no run would have changed nothing."""
         now = self._world.clock.now_ms()
-        end = model.last_old_enough(model.ledgers, used, now, model.horizon)
+        end = model.last_old_enough(self._world.observer.snapshot(model.record.id), used, now, model.horizon)
         require(end == model.horizon, f"{model.record.name}: nothing was new, and messages up to {end} are")
         if model.serving is None:
             return

@@ -45,6 +45,8 @@ class TopicModel:
     by_event: bool
     everything: list[Message] = field(default_factory=list)
     ledgers: list[LedgerRecord] = field(default_factory=list)
+    maybe: list[tuple[bytes | None, bytes | None]] = field(default_factory=list)
+    """Key and payload of what a dead writer left behind all that is known: there, or not, once it is recovered."""
     pending: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     states: dict[int, reference.State] = field(default_factory=dict)
     horizons: dict[int, int] = field(default_factory=dict)
@@ -65,9 +67,16 @@ class TopicModel:
         return self.horizons[self.serving] if self.serving is not None else -1
 
     def absorb(self, ledgers: Sequence[LedgerRecord]) -> None:
-        """Take in ledgers that have become visible: whole imports, in their order, as they were given."""
-        require(tuple(self.ledgers) == tuple(ledgers[: len(self.ledgers)]), f"{self.record.name}: raw ledgers changed")
-        for ledger in ledgers[len(self.ledgers) :]:
+        """Take in ledgers that have become visible: sealed segments, and whole imports in order, as they were given."""
+        known = {ledger.ledger_id for ledger in self.ledgers}
+        still = [ledger for ledger in ledgers if ledger.ledger_id in known]
+        require(self.ledgers == still, f"{self.record.name}: raw ledgers changed")
+        for ledger in ledgers:
+            if ledger.ledger_id in known:
+                continue
+            if ledger.attempt_id not in self.pending:
+                self._check_sealed(ledger)
+                continue
             rows = self.pending.get(ledger.attempt_id)
             require(rows is not None, f"ledger {ledger.ledger_id} is of no import that was going on")
             assert rows is not None
@@ -76,14 +85,37 @@ class TopicModel:
             for number in range(ledger.messages):
                 self.everything.append(_message(ledger, number, rows[number], self.record.name.partition))
             del rows[: ledger.messages]
-            self.ledgers.append(ledger)
+        self.ledgers = list(ledgers)
 
-    def last_old_enough(self, ledgers: Sequence[LedgerRecord], policies: Policies, now: int, horizon: int) -> int:
-        """P2, from the messages themselves: whole ledgers up to the first that holds one that is too young."""
+    def _check_sealed(self, ledger: LedgerRecord) -> None:
+        """A ledger that nobody imported holds what was appended to one segment, and all of it."""
+        inside = self.everything[ledger.first_offset : ledger.last_offset + 1]
+        told = f"ledger {ledger.ledger_id}"
+        require(len(inside) == ledger.last_offset - ledger.first_offset + 1, f"{told} has more than was appended")
+        require(
+            {m.message_id.ledger_id for m in inside} == {ledger.ledger_id}, f"{told} is of no import and no segment"
+        )
+
+    def appended(self, messages: Sequence[Message]) -> None:
+        """These have come, with the ids and offsets that were told, or that are read where a dead writer left some."""
+        for message in messages:
+            told = f"{self.record.name}: {message.message_id} at offset {message.offset}"
+            require(message.offset == len(self.everything), f"{told}, not {len(self.everything)}")
+            last = self.everything[-1].message_id if self.everything else None
+            require(last is None or message.message_id > last, f"{told} is not above {last}")
+            self.everything.append(message)
+
+    def last_old_enough(self, snapshot: TopicSnapshot, policies: Policies, now: int, horizon: int) -> int:
+        """P2, from the messages themselves: whole ledgers up to the first that holds one that is too young.
+
+        And up to what is no ledger yet.
+        """
         end = horizon
-        for ledger in ledgers:
+        for ledger in snapshot.ledgers:
             if ledger.last_offset <= horizon:
                 continue
+            if ledger.first_offset != end + 1:
+                break
             inside = self.everything[ledger.first_offset : ledger.last_offset + 1]
             if policies.min_lag_ms and any(message.publish_time > now - policies.min_lag_ms for message in inside):
                 break
@@ -107,7 +139,7 @@ class TopicModel:
         require(compacted.generation == snapshot.topic.generation, f"{told} with another generation than the topic's")
         policies = Policies(**run.policies)
         horizon = self.horizon
-        end = self.last_old_enough(notes.snapshot.ledgers, policies, run.started_at, horizon)
+        end = self.last_old_enough(notes.snapshot, policies, run.started_at, horizon)
         require(
             compacted.horizon.offset == end, f"{told} with horizon {compacted.horizon.offset}, not {end} (P2, A1, A4)"
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import ObjectDamaged, ObjectExists, ObjectMissing
@@ -151,6 +152,8 @@ class Process:
         self.on_pin: Callable[[TopicSnapshot], None] | None = None
         self.on_snapshot: Callable[[], None] | None = None
         self.on_death: list[Callable[[], object]] = []
+        self.left_log: dict[Path, bytes] | None = None
+        """The log's files as they were when it died: what its unwinding did to them since is undone."""
 
     @property
     def faults(self) -> int:
@@ -163,6 +166,8 @@ class Process:
 
     def die(self) -> None:
         """Raises Killed, now and at every further call."""
+        if not self.dying:
+            self.left_log = self.world.log_files()
         self.dying = True
         raise Killed(self.name)
 
@@ -174,6 +179,9 @@ class Process:
                 forget()
         self.metadata.forget_pins()
         self.on_death.clear()
+        if self.left_log is not None:
+            self.world.put_back(self.left_log)
+            self.left_log = None
         self.calm()
         self.dying = self.stalled = False
 

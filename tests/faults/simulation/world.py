@@ -27,10 +27,14 @@ from storage.errors import CompactorError
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import read_manifest
+from storage.log.directory import LogDirectory
+from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects import registry
+from storage.reader import messages
+from storage.start import AtOffset
 from storage.steps import Step, observed
 from storage.topic import Topic
 from tests.clocks import ManualClock
@@ -40,9 +44,23 @@ from tests.faults.simulation.process import SCHEME, Killed, MemoryStore, Objects
 from tests.sealed import SEED, CollidingHasher
 from tests.servers.cut_link import Cut
 
-INSIDE = frozenset({Step.IMPORT_INSIDE_COMMIT, Step.PUBLISH_INSIDE_TRANSACTION})
+INSIDE = frozenset(
+    {
+        Step.IMPORT_INSIDE_COMMIT,
+        Step.PUBLISH_INSIDE_TRANSACTION,
+        Step.ROLL_INSIDE_COMMIT,
+        Step.SEAL_INSIDE_COMMIT,
+    }
+)
 """Steps at which a transaction is open: nobody else can write, so nobody else is let in."""
-STEPS = {"w": ("IMPORT_",), "c": ("RUN_", "PHASE_", "MANIFEST_", "PUBLISH_"), "r": ("PIN_",), "g": ("GC_",)}
+STEPS = {
+    "a": ("SEGMENT_FILE_CREATED", "SEGMENT_OPENED", "ENTRIES_", "ROLL_", "SEGMENT_ROLLED"),
+    "s": ("SEAL_", "SEGMENT_SEALED", "SEGMENT_F", "IMPORT_ROWS", "ROLL_"),
+    "w": ("IMPORT_",),
+    "c": ("RUN_", "PHASE_", "MANIFEST_", "PUBLISH_"),
+    "r": ("PIN_",),
+    "g": ("GC_",),
+}
 """By the first letter of a process's name, how the steps that it may come by begin."""
 COMMITS = {"w": Step.IMPORT_BEFORE_COMMIT, "c": Step.PUBLISH_BEFORE_TRANSACTION}
 """The last step before the COMMIT that matters most."""
@@ -53,7 +71,9 @@ OWN_FOLDER = Path("/dev/shm")
 class World:
     """`random` decides everything; `log` has one line for each event; `depth` 1: inside an interrupted event."""
 
-    def __init__(self, seed: int, database_url: str) -> None:
+    def __init__(self, seed: int, database_url: str, folder: Path) -> None:
+        self.folder = folder
+        self.log_directory = LogDirectory(folder / "log")
         self.random = random.Random(seed)
         self.clock = ManualClock()
         self.database_url = database_url
@@ -71,7 +91,10 @@ class World:
         """Lets another process have an event; set by the simulation."""
         self.happened: set[str] = set()
         """Kinds of things that this run came by, for whoever wonders what was tried."""
-        self.processes = {name: Process(self, name) for name in ("w0", "w1", "c0", "c1", "c2", "r0", "r1", "g0")}
+        self.processes = {
+            name: Process(self, name)
+            for name in ("w0", "w1", "a0", "a1", "s0", "s1", "c0", "c1", "c2", "r0", "r1", "g0")
+        }
         self.observer = MetadataStore(database_url, self.clock)
         self.tune(self.observer)
         self.store = MemoryStore(self, None)
@@ -96,7 +119,31 @@ class World:
     def topic(self, model: TopicModel, process: Process | None = None) -> Topic:
         """The topic as a process sees it; None: as the simulation does."""
         metadata, store = (process.metadata, process.store) if process else (self.observer, self.store)
-        return Topic(metadata, store, self.clock, model.record, self.hasher)
+        return Topic(metadata, store, self.clock, model.record, self.hasher, self.log_directory)
+
+    def noting_writers(self) -> Callable[..., None]:
+        """SegmentWriter.__init__, which lets the process that makes one give its file up when it dies."""
+        made = SegmentWriter.__init__
+
+        def noting(writer: SegmentWriter, *arguments: Any, **options: Any) -> None:
+            made(writer, *arguments, **options)
+            if self._stack:
+                self._stack[-1].on_death.append(writer._release)
+
+        return noting
+
+    def log_files(self) -> dict[Path, bytes]:
+        """Every file of the log."""
+        return {path: path.read_bytes() for path in self.log_directory.path.rglob("*") if path.is_file()}
+
+    def put_back(self, files: dict[Path, bytes]) -> None:
+        """Make the log's files what they were; those that are right stay as they are."""
+        now = self.log_files()
+        for path in now.keys() - files.keys():
+            path.unlink()
+        for path, data in files.items():
+            if now.get(path) != data:
+                path.write_bytes(data)
 
     def free(self, kind: str) -> list[Process]:
         """The processes of a kind (the first letter of their names) that are not in the middle of an event."""
@@ -104,12 +151,17 @@ class World:
 
     def note(self, what: str) -> None:
         """One line of the log."""
-        self.log.append(f"{'    ' * self.depth}{what}")
+        self.log.append(f"{'    ' * self.depth}{what.replace(str(self.folder), '…')}")
 
     def violated(self, what: str) -> None:
         """Raises Violation, and remembers it in case somebody holds it up."""
         self.failed = self.failed or Violation(what)
         raise self.failed
+
+    @property
+    def is_importing(self) -> bool:
+        """Whether this happens in the middle of an import: the model hears of that when it ends."""
+        return any(process.name.startswith("w") for process in self._stack)
 
     def run_as(self, process: Process, what: str, action: Callable[[], object], faults: float = 0.0) -> bool:
         """An event of a process, cut off or interrupted at steps by chance; False: the process died of it."""
@@ -210,6 +262,7 @@ class World:
             self.violated(str(error))
 
     def _observe(self, model: TopicModel, snapshot: TopicSnapshot) -> None:
+        self._find_what_was_left(model)
         model.absorb(snapshot.ledgers)
         compacted, cursor = snapshot.compacted, snapshot.cursor
         name = model.record.name
@@ -236,6 +289,17 @@ class World:
         expected = {**model.properties, COMPACTED_LEDGER_PROPERTY: str(compacted.ledger_id)}
         require(dict(cursor.properties) == expected, f"{name}: the cursor's properties are {cursor.properties} (A2)")
         require(cursor.mark_delete == compacted.horizon, f"{name}: the cursor is at {cursor.mark_delete} (A1)")
+
+    def _find_what_was_left(self, model: TopicModel) -> None:
+        """L2: what a dead writer wrote and did not tell is there, whole and where it was put, or it is not."""
+        if not model.maybe:
+            return
+        found = list(messages(self.topic(model).read(AtOffset(len(model.everything))), model.record.name.partition))
+        count = len(model.maybe)
+        if found and [(m.key, m.payload) for m in found[:count]] == model.maybe:
+            self.happened.add("surfaced")
+            model.appended(found[:count])
+            model.maybe = []
 
     def serving_objects(self, model: TopicModel) -> set[str]:
         """What raw ledgers and the compacted ledger that serves refer to."""
@@ -316,11 +380,15 @@ def simulated(seed: int, database_url: str | None = None) -> Iterator[World]:
             "secrets.randbits": nonces.getrandbits,
             "storage.lease.Heartbeat": _NoHeartbeat,
             "storage.bulk_append.Heartbeat": _NoHeartbeat,
+            "storage.log.topic_log.Heartbeat": _NoHeartbeat,
+            "storage.log.keeper.Heartbeat": _NoHeartbeat,
             "storage.bulk_append.ThreadPoolExecutor": _AtOnce,
         }.items():
             stack.enter_context(mock.patch(target, stands_still))
-        world = World(seed, database_url)
+        world = World(seed, database_url, Path(folder))
         stack.callback(world.close)
+        stack.enter_context(mock.patch.object(SegmentWriter, "__init__", world.noting_writers()))
+        stack.enter_context(mock.patch("storage.log.keeper.Xxh3KeyHasher", return_value=world.hasher))
         opener = {PREFIX + SCHEME: lambda location: world.processes[urlsplit(location.url).netloc].store}
         stack.enter_context(mock.patch.object(registry, "OPENERS", {**registry.OPENERS, **opener}))
         stack.enter_context(observed(world))

@@ -292,7 +292,7 @@ def test_a_job_of_which_all_runs_are_cancelled_is_stopped_while_it_runs(bench: W
     engine = Stopped()
     compactor = replace(bench, engine=engine).compactor()
     batch = Batch(bench.metadata, engine, Quiet(), heartbeat_ms=15)
-    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, policies=Policies())
+    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=Policies())
     outcomes = list(batch.run([topic.name for topic in some], claim, 10))
     assert all(isinstance(outcome.error, CompactorError) for outcome in outcomes)
     assert [state(topic) for topic in some] == [(RunState.CANCELLED, "not wanted")] * 2

@@ -11,6 +11,7 @@ from pyroaring import BitMap64
 from compactor import dirty
 from compactor.plan import Policies, RunPlan, ScanPlan, ScanResult, Sizing
 from storage.ledger import key_index
+from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, Records
 from storage.ledger.manifest import DeletedRows, Manifest, Part
@@ -174,7 +175,41 @@ def test_a_ledger_that_is_too_young_is_nothing_new() -> None:
     ],
 )
 def test_a_part_is_due(policies: Policies, one: Part, floor: int | None, due: bool) -> None:
-    assert dirty.anything_due([part(0), one], policies, NOW, floor) == due
+    assert dirty.anything_due(manifest(part(0), one), policies, NOW, floor) == due
+
+
+@pytest.mark.parametrize(
+    ("policies", "times", "floor", "due"),
+    [
+        pytest.param(Policies(key_ttl_ms=HOUR), {"oldest_value": HOUR}, None, True, id="a value"),
+        pytest.param(Policies(key_ttl_ms=HOUR), {"oldest_value": HOUR - 1}, None, False, id="a value, too early"),
+        pytest.param(Policies(), {"oldest_value": HOUR}, None, False, id="no time to live"),
+        pytest.param(Policies(), {"oldest_tombstone": 0, "first_tombstone": NOW - 14}, None, True, id="a tombstone"),
+        pytest.param(Policies(), {"oldest_tombstone": 0, "first_tombstone": NOW - 14}, 13, False, id="a slow cursor"),
+        pytest.param(
+            Policies(incomplete_chunk_max_age_ms=HOUR), {"oldest_pending": HOUR}, None, True, id="an incomplete message"
+        ),
+        pytest.param(
+            Policies(incomplete_chunk_max_age_ms=HOUR), {"oldest_pending": HOUR - 1}, None, False, id="a fresh one"
+        ),
+        pytest.param(Policies(), {"oldest_pending": 24 * HOUR}, None, True, id="a day by default"),
+        pytest.param(
+            Policies(incomplete_chunk_max_age_ms=None), {"oldest_pending": 99 * HOUR}, None, False, id="they never go"
+        ),
+        pytest.param(Policies(), {}, None, False, id="nothing that goes by time"),
+    ],
+)
+def test_chunked_messages_are_due(policies: Policies, times: dict[str, int], floor: int | None, due: bool) -> None:
+    """Times of the table in milliseconds before NOW; the first tombstone is at offset 14."""
+    table = ChunkTable("c", 72, 0, pending=1, **{name: NOW - time for name, time in times.items()})
+    assert dirty.anything_due(replace(manifest(part(0)), chunks=(table,)), policies, NOW, floor) == due
+
+
+def test_chunks_count_as_records_do() -> None:
+    """Hash ranges bound what a task holds: four records a chunk."""
+    previous = replace(manifest(part(0), levels=(1,)), chunks=(ChunkTable("c", 72 * 25, 0),))
+    assert len(dirty.sized(plan_of([], previous, Policies()), previous, Sizing(1, 50), reindexed=False).ranges) == 2
+    assert len(dirty.sized(plan_of([], previous, Policies()), previous, Sizing(1, 100), reindexed=False).ranges) == 1
 
 
 @pytest.mark.parametrize(
@@ -188,7 +223,14 @@ def test_a_part_is_due(policies: Policies, one: Part, floor: int | None, due: bo
     ],
 )
 def test_only_retention_and_time_to_live_go_by_time(policies: Policies, goes: bool) -> None:
-    assert dirty.goes_by_time(policies) == goes
+    assert dirty.goes_by_time(snapshot_of([]), policies) == goes
+
+
+def test_incomplete_chunked_messages_go_by_time() -> None:
+    run = replace(last_run(RunState.SUCCESS, Policies()), statistics={"incomplete_chunks": 1})
+    assert dirty.goes_by_time(replace(snapshot_of([]), last_run=run), Policies())
+    run = replace(run, statistics={"incomplete_chunks": 0})
+    assert not dirty.goes_by_time(replace(snapshot_of([]), last_run=run), Policies())
 
 
 def test_scans_look_at_what_is_due_and_at_nothing_else() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from storage.errors import Unavailable
 from storage.metadata.records import RunState
 from storage.topic import Topic
 from tests.workbench import Workbench, content
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Workbench]:
-    bench = Workbench.embedded(tmp_path)
-    yield bench
-    bench.metadata.close()
 
 
 def two_generations(bench: Workbench) -> Topic:

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.engine import LIGHT, PARTITIONS_PER_CORE, Failed, InProcess, answers, pack
-from storage.errors import ObjectMissing
+from compactor.engine import (
+    LIGHT,
+    PARTITIONS_PER_CORE,
+    Failed,
+    InProcess,
+    InProcessEngines,
+    answers,
+    pack,
+    stop_of_this_task,
+)
+from storage.errors import Fenced, ObjectMissing
 
 GONE = ObjectMissing("object 1 is gone", "restore it")
 
@@ -30,6 +39,39 @@ def test_what_fails_stands_in_its_place() -> None:
     with pytest.raises(ObjectMissing, match="object 1 is gone"):
         answers(outcomes)
     assert answers([1, 2]) == [1, 2]
+
+
+def test_a_cancel_is_heard_between_tasks_and_holds_for_this_job_alone() -> None:
+    engines = InProcessEngines()
+    engine, other = engines.open(), engines.open()
+    seen: list[int] = []
+
+    def cancelled_by_the_second(number: int) -> int:
+        if number == 1:
+            engine.cancel()
+        (answer,) = answers(other.run(1, lambda _: number, lambda _: None))
+        return answer
+
+    with pytest.raises(Fenced, match="was cancelled"):
+        engine.run(3, cancelled_by_the_second, seen.append)
+    assert seen == [1, 2]
+    assert engine.run(2, lambda number: number, seen.append) == [0, 1]
+
+
+def test_a_task_can_ask_whether_it_is_to_end_and_then_fails_for_that_alone() -> None:
+    engine = InProcess()
+
+    def ends(_: int) -> None:
+        stop = stop_of_this_task()
+        assert stop is not None
+        assert not stop.is_set()
+        engine.cancel()
+        assert stop.is_set()
+        raise GONE
+
+    with pytest.raises(Fenced, match="was cancelled"):
+        engine.run(1, ends, lambda _: None)
+    assert stop_of_this_task() is None
 
 
 def test_without_weights_every_task_is_a_partition() -> None:

@@ -77,9 +77,9 @@ def ended(pid: int) -> bool:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for another process, which gives nothing to wait on, for half a minute at most."""
+    """Wait for another process, which gives nothing to wait on, for two minutes at most."""
     pause = threading.Event()
-    for _ in range(300):
+    for _ in range(1200):
         if holds():
             return
         pause.wait(0.1)
@@ -156,6 +156,7 @@ def test_a_signal_to_the_process_group(tmp_path: Path, number: signal.Signals) -
         out, errors = process.communicate()
     finally:
         process.kill()
+        process.communicate()
     if number == signal.SIGTERM:
         assert (process.returncode, out) == (0, "interrupted\n"), errors
     for name in ("java", "running"):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,13 +26,6 @@ from storage.objects.throttled import Rates
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.workbench import Workbench, compacted_only, content, raw
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Workbench]:
-    bench = Workbench.embedded(tmp_path)
-    yield bench
-    bench.metadata.close()
 
 
 class BreaksIn(InProcess):

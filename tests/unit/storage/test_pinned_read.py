@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,13 +22,6 @@ from tests.clocks import ManualClock
 from tests.workbench import Workbench, content, raw, view
 
 KEYS = [b"key-%02d" % number for number in range(20)]
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Workbench]:
-    bench = Workbench.embedded(tmp_path)
-    yield bench
-    bench.metadata.close()
 
 
 @pytest.fixture

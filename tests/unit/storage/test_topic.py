@@ -39,13 +39,6 @@ from tests.workbench import TINY, Workbench, compacted_only, content, ids, raw, 
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Workbench]:
-    bench = Workbench.embedded(tmp_path)
-    yield bench
-    bench.metadata.close()
-
-
-@pytest.fixture
 def topic(bench: Workbench) -> Topic:
     """a@0 b@1 a@2 c@3 | compacted: b@1 a@2 c@3 | b@4 -c@5 d@6"""
     topic = bench.topic()

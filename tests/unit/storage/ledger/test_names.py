@@ -22,6 +22,7 @@ BUILDERS: dict[ObjectKind, Callable[[str, str, int], str]] = {
     ObjectKind.INDEX: names.compacted_index,
     ObjectKind.ROW_SETS: names.row_sets,
     ObjectKind.BITMAPS: names.bitmaps,
+    ObjectKind.CHUNKS: names.chunks,
 }
 UID, ATTEMPT = "0a" * 16, "f9" * 16
 

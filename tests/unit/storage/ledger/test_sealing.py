@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
 from storage.ledger import key_index, names, rows
+from storage.ledger.chunk_table import offsets, read_ledger_chunks
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.names import ObjectKind
@@ -84,8 +87,18 @@ def test_a_sealed_ledger_is_what_its_row_says(object_store: ObjectStore, table: 
     assert unkeyed(object_store, ledger.index) == {
         "null_keys": [r["offset"] for r in drawn if r["slot"] == rows.Slot.MESSAGE and r["key"] is None],
         "whole_entries": [r["offset"] for r in drawn if r["slot"] == rows.Slot.WHOLE_ENTRY],
-        "chunks": [r["offset"] for r in drawn if r["slot"] == rows.Slot.CHUNK],
+        "chunks": [r["offset"] for r in drawn if r["slot"] == rows.Slot.CHUNK and not belongs(r)],
     }
+    chunks = read_ledger_chunks(object_store, ledger.index)
+    found = zip(offsets(chunks).tolist(), chunks["index"].tolist(), chunks["count"].tolist(), strict=True)
+    wanted = [r for r in drawn if r["slot"] == rows.Slot.CHUNK and belongs(r)]
+    assert list(found) == [(r["offset"], r["chunk_index"], r["chunk_count"]) for r in wanted]
+
+
+def belongs(row: dict[str, Any]) -> bool:
+    """Whether a chunk can be of a message."""
+    index, count = row["chunk_index"], row["chunk_count"]
+    return row["chunk_uuid"] is not None and index is not None and count is not None and index < count
 
 
 def simple_rows(count: int, **columns: list[object]) -> pa.Table:

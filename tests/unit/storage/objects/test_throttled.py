@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from storage.errors import ObjectExists
+from storage.errors import Fenced, ObjectExists
 from storage.objects.interface import ObjectStore
 from storage.objects.throttled import Pace, Rates, ThrottledStore, throttled
 from tests.clocks import ManualClock
@@ -114,3 +116,40 @@ def test_everything_else_is_handed_on(object_store: ObjectStore, clock: ManualCl
 def test_tasks_share_a_limit() -> None:
     assert Rates(100, None).shared_by(4) == Rates(25, None)
     assert Rates(3, 8).shared_by(4) == Rates(1, 2)
+
+
+@pytest.mark.parametrize("rates", [Rates(), Rates(read=1000, write=1000)])
+def test_what_is_stopped_neither_reads_nor_writes(object_store: ObjectStore, clock: ManualClock, rates: Rates) -> None:
+    stop = threading.Event()
+    store = throttled(object_store, rates, clock, stop)
+    name = f"throttled/{new_id()}"
+    store.put(name, b"1")
+    assert store.get(name) == b"1"
+
+    def half_of_it() -> None:
+        with store.create(f"{name}-2") as writer:
+            stop.set()
+            writer.write(b"2")
+
+    for refused in (half_of_it, lambda: store.get(name), lambda: store.put(f"{name}-3", b"3")):
+        with pytest.raises(Fenced, match="was cancelled"):
+            refused()
+    assert [one.name for one in object_store.list(name)] == [name]
+
+
+def test_who_waits_for_its_turn_hears_within_a_second_that_it_is_stopped() -> None:
+    stop = threading.Event()
+
+    class Stops(ManualClock):
+        def wait(self, seconds: float) -> None:
+            super().wait(seconds)
+            if elapsed(self) >= 5000:
+                stop.set()
+
+    clock = Stops(START)
+    pace = Pace(clock, 1000, stop)
+    pace.spend(1700)
+    assert elapsed(clock) == 1700
+    with pytest.raises(Fenced, match="was cancelled"):
+        pace.spend(2**60)
+    assert 5000 <= elapsed(clock) <= 6000

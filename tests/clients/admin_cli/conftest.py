@@ -1,0 +1,78 @@
+"""`compactor-admin` as a user has it, without the cost of a process: its requests go to a service in this process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import api.admin_cli.main
+from api.admin_cli import connection
+from api.admin_cli.target import CONFIG_VARIABLE, VARIABLES, Target
+from tests.program import Program, in_this_process
+from tests.serving import Served, serving
+
+_NUMBERS = itertools.count()
+
+
+Admin = Program
+
+
+class _ToTheService(httpx.BaseTransport):
+    """Requests as they would go over a socket, answered by the application."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.raw_path.decode()
+        request.read()
+        answer = self._served.client.request(
+            request.method, path, content=request.content, headers=dict(request.headers)
+        )
+        return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content, request=request)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service in this process; nothing is compacted by itself."""
+    with serving(tmp_path_factory.mktemp("service")) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting in the environment, and no file in the user's home."""
+    for variable in (*VARIABLES.values(), CONFIG_VARIABLE, "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Admin:
+    """The program, with whatever service its options name."""
+
+    return in_this_process("compactor-admin", api.admin_cli.main.main, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def admin(served: Served, outside: Admin, monkeypatch: pytest.MonkeyPatch) -> Admin:
+    """The program, at the service of this module."""
+    made = connection.Connection
+
+    def inside(target: Target) -> connection.Connection:
+        return made(target, _ToTheService(served))
+
+    monkeypatch.setattr(connection, "Connection", inside)
+    return outside
+
+
+@pytest.fixture
+def topic(admin: Admin) -> str:
+    """A topic of its own, without messages."""
+    name = f"t{next(_NUMBERS)}"
+    admin("topics", "create", name).done()
+    return name

@@ -1,0 +1,154 @@
+"""What `compactor-admin` has beside Pulsar's verbs: runs, policies, messages, verify, trim and garbage."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.admin_cli.compactions_commands import StateName, parse_events, progress
+from storage.errors import Unavailable
+from storage.metadata.records import RunState
+from tests.clients.admin_cli.conftest import Admin
+from tests.serving import Served
+
+LINES = b'{"key": "a", "value": "1"}\n{"key": "b", "value": "2"}\n{"key": "a", "value": "3"}\n'
+
+
+@pytest.fixture
+def compacted(admin: Admin, served: Served, topic: str) -> str:
+    """A topic of three messages with two keys, compacted."""
+    admin("topics", "produce", topic, stdin=LINES).done()
+    admin("topics", "compact", topic).done()
+    served.compact_requested()
+    return topic
+
+
+def test_a_compaction_asked_for_and_its_status(admin: Admin, served: Served, topic: str) -> None:
+    assert "has not been run" in admin("topics", "compaction-status", topic).done().stdout
+    admin("topics", "compact", topic).done()
+    assert admin("topics", "compaction-status", topic).lines == ["Compaction is currently running"]
+    admin("topics", "compact", topic).refused(4, "Compaction already in progress")
+    served.compact_requested()
+    assert admin("topics", "compaction-status", topic, "--wait-complete").lines == ["Compaction was a success"]
+    answer = admin("topics", "compaction-status", topic, "--output", "json").json
+    assert answer == {"status": "SUCCESS", "lastError": ""}
+
+
+def test_a_wait_ends_when_the_run_does(
+    admin: Admin, served: Served, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin("topics", "compact", topic).done()
+    monkeypatch.setattr("api.admin_cli.compaction_commands.time.sleep", lambda _: served.compact_requested())
+    assert admin("topics", "compaction-status", topic, "-w").lines == ["Compaction was a success"]
+
+
+def test_a_run_that_failed_is_an_exit_code(
+    admin: Admin, served: Served, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin("topics", "produce", topic, stdin=LINES).done()
+    admin("topics", "compact", topic).done()
+
+    def broken(*_: object) -> None:
+        raise Unavailable("the disk is gone", "try again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(served.engine), "run", broken)
+        served.compact_requested()
+    failed = admin("topics", "compaction-status", topic)
+    assert (failed.exit_code, failed.lines) == (9, ["Error in compaction"])
+    assert "the disk is gone" in failed.stderr
+    watched = admin("compactions", "watch", "--topic", topic, "--output", "json")
+    assert (watched.exit_code, watched.json["state"]) == (9, "ERROR")
+    assert "ended with ERROR" in watched.stderr
+
+
+def test_runs_are_listed_shown_and_watched(admin: Admin, compacted: str) -> None:
+    [run] = admin("compactions", "list", "--topic", compacted, "--output", "json").json
+    assert (run["state"], run["topic"]) == ("SUCCESS", f"persistent://public/default/{compacted}")
+    number = str(run["run"])
+    assert number in admin("compactions", "list", "--state", "SUCCESS", "--limit", "1").stdout
+    assert admin("compactions", "show", number, "--output", "json").json == run
+    assert "SUCCESS" in admin("compactions", "watch", number).done().stdout
+    assert admin("compactions", "watch", "--topic", compacted, "--output", "json").done().json == run
+    admin("compactions", "cancel", number).refused(4)
+    admin("compactions", "show", "999999").refused(3)
+    admin("compactions", "watch", number, "--topic", compacted).refused(2, "RUN or --topic")
+
+
+def test_pausing_and_the_scheduler(admin: Admin, topic: str) -> None:
+    assert "Paused(1)" in admin("compactions", "pause", topic).done().stdout
+    admin("topics", "compact", topic).refused(4)
+    [paused] = admin("compactions", "scheduler", "--output", "json").json["paused"]
+    assert paused["topic"].endswith(topic)
+    assert "paused: 1" in admin("compactions", "scheduler").lines
+    admin("compactions", "resume", topic).done()
+    admin("compactions", "resume", topic).refused(4)
+    admin("topics", "compact", topic).done()
+    [control] = admin("compactions", "control", topic, "--output", "json").json
+    assert control["requested_at"] is not None
+    admin("compactions", "abort", topic).done()
+    assert admin("compactions", "control", topic, "--output", "json").json[0]["requested_at"] is None
+    admin("compactions", "watch", "--topic", topic).refused(3, "no compaction run")
+
+
+def test_policies_of_every_place(admin: Admin, topic: str) -> None:
+    name, limit = "segment.bytes", ("--output", "json")
+    admin("policies", "set", "--broker", f"{name}=1M").done()
+    assert admin("policies", "get", name, "--topic", topic, *limit).json == {"value": 1 << 20, "origin": "broker"}
+    admin("policies", "set", "--namespace", "public/default", f"{name}=2M").done()
+    admin("policies", "set", "--topic", topic, f"{name}=3M", "compaction.threshold.messages=100").done()
+    assert str(3 << 20) in admin("policies", "get", name, "--topic", topic).stdout
+    own = admin("policies", "get", "--own", "--topic", topic, *limit).json
+    assert own.keys() == {name, "compaction.threshold.messages"}
+    admin("policies", "remove", "--topic", topic, *own).done()
+    assert admin("policies", "get", name, "--topic", topic, *limit).json["origin"] == "namespace"
+    admin("policies", "remove", "--namespace", "public/default", name).done()
+    admin("policies", "remove", "--broker", name).done()
+    assert admin("policies", "get", name, "--topic", topic, *limit).json["origin"] == "default"
+    admin("policies", "set", "--topic", topic, "nosuch=1").refused(2, "nosuch")
+    admin("policies", "set", "--topic", topic, "segment.bytes").refused(2, "NAME=VALUE")
+    admin("policies", "get", "--topic", topic, "--broker").refused(2, "--topic, --namespace or --broker")
+
+
+def test_produce_read_and_get(admin: Admin, topic: str) -> None:
+    sent = admin("topics", "produce", topic, "--ids", stdin=LINES).done()
+    assert len(sent.lines) == 3
+    assert "3 messages" in sent.stderr
+    assert [line.count('"key"') for line in admin("topics", "read", topic).done().lines] == [1, 1, 1]
+    assert len(admin("topics", "read", topic, "--limit", "1", "--start", "1").lines) == 1
+    arrow = admin("topics", "read", topic, "--format", "arrow").done().raw_stdout
+    assert arrow.startswith(b"\xff\xff\xff\xff")
+    assert admin("topics", "get-key", topic, "a").lines == ["3"]
+    assert admin("topics", "get-key", topic, "a", "--output", "json").json["value"] == "3"
+    admin("topics", "get-key", topic, "nosuch").refused(8, "has no value")
+    admin("topics", "get-key", "nosuch", "a").refused(3, "not found")
+    admin("topics", "read", topic, "--start", "5:x").refused(2)
+    bad = admin("topics", "produce", topic, stdin=b'{"key": 1}\n')
+    assert (bad.exit_code, bad.stdout) == (2, "")
+
+
+def test_verify_trim_and_garbage_say_first_and_do_when_told(admin: Admin, compacted: str) -> None:
+    assert "0 differences" in admin("topics", "verify", compacted).done().stdout
+    [report] = admin("topics", "verify", compacted, "--output", "json").json
+    assert report["total"] == 0
+    planned = admin("topics", "trim", compacted, "--before", "1", "--force", "--output", "json").json
+    assert planned[0]["dry_run"] is True
+    assert "would go" in admin("topics", "trim", compacted).done().stderr
+    done = admin("topics", "trim", compacted, "--execute", "--output", "json").json
+    assert done[0]["topic"].endswith(compacted)
+    assert admin("gc", "--topic", compacted, "--grace", "10m", "--output", "json").json["dry_run"] is True
+    assert "would be deleted" in admin("gc").done().stderr
+    assert "deleted" in admin("gc", "--execute").done().stderr
+    admin("gc", "--topic", "nosuch").refused(3)
+
+
+def test_states_are_those_of_the_database() -> None:
+    assert [one.value for one in StateName] == [one.value for one in RunState]
+
+
+def test_events_in_pieces_and_progress_in_words() -> None:
+    lines = [": hello", "event: progress", "id: 1", 'data: {"a":', "data: 1}", "", "event: end", 'data: {"b": 2}', ""]
+    cut = ["event: progress", 'data: {"c"']
+    assert list(parse_events([*lines, *cut])) == [("progress", {"a": 1}), ("end", {"b": 2})]
+    run = {"run": 7, "topic": "t", "phase": "phase two", "tasks_done": 3, "tasks_total": 8, "bytes_done": 1536}
+    times = {"started_at": 1_000, "heartbeat_at": 13_500}
+    assert progress({**run, **times}) == "run 7 of t: phase two, 3/8 tasks, 1.5 KiB, 12 s"

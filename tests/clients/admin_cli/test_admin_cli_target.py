@@ -1,0 +1,223 @@
+"""Which service is asked and as whom, what is said when none answers, and how little is loaded for it."""
+
+from __future__ import annotations
+
+import http.server
+import socketserver
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from api.admin_cli.target import DEFAULT_URL, Target, find_target
+from storage.errors import Misconfigured
+from tests.clients.admin_cli.conftest import Admin
+from tests.clients.rest.test_serve_tls import certificate
+
+HEAVY = ("pyspark", "sqlalchemy", "alembic", "pyarrow", "polars", "numpy", "boto3", "fastapi", "uvicorn")
+OURS = ("compactor", "storage.metadata", "storage.objects", "storage.ledger", "storage.log", "api.app", "api.service")
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return str(file)
+
+
+def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    assert find_target({}, None, home) == Target(DEFAULT_URL)
+    write(tmp_path, ".config/compactor/admin.toml", 'admin-url = "https://file:1/"\ntoken = "in-file"\ntimeout = 5\n')
+    assert find_target({}, None, home) == Target("https://file:1", "in-file", None, 5)
+    environment = {**home, "COMPACTOR_ADMIN_URL": "http://environment:2", "COMPACTOR_TOKEN": "in-environment"}
+    assert find_target({}, None, environment) == Target("http://environment:2", "in-environment", None, 5)
+    token = write(tmp_path, "token", " of-a-file\n")
+    flags = {"admin-url": "http://flag:3", "token-file": token, "token": None}
+    assert find_target(flags, None, environment) == Target("http://flag:3", "of-a-file", None, 5)
+    assert "of-a-file" not in repr(find_target(flags, None, environment))
+
+
+@pytest.mark.parametrize("given", ["token:secret", "file://{folder}/secret", "secret"])
+def test_pulsars_client_conf(tmp_path: Path, given: str) -> None:
+    write(tmp_path, "secret", "secret\n")
+    params = given.format(folder=tmp_path)
+    text = f"# a comment\nwebServiceUrl=http://a:8080,b:8080/\nbrokerServiceUrl=pulsar://a:6650/\nauthParams={params}\n"
+    assert find_target({}, write(tmp_path, "client.conf", text), {}) == Target("http://a:8080", "secret")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.toml", "nosuch = 1\n", "unknown key 'nosuch'"),
+        ("a.toml", "admin-url = ", "is not TOML"),
+        ("a.toml", "token = true\n", "token in .* is no text"),
+        ("a.toml", 'admin-url = "ftp://x"\n', "'ftp://x' is not the URL"),
+        ("a.toml", 'admin-url = "http://x:99999"\n', "is not the URL"),
+        ("a.toml", 'token = "a"\ntoken-file = "b"\n', "both a token and a token file"),
+        ("a.toml", 'token-file = "/nosuch"\n', "token file /nosuch cannot be read"),
+        ("a.toml", 'token = "a b"\n', "characters that no token has"),
+        ("a.toml", 'ca-cert = "/nosuch"\n', "certificate file /nosuch does not exist"),
+        ("a.toml", "timeout = 0\n", "'0' is no time-out"),
+    ],
+)
+def test_what_cannot_be_is_told(tmp_path: Path, name: str, text: str, says: str) -> None:
+    with pytest.raises(Misconfigured, match=says) as told:
+        find_target({}, write(tmp_path, name, text), {})
+    assert "a b" not in str(told.value)
+
+
+def test_no_service_there(outside: Admin, tmp_path: Path) -> None:
+    nobody = ("--admin-url", "http://127.0.0.1:1")
+    outside("tenants", "list", *nobody).refused(6, "http://127.0.0.1:1", "compactor serve", "--admin-url")
+    outside("tenants", "list", "--config", "/nosuch.toml").refused(5, "does not exist")
+    bad = write(tmp_path, "bad.pem", "no certificate")
+    outside("tenants", "list", *nobody, "--ca-cert", bad).refused(5, "no file of certificates")
+    outside("tenants", "list", "--token").refused(2, "needs a value")
+    outside("tenants", "nosuch").refused(2, "see `compactor-admin")
+
+
+@pytest.fixture
+def answering() -> Iterator[tuple[str, dict[str, tuple[int, str, str]], list[str]]]:
+    """A server that answers each path as the test says, and notes the tokens."""
+    answers: dict[str, tuple[int, str, str]] = {}
+    tokens: list[str] = []
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, kind, body = answers[self.path]
+            tokens.append(self.headers.get("Authorization", ""))
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            if status == 429:
+                self.send_header("Retry-After", "7")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", answers, tokens
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def tls_port(tmp_path: Path) -> Iterator[int]:
+    """A port where TLS alone is spoken."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate(tmp_path))
+
+    class Nothing(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                context.wrap_socket(self.request, server_side=True).close()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Nothing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "says"),
+    [
+        (401, 5, "--token-file"),
+        (403, 5, "permission"),
+        (405, 2, "correct the request"),
+        (409, 4, "try again"),
+        (416, 2, "correct"),
+        (429, 6, "in 7 s"),
+        (500, 1, "the service's log"),
+        (503, 6, "try again later"),
+        (507, 7, "backup"),
+    ],
+)
+def test_what_the_service_refuses(
+    outside: Admin,
+    answering: tuple[str, dict[str, tuple[int, str, str]], list[str]],
+    status: int,
+    code: int,
+    says: str,
+) -> None:
+    url, answers, tokens = answering
+    answers["/admin/v2/tenants"] = (status, "application/json", '{"reason": "of its own"}')
+    told = outside("tenants", "list", "--admin-url", url, "--token", "sesame").refused(code, "of its own", says)
+    assert "sesame" not in told
+    assert tokens == ["Bearer sesame"]
+
+
+def test_a_server_that_is_another(
+    outside: Admin, answering: tuple[str, dict[str, tuple[int, str, str]], list[str]]
+) -> None:
+    url, answers, _ = answering
+    answers["/admin/v2/tenants"] = (200, "text/html", "<html>hello")
+    outside("tenants", "list", "--admin-url", url).refused(5, "is it a compactor service?")
+    for status, kind, body in (
+        (404, "text/html", "<html>nothing here"),
+        (404, "text/plain", "404 page not found"),
+        (404, "application/json", '{"detail": "Not Found"}'),
+        (501, "text/html", "<html>"),
+    ):
+        answers["/admin/v2/tenants"] = (status, kind, body)
+        told = outside("tenants", "list", "--admin-url", url)
+        told.refused(5, f"no compactor service answers at {url}", f"status {status}", "check --admin-url")
+    answers["/admin/v2/tenants"] = (502, "text/html", "<html>a proxy")
+    outside("tenants", "list", "--admin-url", url).refused(6, "status 502", "try again later")
+
+
+def test_advice_is_given_once(
+    outside: Admin, answering: tuple[str, dict[str, tuple[int, str, str]], list[str]]
+) -> None:
+    url, answers, _ = answering
+    answers["/admin/v2/tenants"] = (400, "application/json", '{"reason": "it is wrong: correct it"}')
+    told = outside("tenants", "list", "--admin-url", url).refused(2)
+    assert told == "compactor-admin: it is wrong: correct it"
+    answers["/admin/v2/tenants"] = (429, "application/json", '{"reason": "too many: try again"}')
+    told = outside("tenants", "list", "--admin-url", url).refused(6)
+    assert told == "compactor-admin: too many: try again (in 7 s)"
+
+
+def test_http_and_https_taken_for_each_other(
+    outside: Admin,
+    answering: tuple[str, dict[str, tuple[int, str, str]], list[str]],
+    tls_port: int,
+) -> None:
+    plain = answering[0].replace("http://", "https://")
+    outside("tenants", "list", "--admin-url", plain).refused(5, "does not speak TLS", "http://")
+    told = outside("tenants", "list", "--admin-url", f"http://127.0.0.1:{tls_port}")
+    told.refused(5, "speaks TLS", f"https://127.0.0.1:{tls_port}")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["topics", "stats", "t", "--admin-url", "http://127.0.0.1:1"]])
+def test_it_loads_nothing_heavy(arguments: list[str]) -> None:
+    probe = (
+        "import sys; from api.admin_cli.main import main; sys.argv = ['compactor-admin', *sys.argv[1:]]\n"
+        "try: main()\n"
+        f"finally: print(sorted(set({HEAVY + OURS}) & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_the_installed_script_is_the_program_and_completes() -> None:
+    script = Path(sys.executable).parent / "compactor-admin"
+    assert "pulsar-admin" in subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
+    asked = {
+        "_COMPACTOR_ADMIN_COMPLETE": "complete_bash",
+        "COMP_WORDS": "compactor-admin topics comp",
+        "COMP_CWORD": "2",
+    }
+    done = subprocess.run([script], env=asked, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["compact", "compaction-status"]

@@ -1,0 +1,181 @@
+"""The sealer beside a writer: it ends with it, comes back if it died, and says what goes wrong."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.background_sealer import LOOK_SECONDS, RETRY_SECONDS, BackgroundSealer, seal_until
+from api.settings import Settings
+from api.wiring import Components, open_components
+from storage.errors import Unavailable
+from storage.log.keeper import LogKeeper
+from storage.model import TopicName
+from tests.entries import one
+
+NAME = TopicName.parse("t")
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data=str(tmp_path / "data"))
+
+
+@pytest.fixture
+def components(settings: Settings) -> Iterator[Components]:
+    """With a segment of the topic that waits to be sealed."""
+    with open_components(settings) as components:
+        with components.create_topic(NAME).append_log() as log:
+            log.append(one(b"a", b"1"))
+            log.roll()
+        yield components
+
+
+def waiting(components: Components) -> int:
+    topic = components.topic(NAME)
+    return len(topic.keeper().rolled(topic.record))
+
+
+class Stop:
+    """Stands for the pipe: its other end is closed after so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.waits: list[float] = []
+        self._looks = looks
+
+    def poll(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        return len(self.waits) > self._looks
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`seal_until` runs in this process, which listens to Ctrl-C all the same."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+
+WRITER = """
+import sys
+from api.background_sealer import BackgroundSealer
+from api.settings import Settings
+from storage.model import TopicName
+
+if __name__ == "__main__":
+    with BackgroundSealer(Settings(data=sys.argv[1]), TopicName.parse("t")) as sealer:
+        sealer.wake()
+        print("started", flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_it_ends_when_its_writer_is_killed(components: Components, settings: Settings, tmp_path: Path) -> None:
+    """It holds the writer's standard output open, so that ends only when both are gone."""
+    script = tmp_path / "writer.py"
+    script.write_text(WRITER)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, str(script), settings.data], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"started\n"
+        writer.kill()
+        output, _ = writer.communicate(timeout=60)
+    assert output == b""
+
+
+def test_what_is_rolled_when_the_writer_ends_is_sealed(components: Components, settings: Settings) -> None:
+    with BackgroundSealer(settings, NAME) as sealer:
+        sealer.wake()
+    assert waiting(components) == 0
+
+
+def test_one_that_could_not_be_started_is_started_later(
+    components: Components, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many processes, at that moment."""
+
+    def refuse(_: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with BackgroundSealer(settings, NAME) as sealer:
+        with monkeypatch.context() as patched:
+            patched.setattr(sealer._context.Process, "start", refuse)
+            for _ in range(2):
+                with pytest.raises(BlockingIOError):
+                    sealer.wake()
+        sealer.wake()
+    assert waiting(components) == 0
+
+
+def test_one_that_died_is_started_again(components: Components, settings: Settings) -> None:
+    with BackgroundSealer(settings, NAME) as sealer:
+        sealer.wake()
+        (first,) = multiprocessing.active_children()
+        sealer.wake()
+        assert [child.pid for child in multiprocessing.active_children()] == [first.pid]
+        first.kill()
+        first.join()
+        sealer.wake()
+        (second,) = multiprocessing.active_children()
+        assert second.pid != first.pid
+    assert waiting(components) == 0
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("error", [Unavailable("the store is away", "try again"), ValueError("a defect")])
+def test_whatever_goes_wrong_is_said_once_and_tried_again(
+    components: Components,
+    settings: Settings,
+    looking: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    failures = 3
+    real = LogKeeper.seal
+
+    def failing(keeper: LogKeeper, *arguments: Any) -> Any:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise error
+        return real(keeper, *arguments)
+
+    monkeypatch.setattr(LogKeeper, "seal", failing)
+    stop: Any = Stop(4)
+    seal_until(settings, "t", stop)
+    assert stop.waits == [LOOK_SECONDS, *[RETRY_SECONDS] * 3, LOOK_SECONDS]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("compactor: sealing t: ")
+    assert str(error) in line
+    assert waiting(components) == 0
+
+
+def test_a_sealer_that_cannot_begin_says_why(
+    settings: Settings, looking: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop: Any = Stop(1)
+    seal_until(settings, "nosuch", stop)
+    assert "nosuch" in capsys.readouterr().err
+
+
+def test_an_orphan_seals_nothing_more(
+    components: Components, settings: Settings, looking: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dead:
+        def is_alive(self) -> bool:
+            return False
+
+    monkeypatch.setattr(multiprocessing, "parent_process", Dead)
+    stop: Any = Stop(0)
+    seal_until(settings, "t", stop)
+    assert waiting(components) == 1

@@ -1,0 +1,67 @@
+"""`compactor compact-topic` and `verify` without Java, as `serve` has it; paused topics, unsealed tails."""
+
+from __future__ import annotations
+
+import pytest
+
+import compactor.spark
+from api.settings import Settings
+from api.wiring import open_components
+from storage.model import TopicName
+from tests.clients.cli.conftest import Compactor
+
+COMPLETE = "Compaction of topic persistent://public/default/t complete. "
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting that a service may have, too; nothing asks for Spark."""
+    monkeypatch.setenv("COMPACTOR_SPARK_MASTER", "in-process")
+    monkeypatch.setattr(compactor.spark, "open_session", None)
+
+
+def paused(times: int) -> None:
+    """`t` is paused so often from now on."""
+    with open_components(Settings.load()) as components:
+        control, topic = components.metadata.control, components.topic(TopicName.parse("t")).record.id
+        for _ in range(control.control(topic).paused, times):
+            control.pause(topic)
+        for _ in range(times, control.control(topic).paused):
+            control.resume(topic)
+
+
+def append(compactor_command: Compactor, value: str) -> None:
+    compactor_command("produce", "t", "-", stdin=f'{{"key": "a", "value": "{value}"}}\n'.encode()).done()
+
+
+def test_one_settings_file_serves_both(compactor_command: Compactor) -> None:
+    append(compactor_command, "1")
+    assert compactor_command("compact-topic", "--topic", "t", "--dry-run").done().stdout
+    assert compactor_command("compact-topic", "--topic", "t").done().stdout == f"{COMPLETE}Compacted to ledger 2\n"
+    assert compactor_command("verify", "t").done().stdout.splitlines()[-1] == "No differences"
+
+
+def test_what_is_not_sealed_yet_is_new(compactor_command: Compactor) -> None:
+    for value, result in (("1", "Compacted to ledger 2"), ("2", "Compacted to ledger 4")):
+        append(compactor_command, value)
+        assert compactor_command("compact-topic", "--topic", "t").done().stdout == f"{COMPLETE}{result}\n"
+        again = compactor_command("compact-topic", "--topic", "t").done()
+        assert again.stdout == f"{COMPLETE}Nothing to compact\n"
+        assert again.stderr == "Nothing is new since the last run: no run was made.\n"
+
+
+def test_a_paused_topic_is_a_conflict_whether_or_not_anything_is_new(compactor_command: Compactor) -> None:
+    append(compactor_command, "1")
+    for times in (1, 2):
+        paused(times)
+        told = compactor_command("compact-topic", "--topic", "t").refused(4, "t is paused", "resume it")
+        assert ("(2 times)" in told) == (times == 2)
+    paused(0)
+    compactor_command("compact-topic", "--topic", "t").done()
+    paused(1)
+    compactor_command("compact-topic", "--topic", "t").refused(4, "t is paused")
+    append(compactor_command, "2")
+    compactor_command("compact-topic", "--topic", "t").refused(4, "t is paused")
+    compactor_command("compact-topic", "--topic", "t", "--dry-run").done()
+    (document,) = compactor_command("compact-topic", "--topic", "t", "--output", "json").messages
+    assert document["exit_code"] == 4

@@ -1,0 +1,163 @@
+"""Real processes on one topic at once: producers, an import, a compaction, readers that follow.
+
+The writer's lease passes from one to the next, or refuses; nothing is lost or out of order, whoever ends and however.
+Nothing here waits for a time: what a process prints is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from tests.clients.cli.conftest import write_lines
+
+COMMAND = [sys.executable, "-m", "api.cli.main"]
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process with pipes; it is killed at the end if it still runs."""
+    pipe = subprocess.PIPE
+    # A shell that runs the tests in the background has them, and what they start, ignore Ctrl-C.
+    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True, preexec_fn=hear
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+
+
+def pipe(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+def send(producer: subprocess.Popen[str], *values: int) -> None:
+    stdin = pipe(producer.stdin)
+    stdin.write("".join(json.dumps({"key": f"k{value % 7}", "value": str(value)}) + "\n" for value in values))
+    stdin.flush()
+
+
+def acknowledged(producer: subprocess.Popen[str], count: int) -> list[str]:
+    """The next ids that it prints; waits for them."""
+    return [pipe(producer.stdout).readline().strip() for _ in range(count)]
+
+
+def followed(reader: subprocess.Popen[str], count: int) -> list[int]:
+    """The values of the next messages; waits for them."""
+    return [int(json.loads(pipe(reader.stdout).readline())["value"]) for _ in range(count)]
+
+
+def ended(process: subprocess.Popen[str]) -> int:
+    pipe(process.stdin).close()
+    return process.wait()
+
+
+def all_messages(*flags: str) -> list[dict[str, Any]]:
+    done = run("read", "t", *flags)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def expire_lease(data: Path) -> None:
+    """As if the term of a killed writer's lease were over, which nobody here waits for."""
+    with sqlite3.connect(data / "metadata.db") as database:
+        assert database.execute("UPDATE leases SET expires_at = 0").rowcount == 1
+    database.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_a_producer_acknowledged_is_there_however_it_ends(number: signal.Signals, tmp_path: Path) -> None:
+    with started("produce", "t", "--ids") as producer:
+        send(producer, *range(200))
+        told = acknowledged(producer, 20)
+        producer.send_signal(number)
+        told += [line.strip() for line in pipe(producer.stdout) if line.endswith("\n")]
+        code = producer.wait()
+    assert code == (-signal.SIGKILL if number == signal.SIGKILL else 130)
+    if number == signal.SIGKILL:
+        refused = run("produce", "t", os.devnull, "--wait", "0")
+        assert refused.returncode == 4
+        assert f"{socket.gethostname()}:{producer.pid}:" in refused.stderr
+        expire_lease(tmp_path / "data")
+    with started("produce", "t", "--ids", "--wait", "0") as producer:
+        send(producer, 1000)
+        (last,) = acknowledged(producer, 1)
+        assert ended(producer) == 0
+    found = all_messages()
+    values = [int(message["value"]) for message in found]
+    assert values == [*range(len(values) - 1), 1000]
+    ids = [message["message_id"] for message in found]
+    assert ids[: len(told)] == told
+    assert ids[-1] == last
+    assert len(set(ids)) == len(ids)
+
+
+def test_writers_pass_the_lease_on_and_readers_see_one_sequence(folder: Path) -> None:
+    write_lines(folder / "in.jsonl", *({"key": f"k{n % 7}", "value": str(n)} for n in range(100, 150)))
+    with ExitStack() as stack:
+        first = stack.enter_context(started("produce", "t", "--ids", "--batch", "1"))
+        send(first, *range(100))
+        acknowledged(first, 100)
+        readers = [
+            stack.enter_context(started("read", "t", "--follow", *flags)) for flags in ([], ["--read-compacted"])
+        ]
+        for reader in readers:
+            assert followed(reader, 100) == [*range(100)]
+        refused = run("produce", "t", os.devnull, "--wait", "0")
+        assert refused.returncode == 4
+        assert f"{socket.gethostname()}:{first.pid}:" in refused.stderr
+        importing = stack.enter_context(started("import", "t", "in.jsonl"))
+        assert ended(first) == 0
+        assert importing.wait() == 0, pipe(importing.stderr).read()
+        second = stack.enter_context(started("produce", "t", "--ids"))
+        send(second, *range(150, 200))
+        acknowledged(second, 50)
+        for reader in readers:
+            assert followed(reader, 100) == [*range(100, 200)]
+            reader.send_signal(signal.SIGINT)
+            assert reader.wait() == 130
+        assert ended(second) == 0
+    found = all_messages()
+    assert [int(message["value"]) for message in found] == [*range(200)]
+    assert [message["offset"] for message in found] == [*range(200)]
+
+
+@pytest.mark.slow
+def test_a_compaction_beside_a_producer_and_its_readers() -> None:
+    """The producer is asked to roll, and goes on; who follows compacted goes on raw behind what it began with."""
+    with ExitStack() as stack:
+        producer = stack.enter_context(started("produce", "t", "--ids"))
+        send(producer, *range(50))
+        acknowledged(producer, 50)
+        raw = stack.enter_context(started("read", "t", "--follow"))
+        assert followed(raw, 50) == [*range(50)]
+        compaction = run("compact-topic", "--topic", "t", "--spark-master", "local[1]")
+        assert compaction.returncode == 0, compaction.stderr
+        compacted = stack.enter_context(started("read", "t", "--follow", "--read-compacted"))
+        assert followed(compacted, 7) == [*range(43, 50)]
+        send(producer, *range(50, 80))
+        acknowledged(producer, 30)
+        for reader in (raw, compacted):
+            assert followed(reader, 30) == [*range(50, 80)]
+        assert ended(producer) == 0
+    assert [int(message["value"]) for message in all_messages()] == [*range(80)]
+    assert [int(message["value"]) for message in all_messages("--read-compacted")] == [*range(43, 80)]

@@ -1,0 +1,234 @@
+"""`compactor produce`: lines become messages of the log, one writer at a time, and nothing is said that is not so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.cli.produce_command import CompressionName
+from storage.ledger.rows import Codec
+from tests.clients.cli.conftest import Compactor, write_lines
+
+COMMAND = [sys.executable, "-m", "api.cli.main"]
+MESSAGES: list[dict[str, Any]] = [
+    {"key": "a", "value": "1", "event_time": 5, "publish_time": 9, "properties": {"p": "q", "": "ü"}},
+    {"key": None, "value": "no key", "publish_time": 9},
+    {"key": "", "value": "empty key", "publish_time": 9},
+    {"key": "a", "value": None, "publish_time": 9},
+    {"key": "b", "value": "", "publish_time": 3},
+    {"key": "line\nend \x00 \x1b[31m", "value": '"quoted" \\ 🎉', "publish_time": 4},
+]
+
+
+def content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages without what the topic gave them."""
+    return [{name: field for name, field in one.items() if name not in ("message_id", "offset")} for one in messages]
+
+
+@contextmanager
+def another_producer(topic: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that writes the topic and waits for lines; it has written one. It is killed at the end."""
+    with subprocess.Popen(
+        [*COMMAND, "produce", topic, "--ids"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write('{"key":"k","value":"from another process"}\n')
+            process.stdin.flush()
+            assert process.stdout.readline().endswith(":0:-1\n")
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("options", [[], ["--batch", "1"], ["--batch", "2"], ["--batch", "100"]], ids=" ".join)
+@pytest.mark.parametrize("compression", list(CompressionName))
+def test_lines_come_out_as_they_went_in(
+    compactor_command: Compactor, folder: Path, options: list[str], compression: str
+) -> None:
+    write_lines(folder / "in.jsonl", *MESSAGES)
+    produced = compactor_command("produce", "t", "in.jsonl", "--compression", compression, *options).done()
+    assert produced.raw_stdout == b"", "ids are shown only if they are asked for"
+    assert produced.stderr.startswith("6 messages acknowledged in ")
+    read = compactor_command("read", "t").done().messages
+    assert content(read) == MESSAGES
+    assert [message["offset"] for message in read] == list(range(6))
+
+
+def test_standard_input_is_the_default_and_the_topic_is_gone_on_with(compactor_command: Compactor) -> None:
+    compactor_command("produce", "t", stdin=b'{"key":"a","value":"1"}\n').done()
+    compactor_command("produce", "t", "-", stdin=b'{"key":"b","value":"2"}').done()
+    assert compactor_command("produce", "t", stdin=b"").done().stderr.startswith("0 messages acknowledged")
+    read = compactor_command("read", "t").done().messages
+    assert [(one["message_id"], one["offset"], one["key"]) for one in read] == [("1:0:-1", 0, "a"), ("1:1:-1", 1, "b")]
+    assert len({one["publish_time"] for one in read}) <= 2
+    assert all(one["publish_time"] > 1_600_000_000_000 for one in read), "the time of producing, if a line has none"
+
+
+def test_the_key_of_lines_that_have_none(compactor_command: Compactor) -> None:
+    lines = b'{"value":"1"}\n{"key":null,"value":"2"}\n{"key":"own","value":"3"}\n'
+    compactor_command("produce", "t", "--key", "given", stdin=lines).done()
+    assert [one["key"] for one in compactor_command("read", "t").messages] == ["given", "given", "own"]
+    without = compactor_command("produce", "t", stdin=b'{"value":"1"}\n')
+    assert without.exit_code == 2
+    assert "line 1" in without.stderr
+    encoded = ("--key-encoding", "base64", "--value-encoding", "base64")
+    compactor_command("produce", "u", "--key", "/w==", *encoded, stdin=b'{"value":"/w=="}').done()
+    assert content(compactor_command("read", "u", *encoded).messages)[0]["key"] == "/w=="
+    compactor_command("produce", "u", "--key", "no base64!", *encoded).refused(2, "--key", "--key-encoding")
+
+
+def test_ids_are_those_that_readers_see(compactor_command: Compactor, folder: Path) -> None:
+    write_lines(folder / "in.jsonl", *MESSAGES)
+    for options in ([], ["--batch", "4"]):
+        before = len(compactor_command("read", "t").messages) if options else 0
+        produced = compactor_command("produce", "t", "in.jsonl", "--ids", *options).done()
+        read = compactor_command("read", "t").done().messages[before:]
+        assert produced.stdout.splitlines() == [message["message_id"] for message in read]
+    assert [one["message_id"] for one in read] == [
+        "1:6:-1:0",
+        "1:6:-1:1",
+        "1:6:-1:2",
+        "1:6:-1:3",
+        "1:7:-1:0",
+        "1:8:-1:0",
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("broken", ["full", "pipe"])
+def test_ids_that_cannot_be_printed_are_an_error(compactor_command: Compactor, folder: Path, broken: str) -> None:
+    """And nothing that was acknowledged is lost by it, nor told as if it were not there."""
+    write_lines(folder / "in.jsonl", *MESSAGES)
+    if broken == "full":
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        end, out = os.pipe()
+        os.close(end)
+    command = [*COMMAND, "produce", "t", "in.jsonl", "--ids", "--batch", "2"]
+    done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, check=False, text=True)
+    os.close(out)
+    assert done.returncode == 6, done.stderr
+    counted, told = done.stderr.splitlines()
+    assert told.startswith("compactor: the id of an acknowledged message cannot be printed, ")
+    read = compactor_command("read", "t").done().messages
+    assert read
+    assert counted.startswith(f"{len(read)} message")
+
+
+@pytest.mark.parametrize("batch", ["1", "2", "3", "100"])
+@pytest.mark.parametrize("bad", ["no json", '{"key":"a"}', '{"key":"a","value":"1","colour":"red"}', ""])
+def test_a_bad_line_ends_it_and_the_lines_before_are_appended(
+    compactor_command: Compactor, folder: Path, batch: str, bad: str
+) -> None:
+    """Also those of a batch that is not full yet."""
+    good = [json.dumps({"key": "k", "value": str(number)}) for number in range(5)]
+    (folder / "in.jsonl").write_text("\n".join([*good, bad, good[0]]) + "\n")
+    produced = compactor_command("produce", "t", "in.jsonl", "--batch", batch, "--ids")
+    assert produced.exit_code == 2
+    said = produced.stderr.splitlines()
+    assert said[0].startswith("5 messages acknowledged")
+    assert said[1].startswith("compactor: in.jsonl, line 6: ")
+    assert "the lines before it, if any, were appended" in said[1]
+    read = compactor_command("read", "t").done().messages
+    assert [message["value"] for message in read] == ["0", "1", "2", "3", "4"]
+    assert produced.stdout.splitlines() == [message["message_id"] for message in read]
+
+
+def test_a_message_that_is_too_large_ends_it(compactor_command: Compactor) -> None:
+    lines = b"".join(b'{"key":"k","value":"%s"}\n' % (b"x" * size) for size in (1, 6 << 20, 1))
+    produced = compactor_command("produce", "t", stdin=lines)
+    assert produced.exit_code == 2
+    assert "larger than the limit" in produced.stderr
+    assert len(compactor_command("read", "t").messages) == 1
+
+
+def test_one_producer_at_a_time(compactor_command: Compactor) -> None:
+    with another_producer("t") as other:
+        refused = compactor_command("produce", "t", "--wait", "0", stdin=b'{"key":"k","value":"mine"}\n')
+        assert refused.exit_code == 4
+        assert f":{other.pid}:" in refused.stderr, "the holder is named: host, process, a random word"
+        assert "Traceback" not in refused.stderr
+        imported = compactor_command("topics", "stats", "t", "--output", "json").done()
+        assert json.loads(imported.stdout)["tail"] == {"segments": 1, "messages": 1}
+        assert [one["value"] for one in compactor_command("read", "t").messages] == ["from another process"]
+        assert other.stdin is not None
+        other.stdin.write('{"key":"k","value":"again"}\n')
+        other.stdin.close()
+        assert other.wait() == 0
+    compactor_command("produce", "t", "--wait", "0", stdin=b'{"key":"k","value":"mine"}\n').done()
+    assert [one["value"] for one in compactor_command("read", "t").messages] == [
+        "from another process",
+        "again",
+        "mine",
+    ]
+
+
+def test_what_a_producer_that_was_killed_acknowledged_is_there(compactor_command: Compactor) -> None:
+    """Its lease is still held; its topic can be read at once."""
+    with another_producer("t") as other:
+        other.kill()
+        other.wait()
+    assert [one["value"] for one in compactor_command("read", "t").messages] == ["from another process"]
+    refused = compactor_command("produce", "t", "--wait", "0", stdin=b'{"key":"k","value":"mine"}\n')
+    assert refused.exit_code == 4
+    assert f":{other.pid}:" in refused.stderr
+
+
+def test_what_is_refused(compactor_command: Compactor, folder: Path) -> None:
+    for arguments, says in (
+        (["t", "nosuch.jsonl"], "nosuch.jsonl"),
+        (["t", "--batch", "0"], "--batch"),
+        (["t", "--compression", "rar"], "--compression"),
+        (["t", "--wait", "-1"], "--wait"),
+        (["non-persistent://a/b/c"], "persistent"),
+    ):
+        refused = compactor_command("produce", *arguments)
+        assert (refused.exit_code, refused.raw_stdout) == (2, b"")
+        assert says in refused.stderr
+        assert "Traceback" not in refused.stderr
+
+
+def test_a_log_directory_of_its_own(compactor_command: Compactor, folder: Path) -> None:
+    """`--log`: on a disk of its own. Another one than the topic was written with is told, and nothing looks empty."""
+    line = b'{"key":"k","value":"1"}\n'
+    compactor_command("produce", "t", "--log", "fast", stdin=line).done()
+    assert len(list((folder / "fast").glob("*/*.log"))) == 1
+    assert not list((folder.parent / "data").glob("log/*/*.log"))
+    assert len(compactor_command("read", "t", "--log", "fast").done().messages) == 1
+    compactor_command("read", "t").refused(5, "log")
+    refused = compactor_command("produce", "t", stdin=line)
+    assert refused.exit_code == 5
+    assert "COMPACTOR_LOG" in refused.stderr
+
+
+def test_the_newest_value_of_a_key_that_is_only_in_the_tail(compactor_command: Compactor, folder: Path) -> None:
+    write_lines(folder / "a.jsonl", {"key": "a", "value": "imported"}, {"key": "b", "value": "imported"})
+    compactor_command("import", "t", "a.jsonl").done()
+    lines = (
+        b'{"key":"a","value":"produced"}\n{"key":"c","value":"1"}\n{"key":"c","value":"2"}\n{"key":"b","value":null}\n'
+    )
+    compactor_command("produce", "t", stdin=lines).done()
+    for state in ("open", "rolled", "sealed"):
+        assert compactor_command("get", "t", "a").done().messages[0]["value"] == "produced", state
+        assert compactor_command("get", "t", "c").done().messages[0]["value"] == "2", state
+        compactor_command("get", "t", "b").refused(8, "no value")
+        compactor_command("topics", "roll", "t", *(["--seal"] if state == "rolled" else [])).done()
+
+
+def test_compressions_are_those_of_entries() -> None:
+    """The command line repeats them so that its help needs no Arrow."""
+    assert [name.value.upper() for name in CompressionName] == [codec.name for codec in Codec]

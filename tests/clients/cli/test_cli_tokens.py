@@ -1,0 +1,112 @@
+"""`compactor tokens` and `compactor config show`, as a user has them."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import jwt
+import pytest
+
+from tests.clients.cli.conftest import Compactor
+
+
+def test_a_secret_key_makes_tokens_that_it_validates(compactor_command: Compactor, folder: Path) -> None:
+    compactor_command("tokens", "create-secret-key", "--output", "secret.key").done()
+    key = folder / "secret.key"
+    assert len(key.read_bytes()) == 32
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    made = compactor_command(
+        "tokens", "create", "--subject", "ops", "--secret-key", key.as_uri(), "--expiry-time", "1y"
+    )
+    token = made.done().stdout.strip()
+    claims = json.loads(compactor_command("tokens", "validate", token, "--secret-key", str(key)).done().stdout)
+    assert claims == jwt.decode(token, key.read_bytes(), algorithms=["HS256"])
+    assert (claims["sub"], claims["exp"] - claims["iat"]) == ("ops", 365 * 86_400)
+    shown = json.loads(compactor_command("tokens", "show", token).done().stdout)
+    assert shown == {"header": {"alg": "HS256"}, "claims": claims}
+    other = "data:;base64," + compactor_command("tokens", "create-secret-key", "--base64").done().stdout.strip()
+    refusal = compactor_command("tokens", "validate", token, "--secret-key", other).refused(2, "no key")
+    assert token not in refusal
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
+def test_a_key_pair_makes_tokens_that_the_public_key_validates(
+    algorithm: str, compactor_command: Compactor, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ("--output-private-key", "private.key", "--output-public-key", "public.key")
+    compactor_command("tokens", "create-key-pair", *files, "--signature-algorithm", algorithm).done()
+    compactor_command("tokens", "create-key-pair", *files).refused(2, "private.key is there already")
+    made = compactor_command("tokens", "create", "--subject", "a", "--private-key", "private.key")
+    token = made.done().stdout.strip()
+    assert "holds for ever" in made.stderr
+    assert jwt.get_unverified_header(token)["alg"] == algorithm
+    monkeypatch.setenv("COMPACTOR_AUTH_TOKEN_PUBLIC_KEY", "public.key")
+    assert '"sub": "a"' in compactor_command("tokens", "validate", token).done().stdout
+
+
+def test_tokens_that_cannot_be_made(compactor_command: Compactor) -> None:
+    create = ("tokens", "create", "--subject", "a")
+    compactor_command(*create).refused(2, "no key to sign")
+    compactor_command(*create, "--secret-key", "data:;base64,c2hvcnQ=").refused(5, "shorter than 32 bytes")
+    compactor_command(*create, "--secret-key", "nope").refused(5, "--secret-key names no file that exists")
+    compactor_command("tokens", "create-secret-key", "--output", "k").done()
+    compactor_command(*create, "--secret-key", "k", "--private-key", "k").refused(2, "signed by one key")
+    compactor_command(*create, "--private-key", "k").refused(5, "no private key")
+    for bad in ("0d", "1", "-1d", "101y", "1 d"):
+        compactor_command(*create, "--secret-key", "k", f"--expiry-time={bad}").refused(2, "--expiry-time")
+    compactor_command("tokens", "create", "--subject", "", "--secret-key", "k").refused(2, "role")
+    compactor_command("tokens", "validate", "x.y.z", "--secret-key", "k").refused(2, "no JSON Web Token")
+    compactor_command("tokens", "validate", "x.y.z").refused(2, "no key to check")
+    compactor_command("tokens", "show", "x").refused(2, "no JSON Web Token")
+
+
+def test_settings_are_shown_with_their_origins_and_without_secrets(
+    compactor_command: Compactor, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "broker.conf").write_text(
+        "tokenSecretKey=data:;base64,cGxhbnRlZA==\nbrokerServiceCompactionThresholdInBytes=5\nnumIOThreads=2\n"
+    )
+    monkeypatch.setenv("COMPACTOR_S3_ENDPOINT", "http://me:planted@s3/")
+    made = compactor_command("config", "show", "--config", "broker.conf", "--origin", "--output", "json").done()
+    found = json.loads(made.stdout)
+    assert found["s3-endpoint"] == {"value": "http://me:***@s3/", "origin": "environment COMPACTOR_S3_ENDPOINT"}
+    assert found["auth.token-secret-key"] == {"value": "***", "origin": "file broker.conf"}
+    assert found["compaction.threshold.bytes"] == {"value": 5, "origin": "file broker.conf"}
+    assert found["port"] == {"value": 8080, "origin": "default"}
+    assert "numIOThreads" in made.stderr
+    assert "planted" not in made.stdout
+    plain = compactor_command("config", "show", "--data", "here").done().stdout
+    assert "http://me:***@s3/" in plain
+    assert "planted" not in plain
+    monkeypatch.setenv("COMPACTOR_PROT", "1")
+    assert "COMPACTOR_PROT is no setting" in compactor_command("config", "show").done().stderr
+
+
+def test_policies_of_the_file_are_the_brokers_defaults(compactor_command: Compactor, folder: Path) -> None:
+    """Below what is set for the broker, and shown as the file's."""
+    (folder / "c.toml").write_text('compaction.threshold.bytes = "1M"\n"retention.ms" = "7d"\n')
+
+    def shown(*words: str) -> dict[str, object]:
+        made = compactor_command("topics", "policies", "--config", "c.toml", "--output", "json", *words).done()
+        found = json.loads(made.stdout)["policies"]
+        return {name: found[name] for name in ("compaction.threshold.bytes", "retention.ms")}
+
+    (folder / "in.jsonl").write_text('{"key": "k", "value": "v"}\n')
+    compactor_command("import", "t", "in.jsonl").done()
+    file = {
+        "compaction.threshold.bytes": {"value": 1 << 20, "origin": "file"},
+        "retention.ms": {"value": 7 * 86_400_000, "origin": "file"},
+    }
+    for scope in (("--broker",), ("--namespace", "public/default"), ("t",)):
+        assert shown(*scope) == file
+    set_ = shown("--broker", "--set", "compaction.threshold.bytes=5")
+    assert set_["compaction.threshold.bytes"] == {"value": 5, "origin": "broker"}
+    assert shown("t")["compaction.threshold.bytes"] == {"value": 5, "origin": "broker"}
+    assert shown("t")["retention.ms"] == file["retention.ms"]
+
+
+def test_a_service_refuses_to_be_open_to_all(compactor_command: Compactor) -> None:
+    compactor_command("serve", "--host", "0.0.0.0").refused(5, "access control is off", "127.0.0.1")
+    compactor_command("serve", "--port", "99999").refused(2, "port")

@@ -1,0 +1,245 @@
+"""`pulsar-admin`, as Apache publishes it, at our service: outputs and exit codes as from a real broker.
+
+What a broker answers is recorded in pulsar-admin-rest.md; what pulsar-admin makes of it are its own words. Its
+`topics delete` ends with 0 whatever the broker says: that is so with a real one, too.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.clients.java.jvm import ADMIN_TOOL, OPTIONS, PulsarAdmin, java
+from tests.servers.compactor_service import RunningService
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+CLIENT_SAYS = "Failed to delete topic: {}. Exception: org.apache.pulsar.client.admin.PulsarAdminException${}: {}"
+
+
+def refused(admin: PulsarAdmin, reason: str, *arguments: str) -> None:
+    answer = admin(*arguments)
+    assert answer.exit_code == 1
+    assert answer.stdout == ""
+    assert answer.stderr.endswith(f"{reason}\n\nReason: {reason}\n")
+
+
+def done(admin: PulsarAdmin, *arguments: str) -> list[str]:
+    return admin(*arguments).done().lines
+
+
+def document(admin: PulsarAdmin, *arguments: str) -> dict[str, object]:
+    found = json.loads(admin(*arguments).done().stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def namespace(admin: PulsarAdmin, name: str) -> str:
+    """A namespace of a tenant of its own."""
+    assert done(admin, "tenants", "create", name) == []
+    assert done(admin, "namespaces", "create", f"{name}/rest") == []
+    return f"{name}/rest"
+
+
+def produce(rest: httpx.Client, topic: str, messages: int, keys: int) -> None:
+    """`messages` messages in turn with one of `keys` keys."""
+    body = {"messages": [{"key": f"k{n % keys}", "payload": f"v{n}"} for n in range(messages)]}
+    answer = rest.post(f"/topics/{topic.replace('://', '/')}", json=body).raise_for_status()
+    assert all(one["errorCode"] == 0 for one in answer.json()["messagePublishResults"])
+
+
+def test_tenants_and_namespaces(admin: PulsarAdmin) -> None:
+    assert done(admin, "clusters", "list") == ["standalone"]
+    assert done(admin, "tenants", "create", "lab") == []
+    refused(admin, "Tenant already exist", "tenants", "create", "lab")
+    refused(admin, "Clusters do not exist", "tenants", "create", "labx", "--allowed-clusters", "nosuch")
+    assert {"lab", "public"} <= set(done(admin, "tenants", "list"))
+    assert document(admin, "tenants", "get", "lab") == {"adminRoles": [], "allowedClusters": ["standalone"]}
+    refused(admin, "Tenant does not exist", "tenants", "get", "nosuch")
+    assert done(admin, "tenants", "update", "lab", "-r", "joe") == []
+    assert document(admin, "tenants", "get", "lab")["adminRoles"] == ["joe"]
+    assert done(admin, "namespaces", "create", "lab/rest") == []
+    refused(admin, "Namespace already exists", "namespaces", "create", "lab/rest")
+    refused(admin, "Tenant does not exist", "namespaces", "create", "nosuch/x")
+    assert done(admin, "namespaces", "list", "lab") == ["lab/rest"]
+    refused(admin, "Tenant not found", "namespaces", "list", "nosuch")
+    assert document(admin, "namespaces", "policies", "lab/rest")["replication_clusters"] == ["standalone"]
+    assert done(admin, "namespaces", "grant-permission", "lab/rest", "--role", "joe", "--actions", "produce") == []
+    assert done(admin, "namespaces", "permissions", "lab/rest") == ["joe    [produce]"]
+    assert done(admin, "namespaces", "revoke-permission", "lab/rest", "--role", "joe") == []
+    assert done(admin, "namespaces", "permissions", "lab/rest") == []
+    assert done(admin, "namespaces", "delete", "lab/rest") == []
+    assert done(admin, "tenants", "delete", "lab") == []
+    assert "lab" not in done(admin, "tenants", "list")
+
+
+def test_topics_and_their_properties(admin: PulsarAdmin) -> None:
+    ns = namespace(admin, "topics")
+    one, two = f"persistent://{ns}/t1", f"persistent://{ns}/t2"
+    assert done(admin, "topics", "list", ns) == []
+    assert done(admin, "topics", "create", one) == []
+    refused(admin, "This topic already exists", "topics", "create", one)
+    refused(admin, "Namespace not found", "topics", "create", "persistent://topics/nosuch/t")
+    refused(admin, "Namespace does not exist", "topics", "list", "topics/nosuch")
+    assert done(admin, "topics", "create", two, "-m", "k=v") == []
+    assert sorted(done(admin, "topics", "list", ns)) == [one, two]
+    assert done(admin, "topics", "get-properties", two) == ["k    v"]
+    assert done(admin, "topics", "update-properties", two, "-p", "a=b") == []
+    assert done(admin, "topics", "remove-properties", two, "-k", "k") == []
+    assert done(admin, "topics", "get-properties", two) == ["a    b"]
+    assert done(admin, "topics", "lookup", one)[0].startswith("pulsar://127.0.0.1:")
+    assert done(admin, "topics", "unload", one) == []
+    assert done(admin, "topics", "delete", two) == []
+    gone = CLIENT_SAYS.format(two, "NotFoundException", f"Topic {two} not found")
+    assert done(admin, "topics", "delete", two) == [gone]
+    assert done(admin, "topics", "list", ns) == [one]
+    refused(admin, "Cannot delete non empty namespace", "namespaces", "delete", ns)
+
+
+def test_partitioned_topics(admin: PulsarAdmin, rest: httpx.Client) -> None:
+    ns = namespace(admin, "parts")
+    topic = f"persistent://{ns}/pt"
+    assert done(admin, "topics", "create-partitioned-topic", topic, "-p", "2", "-m", "x=y") == []
+    refused(admin, "This topic already exists", "topics", "create-partitioned-topic", topic, "-p", "2")
+    assert document(admin, "topics", "get-partitioned-topic-metadata", topic) == {
+        "partitions": 2,
+        "deleted": False,
+        "properties": {"x": "y"},
+    }
+    assert done(admin, "topics", "update-partitioned-topic", topic, "-p", "3") == []
+    assert done(admin, "topics", "list-partitioned-topics", ns) == [topic]
+    assert sorted(done(admin, "topics", "list", ns)) == [f"{topic}-partition-{n}" for n in range(3)]
+    produce(rest, topic, messages=30, keys=6)
+    assert done(admin, "topics", "compact", topic) == [f"Topic compaction requested for {topic}"]
+    for partition in range(3):
+        status = done(admin, "topics", "compaction-status", "--wait-complete", f"{topic}-partition-{partition}")
+        assert status == ["Compaction was a success"]
+    stats = document(admin, "topics", "partitioned-stats", topic, "--per-partition")
+    assert stats["msgInCounter"] == 30
+    assert sorted(stats["partitions"]) == [f"{topic}-partition-{n}" for n in range(3)]  # type: ignore[call-overload]
+    internal = document(admin, "topics", "partitioned-stats-internal", topic)
+    entries = [one["numberOfEntries"] for one in internal["partitions"].values()]  # type: ignore[attr-defined]
+    assert sum(entries) == 30
+    plain = f"{topic} is a partitioned topic, instead of calling delete topic, please call delete-partitioned-topic."
+    assert done(admin, "topics", "delete", topic) == [CLIENT_SAYS.format(topic, "ConflictException", plain)]
+    assert done(admin, "topics", "delete-partitioned-topic", topic) == []
+    refused(admin, f"Topic {topic} not found.", "topics", "delete-partitioned-topic", topic)
+    assert done(admin, "topics", "list", ns) == []
+
+
+def test_thresholds_and_retention(admin: PulsarAdmin) -> None:
+    ns = namespace(admin, "thresholds")
+    topic = f"persistent://{ns}/t"
+    done(admin, "topics", "create", topic)
+    got = ("get-compaction-threshold", topic)
+    assert done(admin, "topics", *got) == ["null"]
+    assert done(admin, "topics", *got, "--applied") == ["0"]
+    assert done(admin, "namespaces", "get-compaction-threshold", ns) == ["null"]
+    assert done(admin, "namespaces", "set-compaction-threshold", ns, "-t", "2K") == []
+    assert done(admin, "namespaces", "get-compaction-threshold", ns) == ["2048"]
+    assert done(admin, "topics", *got, "--applied") == ["2048"]
+    for group in ("topics", "topicPolicies"):
+        assert done(admin, group, "set-compaction-threshold", topic, "-t", "100M") == []
+        assert done(admin, group, *got) == [str(100 * MIB)]
+        assert done(admin, group, *got, "--applied") == [str(100 * MIB)]
+        assert done(admin, group, "remove-compaction-threshold", topic) == []
+        assert done(admin, group, *got) == ["null"]
+    assert done(admin, "namespaces", "remove-compaction-threshold", ns) == []
+    assert done(admin, "topics", *got, "--applied") == ["0"]
+    nosuch = f"persistent://{ns}/nosuch"
+    refused(admin, f"Topic {nosuch} not found", "topics", "set-compaction-threshold", nosuch, "-t", "1M")
+    refused(admin, "Namespace does not exist", "namespaces", "set-compaction-threshold", "lab/nosuch", "-t", "1M")
+
+    wanted = {"retentionTimeInMinutes": 180, "retentionSizeInMB": 10}
+    for group, what in (("namespaces", ns), ("topics", topic), ("topicPolicies", topic)):
+        assert done(admin, group, "set-retention", what, "-t", "3h", "-s", "10M") == []
+        assert document(admin, group, "get-retention", what) == wanted
+        assert done(admin, group, "remove-retention", what) == []
+        assert done(admin, group, "get-retention", what) == ["null"]
+
+
+def test_a_compaction_from_trigger_to_the_numbers_after_it(admin: PulsarAdmin, rest: httpx.Client) -> None:
+    ns = namespace(admin, "compactions")
+    topic = f"persistent://{ns}/t"
+    done(admin, "topics", "create", topic)
+    status = ("topics", "compaction-status", topic)
+    assert done(admin, *status) == [f"Compaction has not been run for {topic} since broker startup"]
+    produce(rest, topic, messages=100, keys=10)
+    before = document(admin, "topics", "stats-internal", topic)
+    assert before["numberOfEntries"] == 100
+    assert before["cursors"] == {}
+    assert done(admin, "topics", "compact", topic) == [f"Topic compaction requested for {topic}"]
+    assert done(admin, *status, "--wait-complete") == ["Compaction was a success"]
+
+    numbers = document(admin, "topics", "stats", topic)["compaction"]
+    assert isinstance(numbers, dict)
+    assert numbers["lastCompactionRemovedEventCount"] == 90
+    assert numbers["lastCompactionSucceedTimestamp"] > 0
+    assert numbers["lastCompactionFailedTimestamp"] == 0
+    after = document(admin, "topics", "stats-internal", topic)
+    assert after["numberOfEntries"] == 100
+    assert after["compactedLedger"]["entries"] == 10  # type: ignore[index]
+    cursor = after["cursors"]["__compaction"]  # type: ignore[index]
+    assert cursor["markDeletePosition"] == after["lastConfirmedEntry"]
+    assert cursor["properties"]["CompactedTopicLedger"] == after["compactedLedger"]["ledgerId"]  # type: ignore[index]
+    assert document(admin, "topics", "info-internal", topic)["cursors"]
+    assert done(admin, "topics", "subscriptions", topic) == ["__compaction"]
+
+    nosuch = f"persistent://{ns}/nosuch"
+    refused(admin, f"Topic {nosuch} not found", "topics", "compact", nosuch)
+    refused(admin, f"Topic {nosuch} not found", "topics", "compaction-status", nosuch)
+    refused(admin, f"Topic {nosuch} not found", "topics", "stats", nosuch)
+
+
+def test_subscriptions_and_messages(admin: PulsarAdmin, rest: httpx.Client) -> None:
+    ns = namespace(admin, "subscriptions")
+    topic = f"persistent://{ns}/t"
+    done(admin, "topics", "create", topic)
+    produce(rest, topic, messages=5, keys=5)
+    assert done(admin, "topics", "create-subscription", topic, "-s", "s1", "-m", "earliest") == []
+    exists = "Subscription already exists for topic"
+    refused(admin, exists, "topics", "create-subscription", topic, "-s", "s1")
+    assert done(admin, "topics", "subscriptions", topic) == ["s1"]
+    assert "v0" in "\n".join(done(admin, "topics", "peek-messages", topic, "-s", "s1"))
+    assert done(admin, "topics", "skip", topic, "-s", "s1", "-n", "2") == []
+    assert "v2" in "\n".join(done(admin, "topics", "peek-messages", topic, "-s", "s1"))
+    last = document(admin, "topics", "last-message-id", topic)
+    assert last["entryId"] == 4
+    ledger = str(last["ledgerId"])
+    assert done(admin, "topics", "reset-cursor", topic, "-s", "s1", "-m", f"{ledger}:1") == []
+    assert "v1" in "\n".join(done(admin, "topics", "peek-messages", topic, "-s", "s1"))
+    assert "v3" in "\n".join(done(admin, "topics", "get-message-by-id", topic, "-l", ledger, "-e", "3"))
+    assert done(admin, "topics", "clear-backlog", topic, "-s", "s1") == []
+    backlog = document(admin, "topics", "stats", topic)["subscriptions"]["s1"]["msgBacklog"]  # type: ignore[index]
+    assert backlog == 0
+    assert done(admin, "topics", "unsubscribe", topic, "-s", "s1") == []
+    assert done(admin, "topics", "subscriptions", topic) == []
+    assert done(admin, "topics", "truncate", topic) == []
+
+
+def test_brokers(admin: PulsarAdmin, service: RunningService) -> None:
+    here = service.url.removeprefix("http://")
+    assert done(admin, "brokers", "list", "standalone") == [here]
+    assert done(admin, "brokers", "healthcheck") == ["ok"]
+    assert done(admin, "brokers", "version") == ["4.2.4"]
+    assert "topicCompactionRetainNullKey    false" in done(admin, "brokers", "get-runtime-config")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "out", "err"),
+    [(["tenants", "get", "public"], 0, "standalone", ""), (["tenants", "get", "nosuch"], 1, "", "does not exist")],
+)
+def test_the_program_itself(
+    tools_class_path: str, client_conf: Path, arguments: list[str], exit_code: int, out: str, err: str
+) -> None:
+    """As its script runs it, in a process of its own."""
+    command = [java(), *OPTIONS, "-cp", tools_class_path, ADMIN_TOOL, str(client_conf), *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert answer.returncode == exit_code, answer.stderr
+    assert out in answer.stdout
+    assert err in answer.stderr

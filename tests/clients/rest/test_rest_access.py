@@ -1,0 +1,172 @@
+"""Every operation of the service asks who is there: none forgets to, whatever its path and whoever comes."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from api.app import make_app
+from api.service import running
+from api.settings import Settings
+from api.tokens import create
+from storage.model import TopicName
+from tests.asgi import TestClient
+
+SECRET = bytes(32)
+OPEN = {"/livez", "/readyz", "/metrics"}
+ANY_TOKEN = {
+    "GET /admin/v2/brokers/health",
+    "GET /admin/v2/brokers/ready",
+    "GET /admin/v2/brokers/version",
+    "GET /admin/v2/brokers/policies",
+    "GET /admin/v2/brokers/policies/{name}",
+    *(f"{method} /admin/v2/non-persistent/{{rest}}" for method in ("GET", "PUT", "POST", "DELETE")),
+}
+"""What asks for a token and for no permission; docs/security.md says that there may be such."""
+METHODS = ("get", "put", "post", "delete", "patch")
+
+
+def bearing(role: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {create(SECRET, role, {})}"}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    settings = Settings(
+        data=str(tmp_path_factory.mktemp("access")),
+        spark_master="in-process",
+        compaction_automatic=False,
+        auth_token_secret_key="data:;base64," + base64.b64encode(SECRET).decode(),
+        auth_superuser_roles=("root",),
+        limits_requests_per_second=0.0,
+    )
+    with running(settings) as service, TestClient(make_app(service), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def operations(client: TestClient) -> list[tuple[str, str, dict[str, Any]]]:
+    """Method, path and description of each."""
+    paths = client.get("/openapi.json").json()["paths"]
+    return [
+        (method.upper(), path, one)
+        for path, found in paths.items()
+        for method, one in found.items()
+        if method in METHODS and path not in OPEN
+    ]
+
+
+def filled(path: str) -> str:
+    return re.sub(r"\{[^}]*\}", "1", path.replace("{tenant}", "public").replace("{namespace}", "default"))
+
+
+def test_without_a_token_nothing_is_answered(client: TestClient, operations: list[tuple[str, str, Any]]) -> None:
+    assert len(operations) > 50
+    answered = {
+        f"{method} {path}": status
+        for method, path, _ in operations
+        if (status := client.request(method, filled(path)).status_code) != 401
+    }
+    assert answered == {}
+
+
+def test_a_stranger_may_do_nothing(client: TestClient, operations: list[tuple[str, str, Any]]) -> None:
+    """Also where the body, or a name, is wrong: nobody learns that before the permission is looked at."""
+    answered = {
+        f"{method} {path}": status
+        for method, path, _ in operations
+        if (status := client.request(method, filled(path), headers=bearing("stranger")).status_code) != 403
+    }
+    assert sorted(set(answered) ^ ANY_TOKEN) == []
+
+
+def test_a_superuser_is_refused_nothing(client: TestClient, operations: list[tuple[str, str, Any]]) -> None:
+    reads = [path for method, path, _ in operations if method == "GET" and "/events" not in path]
+    refused = {path for path in reads if client.get(filled(path), headers=bearing("root")).status_code in (401, 403)}
+    assert refused == set()
+
+
+def test_operations_have_ids_of_their_own_and_say_that_they_want_a_token(
+    operations: list[tuple[str, str, dict[str, Any]]],
+) -> None:
+    ids = [one["operationId"] for _, _, one in operations]
+    assert len(ids) == len(set(ids))
+    assert [path for _, path, one in operations if one.get("security") != [{"token": []}]] == []
+
+
+def test_permissions_of_tenant_and_namespace_count_at_once(client: TestClient) -> None:
+    root, cook, boss = bearing("root"), bearing("cook"), bearing("boss")
+    here = "/admin/v2/persistent/kitchen/main"
+    tenant = {"adminRoles": ["boss"], "allowedClusters": ["standalone"]}
+    assert client.put("/admin/v2/tenants/kitchen", json=tenant, headers=boss).status_code == 403
+    assert client.put("/admin/v2/tenants/kitchen", json=tenant, headers=root).status_code == 204
+    assert client.put("/admin/v2/namespaces/kitchen/main", headers=boss).status_code == 204
+    assert client.put(f"{here}/soup", headers=boss).status_code == 204
+    grant = "/admin/v2/namespaces/kitchen/main/permissions/cook"
+
+    def may() -> tuple[bool, bool]:
+        """Compact, and produce."""
+        compact = client.put(f"{here}/soup/compaction", headers=cook).status_code
+        message = {"messages": [{"key": "k", "payload": "v"}]}
+        produce = client.post("/topics/persistent/kitchen/main/soup", json=message, headers=cook).status_code
+        return compact != 403, produce != 403
+
+    assert may() == (False, False)
+    assert client.post(grant, json=["compact"], headers=cook).status_code == 403
+    assert client.post(grant, json=["compact"], headers=boss).status_code == 204
+    assert may() == (True, False)
+    assert client.post(grant, json=["produce", "functions"], headers=boss).status_code == 204
+    assert may() == (False, True)
+    assert client.delete(grant, headers=boss).status_code == 204
+    assert may() == (False, False)
+    assert client.get("/admin/v2/persistent/public/default", headers=boss).status_code == 403, "another tenant's"
+
+
+def test_the_compaction_cursor_is_not_a_consumers(client: TestClient) -> None:
+    """With it the compacted ledger goes; forced, also what is nowhere else any more."""
+    root = bearing("root")
+    topic = "/admin/v2/persistent/public/default/horizon"
+    cursor = f"{topic}/subscription/__compaction"
+    grant = "/admin/v2/namespaces/public/default/permissions/"
+    assert client.put(topic, headers=root).status_code == 204
+    for role, actions in (("reader", ["consume"]), ("janitor", ["consume", "compact"]), ("owner", ["admin"])):
+        assert client.post(grant + role, json=actions, headers=root).status_code == 204
+    for verb, path in (("PUT", cursor), ("PUT", f"{cursor}/properties"), ("DELETE", cursor)):
+        assert client.request(verb, path, json={}, headers=bearing("reader")).status_code == 403, path
+    assert client.put(cursor, headers=bearing("janitor")).status_code == 204
+    assert client.put(f"{cursor}/properties", json={"a": "b"}, headers=bearing("janitor")).status_code == 204
+    assert client.delete(f"{cursor}?force=true", headers=bearing("janitor")).status_code == 403
+    assert client.delete(cursor, headers=bearing("janitor")).status_code == 204
+    assert client.put(cursor, headers=bearing("owner")).status_code == 204
+    assert client.delete(f"{cursor}?force=true", headers=bearing("owner")).status_code == 204
+    assert client.put(f"{topic}/subscription/mine", headers=bearing("reader")).status_code == 204
+    assert client.delete(f"{topic}/subscription/mine?force=true", headers=bearing("reader")).status_code == 204
+
+
+def test_who_may_compact_a_topic_may_show_follow_and_cancel_its_runs(client: TestClient) -> None:
+    root, clerk = bearing("root"), bearing("clerk")
+    tenant = {"adminRoles": [], "allowedClusters": ["standalone"]}
+    runs = {}
+    metadata = cast(Any, client.app).state.service.components.metadata
+    for name in ("shop", "other"):
+        assert client.put(f"/admin/v2/tenants/{name}", json=tenant, headers=root).status_code == 204
+        assert client.put(f"/admin/v2/namespaces/{name}/orders", headers=root).status_code == 204
+        assert client.put(f"/admin/v2/persistent/{name}/orders/paid", headers=root).status_code == 204
+        topic = metadata.topic(TopicName(name, "orders", "paid"))
+        runs[name] = metadata.claim_run(topic.id, "nobody", {}, 60_000).run_id
+    grant = "/admin/v2/namespaces/shop/orders/permissions/"
+    for role, action in (("clerk", "compact"), ("reader", "consume")):
+        assert client.post(grant + role, json=[action], headers=root).status_code == 204
+    ours, others = (f"/admin/v2/compactions/{runs[name]}" for name in ("shop", "other"))
+    assert client.get(ours, headers=clerk).json()["topic"] == "persistent://shop/orders/paid"
+    assert client.delete(ours, headers=clerk).status_code == 204
+    assert "event: end" in client.get(f"{ours}/events", headers=clerk).text
+    for verb, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
+        for run, role in ((others, "clerk"), (ours, "reader"), ("/admin/v2/compactions/99999", "clerk")):
+            assert client.request(verb, run + path, headers=bearing(role)).status_code == 403, (verb, run, role)
+    assert client.get("/admin/v2/compactions/99999", headers=root).status_code == 404
+    assert client.get("/admin/v2/compactions", headers=clerk).status_code == 403

@@ -1,0 +1,279 @@
+"""Runs, their progress, pausing, verification, policies, trimming and garbage over REST."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from api.admin import progress
+from api.run_looks import LOOK_MS, RunLooks
+from storage.metadata.records import RunRecord
+from storage.model import Position
+from tests.clients.rest.conftest import RestTopic
+from tests.clocks import ManualClock
+from tests.serving import Served
+from tests.workbench import Workbench
+
+
+def claimed(topic: RestTopic) -> RunRecord:
+    """A run that some worker has begun."""
+    record = topic.served.topic(topic.name).record
+    return topic.served.service.components.metadata.claim_run(record.id, "elsewhere:1:ab", {}, 60_000)
+
+
+def test_history(rest_topic: RestTopic, served: Served) -> None:
+    assert rest_topic.ask("GET", "/compactions").json() == []
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    rest_topic.put(a="2")
+    rest_topic.compact()
+    newest, oldest = rest_topic.ask("GET", "/compactions").json()
+    assert newest["run"] > oldest["run"]
+    assert (newest["state"], newest["topic"]) == ("SUCCESS", rest_topic.name)
+    assert served.ask("GET", f"/admin/v2/compactions/{oldest['run']}").json() == oldest
+    assert rest_topic.ask("GET", "/compactions?limit=1").json() == [newest]
+    assert newest in served.ask("GET", "/admin/v2/compactions?state=SUCCESS").json()
+    assert newest not in served.ask("GET", "/admin/v2/compactions?state=ERROR").json()
+    assert served.ask("GET", "/admin/v2/compactions/999999").status_code == 404
+    assert served.ask("GET", "/admin/v2/compactions?state=WELL").status_code == 400
+
+
+def test_cancel(rest_topic: RestTopic, served: Served) -> None:
+    run = claimed(rest_topic)
+    path = f"/admin/v2/compactions/{run.run_id}"
+    assert served.ask("DELETE", f"{path}?reason=enough").status_code == 204
+    found = served.ask("GET", path).json()
+    assert (found["state"], found["error"]) == ("CANCELLED", "enough")
+    assert served.ask("DELETE", path).status_code == 409
+
+
+class Scripted:
+    """Looks at a run, after something has happened to it."""
+
+    def __init__(self, looks: RunLooks, *happens: Callable[[], object]) -> None:
+        self._looks = looks
+        self._happens = [*happens]
+
+    async def look(self, run_id: int) -> dict[str, Any]:
+        if self._happens:
+            self._happens.pop(0)()
+        return await asyncio.to_thread(self._looks._read, run_id)
+
+
+def events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Kinds and data of the events of a stream."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        if not block.startswith(":"):
+            kind, _, data = block.split("\n")
+            found.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def test_progress_is_told_until_the_run_ends(
+    rest_topic: RestTopic, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = claimed(rest_topic)
+    metadata = served.service.components.metadata
+    monkeypatch.setattr(progress, "LOOK_MS", 0)
+    monkeypatch.setattr(progress, "KEEP_ALIVE_MS", 0)
+    scripted = Scripted(
+        served.service.looks,
+        lambda: None,
+        lambda: None,
+        lambda: metadata.update_run(run, phase="phase one", statistics={"tasks_done": 1, "tasks_total": 4}),
+        lambda: metadata.heartbeat_runs([run], {run.run_id: {"phase": "phase one", "tasks_done": 3}}),
+        lambda: metadata.cancel_run(run.run_id, "enough"),
+    )
+    monkeypatch.setattr(served.service, "looks", scripted)
+    answer = served.client.get(f"/admin/v2/compactions/{run.run_id}/events")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert ": still running" in answer.text
+    told = events(answer.text)
+    assert [kind for kind, _ in told] == ["progress", "progress", "progress", "end"]
+    assert [data["tasks_done"] for _, data in told[:3]] == [None, 1, 3]
+    assert (told[1][1]["phase"], told[1][1]["tasks_total"]) == ("phase one", 4)
+    assert told[-1][1]["state"] == "CANCELLED"
+
+
+def test_a_run_that_has_ended_is_told_at_once(rest_topic: RestTopic, served: Served) -> None:
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    (run,) = rest_topic.ask("GET", "/compactions").json()
+    ((kind, data),) = events(served.ask("GET", f"/admin/v2/compactions/{run['run']}/events").text)
+    assert (kind, data) == ("end", run)
+    assert served.ask("GET", "/admin/v2/compactions/999999/events").status_code == 404
+
+
+def test_many_watchers_share_a_look(bench: Workbench) -> None:
+    clock = bench.clock
+    assert isinstance(clock, ManualClock)
+    run = bench.metadata.claim_run(bench.topic().record.id, "h", {}, 60_000)
+    looks = RunLooks(bench.metadata, clock)
+
+    async def watch() -> list[dict[str, Any]]:
+        found = await asyncio.gather(*(looks.look(run.run_id) for _ in range(20)))
+        clock.advance(LOOK_MS)
+        await looks.look(run.run_id)
+        return list(found)
+
+    found = asyncio.run(watch())
+    assert {one["run"] for one in found} == {run.run_id}
+    assert looks.made == 2
+
+
+def test_pause_and_resume(rest_topic: RestTopic, served: Served) -> None:
+    rest_topic.put(a="1")
+    (control,) = rest_topic.ask("GET", "/compaction/control").json()
+    assert control["state"] == "None"
+    assert rest_topic.ask("PUT", "/compaction").status_code == 204
+    (waiting,) = rest_topic.ask("GET", "/compaction/control").json()
+    assert waiting["state"] == "InProgress"
+    assert rest_topic.name in [
+        one["topic"] for one in served.ask("GET", "/admin/v2/compactions/scheduler").json()["queue"]
+    ]
+    for times in (1, 2):
+        (control,) = rest_topic.ask("POST", "/compaction/pause").json()
+        assert (control["state"], control["requested_at"]) == (f"Paused({times})", None)
+    assert rest_topic.ask("PUT", "/compaction").status_code == 409
+    scheduler = served.ask("GET", "/admin/v2/compactions/scheduler").json()
+    assert rest_topic.name in [one["topic"] for one in scheduler["paused"]]
+    for state in ("Paused(1)", "None"):
+        (control,) = rest_topic.ask("POST", "/compaction/resume").json()
+        assert control["state"] == state
+    assert rest_topic.ask("POST", "/compaction/resume").status_code == 409
+    rest_topic.compact()
+
+
+def test_failing_topics_are_shown(rest_topic: RestTopic, served: Served) -> None:
+    record = served.topic(rest_topic.name).record
+    served.service.components.metadata.control.failed(record.id, "the workers are away", 17)
+    failing = served.ask("GET", "/admin/v2/compactions/scheduler").json()["failing"]
+    (found,) = [one for one in failing if one["topic"] == rest_topic.name]
+    assert (found["failures"], found["last_error"]) == (1, "the workers are away")
+    assert rest_topic.ask("POST", "/compaction/abort").status_code == 200
+
+
+def test_verify(rest_topic: RestTopic, served: Served) -> None:
+    rest_topic.put(a="1", b="1")
+    rest_topic.compact()
+    (report,) = rest_topic.ask("POST", "/compaction/verify").json()
+    assert (report["total"], report["differences"]) == (0, [])
+    assert report["checked"]["keys"] == 2
+    compacted = served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    served.service.components.store.delete(compacted.manifest.name)
+    (report,) = rest_topic.ask("POST", "/compaction/verify").json()
+    assert report["total"] == 1
+    assert report["differences"][0]["where"] == compacted.manifest.name
+    with served.service.verifying:
+        assert rest_topic.ask("POST", "/compaction/verify").status_code == 409
+
+
+def test_policies_at_each_scope(rest_topic: RestTopic, served: Served) -> None:
+    name = "/policies/delete.retention.ms"
+    namespace, broker = f"/admin/v2/namespaces/public/default{name}", f"/admin/v2/brokers{name}"
+    assert rest_topic.ask("GET", name).json() == {"value": 0, "origin": "default"}
+    assert rest_topic.ask("GET", f"{name}?applied=false").status_code == 404
+    own = rest_topic.path + name
+    for path, value, origin in ((broker, 1000, "broker"), (namespace, "2s", "namespace"), (own, 3, "topic")):
+        assert served.ask("PUT", path, json.dumps(value)).status_code == 204
+        assert rest_topic.ask("GET", name).json()["origin"] == origin
+    assert rest_topic.ask("GET", name).json()["value"] == 3
+    assert rest_topic.ask("GET", "/policies?applied=false").json() == {
+        "delete.retention.ms": {"value": 3, "origin": "topic"}
+    }
+    assert served.ask("GET", namespace).json() == {"value": 2000, "origin": "namespace"}
+    applied = served.ask("GET", "/admin/v2/brokers/policies").json()["delete.retention.ms"]
+    assert applied == served.ask("GET", broker).json() == {"value": 1000, "origin": "broker"}
+    for path in (own, namespace, broker):
+        assert served.ask("DELETE", path).status_code == 204
+    assert rest_topic.ask("GET", name).json() == {"value": 0, "origin": "default"}
+
+
+def test_several_policies_are_set_together_or_not_at_all(rest_topic: RestTopic) -> None:
+    lags = {"min.compaction.lag.ms": 10, "max.compaction.lag.ms": 20}
+    assert rest_topic.ask("PUT", "/policies", lags).status_code == 204
+    assert (
+        rest_topic.ask("PUT", "/policies", {"min.compaction.lag.ms": 30, "max.compaction.lag.ms": 40}).status_code
+        == 204
+    )
+    before = rest_topic.ask("GET", "/policies?applied=false").json()
+    refused = rest_topic.ask("PUT", "/policies", {"min.compaction.lag.ms": 50, "retention.ms": 5})
+    assert refused.status_code == 400
+    assert rest_topic.ask("PUT", "/policies", {"no.such.policy": 5}).status_code == 400
+    assert rest_topic.ask("GET", "/policies?applied=false").json() == before
+    assert rest_topic.ask("DELETE", "/policies").status_code == 204
+    assert rest_topic.ask("GET", "/policies?applied=false").json() == {}
+
+
+def test_a_topic_that_is_to_be_compacted_has_its_cursor(rest_topic: RestTopic) -> None:
+    assert rest_topic.ask("PUT", "/policies/cleanup.policy", ["compact"]).status_code == 204
+    assert rest_topic.ask("GET", "/subscriptions").json() == ["__compaction"]
+
+
+def test_message_threshold(rest_topic: RestTopic) -> None:
+    below = "/compactionThresholdMessages"
+    assert rest_topic.ask("GET", below).content == b""
+    assert rest_topic.ask("GET", f"{below}?applied=true").json() == 0
+    assert rest_topic.ask("POST", below, 10).status_code == 204
+    assert rest_topic.ask("GET", below).json() == 10
+    for bad, status in ((-1, 412), ("10", 400), (1.5, 400), (True, 400)):
+        assert rest_topic.ask("POST", below, bad).status_code == status, bad
+    assert rest_topic.ask("DELETE", below).status_code == 204
+    assert rest_topic.ask("GET", below).content == b""
+
+
+def test_trim_is_a_dry_run_unless_told_otherwise(rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    ids = rest_topic.put(b="2")
+    before = rest_topic.read()
+    for wanted in (None, {}, {"before": ids[0]}, {"before": 1}):
+        (report,) = rest_topic.ask("POST", "/trim", wanted).json()
+        assert report["dry_run"]
+    assert len(report["ledgers"]) == 1
+    assert rest_topic.read() == before
+    (report,) = rest_topic.ask("POST", "/trim", {"before": ids[0], "dryRun": False}).json()
+    assert not report["dry_run"]
+    assert rest_topic.values() == [("b", "2")]
+    assert rest_topic.ask("POST", "/trim", {"before": 99}).status_code == 400
+    assert rest_topic.ask("POST", "/trim", {"dryrun": False}).status_code == 400
+
+
+def test_what_a_cursor_holds_back_is_told(rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    assert rest_topic.ask("PUT", "/subscription/slow", "earliest").status_code == 204
+    (report,) = rest_topic.ask("POST", "/trim", {"before": 1, "dryRun": False}).json()
+    assert report["held"]["cursor"] == "slow"
+    assert rest_topic.values() == [("a", "1")]
+
+
+def test_garbage_is_a_dry_run_unless_told_otherwise(rest_topic: RestTopic, served: Served) -> None:
+    rest_topic.put(a="1")
+    assert rest_topic.ask("PUT", "/policies/file.delete.delay.ms", 0).status_code == 204
+    assert rest_topic.ask("POST", "/trim", {"before": 1, "dryRun": False}).status_code == 200
+    body = {"topics": [rest_topic.name]}
+    for dry_run in ({}, {}, {"dryRun": False}):
+        report = served.ask("POST", "/admin/v2/garbage", json.dumps({**body, **dry_run})).json()
+        assert report["dry_run"] == (not dry_run)
+        assert report["objects"] > 0
+        assert report["topics"][0]["trimmed_ledgers"] == 1
+    again = served.ask("POST", "/admin/v2/garbage", json.dumps({**body, "dryRun": False})).json()
+    assert (again["objects"], again["topics"]) == (0, [])
+    assert served.ask("POST", "/admin/v2/garbage", '{"graceMs": 5}').status_code == 400
+    assert served.ask("POST", "/admin/v2/garbage", '{"topics": ["a"], "unknownTopics": true}').status_code == 400
+    assert served.ask("POST", "/admin/v2/garbage", '{"topics": ["nosuch"]}').status_code == 404
+
+
+def test_a_run_tells_its_horizon(rest_topic: RestTopic, served: Served) -> None:
+    ids = rest_topic.put(a="1", b="2")
+    rest_topic.compact()
+    (run,) = rest_topic.ask("GET", "/compactions").json()
+    assert (run["horizon"], run["horizon_offset"]) == (ids[1], 1)
+    horizon = served.topic(rest_topic.name).snapshot().horizon
+    assert isinstance(horizon, Position)

@@ -1,0 +1,205 @@
+"""Two services on one database and store, each with its own log directory: either answers for any topic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.app import make_app
+from api.forwarding import FORWARDED, Forwarding
+from api.service import running
+from api.settings import Settings
+from storage.metadata.control_records import ServiceRecord
+from tests.clients.rest.conftest import RestTopic
+from tests.serving import Served, TestClient
+
+URL = "http://first.test"
+ELSEWHERE = "elsewhere:7"
+"""Host and process of a service of which there is only a row."""
+
+
+class Recorded(httpx.AsyncBaseTransport):
+    """Takes requests to the first service to it, and notes them."""
+
+    def __init__(self, app: Any) -> None:
+        self._inner = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self.requests: list[httpx.Request] = []
+        self.away = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        if self.away:
+            raise httpx.ConnectError("nobody is there")
+        return await self._inner.handle_async_request(request)
+
+
+class Two:
+    """The service that has the topics at hand, and another one that forwards."""
+
+    def __init__(self, first: Served, second: Served, transport: Recorded) -> None:
+        self.first = first
+        self.second = second
+        self.transport = transport
+
+    def there(self, topic: RestTopic) -> RestTopic:
+        """The same topic, asked of the other service."""
+        return RestTopic(self.second, topic.local)
+
+
+def known(served: Served, name: str = "first:1:aa", url: str = URL) -> None:
+    """Say that a service with the log directory of `served` lives."""
+    components = served.service.components
+    components.metadata.services.beat(ServiceRecord(name, url, components.log.uid, 1, 1))
+
+
+@pytest.fixture(scope="module")
+def both(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    first = served.service.settings
+    folder: Path = tmp_path_factory.mktemp("second")
+    settings = Settings(
+        data=str(folder / "data"),
+        database=first.database_url,
+        store=first.store_url,
+        spark_master="in-process",
+        compaction_automatic=False,
+    )
+    with running(settings) as service:
+        service.control.drain(0)
+        transport = Recorded(served.client.app)
+        one = service.components
+        service.forwarding = Forwarding(one.metadata, one.clock, one.log, 5_000, transport)
+        one.log.uid  # noqa: B018  it has one, as a directory that was written to
+        with TestClient(make_app(service), raise_server_exceptions=False) as client:
+            known(served)
+            yield Two(served, Served(service, client, served.engine), transport)
+
+
+@pytest.fixture
+def two(both: Two) -> Iterator[Two]:
+    yield both
+    both.transport.away = False
+    both.transport.requests.clear()
+    known(both.first)
+
+
+def test_writes_and_reads_go_to_who_has_the_log(two: Two, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    there = two.there(rest_topic)
+    (message_id,) = there.put(b="2")
+    assert there.read() == rest_topic.read()
+    assert rest_topic.read()[1]["message_id"] == message_id
+    assert [request.method for request in two.transport.requests] == ["POST", "GET"]
+    assert all(FORWARDED in request.headers for request in two.transport.requests)
+
+
+def test_the_caller_goes_along_and_the_answer_comes_as_it_is(two: Two, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    asked = two.second.client.get(f"{rest_topic.path}/messages?start=nonsense", headers={"authorization": "Bearer x"})
+    assert asked.status_code == 400
+    found = two.second.client.get(f"{rest_topic.path}/messages?limit=1", headers={"authorization": "Bearer x"})
+    assert found.headers["X-Compactor-Next"] == "1"
+    (request,) = two.transport.requests
+    assert request.headers["authorization"] == "Bearer x"
+    assert request.url.query == b"limit=1"
+
+
+def test_other_calls_that_read_go_along(two: Two, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    there = two.there(rest_topic)
+    assert there.ask("GET", "/lastMessageId").json() == rest_topic.ask("GET", "/lastMessageId").json()
+    assert there.ask("PUT", "/subscription/s", "earliest").status_code == 204
+    assert there.ask("GET", "/subscription/s/position/1").text == "1"
+    assert there.ask("GET", "/key/a").json()["value"] == "1"
+
+
+def test_what_is_sealed_is_read_anywhere(two: Two, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    assert two.there(rest_topic).values("readCompacted=true") == [("a", "1")]
+    assert two.transport.requests == []
+
+
+def test_a_forwarded_request_goes_no_further(two: Two, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    answer = two.second.client.get(f"{rest_topic.path}/messages", headers={FORWARDED: "third:9"})
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert "third:9" in answer.json()["reason"]
+    assert two.transport.requests == []
+
+
+def test_a_service_that_does_not_answer(two: Two, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    two.transport.away = True
+    for answer in (
+        two.there(rest_topic).ask("GET", "/messages"),
+        two.second.ask("POST", f"/topics{rest_topic.path[9:]}", '{"messages": [{"payload": "v"}]}'),
+    ):
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+        assert URL in answer.json()["reason"]
+
+
+def test_a_log_directory_that_no_service_has(two: Two, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    two.first.service.components.metadata.services.leave("first:1:aa")
+    answer = two.there(rest_topic).ask("GET", "/messages")
+    assert answer.status_code == 503
+    assert "which no living service has" in answer.json()["reason"]
+
+
+def test_the_holder_of_the_lease_is_asked_if_it_is_a_service(two: Two, rest_topic: RestTopic) -> None:
+    metadata = two.first.service.components.metadata
+    lease = metadata.acquire_lease(rest_topic.served.topic(rest_topic.name).record.id, f"{ELSEWHERE}:ab", 60_000)
+    body = '{"messages": [{"payload": "v"}]}'
+    path = f"/topics{rest_topic.path[9:]}"
+    refused = two.second.ask("POST", path, body)
+    assert refused.status_code == 503
+    assert ELSEWHERE in refused.json()["reason"]
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    known(two.first, f"{ELSEWHERE}:cd")
+    two.transport.away = True
+    assert two.second.ask("POST", path, body).status_code == 503
+    assert [request.url.path for request in two.transport.requests] == [path]
+    metadata.services.leave(f"{ELSEWHERE}:cd")
+    metadata.release_lease(lease)
+
+
+def test_each_partition_goes_where_it_lies(two: Two) -> None:
+    parted = RestTopic(two.first, "spread")
+    assert parted.ask("PUT", "/partitions", 2).status_code == 204
+    parted.produce({"payload": "first"}, query="/partitions/0")
+    acks = two.there(parted).produce(
+        {"payload": "zero", "partition": 0, "key": "k", "properties": {"a": "b"}}, {"payload": "one", "partition": 1}
+    )
+    assert [ack["messageId"].split(":")[2] for ack in acks] == ["0", "1"]
+    (request,) = two.transport.requests
+    assert request.url.path.endswith("/spread-partition-0")
+    assert len(json.loads(request.content)["messages"]) == 1
+    assert RestTopic(two.first, "spread-partition-0").values() == [(None, "first"), ("k", "zero")]
+    assert RestTopic(two.second, "spread-partition-1").values() == [(None, "one")]
+
+
+def test_a_partitioned_topic_that_lies_with_both(two: Two) -> None:
+    parted = RestTopic(two.first, "both")
+    there = two.there(parted)
+    assert parted.ask("PUT", "/partitions", 2).status_code == 204
+    parted.produce({"payload": "old", "key": "k"}, query="/partitions/0")
+    there.produce({"payload": "new", "key": "k"}, query="/partitions/1")
+    assert there.ask("PUT", "/subscription/s", "earliest").status_code == 204
+    one, other = RestTopic(two.first, "both-partition-0"), RestTopic(two.second, "both-partition-1")
+    for partition in (one, other):
+        assert partition.ask("GET", "/subscription/s/position/1").status_code == 200
+    assert there.ask("PUT", "/subscription/s").status_code == 409
+    assert there.ask("GET", "/key/k").json()["value"] == "new"
+    assert there.ask("GET", "/key/none").status_code == 404
+    assert [report["topic"] for report in there.ask("POST", "/trim").json()] == [one.name, other.name]
+    assert there.ask("POST", "/subscription/s/skip_all").status_code == 204
+    for partition in (one, other):
+        assert partition.ask("GET", "/subscription/s/position/1").status_code == 404
+    assert there.ask("POST", "/subscription/none/skip_all").status_code == 404

@@ -1,0 +1,257 @@
+"""Producing and reading over REST: what was produced is what is read, raw and compacted, page by page and in one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from api.admin.read import ARROW, JSON_LINES, NEXT
+from tests.clients.rest.conftest import RestTopic
+from tests.serving import Served
+
+
+def lines_of(topic: RestTopic, data: str, query: str = "") -> Any:
+    """Produce JSON Lines."""
+    path = f"/topics/persistent/public/default/{topic.local}{query}"
+    return topic.served.client.post(path, content=data, headers={"content-type": JSON_LINES})
+
+
+def pages(topic: RestTopic, query: str) -> list[list[int]]:
+    """Offsets of all pages, one after the other, each from where the one before said."""
+    start, found = "earliest", []
+    while True:
+        answer = topic.ask("GET", f"/messages?start={start}&{query}")
+        assert answer.status_code == 200, answer.text
+        page = [json.loads(line)["offset"] for line in answer.text.splitlines()]
+        if not page:
+            return found
+        found.append(page)
+        start = answer.headers[NEXT]
+
+
+def test_what_was_produced_is_read(rest_topic: RestTopic) -> None:
+    acks = rest_topic.produce(
+        {"key": "k", "payload": "v", "properties": {"p": "q"}, "eventTime": "17", "sequenceId": 3, "context": "c"},
+        {"payload": "no key"},
+        {"key": "k", "payload": None},
+    )
+    assert [ack["errorCode"] for ack in acks] == [0, 0, 0]
+    assert acks[0]["context"] == "c"
+    first, second, third = rest_topic.read()
+    assert [one["message_id"] for one in (first, second, third)] == [ack["messageId"] for ack in acks]
+    assert (first["key"], first["value"], first["event_time"], first["properties"]) == ("k", "v", 17, {"p": "q"})
+    assert (second["key"], second["value"]) == (None, "no key")
+    assert (third["key"], third["value"]) == ("k", None)
+
+
+def test_compacted_is_the_newest_of_each_key_and_raw_is_as_before(rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="1", c="1")
+    rest_topic.put(a="2", b=None)
+    before = rest_topic.read()
+    rest_topic.compact()
+    rest_topic.put(d="3")
+    assert rest_topic.values("readCompacted=true") == [("c", "1"), ("a", "2"), ("d", "3")]
+    assert rest_topic.read()[:5] == before
+    assert rest_topic.read("stream=true&readCompacted=true") == rest_topic.read("readCompacted=true")
+
+
+def test_json_lines_are_produced_as_they_are_read(rest_topic: RestTopic) -> None:
+    answer = lines_of(rest_topic, '{"key": "a", "value": "1", "publish_time": 5}\n{"key": null, "value": null}\n')
+    assert answer.status_code == 200, answer.text
+    assert rest_topic.values() == [("a", "1"), (None, None)]
+    assert rest_topic.read()[0]["publish_time"] == 5
+    again = "".join(json.dumps(one) + "\n" for one in rest_topic.read())
+    assert lines_of(rest_topic, again).status_code == 200
+    assert rest_topic.values() == [("a", "1"), (None, None)] * 2
+
+
+def test_bytes_go_in_base64(rest_topic: RestTopic) -> None:
+    rest_topic.produce({"key": "/w==", "payload": "/v8="}, query="?keyEncoding=base64&valueEncoding=base64")
+    assert rest_topic.values("keyEncoding=base64&valueEncoding=base64") == [("/w==", "/v8=")]
+    refused = rest_topic.ask("GET", "/messages")
+    assert refused.status_code == 400
+    assert "keyEncoding=base64" in refused.json()["reason"]
+
+
+@pytest.mark.parametrize("flag", ["false", "true"])
+def test_pages_are_the_whole_in_order_and_hold_what_was_asked(rest_topic: RestTopic, flag: str) -> None:
+    rest_topic.put(**{f"k{number}": "x" * number for number in range(10)})
+    rest_topic.compact()
+    rest_topic.put(**{f"k{number}": "y" for number in range(7, 12)})
+    whole = [one["offset"] for one in rest_topic.read(f"readCompacted={flag}")]
+    found = pages(rest_topic, f"readCompacted={flag}&limit=4")
+    assert [offset for page in found for offset in page] == whole
+    assert all(len(page) == 4 for page in found[:-1])
+    by_bytes = pages(rest_topic, f"readCompacted={flag}&maxBytes=12")
+    assert [offset for page in by_bytes for offset in page] == whole
+    assert len(by_bytes) > 4
+
+
+def test_a_page_goes_on_past_a_new_generation(rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="1", c="1")
+    rest_topic.compact()
+    first = rest_topic.ask("GET", "/messages?readCompacted=true&limit=2")
+    rest_topic.put(a="2")
+    rest_topic.compact()
+    rest = rest_topic.values(f"readCompacted=true&start={first.headers[NEXT]}")
+    assert rest == [("c", "1"), ("a", "2")]
+
+
+def test_a_deletion_that_went_between_two_pages_is_not_missed_in_silence(rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="1", c="1")
+    rest_topic.compact()
+    first = rest_topic.ask("GET", "/messages?readCompacted=true&limit=2")
+    rest_topic.put(a=None)
+    rest_topic.compact()
+    stale = rest_topic.ask("GET", f"/messages?readCompacted=true&start={first.headers[NEXT]}")
+    assert stale.status_code == 409
+    assert "read again from earliest" in stale.json()["reason"]
+    raw = rest_topic.ask("GET", f"/messages?start={first.headers[NEXT]}")
+    assert raw.status_code == 400
+
+
+def test_arrow_is_the_same_rows(rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="2")
+    for query in ("", "stream=true"):
+        answer = rest_topic.served.client.get(f"{rest_topic.path}/messages?{query}", headers={"accept": ARROW})
+        assert answer.headers["content-type"] == ARROW
+        table = pa.ipc.open_stream(answer.content).read_all()
+        assert table.column("key").to_pylist() == [b"a", b"b"]
+        assert table.column("payload").to_pylist() == [b"1", b"2"]
+    assert (
+        rest_topic.served.client.get(f"{rest_topic.path}/messages", headers={"accept": "text/html"}).status_code == 406
+    )
+
+
+def test_latest_waits_for_what_comes(rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    nothing = rest_topic.ask("GET", "/messages?start=latest&waitMs=1")
+    assert (nothing.status_code, nothing.text) == (200, "")
+    rest_topic.put(b="2")
+    assert rest_topic.values(f"start={nothing.headers[NEXT]}&waitMs=1000") == [("b", "2")]
+
+
+def test_starts(rest_topic: RestTopic) -> None:
+    ids = rest_topic.put(a="1", b="2", c="3")
+    assert rest_topic.values(f"start={ids[1]}") == [("b", "2"), ("c", "3")]
+    assert rest_topic.values("start=2") == [("c", "3")]
+    assert rest_topic.values("start=@0&limit=1") == [("a", "1")]
+    assert rest_topic.ask("GET", "/messages?start=nonsense").status_code == 400
+
+
+def test_a_start_that_cannot_be_is_refused_and_one_at_the_end_waits(rest_topic: RestTopic) -> None:
+    ledger, entry, _ = rest_topic.put(a="1", b="2")[-1].split(":")
+    end = (f"{ledger}:{int(entry) + 1}:-1", "2", "@9999999999999", "latest", "earliest")
+    beyond = ("3", "99", f"{ledger}:{int(entry) + 2}:-1", f"{int(ledger) + 90}:0:-1")
+    for flag in ("", "&readCompacted=true"):
+        for start in end:
+            assert rest_topic.ask("GET", f"/messages?start={start}{flag}").status_code == 200, start
+            assert rest_topic.ask("GET", f"/messages?start={start}{flag}&stream=true").status_code == 200, start
+        for start in beyond:
+            for stream in ("", "&stream=true"):
+                answer = rest_topic.ask("GET", f"/messages?start={start}{flag}{stream}")
+                assert answer.status_code == 416, (start, flag, stream)
+                assert "behind the end" in answer.json()["reason"]
+    assert rest_topic.ask("GET", "/messages?readCompacted=true&start=1~5").status_code == 416
+    rest_topic.compact()
+    begun = rest_topic.ask("GET", "/messages?readCompacted=true&limit=1").headers[NEXT]
+    rest_topic.put(c="3")
+    rest_topic.compact()
+    assert rest_topic.values(f"readCompacted=true&start={begun}") == [("b", "2"), ("c", "3")], "it had that generation"
+    unknown = rest_topic.ask("GET", f"/messages?readCompacted=true&start={begun}99")
+    assert unknown.status_code == 416
+    assert "has never had" in unknown.json()["reason"]
+
+
+def test_an_empty_topic_begins_and_ends_at_0(rest_topic: RestTopic) -> None:
+    for start, status in (("0", 200), ("earliest", 200), ("1", 416), ("99:0:-1", 416)):
+        assert rest_topic.ask("GET", f"/messages?start={start}").status_code == status, start
+
+
+def test_a_damaged_compacted_ledger_is_told_and_raw_goes_on(rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    compacted = rest_topic.served.topic(rest_topic.name).snapshot().compacted
+    assert compacted is not None
+    rest_topic.served.service.components.store.delete(compacted.manifest.name)
+    for query in ("", "&stream=true"):
+        answer = rest_topic.ask("GET", f"/messages?readCompacted=true{query}")
+        assert answer.status_code == 507
+        assert "cannot be read" in answer.json()["reason"]
+    assert rest_topic.values() == [("a", "1")]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("", "cannot be taken"),
+        ("[]", "cannot be taken"),
+        ('{"messages": []}', "messages"),
+        ('{"messages": [{"payload": 5}]}', "payload"),
+        ('{"messages": [{"payload": "v", "kye": "k"}]}', "kye"),
+        ('{"messages": [{"payload": "v", "deliverAt": 5}]}', "deliverAt"),
+        ('{"messages": [{"payload": "v", "eventTime": "soon"}]}', "soon"),
+        ('{"messages": [{"payload": "v"}], "valueSchema": "{\\"type\\": \\"AVRO\\"}"}', "AVRO"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_whole(rest_topic: RestTopic, body: str, says: str) -> None:
+    answer = rest_topic.served.ask("POST", f"/topics/persistent/public/default/{rest_topic.local}", body)
+    assert answer.status_code == 400
+    assert says in answer.json()["reason"]
+    assert rest_topic.read() == []
+
+
+def test_a_bad_line_is_named_and_nothing_is_appended(rest_topic: RestTopic) -> None:
+    answer = lines_of(rest_topic, '{"key": "a", "value": "1"}\n{"key": 5}\n')
+    assert answer.status_code == 400
+    assert "line 2" in answer.json()["reason"]
+    assert rest_topic.read() == []
+
+
+def test_one_message_that_is_too_large_does_not_undo_the_others(rest_topic: RestTopic) -> None:
+    assert rest_topic.ask("PUT", "/policies/max.message.bytes", 100).status_code == 204
+    acks = rest_topic.produce({"payload": "a"}, {"payload": "x" * 20_000}, {"payload": "b"})
+    assert [ack["errorCode"] for ack in acks] == [0, 2, 0]
+    assert rest_topic.values() == [(None, "a"), (None, "b")]
+
+
+def test_partitions_by_key_and_in_turn(served: Served) -> None:
+    path = "/admin/v2/persistent/public/default/parted"
+    assert served.ask("PUT", f"{path}/partitions", "3").status_code == 204
+    parted = RestTopic(served, "parted")
+    acks = parted.produce(*({"key": "test", "payload": str(number)} for number in range(3)))
+    assert {ack["messageId"].split(":")[2] for ack in acks} == {str((0xBA6BD213 & 0x7FFFFFFF) % 3)}
+    acks = parted.produce(*({"payload": str(number)} for number in range(3)))
+    assert {ack["messageId"].split(":")[2] for ack in acks} == {"0", "1", "2"}
+    (ack,) = parted.produce({"key": "test", "payload": "here"}, query="/partitions/2")
+    assert ack["messageId"].split(":")[2] == "2"
+    assert ("test", "here") in RestTopic(served, "parted-partition-2").values()
+    assert parted.ask("GET", "/messages").status_code == 405
+    assert parted.ask("GET", "/key/test").json()["value"] == "here"
+
+
+@pytest.mark.parametrize("path", ["/topics/persistent/public/default/gone", "/topics/persistent/no/where/gone"])
+def test_a_topic_that_does_not_exist_is_not_made(served: Served, path: str) -> None:
+    answer = served.ask("POST", path, '{"messages": [{"payload": "v"}]}')
+    assert answer.status_code == 404
+    assert "gone not found" in answer.json()["reason"]
+
+
+def test_the_flag_is_for_persistent_topics(served: Served) -> None:
+    answer = served.ask("GET", "/admin/v2/non-persistent/public/default/t/messages?readCompacted=true")
+    assert answer.status_code == 412
+    assert "persistent" in answer.json()["reason"]
+
+
+def test_a_deleted_topic_is_given_back_and_its_name_begins_anew(rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="2")
+    assert rest_topic.ask("DELETE").status_code == 204
+    assert rest_topic.name not in [str(one.name) for one in rest_topic.served.service.producers.topics]
+    path = f"/topics/persistent/public/default/{rest_topic.local}"
+    assert rest_topic.served.ask("POST", path, '{"messages": [{"payload": "v"}]}').status_code == 404
+    assert rest_topic.ask("PUT").status_code == 204
+    rest_topic.put(c="3")
+    assert [one["offset"] for one in rest_topic.read()] == [0]

@@ -1,0 +1,151 @@
+"""Stats: numbers of sealed ledgers, rolled and open segments, cursors and runs, and what partitions sum up to."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from tests.clients.rest.conftest import RestTopic
+from tests.serving import Served
+from tests.workbench import content
+
+_NUMBERS = itertools.count()
+
+
+def _append(topic: RestTopic, count: int) -> None:
+    """A sealed ledger."""
+    rows = content(*((b"%d" % number, b"v") for number in range(count)))
+    topic.served.topic(topic.name).bulk_append().append([rows])
+
+
+def _stats(topic: RestTopic, query: str = "") -> Any:
+    return topic.ask("GET", f"/stats{query}").json()
+
+
+def test_messages_count_in_ledgers_and_in_the_open_segment(rest_topic: RestTopic) -> None:
+    _append(rest_topic, 4)
+    sealed = _stats(rest_topic)
+    assert sealed["msgInCounter"] == 4
+    rest_topic.put(a="1", b="22", c="333")
+    stats = _stats(rest_topic)
+    assert stats["msgInCounter"] == 7
+    assert stats["storageSize"] == stats["bytesInCounter"] > sealed["storageSize"]
+    internal = rest_topic.ask("GET", "/internalStats").json()
+    assert internal["numberOfEntries"] == sum(one["entries"] for one in internal["ledgers"]) == 7
+    assert internal["currentLedgerEntries"] == internal["ledgers"][-1]["entries"] == 3
+    assert internal["currentLedgerSize"] == internal["ledgers"][-1]["size"] > 0
+    assert internal["totalSize"] == stats["storageSize"]
+    assert internal["lastConfirmedEntry"] == f"{internal['ledgers'][-1]['ledgerId']}:2"
+    assert internal["compactedLedger"]["ledgerId"] == -1
+    info = rest_topic.ask("GET", "/internal-info").json()
+    assert [one.get("entries") for one in info["ledgers"]] == [4, None]
+    backlog = rest_topic.ask("GET", "/backlog").json()
+    assert (backlog["totalMessages"], backlog["messageBacklog"]) == (7, 0)
+
+
+def test_an_empty_topic(rest_topic: RestTopic) -> None:
+    stats = _stats(rest_topic)
+    assert (stats["msgInCounter"], stats["storageSize"], stats["subscriptions"]) == (0, 0, {})
+    internal = rest_topic.ask("GET", "/internalStats").json()
+    assert (internal["lastConfirmedEntry"], internal["ledgers"], internal["cursors"]) == ("-1:-1", [], {})
+    assert internal["lastLedgerCreatedTimestamp"].endswith("Z")
+
+
+def test_compaction_in_the_stats(rest_topic: RestTopic) -> None:
+    _append(rest_topic, 4)
+    _append(rest_topic, 3)
+    rest_topic.compact()
+    _append(rest_topic, 2)
+    stats = _stats(rest_topic)
+    assert stats["compaction"]["lastCompactionRemovedEventCount"] == 3
+    assert stats["compaction"]["lastCompactionSucceedTimestamp"] > 0
+    assert stats["compaction"]["lastCompactionFailedTimestamp"] == 0
+    behind = stats["subscriptions"]["__compaction"]
+    assert behind["msgBacklog"] == behind["msgBacklogNoDelayed"] == 2
+    assert behind["backlogSize"] == stats["backlogSize"] > 0
+    assert behind["subscriptionProperties"] == {}
+    internal = rest_topic.ask("GET", "/internalStats").json()
+    compacted = internal["compactedLedger"]
+    cursor = internal["cursors"]["__compaction"]
+    assert compacted["entries"] == 4
+    assert cursor["properties"] == {"CompactedTopicLedger": compacted["ledgerId"]}
+    assert cursor["markDeletePosition"] == f"{internal['ledgers'][1]['ledgerId']}:2"
+    assert cursor["readPosition"] == f"{internal['ledgers'][1]['ledgerId']}:3"
+    rest_topic.compact()
+    stats = _stats(rest_topic)
+    assert (stats["backlogSize"], stats["subscriptions"]["__compaction"]["msgBacklog"]) == (0, 0)
+
+
+def test_a_failed_run_in_the_stats(rest_topic: RestTopic) -> None:
+    metadata = rest_topic.served.service.components.metadata
+    _append(rest_topic, 2)
+    rest_topic.compact()
+    record = rest_topic.served.topic(rest_topic.name).record
+    run = metadata.claim_run(record.id, "worker", {}, 30_000)
+    before = _stats(rest_topic)["compaction"]
+    metadata.fail_run(run, "the workers are away")
+    after = _stats(rest_topic)["compaction"]
+    assert after["lastCompactionFailedTimestamp"] > 0 == before["lastCompactionFailedTimestamp"]
+    assert after["lastCompactionSucceedTimestamp"] == before["lastCompactionSucceedTimestamp"]
+    assert after["lastCompactionRemovedEventCount"] == before["lastCompactionRemovedEventCount"]
+
+
+def test_backlogs_are_counted_as_they_are_asked_for(rest_topic: RestTopic) -> None:
+    from pyroaring import BitMap
+
+    _append(rest_topic, 10)
+    metadata = rest_topic.served.service.components.metadata
+    record = rest_topic.served.topic(rest_topic.name).record
+    metadata.acknowledgements.create(record.id, "s", None, {"readCompacted": "true"})
+    life = metadata.acknowledgements.load(record.id, "s", 1 << 20).life
+    metadata.acknowledgements.merge(record.id, "s", life, None, {0: BitMap([2, 3, 7])})
+    plain = _stats(rest_topic)["subscriptions"]["s"]
+    assert (plain["msgBacklog"], plain["earliestMsgPublishTimeInBacklog"]) == (10, 0)
+    assert plain["subscriptionProperties"] == {"readCompacted": "true"}
+    query = "?getPreciseBacklog=true&subscriptionBacklogSize=false&getEarliestTimeInBacklog=true"
+    asked = _stats(rest_topic, query)
+    assert asked["subscriptions"]["s"]["msgBacklog"] == 7
+    assert asked["subscriptions"]["s"]["backlogSize"] == -1
+    assert asked["subscriptions"]["s"]["nonContiguousDeletedMessagesRanges"] == 2
+    assert asked["earliestMsgPublishTimeInBacklogs"] == asked["lastPublishTimeStamp"] > 0
+    assert rest_topic.ask("GET", "/backlog").json()["cursorDetails"] == {
+        "s": {"cursorBacklog": 10, "cursorLedgerId": -1}
+    }
+
+
+def test_a_partitioned_topic_is_the_sum_of_its_partitions(served: Served) -> None:
+    whole = RestTopic(served, f"stats{next(_NUMBERS)}")
+    assert whole.ask("PUT", "/partitions", 3).status_code == 204
+    for number, count in enumerate((1, 2, 4)):
+        partition = RestTopic(served, f"{whole.local}-partition-{number}")
+        _append(partition, count)
+        served.service.components.metadata.create_cursor(served.topic(partition.name).record.id, "s")
+    stats = whole.ask("GET", "/partitioned-stats").json()
+    assert stats["msgInCounter"] == 7
+    assert stats["metadata"] == {"partitions": 3, "deleted": False}
+    assert stats["subscriptions"]["s"]["msgBacklog"] == 7
+    assert [one["msgInCounter"] for one in stats["partitions"].values()] == [1, 2, 4]
+    assert stats["storageSize"] == sum(one["storageSize"] for one in stats["partitions"].values())
+    assert whole.ask("GET", "/partitioned-stats?perPartition=false").json()["partitions"] == {}
+    internal = whole.ask("GET", "/partitioned-internalStats").json()
+    assert [one["numberOfEntries"] for one in internal["partitions"].values()] == [1, 2, 4]
+    info = whole.ask("GET", "/internal-info").json()
+    assert [len(one["ledgers"]) for one in info["partitions"].values()] == [1, 1, 1]
+    missing = RestTopic(served, "nosuch")
+    for below in ("/partitioned-stats", "/partitioned-internalStats", "/internal-info", "/backlog"):
+        assert missing.ask("GET", below).status_code == 404
+
+
+def test_a_segment_in_another_log_directory_is_not_read(rest_topic: RestTopic) -> None:
+    from dataclasses import replace
+
+    from storage.log.open_end import open_end
+
+    rest_topic.put(a="1", b="2")
+    components = rest_topic.served.service.components
+    record = rest_topic.served.topic(rest_topic.name).record
+    (segment,) = components.metadata.log.segments(record.id)
+    found = open_end(components.log, record, segment)
+    assert found is not None
+    assert (found.next_offset, found.entries) == (2, 2)
+    assert open_end(components.log, record, replace(segment, log_uid="0" * 32)) is None

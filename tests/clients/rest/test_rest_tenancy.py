@@ -1,0 +1,269 @@
+"""Tenants, namespaces, permissions and their policies, beyond the calls that were recorded."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from storage.metadata.control_records import SERVICE_DEAD_MS, ServiceRecord
+from storage.metadata.service_store import ServiceStore
+from tests.clocks import ManualClock
+from tests.serving import Served
+
+_NUMBERS = itertools.count()
+ADMIN = "/admin/v2"
+
+
+@pytest.fixture
+def namespace(served: Served) -> str:
+    """A namespace of its own, in a tenant of its own."""
+    tenant = f"tenant{next(_NUMBERS)}"
+    assert served.ask("PUT", f"{ADMIN}/tenants/{tenant}", '{"allowedClusters": ["standalone"]}').status_code == 204
+    assert served.ask("PUT", f"{ADMIN}/namespaces/{tenant}/ns").status_code == 204
+    return f"{tenant}/ns"
+
+
+def _reason(served: Served, verb: str, path: str, body: object = None) -> tuple[int, str]:
+    answer = served.ask(verb, ADMIN + path, None if body is None else json.dumps(body))
+    return answer.status_code, answer.json()["reason"]
+
+
+def _get(served: Served, path: str) -> Any:
+    answer = served.ask("GET", ADMIN + path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_tenant_is_updated(served: Served) -> None:
+    path = f"{ADMIN}/tenants/updated"
+    assert served.ask("PUT", path, '{"allowedClusters": ["standalone"], "adminRoles": ["b", "a"]}').status_code == 204
+    assert _get(served, "/tenants/updated") == {"adminRoles": ["a", "b"], "allowedClusters": ["standalone"]}
+    assert served.ask("POST", path, '{"allowedClusters": ["standalone"], "adminRoles": ["c"]}').status_code == 204
+    assert _get(served, "/tenants/updated")["adminRoles"] == ["c"]
+    assert _reason(served, "POST", "/tenants/nosuch", {"allowedClusters": ["standalone"]})[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "status", "told"),
+    [
+        ("none", None, 412, "Clusters can not be empty"),
+        ("none", {"allowedClusters": []}, 412, "Clusters can not be empty"),
+        ("none", {"allowedClusters": ["standalone", "nosuch"]}, 412, "Clusters do not exist"),
+        ("none", {"allowedClusters": ["standalone"], "adminRoles": [" a"]}, 412, "whitespace"),
+        ("none", {"allowedClusters": "standalone"}, 400, "allowedClusters"),
+        ("none", {"allowedClusters": [1]}, 400, "allowedClusters"),
+        ("none", {"allowedClusters": ["standalone"], "color": "red"}, 400, "color"),
+        ("none", [], 400, "body"),
+        ("a%20b", {"allowedClusters": ["standalone"]}, 412, "Tenant name is not valid"),
+        ("a%2Fb", {"allowedClusters": ["standalone"]}, 412, "Tenant name is not valid"),
+    ],
+)
+def test_tenants_that_are_refused(served: Served, name: str, body: object, status: int, told: str) -> None:
+    found, reason = _reason(served, "PUT", f"/tenants/{name}", body)
+    assert (found, told in reason) == (status, True), reason
+    assert "none" not in _get(served, "/tenants")
+
+
+def test_a_tenant_with_namespaces_stays(served: Served, namespace: str) -> None:
+    tenant = namespace.partition("/")[0]
+    assert _reason(served, "DELETE", f"/tenants/{tenant}") == (409, "The tenant still has active namespaces")
+    assert _reason(served, "DELETE", f"/tenants/{tenant}?force=true")[0] == 405
+    assert _reason(served, "DELETE", f"/namespaces/{namespace}?force=true")[0] == 405
+    assert served.ask("DELETE", f"{ADMIN}/namespaces/{namespace}").status_code == 204
+    assert served.ask("DELETE", f"{ADMIN}/tenants/{tenant}").status_code == 204
+    assert _reason(served, "DELETE", f"/tenants/{tenant}") == (404, "Tenant does not exist")
+    assert _reason(served, "DELETE", f"/namespaces/{namespace}") == (404, "Namespace does not exist")
+
+
+def test_a_namespace_begins_with_the_policies_it_is_given(served: Served, namespace: str) -> None:
+    other = f"{namespace}2"
+    policies = {
+        "bundles": {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1},
+        "replication_clusters": ["standalone"],
+        "retention_policies": {"retentionTimeInMinutes": 10, "retentionSizeInMB": 3},
+        "compaction_threshold": 4096,
+        "message_ttl_in_seconds": None,
+    }
+    assert served.ask("PUT", f"{ADMIN}/namespaces/{other}", json.dumps(policies)).status_code == 204
+    document = _get(served, f"/namespaces/{other}")
+    assert document["retention_policies"] == policies["retention_policies"]
+    assert document["compaction_threshold"] == 4096
+    assert document["clusterThatCanDeleteNamespace"] == "standalone"
+    assert _get(served, f"/namespaces/{other}/compactionThreshold") == 4096
+    assert "compaction_threshold" not in _get(served, f"/namespaces/{namespace}")
+
+
+@pytest.mark.parametrize(
+    ("policies", "status"),
+    [
+        ({"colour": 1}, 400),
+        ({"replication_clusters": ["standalone", "west"]}, 412),
+        ({"replication_clusters": "standalone"}, 400),
+        ({"retention_policies": 5}, 400),
+        ({"retention_policies": {"retentionTimeInMinutes": "5"}}, 400),
+        ({"retention_policies": {"retentionTimeInMinutes": 0, "retentionSizeInMB": 1}}, 412),
+        ({"compaction_threshold": "5"}, 400),
+        ({"compaction_threshold": -1}, 412),
+        ({"compaction_threshold": 2**63}, 400),
+        ({"replication_clusters": [[]]}, 400),
+    ],
+)
+def test_a_namespace_with_other_policies_is_not_made(
+    served: Served, namespace: str, policies: object, status: int
+) -> None:
+    other = f"{namespace}-not"
+    assert _reason(served, "PUT", f"/namespaces/{other}", policies)[0] == status
+    assert _reason(served, "GET", f"/namespaces/{other}")[0] == 404
+
+
+def test_retention_of_a_namespace(served: Served, namespace: str) -> None:
+    path = f"{ADMIN}/namespaces/{namespace}/retention"
+    empty = served.ask("GET", path)
+    assert (empty.status_code, empty.text, empty.headers.get("content-type")) == (200, "", None)
+    assert served.ask("POST", path, '{"retentionTimeInMinutes": 7, "retentionSizeInMB": -1}').status_code == 204
+    assert served.ask("GET", path).json() == {"retentionTimeInMinutes": 7, "retentionSizeInMB": -1}
+    assert served.ask("POST", path, '{"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}').status_code == 204
+    assert served.ask("GET", path).json() == {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+    assert served.ask("DELETE", path).status_code == 204
+    assert served.ask("GET", path).text == ""
+    assert served.ask("DELETE", path).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        ({"retentionTimeInMinutes": 0, "retentionSizeInMB": 5}, 412, "Setting a single time or size limit to 0"),
+        ({"retentionTimeInMinutes": 5}, 412, "Setting a single time or size limit to 0"),
+        ({"retentionTimeInMinutes": -2, "retentionSizeInMB": 5}, 412, "time limit must be >= -1"),
+        ({"retentionTimeInMinutes": 5, "retentionSizeInMB": -2}, 412, "size limit must be >= -1"),
+        ({"retentionTimeInMinutes": "5", "retentionSizeInMB": 5}, 400, "retentionTimeInMinutes"),
+        ({"retentionTimeInMinutes": 5.5, "retentionSizeInMB": 5}, 400, "retentionTimeInMinutes"),
+        ({"retentionTimeInMinutes": 2**31, "retentionSizeInMB": 5}, 400, "retentionTimeInMinutes"),
+        ({"retentionTimeInMinutes": 5, "retentionSizeInMB": 2**63 - 1}, 400, "retentionSizeInMB"),
+        ({"retentionTimeInMinutes": 5, "retentionSizeInMB": 5, "more": 1}, 400, "more"),
+        (None, 400, "body"),
+    ],
+)
+def test_retention_that_is_refused(served: Served, namespace: str, body: object, status: int, told: str) -> None:
+    found, reason = _reason(served, "POST", f"/namespaces/{namespace}/retention", body)
+    assert (found, told in reason) == (status, True), reason
+    assert served.ask("GET", f"{ADMIN}/namespaces/{namespace}/retention").text == ""
+
+
+def test_retention_set_here_takes_the_place_of_finer_ones(served: Served, namespace: str) -> None:
+    policies = served.service.components.metadata.policies
+    path = f"{ADMIN}/namespaces/{namespace}/retention"
+    for name, value, minutes in (("retention.hours", 2, 120), ("retention.ms", -1, -1), ("retention.ms", 90_000, 1)):
+        policies.set(f"namespace:{namespace}", name, value)
+        assert served.ask("GET", path).json()["retentionTimeInMinutes"] == minutes
+    assert served.ask("GET", path).json() == {"retentionTimeInMinutes": 1, "retentionSizeInMB": -1}
+    assert served.ask("POST", path, '{"retentionTimeInMinutes": 3, "retentionSizeInMB": 2}').status_code == 204
+    assert policies.of_scope(f"namespace:{namespace}") == {"retention.minutes": 3, "retention.bytes": 2 << 20}
+
+
+def test_permissions_of_a_namespace(served: Served, namespace: str) -> None:
+    path = f"{ADMIN}/namespaces/{namespace}/permissions"
+    assert served.ask("POST", f"{path}/joe", '["consume", "produce", "compact"]').status_code == 204
+    assert served.ask("POST", f"{path}/jim%2Fson", '["admin"]').status_code == 204
+    assert served.ask("GET", path).json() == {"joe": ["consume", "produce"]}
+    assert served.ask("GET", f"{path}?all=true").json() == {
+        "jim/son": ["admin"],
+        "joe": ["compact", "consume", "produce"],
+    }
+    assert _get(served, f"/namespaces/{namespace}")["auth_policies"]["namespace_auth"] == {
+        "joe": ["consume", "produce"]
+    }
+    assert _reason(served, "POST", f"/namespaces/{namespace}/permissions/joe", ["fly"])[0] == 400
+    assert _reason(served, "POST", f"/namespaces/{namespace}/permissions/joe", "produce")[0] == 400
+    assert _reason(served, "POST", "/namespaces/public/nosuch/permissions/joe", ["produce"])[0] == 404
+    assert served.ask("DELETE", f"{path}/joe").status_code == 204
+    assert served.ask("DELETE", f"{path}/joe").status_code == 204
+    assert served.ask("GET", path).json() == {}
+
+
+def test_permissions_of_a_topic_are_its_namespaces(served: Served, namespace: str) -> None:
+    topic = f"/persistent/{namespace}/t"
+    assert _reason(served, "GET", f"{topic}/permissions")[0] == 404
+    assert served.ask("PUT", ADMIN + topic).status_code == 204
+    assert served.ask("POST", f"{ADMIN}/namespaces/{namespace}/permissions/joe", '["produce"]').status_code == 204
+    assert _get(served, f"{topic}/permissions") == {"joe": ["produce"]}
+    for verb, body in (("POST", ["produce"]), ("DELETE", None)):
+        status, reason = _reason(served, verb, f"{topic}/permissions/joe", body)
+        assert (status, f"/namespaces/{namespace}/permissions/joe" in reason) == (412, True)
+
+
+def test_permissions_of_a_tenant(served: Served, namespace: str) -> None:
+    tenant = namespace.partition("/")[0]
+    path = f"{ADMIN}/tenants/{tenant}/permissions"
+    assert served.ask("POST", f"{path}/joe", '["compact"]').status_code == 204
+    assert served.ask("GET", path).json() == {"joe": ["compact"]}
+    escape = f"{ADMIN}/tenants/{namespace.replace('/', '%2F')}/permissions/joe"
+    assert served.ask("POST", escape, '["admin"]').status_code == 412
+    assert served.ask("DELETE", f"{path}/joe").status_code == 204
+    assert served.ask("GET", path).json() == {}
+    assert _reason(served, "GET", "/tenants/nosuch/permissions")[0] == 404
+
+
+def test_lists_of_a_namespace(served: Served, namespace: str) -> None:
+    assert served.ask("PUT", f"{ADMIN}/persistent/{namespace}/t").status_code == 204
+    name = f"persistent://{namespace}/t"
+    assert _get(served, f"/namespaces/{namespace}/topics") == [name]
+    assert _get(served, f"/namespaces/{namespace}/topics?mode=NON_PERSISTENT") == []
+    assert _get(served, f"/namespaces/{namespace}/topics?mode=ALL") == [name]
+    assert _get(served, f"/non-persistent/{namespace}") == []
+    assert _get(served, f"/non-persistent/{namespace}/partitioned") == []
+    assert _reason(served, "GET", "/non-persistent/public/nosuch")[0] == 404
+    assert _reason(served, "PUT", f"/non-persistent/{namespace}/t")[0] == 412
+    assert _get(served, f"/namespaces/{namespace}/bundles")["numBundles"] == 4
+    assert served.ask("PUT", f"{ADMIN}/namespaces/{namespace}/unload").status_code == 204
+    assert _reason(served, "PUT", "/namespaces/public/nosuch/unload")[0] == 404
+
+
+def test_only_services_that_live_are_brokers(served: Served) -> None:
+    metadata, now = served.service.components.metadata, served.service.components.clock.now_ms()
+    for name, silent_ms in (("live:1:aa", SERVICE_DEAD_MS // 2), ("killed:1:aa", SERVICE_DEAD_MS)):
+        store = ServiceStore(metadata.services._database, ManualClock(now - silent_ms))
+        store.beat(ServiceRecord(name, f"http://{name[:-3]}", None, 0, 0))
+    try:
+        assert _get(served, "/brokers") == _get(served, "/brokers/standalone") == ["live:1"]
+        assert [one["name"] for one in _get(served, "/compactions/scheduler")["services"]] == ["live:1:aa"]
+    finally:
+        for name in ("live:1:aa", "killed:1:aa"):
+            metadata.services.leave(name)
+
+
+def test_the_cluster_and_the_brokers(served: Served) -> None:
+    assert _get(served, "/clusters/standalone")["serviceUrl"] == "http://testserver"
+    assert _reason(served, "GET", "/clusters/west") == (404, "Cluster does not exist")
+    assert _get(served, "/brokers") == _get(served, "/brokers/standalone") == ["testserver"]
+    assert _reason(served, "GET", "/brokers/west")[0] == 404
+    assert _reason(served, "GET", "/brokers/leaderBroker")[0] == 404
+    assert _reason(served, "DELETE", "/brokers/configuration/x")[0] == 412
+    runtime = _get(served, "/brokers/configuration/runtime")
+    assert (runtime["brokerServiceCompactionThresholdInBytes"], runtime["topicCompactionRetainNullKey"]) == (
+        "0",
+        "false",
+    )
+    served.service.components.metadata.policies.set("broker", "compactionThreshold", "1M")
+    try:
+        runtime = _get(served, "/brokers/configuration/runtime")
+        assert runtime["brokerServiceCompactionThresholdInBytes"] == str(1 << 20)
+    finally:
+        served.service.components.metadata.policies.remove("broker", "compactionThreshold")
+
+
+@pytest.mark.parametrize("role", ["a\x00b", "a\nb", "\ud800", "r" * 1025])
+def test_a_role_that_no_token_can_name_is_not_permitted_anything(served: Served, namespace: str, role: str) -> None:
+    tenant = namespace.partition("/")[0]
+    body = json.dumps({"allowedClusters": ["standalone"], "adminRoles": [role]})
+    if len(role) < 1024:
+        assert served.ask("POST", f"{ADMIN}/tenants/{tenant}", body).status_code == 412
+    if role.isascii():
+        for scope in (f"namespaces/{namespace}", f"tenants/{tenant}"):
+            path = f"{ADMIN}/{scope}/permissions/{quote(role)}"
+            assert served.ask("POST", path, '["consume"]').status_code == 412
+            assert served.ask("DELETE", path).status_code == 412

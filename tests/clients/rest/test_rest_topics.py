@@ -1,0 +1,336 @@
+"""Topics, partitioned topics, compaction, thresholds and retention of topics, beyond the calls that were recorded."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from api.admin.compaction import summed
+from compactor.compaction_status import CompactionStatus, StatusAndError
+from storage.errors import TopicNotFound
+from storage.metadata.control_records import ServiceRecord
+from storage.model import TopicName
+from tests.clients.rest.conftest import RestTopic
+from tests.serving import Served
+from tests.workbench import content
+
+_NUMBERS = itertools.count()
+BASE = "/admin/v2/persistent/public/default"
+VND = "application/vnd.partitioned-topic-metadata+json"
+
+
+@pytest.fixture
+def whole(served: Served) -> RestTopic:
+    """A topic of three partitions."""
+    made = RestTopic(served, f"p{next(_NUMBERS)}")
+    assert made.ask("PUT", "/partitions", 3).status_code == 204
+    return made
+
+
+def _partition(whole: RestTopic, number: int) -> RestTopic:
+    return RestTopic(whole.served, f"{whole.local}-partition-{number}")
+
+
+def _reason(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json()["reason"]
+
+
+def test_properties_are_merged_and_removed(rest_topic: RestTopic, whole: RestTopic) -> None:
+    for one in (rest_topic, whole):
+        assert one.ask("PUT", "/properties", {"a": "1", "b": "2"}).status_code == 204
+        assert one.ask("PUT", "/properties", {"b": "3"}).status_code == 204
+        assert one.ask("GET", "/properties").json() == {"a": "1", "b": "3"}
+        assert one.ask("DELETE", "/properties?key=a").status_code == 204
+        assert one.ask("DELETE", "/properties?key=a").status_code == 204
+        assert one.ask("GET", "/properties").json() == {"b": "3"}
+        assert one.ask("DELETE", "/properties").status_code == 400
+        assert one.ask("PUT", "/properties", {"b": 3}).status_code == 400
+    missing = RestTopic(rest_topic.served, "nosuch")
+    assert missing.ask("GET", "/properties").status_code == 404
+    assert missing.ask("PUT", "/properties", {"a": "1"}).status_code == 404
+    assert missing.ask("DELETE", "/properties?key=a").status_code == 404
+
+
+def test_a_partitions_name_is_for_partitions(rest_topic: RestTopic, whole: RestTopic) -> None:
+    status, reason = _reason(_partition(rest_topic, 0).ask("PUT"))
+    assert (status, "there isn't a partitioned topic" in reason) == (412, True)
+    assert _partition(whole, 3).ask("PUT").status_code == 412
+    assert _reason(_partition(whole, 2).ask("PUT")) == (409, "This topic already exists")
+    assert _partition(whole, 2).ask("PUT", "/partitions", 2).status_code == 412
+    assert _reason(whole.ask("PUT")) == (409, "This topic already exists")
+    assert _reason(rest_topic.ask("PUT", "/partitions", 2)) == (409, "This topic already exists")
+
+
+def test_a_partition_that_was_deleted_comes_back(whole: RestTopic) -> None:
+    gone = _partition(whole, 1)
+    for again in (lambda: gone.ask("PUT"), lambda: whole.ask("POST", "/createMissedPartitions")):
+        assert gone.ask("DELETE").status_code == 204
+        assert _reason(gone.ask("GET", "/stats")) == (404, "Topic partitions were not yet created")
+        assert len(whole.ask("GET", "/partitioned-stats").json()["partitions"]) == 2
+        assert again().status_code == 204
+        assert gone.ask("GET", "/stats").status_code == 200
+    for number in range(3):
+        assert _partition(whole, number).ask("DELETE").status_code == 204
+    assert whole.ask("GET", "/compaction").status_code == 404
+    assert whole.ask("GET", "/compactionThreshold").status_code == 404
+
+
+def test_more_partitions_have_the_policies_of_the_others(whole: RestTopic) -> None:
+    assert whole.ask("POST", "/compactionThreshold", 99).status_code == 204
+    policies = whole.served.service.components.metadata.policies
+    record = whole.served.topic(_partition(whole, 0).name).record
+    policies.set(f"topic:{record.uid}", "cleanup.policy", "compact,delete")
+    assert whole.ask("POST", "/partitions", 5).status_code == 204
+    assert whole.ask("GET", "/partitions").json() == {"partitions": 5, "deleted": False}
+    new = whole.served.topic(_partition(whole, 4).name).record
+    assert policies.effective(new).compaction_threshold_bytes == 99
+    assert policies.effective(new).cleanup_policy == {"compact", "delete"}
+    status, reason = _reason(whole.ask("POST", "/partitions", 4))
+    assert (status, reason) == (409, "Desired partitions 4 can't be less than the current partitions 5.")
+    assert whole.ask("POST", "/partitions", 0).status_code == 406
+    assert whole.ask("POST", "/partitions", 1_000_000).status_code == 406
+
+
+def test_only_a_partitioned_topic_grows(rest_topic: RestTopic) -> None:
+    status, reason = _reason(rest_topic.ask("POST", "/partitions", 4))
+    assert (status, reason) == (409, f"Topic {rest_topic.name} is not the partitioned topic.")
+    assert RestTopic(rest_topic.served, "nosuch").ask("POST", "/partitions", 4).status_code == 404
+    status, reason = _reason(rest_topic.ask("DELETE", "/partitions"))
+    assert (status, "is a non-partitioned topic" in reason) == (409, True)
+
+
+def test_partitions_with_properties_in_pulsars_content_type(served: Served) -> None:
+    path = f"{BASE}/vnd/partitions"
+    body = '{"partitions": 2, "properties": {"k": "v"}}'
+    assert served.client.put(path, content=body, headers={"content-type": VND}).status_code == 204
+    assert served.ask("GET", path).json() == {"partitions": 2, "deleted": False, "properties": {"k": "v"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("2.0", 400),
+        ("true", 400),
+        ('"x"', 400),
+        ('"-1"', 400),
+        ("[]", 400),
+        ("", 400),
+        ('{"partitions": "2"}', 400),
+        ('{"partitions": 2, "more": 1}', 400),
+        ("-1", 406),
+        ("99999999999", 400),
+        ('{"partitions": 0}', 406),
+    ],
+)
+def test_numbers_of_partitions_that_are_refused(served: Served, body: str, status: int) -> None:
+    path = f"{BASE}/refused/partitions"
+    assert served.ask("PUT", path, body).status_code == status
+    assert served.ask("GET", path).status_code == 404
+
+
+def test_a_topic_that_an_import_writes_is_deleted_only_by_force(rest_topic: RestTopic) -> None:
+    metadata = rest_topic.served.service.components.metadata
+    record = rest_topic.served.topic(rest_topic.name).record
+    lease = metadata.acquire_lease(record.id, "elsewhere:7:import", 60_000)
+    status, reason = _reason(rest_topic.ask("DELETE"))
+    assert (status, "1 producers" in reason) == (412, True)
+    assert rest_topic.ask("DELETE", "?force=true").status_code == 204
+    with pytest.raises(TopicNotFound):
+        metadata.renew_lease(lease, 60_000)
+
+
+def test_a_partitioned_topic_that_an_import_writes_is_deleted_only_by_force(whole: RestTopic) -> None:
+    metadata = whole.served.service.components.metadata
+    record = whole.served.topic(_partition(whole, 1).name).record
+    metadata.acquire_lease(record.id, "elsewhere:7:import", 60_000)
+    assert whole.ask("DELETE", "/partitions").status_code == 412
+    assert _partition(whole, 0).ask("GET", "/stats").status_code == 200
+    assert whole.ask("DELETE", "/partitions?force=true").status_code == 204
+    assert _partition(whole, 0).ask("GET", "/stats").status_code == 404
+
+
+def test_a_topic_that_a_service_writes_is_deleted_at_once(rest_topic: RestTopic) -> None:
+    metadata = rest_topic.served.service.components.metadata
+    record = rest_topic.served.topic(rest_topic.name).record
+    metadata.services.beat(ServiceRecord("there:9:aa", "http://there:8080", None, 0, 0))
+    try:
+        metadata.acquire_lease(record.id, "there:9:bb", 60_000)
+        found = rest_topic.served.ask("GET", f"/lookup/v2/topic/persistent/public/default/{rest_topic.local}")
+        assert found.json() == {
+            "brokerUrl": "pulsar://there:6650",
+            "httpUrl": "http://there:8080",
+            "nativeUrl": "pulsar://there:6650",
+            "brokerUrlSsl": "",
+        }
+        assert rest_topic.ask("DELETE").status_code == 204
+    finally:
+        metadata.services.leave("there:9:aa")
+
+
+def test_a_topic_that_this_service_writes_begins_anew_after_it_was_deleted(rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1", b="2")
+    assert rest_topic.ask("DELETE").status_code == 204
+    assert rest_topic.ask("PUT").status_code == 204
+    assert rest_topic.ask("GET", "/stats").json()["msgInCounter"] == 0
+    rest_topic.put(c="3")
+    assert rest_topic.values() == [("c", "3")]
+    assert rest_topic.ask("GET", "/stats").json()["msgInCounter"] == 1
+
+
+@pytest.mark.parametrize(
+    ("advertised", "http", "binary"),
+    [
+        ("localhost", "http://localhost:8080", "pulsar://localhost:6650"),
+        ("lb.example:81", "http://lb.example:81", "pulsar://lb.example:6650"),
+        ("https://lb.example/", "https://lb.example", "pulsar://lb.example:6650"),
+    ],
+)
+def test_lookup_gives_whole_urls_of_what_is_advertised(
+    served: Served, monkeypatch: pytest.MonkeyPatch, advertised: str, http: str, binary: str
+) -> None:
+    monkeypatch.setattr(served.service, "settings", replace(served.service.settings, advertised_url=advertised))
+    found = served.ask("GET", "/lookup/v2/topic/persistent/public/default/any").json()
+    assert (found["httpUrl"], found["brokerUrl"], found["nativeUrl"]) == (http, binary, binary)
+
+
+def test_lookup_of_a_namespace_that_does_not_exist(served: Served) -> None:
+    path = "/lookup/v2/topic/persistent/public/nosuch/t"
+    assert _reason(served.ask("GET", path)) == (404, "Namespace not found")
+    assert served.ask("GET", f"{path}/bundle").status_code == 404
+    bundle = served.ask("GET", "/lookup/v2/topic/persistent/public/default/any/bundle")
+    assert (bundle.status_code, bundle.text) == (200, "0x00000000_0xffffffff")
+
+
+def test_retention_of_a_topic(rest_topic: RestTopic, whole: RestTopic) -> None:
+    body = {"retentionTimeInMinutes": 9, "retentionSizeInMB": 4}
+    for one in (rest_topic, whole):
+        assert one.ask("GET", "/retention").text == ""
+        assert one.ask("GET", "/retention?applied=true").json() == {
+            "retentionTimeInMinutes": 168 * 60,
+            "retentionSizeInMB": -1,
+        }
+        assert one.ask("POST", "/retention", body).status_code == 204
+        assert one.ask("GET", "/retention").json() == one.ask("GET", "/retention?applied=true").json() == body
+    assert _partition(whole, 0).ask("GET", "/retention").status_code == 412
+    record = whole.served.topic(_partition(whole, 2).name).record
+    assert whole.served.service.components.metadata.policies.effective(record).retention_minutes == 9
+    for one in (rest_topic, whole):
+        assert one.ask("DELETE", "/retention").status_code == 204
+        assert one.ask("GET", "/retention").text == ""
+    assert RestTopic(rest_topic.served, "nosuch").ask("POST", "/retention", body).status_code == 404
+
+
+def test_a_partitioned_topic_is_compacted_as_a_whole_or_not_at_all(whole: RestTopic) -> None:
+    served = whole.served
+    for number in range(3):
+        served.topic(_partition(whole, number).name).bulk_append().append([content((b"a", b"1"), (b"a", b"2"))])
+    assert whole.ask("GET", "/compaction").json() == {"status": "NOT_RUN", "lastError": ""}
+    assert _partition(whole, 1).ask("PUT", "/compaction").status_code == 204
+    assert _reason(whole.ask("PUT", "/compaction")) == (409, "Compaction already in progress")
+    assert _partition(whole, 0).ask("GET", "/compaction").json()["status"] == "NOT_RUN"
+    assert whole.ask("GET", "/compaction").json()["status"] == "RUNNING"
+    served.compact_requested()
+    assert whole.ask("GET", "/compaction").json()["status"] == "NOT_RUN"
+    assert whole.ask("PUT", "/compaction").status_code == 204
+    served.compact_requested()
+    assert whole.ask("GET", "/compaction").json() == {"status": "SUCCESS", "lastError": ""}
+    stats = whole.ask("GET", "/partitioned-stats").json()
+    assert stats["compaction"]["lastCompactionRemovedEventCount"] == 3
+
+
+def test_a_topic_that_is_paused_is_not_compacted(rest_topic: RestTopic) -> None:
+    metadata = rest_topic.served.service.components.metadata
+    metadata.control.pause(rest_topic.served.topic(rest_topic.name).record.id)
+    status, reason = _reason(rest_topic.ask("PUT", "/compaction"))
+    assert (status, "paused" in reason) == (409, True)
+
+
+@pytest.mark.parametrize(
+    ("each", "status", "error"),
+    [
+        (["SUCCESS", "SUCCESS"], "SUCCESS", ""),
+        (["SUCCESS", "NOT_RUN"], "NOT_RUN", ""),
+        (["ERROR", "NOT_RUN"], "ERROR", "persistent://public/default/0: away"),
+        (["RUNNING", "ERROR"], "RUNNING", ""),
+        (["ERROR", "ERROR"], "ERROR", "persistent://public/default/0: away; persistent://public/default/1: away"),
+        (["ERROR"], "ERROR", "away"),
+    ],
+)
+def test_the_status_of_several_topics(each: list[str], status: str, error: str) -> None:
+    found = {
+        TopicName.parse(str(number)): StatusAndError(CompactionStatus(one), "away" if one == "ERROR" else "")
+        for number, one in enumerate(each)
+    }
+    assert summed(found) == (status, error)
+
+
+def test_unknown_parameters_of_pulsars_clients_are_passed_over(rest_topic: RestTopic) -> None:
+    query = "?authoritative=true&isGlobal=true&excludeConsumers=true&metadata=true&bundle=x"
+    for below in ("/stats", "/internalStats", "/compaction", "/partitions"):
+        assert rest_topic.ask("GET", below + query).status_code == 200
+    assert rest_topic.ask("POST", "/compactionThreshold" + query, 5).status_code == 204
+    assert json.loads(rest_topic.ask("GET", "/compactionThreshold" + query).text) == 5
+
+
+def test_a_wrong_verb_is_told_the_right_ones(rest_topic: RestTopic) -> None:
+    answer = rest_topic.ask("POST", "/compaction")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, PUT")
+    refused = rest_topic.served.ask("DELETE", "/admin/v2/tenants/public?force=true")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "DELETE, GET, POST, PUT")
+
+
+def test_what_no_answer_can_hold_is_not_kept(rest_topic: RestTopic) -> None:
+    """Halves of surrogate pairs: JSON tells of them, UTF-8 does not; kept, they would break the topic's stats."""
+    bad = ({"\ud800": "x"}, {"x": "\udfff"})
+    place = {"ledgerId": -1, "entryId": -1}
+    assert rest_topic.ask("PUT", "/subscription/s").status_code == 204
+    for properties in bad:
+        for path in ("/properties", "/subscription/s/properties"):
+            answer = rest_topic.ask("PUT", path, properties)
+            assert (answer.status_code, "Unicode" in answer.json()["reason"]) == (400, True), path
+        place_with = {**place, "properties": properties}
+        assert rest_topic.ask("PUT", "/subscription/other", place_with).status_code == 400
+        made = RestTopic(rest_topic.served, f"{rest_topic.local}-whole")
+        body = json.dumps({"partitions": 1, "properties": properties})
+        assert made.served.client.put(f"{made.path}/partitions", content=body).status_code == 400
+    for path in ("/properties", "/subscription/s/properties"):
+        assert rest_topic.ask("PUT", path, {"ü": "\U0001f600"}).status_code == 204
+        assert rest_topic.ask("GET", path).json() == {"ü": "\U0001f600"}
+    assert rest_topic.ask("GET", "/stats").status_code == 200
+
+
+def test_a_json_body_that_is_not_said_to_be_one(rest_topic: RestTopic) -> None:
+    client, path = rest_topic.served.client, f"{BASE}/new-{rest_topic.local}"
+    for headers in ({}, {"content-type": "application/x-www-form-urlencoded"}):
+        answer = client.put(path, content='{"a": "b"}', headers=headers)
+        assert answer.status_code == 415
+        assert "Content-Type: application/json" in answer.json()["reason"]
+    assert client.put(path, content="[]", headers={"content-type": "application/json"}).status_code == 400
+    assert client.put(path, content='{"a": "b"}', headers={"content-type": "application/json"}).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("below", "says"),
+    [
+        ("/messages?readcompacted=true", "did you mean readCompacted?"),
+        ("/messages?READCOMPACTED=true", "did you mean readCompacted?"),
+        ("/messages?limti=1&start=0", "did you mean limit?"),
+        ("/compactions?xyz=1", "it has limit, state"),
+        ("/policies?aplied=false", "did you mean applied?"),
+    ],
+)
+def test_a_misspelt_parameter_beyond_pulsar_is_told(rest_topic: RestTopic, below: str, says: str) -> None:
+    answer = rest_topic.ask("GET", below)
+    assert answer.status_code == 400
+    assert says in answer.json()["reason"]
+    assert rest_topic.ask("GET", below.partition("?")[0] + "?authoritative=false").status_code == 200
+
+
+def test_reasons_name_no_commands_of_the_services_machine(served: Served) -> None:
+    told = served.ask("GET", "/admin/v2/compactions/99999").json()["reason"]
+    assert "`compactor" not in told
+    assert "GET " in told

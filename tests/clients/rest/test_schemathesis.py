@@ -1,0 +1,102 @@
+"""Every operation of the OpenAPI document, asked what it was made for and what it was not: schemathesis in process.
+
+No answer is a 5xx but a declared 503 or 507, none has a status or a content type that is not declared, and what is
+declared to be JSON of some shape has it. Half of the requests go to a topic, a namespace and a tenant that exist.
+COMPACTOR_TEST_SCHEMATHESIS_EXAMPLES sets how many requests each operation gets in each way.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as hypothesis_settings
+from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS, load_all_checks
+
+from tests.serving import Served, serving
+
+EXAMPLES = int(os.environ.get("COMPACTOR_TEST_SCHEMATHESIS_EXAMPLES", "4"))
+THERE = {"tenant": "public", "namespace": "default", "topic": "there", "subscription": "there", "cluster": "standalone"}
+MAY_FAIL = {503, 507}
+load_all_checks()
+CONFORM = CHECKS.get_by_names(["content_type_conformance", "response_schema_conformance"])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("schemathesis")) as found:
+        for verb, path, body in (
+            ("PUT", "/admin/v2/persistent/public/default/there", None),
+            ("POST", "/topics/persistent/public/default/there", '{"messages": [{"key": "k", "payload": "v"}]}'),
+            ("PUT", "/admin/v2/persistent/public/default/there/subscription/there", None),
+            ("PUT", "/admin/v2/persistent/public/default/parted/partitions", "2"),
+        ):
+            assert found.ask(verb, path, body).status_code in (200, 204)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def schema(served: Served) -> Any:
+    config = schemathesis.Config.from_dict({"max-stream-events": 1})
+    return schemathesis.openapi.from_asgi("/openapi.json", served.client.app, config=config)
+
+
+def problems_of(operation: Any, mode: GenerationMode) -> tuple[int, list[str]]:
+    """How many requests of that kind were sent, and what is wrong with the answers, each thing once."""
+    found: dict[str, str] = {}
+    asked = 0
+
+    @hypothesis_settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode), there=hypothesis.strategies.booleans())
+    def ask(case: Any, there: bool) -> None:
+        if there:
+            for name in case.path_parameters or {}:
+                case.path_parameters[name] = THERE.get(name, case.path_parameters[name])
+        response = case.call()
+        nonlocal asked
+        asked += 1
+        told = f"{case.method} {case.formatted_path} {response.status_code} {response.text[:200]}"
+        declared = operation.definition.raw["responses"]
+        if response.status_code >= 500 and response.status_code not in MAY_FAIL:
+            found.setdefault("server error", told)
+        elif str(response.status_code) not in declared:
+            found.setdefault(f"undeclared {response.status_code}", told)
+        elif response.content:  # an empty 200 is a broker's way to say that nothing is set
+            try:
+                case.validate_response(response, checks=CONFORM)
+            except (Exception, BaseExceptionGroup) as error:
+                found.setdefault(type(error).__name__, f"{told}: {str(error)[:400]}")
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ask()
+    except (hypothesis.errors.Unsatisfiable, hypothesis.errors.FlakyStrategyDefinition):
+        pass  # nothing can be asked wrongly of an operation without parameters
+    where = f"{operation.method.upper()} {operation.path} ({mode.value})"
+    return asked, [f"{where} {kind}: {told}" for kind, told in found.items()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
+def test_no_operation_answers_what_it_does_not_declare(mode: GenerationMode, schema: Any) -> None:
+    operations = [one.ok() for one in schema.get_all_operations()]
+    assert len(operations) > 20
+    told = [problems_of(operation, mode) for operation in operations]
+    wrong = [one for _, problems in told for one in problems]
+    assert not wrong, "\n".join(wrong)
+    assert sum(asked for asked, _ in told) > 2 * len(operations)

@@ -1,0 +1,78 @@
+"""`compactor serve` with TLS, tokens of a key pair, and settings from a file of Pulsar's names."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import ipaddress
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from api.tokens import ES256, create, new_key_pair, private_key
+from tests.clients.rest.test_serve_process import start
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """One for 127.0.0.1 that vouches for itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "compactor")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "tls.pem", folder / "tls.key"
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    files[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return files
+
+
+@pytest.mark.slow
+def test_https_with_tokens_of_a_key_pair(tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path)
+    private, public = new_key_pair(ES256)
+    (tmp_path / "public.key").write_bytes(public)
+    settings = tmp_path / "broker.conf"
+    settings.write_text(
+        f"tokenPublicKey={(tmp_path / 'public.key').as_uri()}\nsuperUserRoles=root\n"
+        "brokerShutdownTimeoutMs=5000\nmanagedLedgerDefaultEnsembleSize=2\n"
+    )
+    process, reader = start(
+        tmp_path,
+        PYTHONPATH=str(Path(__file__).resolve().parents[3]),
+        COMPACTOR_CONFIG=str(settings),
+        COMPACTOR_TLS_CERTIFICATE=str(chain),
+        COMPACTOR_TLS_KEY=str(key),
+    )
+    try:
+        assert process.url.startswith("https://127.0.0.1:"), "".join(process.lines)
+        assert "managedLedgerDefaultEnsembleSize" in process.lines[0]
+        token = create(private_key("key", "data:;base64," + base64.b64encode(private).decode()), "root", {})
+        trusted = ssl.create_default_context(cafile=str(chain))
+        with httpx.Client(base_url=process.url, verify=trusted, timeout=60) as client:
+            assert client.get("/admin/v2/tenants").status_code == 401
+            assert client.get("/admin/v2/tenants", headers={"Authorization": f"Bearer {token}"}).json() == ["public"]
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(process.url.replace("https", "http") + "/livez", timeout=60)
+    finally:
+        assert process.end() == 0
+        reader.join()
+        assert process.popen.stderr
+        process.popen.stderr.close()

@@ -1,0 +1,151 @@
+"""The short way to a topic that has segments: open, rolled and sealed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+from sqlalchemy import URL
+
+from storage.metadata.records import (
+    Attempt,
+    Lease,
+    LedgerRecord,
+    SegmentContent,
+    SegmentRecord,
+    SegmentState,
+    TopicRecord,
+)
+from storage.metadata.store import MetadataStore
+from storage.model import MessageId
+from storage.steps import Step, observed
+from tests.conformance.metadata.builders import BIG, TTL, Sabotage, fail_at, ledger
+from tests.conformance.metadata.conftest import OpenStore
+from tests.servers.cut_link import PostgresLink, SqliteLink
+
+LOG_UID = "ab" * 16
+
+
+@contextmanager
+def leased(store: MetadataStore, topic: TopicRecord, holder: str = "writer") -> Iterator[Lease]:
+    lease = store.acquire_lease(topic.id, holder, TTL)
+    yield lease
+    store.release_lease(lease)
+
+
+def new_segment(store: MetadataStore, topic: TopicRecord, log_uid: str = LOG_UID) -> SegmentRecord:
+    """One that may be opened now."""
+    first = store.topic(topic.name).next_offset
+    return SegmentRecord(store.allocate_ledger_ids(1), first, log_uid, SegmentState.OPEN, created_at=BIG)
+
+
+def content(segment: SegmentRecord, messages: int, entries: int = 1) -> SegmentContent:
+    return SegmentContent(
+        last_offset=segment.first_offset + messages - 1,
+        last_message_id=MessageId(segment.ledger_id, entries - 1, 3, messages - 1),
+        messages=messages,
+        entries=entries,
+        logical_bytes=BIG + 1,
+        min_publish_time=BIG + 2,
+        max_publish_time=BIG + 3,
+        size=BIG + 4,
+    )
+
+
+def opened(store: MetadataStore, lease: Lease, topic: TopicRecord) -> SegmentRecord:
+    segment = new_segment(store, topic)
+    store.log.open_segment(lease, segment)
+    return segment
+
+
+def rolled(store: MetadataStore, topic: TopicRecord, *counts: int) -> list[SegmentRecord]:
+    """Segments of so many messages each, opened and rolled one after the other."""
+    made = []
+    with leased(store, topic) as lease:
+        for count in counts:
+            segment = opened(store, lease, topic)
+            made.append(store.log.roll_segment(lease, segment.ledger_id, content(segment, count)))
+    return made
+
+
+def ledger_of(segment: SegmentRecord, attempt: Attempt) -> LedgerRecord:
+    """The ledger that a sealer makes of a rolled segment."""
+    assert segment.content is not None
+    made = ledger(segment.ledger_id, segment.first_offset, segment.content.messages, attempt.attempt_id)
+    return replace(made, entries=segment.content.entries, last_message_id=segment.content.last_message_id)
+
+
+def claimed(
+    store: MetadataStore, topic: TopicRecord, holder: str = "sealer", log_uid: str = LOG_UID
+) -> tuple[SegmentRecord, Attempt]:
+    found = store.log.claim_sealing(topic.id, holder, log_uid, TTL)
+    assert found is not None
+    return found
+
+
+def seal_all(store: MetadataStore, topic: TopicRecord) -> list[LedgerRecord]:
+    made = []
+    while (found := store.log.claim_sealing(topic.id, "sealer", LOG_UID, TTL)) is not None:
+        made.append(ledger_of(*found))
+        store.log.seal_segment(found[1], made[-1])
+    return made
+
+
+def state(store: MetadataStore, topic: TopicRecord) -> tuple[object, ...]:
+    """All that changes of the log may touch."""
+    return (
+        store.snapshot(topic.id),
+        store.referenced(topic.id),
+        store.log.segments(topic.id),
+        store.log.roll_requested(topic.id),
+    )
+
+
+def check_all_or_nothing(store: MetadataStore, topic: TopicRecord, call: object, step: Step | None = None) -> None:
+    """`call` changes nothing if any of its statements fails, or something at `step`; then it is done."""
+    assert callable(call)
+    before = state(store, topic)
+
+    def fail(at: Step) -> None:
+        if at is step:
+            raise Sabotage
+
+    if step is not None:
+        with pytest.raises(Sabotage), observed(fail):
+            call()
+        assert state(store, topic) == before
+    statement = 0
+    while True:
+        statement += 1
+        undo = fail_at(store, statement)
+        try:
+            call()
+        except Sabotage:
+            undo()
+            assert state(store, topic) == before
+        else:
+            assert undo() == statement - 1
+            break
+    assert statement > 3
+    assert state(store, topic) != before
+
+
+@dataclass(frozen=True)
+class BrokenLink:
+    """A store whose link breaks on cue."""
+
+    store: MetadataStore
+    link: PostgresLink | SqliteLink
+
+
+@contextmanager
+def broken_link(database_url: URL, open_store: OpenStore) -> Iterator[BrokenLink]:
+    if database_url.drivername == "sqlite":
+        store = open_store(database_url)
+        yield BrokenLink(store, SqliteLink(store))
+        return
+    link = PostgresLink(database_url)
+    yield BrokenLink(open_store(link.url), link)
+    link.close()

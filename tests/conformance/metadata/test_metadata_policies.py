@@ -1,0 +1,168 @@
+"""Policies by scope: set, removed, resolved; checked when they are set, and never a cursor's business (A2)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sqlalchemy import URL, text
+
+from storage.errors import InvalidInput, InvalidTopicName, TopicNotFound
+from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
+from storage.metadata.records import TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from storage.policies import POLICIES, Origin, TopicPolicies
+from tests.conformance.metadata.builders import append, at_once, publish_all
+from tests.conformance.metadata.conftest import OpenStore
+from tests.conformance.metadata.log_builders import state
+
+NAMESPACE = namespace_scope("public/default")
+
+EXAMPLES: dict[str, tuple[object, object]] = {
+    "cleanup.policy": ("compact, delete", frozenset({"delete", "compact"})),
+    "retention.ms": ("7d", 604_800_000),
+    "retention.minutes": ("-1", -1),
+    "retention.hours": (24, 24),
+    "retention.bytes": ("3G", 3 << 30),
+    "segment.bytes": ("64M", 64 << 20),
+    "segment.ms": ("1h", 3_600_000),
+    "flush.messages": ("none", None),
+    "flush.ms": ("200", 200),
+    "max.message.bytes": (1 << 20, 1 << 20),
+    "file.delete.delay.ms": ("0", 0),
+    "min.compaction.lag.ms": ("1m", 60_000),
+    "max.compaction.lag.ms": ("2m", 120_000),
+    "min.cleanable.dirty.ratio": ("0.25", 0.25),
+    "delete.retention.ms": (86_400_000, 86_400_000),
+    "compaction.retain-null-key": ("true", True),
+    "compaction.tombstones-wait-for-cursors": (True, True),
+    "compaction.key-ttl.ms": ("30d", 30 * 86_400_000),
+    "compaction.event-time-order": ("TRUE", True),
+    "compaction.event-time-max-lateness.ms": ("1d", 86_400_000),
+    "compaction.chunk-expiry.ms": (None, None),
+    "compaction.threshold.bytes": ("100M", 100 << 20),
+    "compaction.threshold.messages": ("1000", 1000),
+}
+
+
+def test_every_policy_comes_back_as_it_was_set(store: MetadataStore, topic: TopicRecord) -> None:
+    assert set(EXAMPLES) == set(POLICIES)
+    for name, (given, value) in EXAMPLES.items():
+        assert store.policies.set(topic_scope(topic), name, given) == (name, value)
+    values = {name: value for name, (_, value) in EXAMPLES.items()}
+    assert store.policies.of_scope(topic_scope(topic)) == values
+    policies, origins = store.policies.effective_with_origins(topic)
+    assert {name: getattr(policies, POLICIES[name].attribute) for name in POLICIES} == values
+    assert set(origins.values()) == {Origin.TOPIC}
+    assert policies == store.policies.effective(topic)
+
+
+def test_a_policy_is_kept_under_its_own_name(store: MetadataStore) -> None:
+    assert store.policies.set(BROKER, "log.retention.ms", "1d") == ("retention.ms", 86_400_000)
+    store.policies.set(BROKER, "retention.ms", "2d")
+    assert store.policies.of_scope(BROKER) == {"retention.ms": 172_800_000}
+    assert store.policies.remove(BROKER, "Log.Retention.MS")
+    assert not store.policies.remove(BROKER, "retention.ms")
+    assert store.policies.of_scope(BROKER) == {}
+
+
+def test_the_nearest_scope_counts(store: MetadataStore, topic: TopicRecord) -> None:
+    name = "segment.bytes"
+
+    def found(of: TopicRecord = topic) -> tuple[int, Origin]:
+        policies, origins = store.policies.effective_with_origins(of)
+        return policies.segment_bytes, origins[name]
+
+    assert store.policies.effective(topic) == TopicPolicies()
+    assert found() == (128 << 20, Origin.DEFAULT)
+    store.policies.set(BROKER, name, "1M")
+    assert found() == (1 << 20, Origin.BROKER)
+    store.policies.set(NAMESPACE, name, "2M")
+    assert found() == (2 << 20, Origin.NAMESPACE)
+    store.policies.set(topic_scope(topic), name, "3M")
+    assert found() == (3 << 20, Origin.TOPIC)
+    neighbour = store.create_topic(TopicName.parse("neighbour"))
+    stranger = store.create_topic(TopicName.parse("public/other/orders"))
+    assert (found(neighbour), found(stranger)) == ((2 << 20, Origin.NAMESPACE), (1 << 20, Origin.BROKER))
+    store.policies.remove(topic_scope(topic), name)
+    assert found() == (2 << 20, Origin.NAMESPACE)
+
+
+def test_none_and_nothing_are_settings_too(store: MetadataStore, topic: TopicRecord) -> None:
+    store.policies.set(BROKER, "cleanup.policy", "compact")
+    store.policies.set(BROKER, "compaction.key-ttl.ms", "1d")
+    store.policies.set(topic_scope(topic), "cleanup.policy", "")
+    store.policies.set(topic_scope(topic), "compaction.key-ttl.ms", "none")
+    policies = store.policies.effective(topic)
+    assert (policies.cleanup_policy, policies.compaction_key_ttl_ms) == (frozenset(), None)
+
+
+def test_what_is_not_allowed_is_not_kept(store: MetadataStore, topic: TopicRecord) -> None:
+    scope = topic_scope(topic)
+    store.policies.set(scope, "min.compaction.lag.ms", "2h")
+    for name, value, why in (
+        ("segment.bytes", "1K", "segment.bytes"),
+        ("no.such.policy", "1", "no policy"),
+        (
+            "max.compaction.lag.ms",
+            "1h",
+            r"min.compaction.lag.ms \(7200000\) is above max.compaction.lag.ms \(3600000\)",
+        ),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            store.policies.set(scope, name, value)
+    with pytest.raises(InvalidInput):
+        store.policies.remove(scope, "no.such.policy")
+    assert store.policies.of_scope(scope) == {"min.compaction.lag.ms": 7_200_000}
+
+
+def test_scopes(store: MetadataStore, topic: TopicRecord) -> None:
+    assert (NAMESPACE, topic_scope(topic)) == ("namespace:public/default", f"topic:{topic.uid}")
+    for wrong in ("public", "public/", "a/b/c", ""):
+        with pytest.raises(InvalidInput, match="is not a namespace"):
+            namespace_scope(wrong)
+    with pytest.raises(InvalidTopicName):
+        namespace_scope("public/a b")
+    with pytest.raises(TopicNotFound, match="uid gone"):
+        store.policies.set("topic:gone", "retention.ms", 1)
+    with pytest.raises(AssertionError, match="make it with"):
+        store.policies.set("public/default", "retention.ms", 1)
+
+
+def test_a_policy_of_a_newer_version_is_left_alone(store: MetadataStore, topic: TopicRecord) -> None:
+    store.policies.set(BROKER, "retention.ms", 5)
+    with store.database.write() as connection:
+        connection.execute(
+            text("INSERT INTO policies (scope, name, value) VALUES ('broker', 'from.the.future', :value)"),
+            {"value": json.dumps({"a": 1})},
+        )
+    assert store.policies.of_scope(BROKER) == {"retention.ms": 5}
+    assert store.policies.effective(topic).retention_ms == 5
+
+
+def test_policies_never_touch_a_cursor(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    store.create_cursor(topic.id, "reader")
+    before = (state(store, topic), store.cursors(topic.id))
+    for scope in (BROKER, NAMESPACE, topic_scope(topic)):
+        for name, (given, _) in EXAMPLES.items():
+            store.policies.set(scope, name, given)
+        for name in EXAMPLES:
+            assert store.policies.remove(scope, name)
+    assert (state(store, topic), store.cursors(topic.id)) == before
+
+
+def test_several_set_the_same_policy_at_once(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
+    stores = [open_store(database_url) for _ in range(4)]
+    for name in ("retention.ms", "retention.bytes", "segment.bytes"):
+        values = [20_000 + number for number in range(len(stores))]
+        results = at_once(
+            [
+                lambda one=one, value=value, name=name: one.policies.set(topic_scope(topic), name, value)
+                for one, value in zip(stores, values, strict=True)
+            ]
+        )
+        assert results == [(name, value) for value in values]
+        assert stores[0].policies.of_scope(topic_scope(topic))[name] in values

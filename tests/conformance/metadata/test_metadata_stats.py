@@ -1,0 +1,127 @@
+"""What stats ask of SQL: sums, what lies behind each cursor, the last runs; in as many statements for any topic."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import event
+
+from storage.errors import TopicNotFound
+from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
+from storage.metadata.stats import TopicStanding
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from tests.clocks import ManualClock
+from tests.conformance.metadata.builders import BIG, append, claim, end_of, publish_all
+
+
+def test_a_topic_without_messages(store: MetadataStore, topic: TopicRecord) -> None:
+    found = store.stats.of(topic.name, lines=True)
+    assert (found.topic, found.segments, found.cursors, found.lines) == (topic, (), (), ())
+    assert (found.sums.ledgers, found.sums.messages, found.sums.first_offset, found.sums.last_offset) == (
+        0,
+        0,
+        None,
+        None,
+    )
+    assert (found.compacted, found.succeeded, found.failed) == (None, None, None)
+
+
+def test_a_topic_that_does_not_exist(store: MetadataStore) -> None:
+    with pytest.raises(TopicNotFound):
+        store.stats.of(TopicName.parse("nosuch"))
+
+
+def test_sums_and_lines_are_those_of_the_topic_alone(store: MetadataStore, topic: TopicRecord) -> None:
+    other = store.create_topic(TopicName.parse("other"))
+    append(store, other, 1000)
+    made = append(store, topic, 5, 7)
+    found = store.stats.of(topic.name, lines=True)
+    assert (found.sums.ledgers, found.sums.messages, found.sums.entries, found.sums.logical_bytes) == (2, 12, 12, 1200)
+    assert (found.sums.first_offset, found.sums.last_offset) == (0, 11)
+    assert (found.sums.max_publish_time, found.sums.newest_at) == (BIG + 1, BIG + 4)
+    assert [(one.ledger_id, one.entries, one.last_message_id) for one in found.lines] == [
+        (one.ledger_id, one.entries, one.last_message_id) for one in made
+    ]
+    assert store.stats.of(topic.name).lines == ()
+
+
+def test_what_lies_behind_each_cursor(store: MetadataStore, topic: TopicRecord) -> None:
+    first, second = append(store, topic, 5, 7)
+    for name, mark in (("at-start", None), ("in-between", end_of(first)), ("at-end", end_of(second))):
+        store.acknowledgements.create(topic.id, name, mark, {"who": name})
+    found = {one.record.name: one for one in store.stats.of(topic.name).cursors}
+    assert {name: (one.mark, one.sealed_bytes) for name, one in found.items()} == {
+        "at-start": (-1, 1200),
+        "in-between": (4, 700),
+        "at-end": (11, 0),
+    }
+    assert [found[name].oldest_publish_time for name in ("at-start", "in-between", "at-end")] == [BIG, BIG, 0]
+    assert found["at-start"].record.properties == {"who": "at-start"}
+
+
+def test_single_acknowledgements_are_counted_if_asked_for(store: MetadataStore, topic: TopicRecord) -> None:
+    from pyroaring import BitMap
+
+    append(store, topic, 10)
+    store.acknowledgements.create(topic.id, "s", None, {})
+    life = store.acknowledgements.load(topic.id, "s", 1 << 20).life
+    store.acknowledgements.merge(topic.id, "s", life, None, {0: BitMap([2, 3, 7])})
+    (precise,) = store.stats.of(topic.name, precise=True).cursors
+    (quick,) = store.stats.of(topic.name).cursors
+    assert (precise.acknowledged, precise.ranges) == (3, 2)
+    assert (quick.acknowledged, quick.ranges) == (0, 0)
+
+
+def test_the_last_success_and_the_last_failure(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    append(store, topic, 5)
+    published = publish_all(store, topic)
+    clock.advance(1000)
+    failed = store.fail_run(claim(store, topic), "the workers are away")
+    clock.advance(1000)
+    cancelled = store.cancel_run(claim(store, topic).run_id, "not now")
+    found = store.stats.of(topic.name)
+    assert (found.succeeded, found.failed) == (published, cancelled)
+    assert failed.run_id < cancelled.run_id
+    assert found.compacted is not None
+    assert found.compacted.ledger_id == published.compacted_ledger_id
+    assert [one.record.name for one in found.cursors] == [COMPACTION_CURSOR]
+    running = claim(store, topic)
+    assert running.run_id > cancelled.run_id
+    assert store.stats.of(topic.name).failed == cancelled
+
+
+def test_failures_do_not_hide_the_last_success(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 5)
+    published = publish_all(store, topic)
+    for _ in range(3):
+        store.fail_run(claim(store, topic), "again")
+    assert store.stats.of(topic.name).succeeded == published
+
+
+def _statements(store: MetadataStore, topic: TopicRecord) -> tuple[list[str], TopicStanding]:
+    seen: list[str] = []
+
+    def before(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        seen.append(statement)
+
+    event.listen(store.database.engine, "before_cursor_execute", before)
+    try:
+        found = store.stats.of(topic.name, lines=True)
+    finally:
+        event.remove(store.database.engine, "before_cursor_execute", before)
+    return [one for one in seen if one.startswith("SELECT")], found
+
+
+def test_statements_do_not_grow_with_the_topic_and_read_no_index(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 5)
+    publish_all(store, topic)
+    few, _ = _statements(store, topic)
+    for _ in range(3):
+        append(store, topic, 1, 2, 3)
+        publish_all(store, topic)
+    for number in range(5):
+        store.create_cursor(topic.id, f"s{number}")
+    many, found = _statements(store, topic)
+    assert found.sums.ledgers == 10
+    assert len(many) == len(few) <= 8
+    assert not any("index_directory" in one for one in many)

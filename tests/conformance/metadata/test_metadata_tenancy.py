@@ -1,0 +1,290 @@
+"""Tenants, namespaces, permissions, partitioned topics and properties, on every database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import URL, Connection, text
+
+from storage.errors import Conflict, InvalidInput, InvalidTopicName, LeaseHeld, NotFound, TopicNotFound
+from storage.metadata import attempts, heartbeats
+from storage.metadata.policy_store import namespace_scope
+from storage.metadata.records import TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.metadata.tenancy_records import NamespaceRecord, PartitionedTopic, TenantRecord
+from storage.model import TopicName
+from tests.clocks import ManualClock
+from tests.conformance.metadata.builders import TTL, at_once, claim
+from tests.conformance.metadata.conftest import OpenStore
+
+PT = TopicName("acme", "shop", "pt")
+
+
+@pytest.fixture
+def shop(store: MetadataStore) -> str:
+    store.tenancy.create_tenant("acme", ["boss"], ["standalone"])
+    store.tenancy.create_namespace("acme/shop")
+    return "acme/shop"
+
+
+def names(topics: list[TopicRecord]) -> list[str]:
+    return [topic.name.topic for topic in topics]
+
+
+def test_a_new_database_has_public_default(store: MetadataStore) -> None:
+    assert store.tenancy.tenants() == ["public"]
+    assert store.tenancy.tenant("public") == TenantRecord("public", (), ("standalone",), {}, 0)
+    assert store.tenancy.namespaces("public") == ["public/default"]
+    assert store.tenancy.namespace("public/default") == NamespaceRecord("public/default", {}, 0)
+
+
+def test_a_tenants_life(store: MetadataStore, clock: ManualClock) -> None:
+    tenancy = store.tenancy
+    tenancy.create_tenant("acme", ["a", "b"], ["standalone"])
+    assert tenancy.tenant("acme") == TenantRecord("acme", ("a", "b"), ("standalone",), {}, clock.now_ms())
+    with pytest.raises(Conflict, match="the tenant acme exists already"):
+        tenancy.create_tenant("acme", [], [])
+    tenancy.update_tenant("acme", [], ["x"])
+    assert (tenancy.tenant("acme").admin_roles, tenancy.tenant("acme").allowed_clusters) == ((), ("x",))
+    assert tenancy.tenants() == ["acme", "public"]
+    assert tenancy.namespaces("acme") == []
+    tenancy.delete_tenant("acme")
+    assert tenancy.tenants() == ["public"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda tenancy: tenancy.tenant("no"),
+        lambda tenancy: tenancy.update_tenant("no", [], []),
+        lambda tenancy: tenancy.delete_tenant("no"),
+        lambda tenancy: tenancy.namespaces("no"),
+        lambda tenancy: tenancy.create_namespace("no/ns"),
+        lambda tenancy: tenancy.namespace("public/no"),
+        lambda tenancy: tenancy.delete_namespace("public/no"),
+        lambda tenancy: tenancy.permit("no", "role", ["produce"]),
+        lambda tenancy: tenancy.permit("public/no", "role", ["produce"]),
+        lambda tenancy: tenancy.revoke("public/no", "role"),
+        lambda tenancy: tenancy.create_topic(TopicName("public", "no", "t"), {}),
+        lambda tenancy: tenancy.create_partitioned(TopicName("public", "no", "t"), 1, {}),
+        lambda tenancy: tenancy.update_partitions(TopicName("public", "default", "t"), 1),
+        lambda tenancy: tenancy.delete_partitioned(TopicName("public", "default", "t"), True),
+    ],
+)
+def test_what_is_not_there(store: MetadataStore, call: Callable[[object], object]) -> None:
+    with pytest.raises(NotFound, match="does not exist") as told:
+        call(store.tenancy)
+    assert told.value.remedy == "create it first, or check the name"
+    assert store.tenancy.tenants() == ["public"]
+
+
+def test_names_that_cannot_be(store: MetadataStore) -> None:
+    with pytest.raises(InvalidTopicName):
+        store.tenancy.create_tenant("a/b", [], [])
+    for name in ("public", "public/", "public/a/b", "public/ä"):
+        with pytest.raises(InvalidInput):
+            store.tenancy.create_namespace(name)
+
+
+def test_what_is_not_empty_stays(store: MetadataStore, shop: str) -> None:
+    with pytest.raises(Conflict, match="the tenant acme has 1 namespaces, acme/shop among them"):
+        store.tenancy.delete_tenant("acme")
+    topic = store.tenancy.create_topic(TopicName("acme", "shop", "t"), {})
+    with pytest.raises(Conflict, match="is not empty: it has persistent://acme/shop/t"):
+        store.tenancy.delete_namespace(shop)
+    store.tenancy.delete_topic(topic.id)
+    store.tenancy.create_partitioned(PT, 1, {})
+    with pytest.raises(Conflict, match="is not empty"):
+        store.tenancy.delete_namespace(shop)
+    store.tenancy.delete_partitioned(PT, False)
+    store.tenancy.delete_namespace(shop)
+    store.tenancy.delete_tenant("acme")
+    assert store.tenancy.tenants() == ["public"]
+
+
+def test_permissions_and_policies_go_with_their_namespace(store: MetadataStore, shop: str) -> None:
+    tenancy = store.tenancy
+    tenancy.permit("acme", "boss", ["admin"])
+    tenancy.permit(shop, "app", ["produce", "consume"])
+    tenancy.permit(shop, "app", ["consume"])
+    tenancy.permit(shop, "other", ["produce"])
+    tenancy.revoke(shop, "other")
+    tenancy.revoke(shop, "nobody")
+    assert tenancy.tenant("acme").permissions == {"boss": ("admin",)}
+    assert tenancy.namespace(shop).permissions == {"app": ("consume",)}
+    store.policies.set(namespace_scope(shop), "retention.ms", 5)
+    tenancy.delete_namespace(shop)
+    tenancy.create_namespace(shop)
+    assert tenancy.namespace(shop).permissions == {}
+    assert store.policies.of_scope(namespace_scope(shop)) == {}
+    tenancy.delete_namespace(shop)
+    tenancy.delete_tenant("acme")
+    tenancy.create_tenant("acme", [], [])
+    assert tenancy.tenant("acme").permissions == {}
+
+
+def test_an_import_makes_what_its_topic_needs(store: MetadataStore) -> None:
+    store.create_topic(TopicName("new", "ns", "t"))
+    assert store.tenancy.namespaces("new") == ["new/ns"]
+    assert store.tenancy.tenant("new").allowed_clusters == ("standalone",)
+
+
+def test_a_topic_is_made_once_with_its_properties(store: MetadataStore, shop: str) -> None:
+    name = TopicName("acme", "shop", "t")
+    topic = store.tenancy.create_topic(name, {"owner": "me", "ключ": "значение"})
+    assert store.create_topic(name) == topic
+    with pytest.raises(Conflict, match="persistent://acme/shop/t exists already"):
+        store.tenancy.create_topic(name, {})
+    assert store.tenancy.topic_properties(topic.id) == {"owner": "me", "ключ": "значение"}
+    assert store.tenancy.set_topic_properties(topic.id, {"owner": "you", "b": ""}) == {
+        "owner": "you",
+        "ключ": "значение",
+        "b": "",
+    }
+    assert store.tenancy.remove_topic_property(topic.id, "ключ")
+    assert not store.tenancy.remove_topic_property(topic.id, "ключ")
+    assert store.tenancy.topic_properties(topic.id) == {"owner": "you", "b": ""}
+    with pytest.raises(InvalidInput, match="is no text"):
+        store.tenancy.set_topic_properties(topic.id, {"a\x00": ""})
+    with pytest.raises(TopicNotFound):
+        store.tenancy.topic_properties(topic.id + 1)
+    assert store.tenancy.topic_properties(store.create_topic(TopicName("acme", "shop", "u")).id) == {}
+
+
+def test_a_partitioned_topics_life(store: MetadataStore, shop: str, clock: ManualClock) -> None:
+    tenancy = store.tenancy
+    assert tenancy.partitioned(PT) is None
+    made = tenancy.create_partitioned(PT, 2, {"a": "b"})
+    assert made == PartitionedTopic(PT, 2, {"a": "b"}, clock.now_ms()) == tenancy.partitioned(PT)
+    assert names(store.topics_in(shop)) == ["pt-partition-0", "pt-partition-1"]
+    assert tenancy.partitioned_in(shop) == [made]
+    assert tenancy.partitioned_in("public/default") == []
+    assert tenancy.update_partitions(PT, 3).partitions == 3
+    with pytest.raises(Conflict, match="has 3 partitions, and cannot be brought to 2"):
+        tenancy.update_partitions(PT, 2)
+    tenancy.set_partitioned_properties(PT, {"c": "d"})
+    assert tenancy.partitioned(PT) == PartitionedTopic(PT, 3, {"c": "d"}, made.created_at)
+
+    tenancy.delete_topic(store.topics_in(shop)[1].id)
+    tenancy.update_partitions(PT, 3)
+    assert names(store.topics_in(shop)) == [f"pt-partition-{n}" for n in range(3)], "a lost one comes back"
+    uids = {topic.uid for topic in store.topics_in(shop)}
+    assert {one.uid for one in tenancy.delete_partitioned(PT, False)} == uids
+    assert (store.topics_in(shop), tenancy.partitioned(PT)) == ([], None)
+
+
+def test_names_of_partitioned_topics_are_taken(store: MetadataStore, shop: str) -> None:
+    tenancy = store.tenancy
+    tenancy.create_partitioned(PT, 1, {})
+    for call in (
+        lambda: tenancy.create_partitioned(PT, 1, {}),
+        lambda: tenancy.create_topic(PT, {}),
+        lambda: store.create_topic(PT),
+    ):
+        with pytest.raises(Conflict):
+            call()
+    plain = store.create_topic(TopicName("acme", "shop", "plain"))
+    with pytest.raises(Conflict, match="plain exists already"):
+        tenancy.create_partitioned(plain.name, 1, {})
+    store.create_topic(TopicName("acme", "shop", "pt-partition-1"))
+    with pytest.raises(Conflict, match="is no partition of"):
+        tenancy.update_partitions(PT, 3)
+    found = tenancy.partitioned(PT)
+    assert found is not None
+    assert found.partitions == 1, "all or nothing"
+    assert "pt-partition-2" not in names(store.topics_in(shop))
+
+
+@pytest.mark.parametrize("count", [0, -1, 10_001])
+def test_numbers_of_partitions_that_cannot_be(store: MetadataStore, shop: str, count: int) -> None:
+    with pytest.raises(InvalidInput, match="is no number of partitions"):
+        store.tenancy.create_partitioned(PT, count, {})
+    with pytest.raises(InvalidInput, match="named like a partition"):
+        store.tenancy.create_partitioned(TopicName("acme", "shop", "x-partition-0"), 1, {})
+
+
+def test_a_partition_that_is_written_is_deleted_by_force_only(store: MetadataStore, shop: str) -> None:
+    store.tenancy.create_partitioned(PT, 2, {})
+    second = store.topics_in(shop)[1]
+    store.acquire_lease(second.id, "writer", TTL)
+    with pytest.raises(LeaseHeld, match="writer is writing to persistent://acme/shop/pt-partition-1"):
+        store.tenancy.delete_partitioned(PT, False)
+    assert len(store.topics_in(shop)) == 2
+    store.tenancy.delete_partitioned(PT, True)
+    assert store.topics_in(shop) == []
+
+
+def test_partitions_are_deleted_beside_a_heartbeat_of_all(
+    database_url: URL, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A heartbeat locks attempts in the order of their ids, whatever their topics'; so does who deletes several."""
+    if database_url.get_backend_name() != "postgresql":
+        pytest.skip("SQLite has one lock for everything")
+    one, other = open_store(database_url), open_store(database_url)
+    parent = TopicName.parse("p")
+    one.tenancy.create_partitioned(parent, 2, {})
+    partitions = [one.topic(TopicName.parse(f"p-partition-{number}")) for number in range(2)]
+    runs = [claim(one, topic) for topic in partitions]
+    while runs[1].attempt_id > runs[0].attempt_id:
+        one.fail_run(runs[1], "another one")
+        runs[1] = claim(one, partitions[1])
+    began, real = threading.Event(), attempts.lock_open
+    waiting = text(
+        "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) "
+        "WHERE NOT granted AND datname = current_database()"
+    )
+
+    def one_by_one(connection: Connection, attempt_ids: Collection[str]) -> list[str]:
+        first, second = sorted(attempt_ids)
+        found = real(connection, [first])
+        began.set()
+        while not connection.execute(waiting).scalar_one():
+            pass
+        return found + real(connection, [second])
+
+    monkeypatch.setattr(heartbeats, "lock_open", one_by_one)
+    with ThreadPoolExecutor(1) as pool:
+        beaten = pool.submit(other.heartbeat_runs, runs)
+        assert began.wait(60)
+        assert len(one.tenancy.delete_partitioned(parent, True)) == 2
+        assert beaten.result() == []
+
+
+def test_racing_for_one_name(database_url: URL, open_store: OpenStore) -> None:
+    """Topics, partitioned topics and the end of their namespace, all at once: somebody wins, nothing is half."""
+    stores = [open_store(database_url) for _ in range(4)]
+    stores[0].tenancy.create_tenant("acme", [], [])
+    stores[0].tenancy.create_namespace("acme/shop")
+    answers = at_once(
+        [
+            lambda: stores[0].tenancy.create_topic(PT, {}),
+            lambda: stores[1].tenancy.create_partitioned(PT, 2, {}),
+            lambda: stores[2].tenancy.create_topic(PT, {}),
+            lambda: stores[3].tenancy.delete_namespace("acme/shop"),
+        ]
+    )
+    failures = [answer for answer in answers if isinstance(answer, Exception)]
+    assert len(failures) == 3
+    assert {type(failure) for failure in failures} <= {Conflict, NotFound}
+    there = stores[0].topics_in("acme/shop")
+    if isinstance(answers[1], PartitionedTopic):
+        assert names(there) == ["pt-partition-0", "pt-partition-1"]
+    elif answers[3] is None:
+        assert there == []
+        assert stores[0].tenancy.namespaces("acme") == []
+    else:
+        assert names(there) == ["pt"]
+
+
+def test_racing_first_imports_make_one_namespace(database_url: URL, open_store: OpenStore) -> None:
+    stores = [open_store(database_url) for _ in range(4)]
+    answers = at_once(
+        [lambda one=one, n=n: one.create_topic(TopicName("new", "ns", f"t{n}")) for n, one in enumerate(stores)]
+    )
+    assert all(isinstance(answer, TopicRecord) for answer in answers), answers
+    assert stores[0].tenancy.namespaces("new") == ["new/ns"]
+    with stores[0].database.read() as connection:
+        assert connection.execute(text("SELECT count(*) FROM tenants")).scalar_one() == 2

@@ -1,0 +1,107 @@
+"""Truncating: raw and compacted are gone at once, offsets go on, a run that was under way publishes nothing (C2)."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage.errors import Fenced, TopicNotFound
+from storage.metadata.records import COMPACTION_CURSOR, SegmentState, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.steps import Step
+from tests.clocks import ManualClock
+from tests.conformance.metadata.builders import append, claim, compacted, end_of, publish_all
+from tests.conformance.metadata.log_builders import (
+    LOG_UID,
+    check_all_or_nothing,
+    claimed,
+    leased,
+    ledger_of,
+    opened,
+    rolled,
+    seal_all,
+)
+
+
+def test_all_goes_and_offsets_go_on(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    append(store, topic, 3, 4)
+    publish_all(store, topic)
+    store.set_cursor_properties(topic.id, COMPACTION_CURSOR, {"mine": "stays"})
+    store.acknowledgements.create(topic.id, "reader", None, {})
+    (waiting,) = rolled(store, topic, 2)
+    before = store.snapshot(topic.id)
+    clock.advance(5)
+
+    after = store.log.truncate(topic.id)
+    snapshot = store.snapshot(topic.id)
+    assert snapshot.topic == after
+    assert (after.start_offset, after.next_offset, after.generation) == (9, 9, before.topic.generation)
+    assert after.epoch > before.topic.epoch
+    assert (snapshot.pieces, snapshot.compacted, snapshot.horizon) == ((), None, None)
+    assert snapshot.cursor is not None
+    assert (snapshot.cursor.mark_delete, snapshot.cursor.properties) == (None, {"mine": "stays"})
+    assert {cursor.name for cursor in store.cursors(topic.id)} == {COMPACTION_CURSOR, "reader"}
+
+    trimmed = store.log.trimmed_ledgers(topic.id)
+    assert [(one.first_offset, one.deleted_at) for one in trimmed] == [(0, clock.now_ms()), (3, clock.now_ms())]
+    assert [one.retired_at for one in store.retired_compacted(topic.id)] == [clock.now_ms()]
+    files = store.log.sealed_files(LOG_UID, clock.now_ms())
+    assert [(owner.id, one.ledger_id, one.sealed_at) for owner, one in files] == [
+        (topic.id, waiting.ledger_id, clock.now_ms())
+    ]
+
+    (new,) = append(store, topic, 2)
+    assert new.first_offset == 9
+    publish_all(store, topic)
+    assert store.topic(topic.name).generation == before.topic.generation + 1
+
+
+def test_an_open_segment_is_what_is_left(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 3)
+    with leased(store, topic) as lease:
+        segment = opened(store, lease, topic)
+    store.log.truncate(topic.id)
+    snapshot = store.snapshot(topic.id)
+    assert (snapshot.pieces, snapshot.topic.start_offset) == ((segment,), 3)
+
+
+def test_a_run_and_a_sealer_under_way_are_fenced(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 3)
+    run = claim(store, topic)
+    result = compacted(store, run, 1, end_of(store.ledgers(topic.id)[-1]))
+    rolled(store, topic, 2)
+    segment, attempt = claimed(store, topic)
+    store.log.truncate(topic.id)
+    with pytest.raises(Fenced):
+        store.publish(run, 0, result, {})
+    assert store.heartbeat_runs([run]) == [run.run_id]
+    with pytest.raises(Fenced):
+        store.log.seal_segment(attempt, ledger_of(segment, attempt))
+    assert store.log.claim_sealing(topic.id, "other", LOG_UID, 0) is None
+    assert store.ledgers(topic.id) == ()
+
+
+def test_one_that_was_never_compacted_has_no_cursor_then(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 3)
+    store.log.truncate(topic.id)
+    assert store.cursors(topic.id) == []
+    store.log.truncate(topic.id)
+    assert store.topic(topic.name).start_offset == 3
+    with pytest.raises(TopicNotFound):
+        store.log.truncate(topic.id + 1)
+
+
+def test_all_or_nothing(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    rolled(store, topic, 2)
+    check_all_or_nothing(store, topic, lambda: store.log.truncate(topic.id), Step.TRUNCATE_INSIDE_COMMIT)
+
+
+def test_what_was_sealed_before_stays_as_it_was(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    rolled(store, topic, 2)
+    seal_all(store, topic)
+    sealed_at = store.log.segments(topic.id)[0].sealed_at
+    clock.advance(9)
+    store.log.truncate(topic.id)
+    (segment,) = store.log.segments(topic.id)
+    assert (segment.state, segment.sealed_at) == (SegmentState.SEALED, sealed_at)

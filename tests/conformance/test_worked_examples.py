@@ -1,0 +1,492 @@
+"""Worked examples of Kafka's log and its cleaner, on this project's: they must come out the same, to the offset.
+
+The page (../shared/docs/worked-examples.md) has twelve; 7 to 10 are in tests/unit/compactor/test_retention.py. Messages
+are produced through the log, one entry each, so that a topic's offsets are those of the page. Offsets of which an
+example says nothing hold messages without a key, which no compaction keeps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from compactor.dirtiness import dirtiest_first, dirty_ratio, is_due, ratio
+from compactor.layout import lay_out
+from compactor.plan import (
+    Policies,
+    RangeResult,
+    RangeStatistics,
+    RowSet,
+    RunPlan,
+    Sizing,
+    Source,
+    located,
+    promised,
+)
+from compactor.retention import Retention
+from storage.errors import ObjectDamaged
+from storage.ledger.hashing import Xxh3KeyHasher
+from storage.ledger.rows_file import RowsObject
+from storage.log.segment import SegmentFiles
+from storage.metadata.policy_store import topic_scope
+from storage.metadata.records import StoredObject
+from storage.model import Message
+from storage.objects.interface import StoreLocation
+from storage.reader import Limits, messages
+from storage.start import AtOffset
+from storage.topic import Topic
+from storage.topic_reader import TopicReader
+from tests.clocks import ManualClock
+from tests.entries import one, produce
+from tests.workbench import Workbench, compacted_only, raw, view
+
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+GB = 1 << 30
+Said = tuple[bytes | None, bytes | None]
+
+
+def say(topic: Topic, said: Mapping[int, Said], end: int) -> None:
+    """Produce up to offset `end`: what is said of an offset, and messages without a key between."""
+    first = len(raw(topic))
+    produce(topic, [one(*said.get(offset, (None, b"-"))) for offset in range(first, end)])
+    assert [message.offset for message in raw(topic)] == list(range(end))
+
+
+def valued(keys: Mapping[int, bytes]) -> dict[int, Said]:
+    """Values that say where they were written."""
+    return {offset: (key, b"%d" % offset) for offset, key in keys.items()}
+
+
+def roll_and_seal(topic: Topic) -> None:
+    """A new open segment begins here; what is before it lies in ledgers."""
+    topic.keeper().roll(topic.record)
+    for _ in topic.keeper().seal(topic.record):
+        pass
+
+
+def at(found: list[Message]) -> list[int]:
+    return [message.offset for message in found]
+
+
+def kept(topic: Topic) -> dict[bytes | None, int]:
+    """The compacted ledger: the offset of each key's message."""
+    found = compacted_only(topic)
+    assert len({message.key for message in found}) == len(found)
+    return {message.key: message.offset for message in found}
+
+
+def page(reader: TopicReader, number: int | None = None) -> list[Message]:
+    return list(messages(iter(reader.poll(Limits(number))), -1))
+
+
+# --- 1
+
+
+def test_worked_example_1_newest_per_key(bench: Workbench, topic: Topic) -> None:
+    say(topic, valued({0: b"K1", 2: b"K1", 3: b"K1", 1: b"K2", 5: b"K2", 9: b"K2"}), 10)
+    bench.compact(topic)
+    assert kept(topic) == {b"K1": 3, b"K2": 9}
+    assert [message.payload for message in compacted_only(topic)] == [b"3", b"9"]
+
+
+@pytest.mark.parametrize("runs", [[], [16], [81], [100], [16, 81, 100, 101]], ids=str)
+def test_worked_example_1_with_the_map(bench: Workbench, topic: Topic, runs: list[int]) -> None:
+    """The map {K1→100, K2→110}: K1's records at 15, 80 and 99 are not copied, wherever runs have ended before."""
+    said = valued({15: b"K1", 80: b"K1", 99: b"K1", 100: b"K1", 110: b"K2"})
+    for end in runs:
+        say(topic, said, end)
+        bench.compact(topic)
+        assert kept(topic) == {b"K1": max(offset for offset in said if offset < end)}
+    say(topic, said, 111)
+    bench.compact(topic)
+    assert kept(topic) == {b"K1": 100, b"K2": 110}
+
+
+# --- 2
+
+
+def test_worked_example_2_cleaner_point_head_and_tail(bench: Workbench, topic: Topic) -> None:
+    """A run that has no log directory takes what is sealed: as Kafka's, it ends where the open segment begins."""
+    a, b, c, d, e = b"a", b"b", b"c", b"d", b"e"
+    said = valued({0: a, 1: b, 2: a, 3: c, 4: b, 5: b, 6: d, 7: e, 9: c, 10: d, 11: e, 13: d, 14: d, 15: e, 17: e})
+    said |= valued({20: b"f", 22: a, 25: b"f", 27: e})
+    cleaner = replace(bench.compactor(), log=None)
+
+    def run_with_open_segment_at(begin: int) -> None:
+        say(topic, said, begin)
+        roll_and_seal(topic)
+        say(topic, said, begin + 2)
+        (segment,) = topic.snapshot().segments
+        assert segment.first_offset == begin
+        before = raw(topic)
+        cleaner.compact(topic.name, Policies())
+        horizon = topic.snapshot().horizon
+        assert horizon is not None
+        assert horizon.offset + 1 == begin, "the cleaner point"
+        assert raw(topic) == before
+
+    run_with_open_segment_at(13)
+    assert at(compacted_only(topic)) == [2, 5, 9, 10, 11]
+    run_with_open_segment_at(20)
+    tail = [2, 5, 9, 14, 17]
+    assert at(compacted_only(topic)) == tail, "sparse, offsets unchanged"
+    assert at(list(topic.messages(read_compacted=True))) == [*tail, 20, 21], "and then the head"
+    for start in (15, 16, 17):
+        assert at(list(topic.messages(AtOffset(start), read_compacted=True))) == [17, 20, 21]
+    run_with_open_segment_at(28)
+    assert at(compacted_only(topic)) == [5, 9, 14, 22, 25, 27]
+
+
+# --- 3
+
+
+def behind_and_in_step(bench: Workbench, topic: Topic) -> dict[int, Said]:
+    """`compact` in force: raw goes as soon as it is compacted. K at 4 is superseded by 8, at 5 nothing is."""
+    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
+    return valued({0: b"J", 3: b"L", 4: b"K", 5: b"M", 7: b"J", 8: b"K", 12: b"L", 13: b"K", 15: b"M", 16: b"N"})
+
+
+def compact_and_trim(bench: Workbench, topic: Topic) -> None:
+    bench.compact(topic)
+    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+    assert topic.snapshot().ledgers == (), "raw is gone"
+
+
+def test_worked_example_3_a_reader_behind(bench: Workbench, topic: Topic) -> None:
+    """It asks for 4 and gets 5; what it misses was superseded, and it ends with the newest value of every key."""
+    said = behind_and_in_step(bench, topic)
+    say(topic, said, 13)
+    everything = raw(topic)
+    reader = topic.reader(read_compacted=True)
+    read = page(reader, 4)
+    assert at(read) == [0, 1, 2, 3]
+    reader.close()
+    compact_and_trim(bench, topic)
+
+    reader = topic.reader(AtOffset(read[-1].offset + 1), read_compacted=True)
+    after = page(reader)
+    assert at(after) == [5, 7, 8, 12], "4 is gone, and so is all that has no key"
+    assert view([*read, *after]) == view(everything)
+
+    produce(topic, [one(*said.get(offset, (None, b"-"))) for offset in range(13, 17)])
+    head = raw(topic)
+    assert at(head) == [13, 14, 15, 16]
+    assert page(reader) == head
+    assert view([*read, *after, *head]) == view([*everything, *head])
+
+
+def test_worked_example_3_a_reader_in_step(bench: Workbench, topic: Topic) -> None:
+    """It is past the new head's start before each run ends, and misses nothing, ever."""
+    said = behind_and_in_step(bench, topic)
+    reader = topic.reader(read_compacted=True)
+    read: list[Message] = []
+    written: list[Message] = []
+    for end in (4, 9, 13, 17):
+        produce(topic, [one(*said.get(offset, (None, b"-"))) for offset in range(len(written), end)])
+        written += [message for message in raw(topic) if message.offset >= len(written)]
+        read += page(reader)
+        compact_and_trim(bench, topic)
+        assert at(read) == list(range(end)), "also what the run has superseded"
+    assert read == written
+    assert view(read) == view(compacted_only(topic))
+
+
+# --- 4
+
+
+def clock_shows(bench: Workbench, time_of_day: str) -> None:
+    """Let the clock go on to that time of day."""
+    assert isinstance(bench.clock, ManualClock)
+    hours, minutes = map(int, time_of_day.split(":"))
+    bench.clock.advance((hours * HOUR + minutes * MINUTE - bench.clock.now_ms()) % DAY)
+
+
+def one_hour_run(bench: Workbench, topic: Topic) -> list[Message]:
+    """A run that keeps tombstones for one hour; the compacted ledger after it."""
+    bench.compactor().compact(topic.name, Policies(tombstone_retention_ms=HOUR))
+    return compacted_only(topic)
+
+
+def produced_at(bench: Workbench, topic: Topic, time_of_day: str, key: bytes, payload: bytes | None) -> None:
+    clock_shows(bench, time_of_day)
+    produce(topic, [one(key, payload, bench.clock.now_ms())])
+
+
+@pytest.fixture
+def kept_since_7_40(bench: Workbench, topic: Topic) -> Topic:
+    """K has a value, at 6:35 a tombstone, at offset 1, and the run of 7:40 was the first to keep it."""
+    produced_at(bench, topic, "6:00", b"K", b"value")
+    produced_at(bench, topic, "6:35", b"K", None)
+    produced_at(bench, topic, "6:35", b"L", b"value")
+    clock_shows(bench, "7:40")
+    assert at(one_hour_run(bench, topic)) == [1, 2]
+    return topic
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["nothing new", "new messages"])
+def test_worked_example_4_tombstones(bench: Workbench, kept_since_7_40: Topic, busy: bool) -> None:
+    """T1: its horizon is 8:40, an hour after the first run that kept it, not after it was written."""
+    for time_of_day, stays in (("8:10", True), ("8:39", True), ("8:41", False)):
+        clock_shows(bench, time_of_day)
+        if busy:
+            produce(kept_since_7_40, [one(b"other", time_of_day.encode())])
+        assert (1 in at(one_hour_run(bench, kept_since_7_40))) is stays, time_of_day
+    assert {message.key for message in compacted_only(kept_since_7_40)} >= {b"L"}
+
+
+def test_worked_example_4_the_horizon_is_to_the_millisecond(bench: Workbench, kept_since_7_40: Topic) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    clock_shows(bench, "8:40")
+    bench.clock.advance(-1)
+    assert at(one_hour_run(bench, kept_since_7_40)) == [1, 2]
+    bench.clock.advance(1)
+    assert at(one_hour_run(bench, kept_since_7_40)) == [2]
+
+
+def test_worked_example_4_a_reader_that_began_before_sees_the_delete(bench: Workbench, kept_since_7_40: Topic) -> None:
+    topic = kept_since_7_40
+    began = topic.messages(read_compacted=True)
+    deleted = next(began)
+    clock_shows(bench, "8:41")
+    assert at(one_hour_run(bench, topic)) == [2]
+    assert (deleted.key, deleted.payload) == (b"K", None)
+    assert at(list(began)) == [2]
+    assert at(list(topic.messages(read_compacted=True))) == [2], "one that begins now does not"
+
+
+def test_worked_example_4_a_later_value_removes_the_tombstone_at_once(bench: Workbench, kept_since_7_40: Topic) -> None:
+    produced_at(bench, kept_since_7_40, "7:41", b"K", b"again")
+    assert at(one_hour_run(bench, kept_since_7_40)) == [2, 3]
+
+
+def test_worked_example_4_without_retention_it_goes_with_the_first_run(bench: Workbench, topic: Topic) -> None:
+    """Pulsar's way, and the default."""
+    produced_at(bench, topic, "6:00", b"K", b"value")
+    produced_at(bench, topic, "6:35", b"K", None)
+    produced_at(bench, topic, "6:35", b"L", b"value")
+    bench.compact(topic)
+    assert at(compacted_only(topic)) == [2]
+
+
+# --- 5
+
+
+def test_worked_example_5_grouping() -> None:
+    """Six pieces of which much is dead: fewer come out, in order, of neighbours only, none above the limit.
+
+    Kafka fills one group after the other, to [0.4 0.4] [0.3 0.7] [0.3] [1]: 0.8, 1, 0.3 and 1 GB. Here all six are
+    written anew, so they are one stretch, which is cut into parts of equal cost
+    (docs/decisions/0004-parts-stay-and-bitmaps-say-what-died.md): as many as the limit asks for, and as Kafka's here,
+    but no small one is left over, which the next run would have to merge again, and no core waits for a large one.
+    """
+    live = [0.4, 0.4, 0.3, 0.7, 0.3, 1.0]
+    rows = 1000
+    sources = []
+    for number, size in enumerate(live):
+        stored = RowsObject(StoredObject(f"ledger-{number}", int(size * GB), 0), 1)
+        sources.append(Source(stored, number * rows, number * rows + rows - 1, rows, None, 0))
+    sets = tuple(RowSet(number, 4 * rows * number, rows, 0, 0) for number in range(len(live)))
+    found = located([RangeResult("range-0", sets, None, RangeStatistics())])
+    plan = RunPlan(
+        StoreLocation("file:///nowhere"), "u", -1, "a", Policies(), 0, Xxh3KeyHasher(0), tuple(sources), old_parts=0
+    )
+    layout = lay_out(plan, found, promised(plan, found), Sizing(parallelism=1, part_bytes=GB))
+    taken = [[(one.source, one.first_offset, one.last_offset) for one in part.slices] for part in layout.parts]
+    sizes = [sum(live[which] * (last - first + 1) / rows for which, first, last in part) for part in taken]
+    assert len(sizes) == 4 < len(live)
+    assert max(sizes) <= 1.0
+    assert max(sizes) < 1.05 * min(sizes), "equal: here 0.78 GB each, about"
+    flat = [one for part in taken for one in part]
+    assert sorted({which for which, _, _ in flat}) == list(range(len(live)))
+    assert flat[0][1] == 0
+    assert all(before[2] + 1 == after[1] for before, after in pairwise(flat)), "neighbours, in order, nothing twice"
+
+
+# --- 6
+
+
+@pytest.mark.parametrize(("dirty", "due"), [(0, False), (499, False), (500, False), (501, True), (100_000, True)])
+def test_worked_example_6_dirty_ratio(dirty: int, due: bool) -> None:
+    """With 500 clean bytes and the limit 0.5: as many dirty bytes do not start a run, one more does."""
+    assert ratio(500, dirty) == pytest.approx(dirty / (500 + dirty))
+    assert is_due(ratio(500, dirty), 0.5) is due
+
+
+def test_worked_example_6_on_topics(bench: Workbench) -> None:
+    """Sizes are of keys and values: 100 bytes a message. What is open does not count, nor what is too young."""
+
+    def message(key: int) -> bytes:
+        return one(b"%03d" % key, b"x" * 97, bench.clock.now_ms())
+
+    topics = {}
+    for name, clean, dirty in (("half", 4, 4), ("more", 4, 5), ("most", 1, 9), ("clean", 4, 0)):
+        topics[name] = topic = bench.topic(name)
+        produce(topic, [message(key) for key in range(clean)])
+        bench.compact(topic)
+        produce(topic, [message(key) for key in range(dirty)])
+        roll_and_seal(topic)
+        produce(topic, [message(0)])
+    ratios = {name: dirty_ratio(topic.snapshot()) for name, topic in topics.items()}
+    assert ratios == {"half": 0.5, "more": 5 / 9, "most": 0.9, "clean": 0.0}
+    assert dirtiest_first(ratios, 0.5) == ["most", "more"]
+    more = topics["more"]
+    more.keeper().roll(more.record)
+    rolled = dirty_ratio(more.snapshot())
+    assert 5 / 9 < rolled < 0.6, "of a rolled segment the keys are not known yet"
+    lag = Policies(min_lag_ms=1)
+    assert dirty_ratio(more.snapshot(), lag, bench.clock.now_ms()) == 0.0
+    assert dirty_ratio(more.snapshot(), lag, bench.clock.now_ms() + 1) == rolled
+    roll_and_seal(more)
+    assert dirty_ratio(more.snapshot()) == 0.6
+    bench.compact(more)
+    assert dirty_ratio(more.snapshot()) == 0.0
+    assert dirty_ratio(bench.topic("never compacted").snapshot()) == 0.0
+
+
+# --- 11
+
+
+def keys_of_a_map(memory: int) -> int:
+    """How many keys Kafka's map holds: 16 bytes of MD5 and 8 of offset each, load factor 0.9."""
+    return memory * 9 // 10 // (16 + 8)
+
+
+def test_worked_example_11_memory_of_the_map(bench: Workbench, topic: Topic) -> None:
+    """A run here takes every key there is: hash ranges, one after the other, each within the memory."""
+    assert keys_of_a_map(128 << 20) == 5_033_164
+    fits = keys_of_a_map(1 << 10)
+    assert fits == 38
+    keys = 8 * fits
+    produce(topic, [one(b"key-%d" % (number % keys), b"%d" % number) for number in range(2 * keys)])
+    sizing = Sizing(parallelism=1, range_records=fits)
+    outcome = bench.with_sizing(sizing).compactor().compact(topic.name, Policies())
+    assert outcome.run is not None
+    assert at(compacted_only(topic)) == list(range(keys, 2 * keys))
+    horizon = topic.snapshot().horizon
+    assert horizon is not None
+    assert horizon.offset == 2 * keys - 1, "one run, to the end: Kafka's stops where its map is full"
+    assert outcome.run.statistics["hash_ranges"] >= keys // fits  # type: ignore[operator]
+
+
+# --- 12
+
+
+def log_file(bench: Workbench, topic: Topic, first_offset: int) -> Path:
+    assert bench.log is not None
+    return SegmentFiles(bench.log.of_topic(topic.record.uid), first_offset).log
+
+
+def test_worked_example_12_the_log_file(bench: Workbench, topic: Topic) -> None:
+    """Named by its first offset; after the header an entry is a 4-byte length N, 5 bytes that prove it, and N bytes."""
+    for begin in (0, 3, 7):
+        sent = [one(b"k", b"%d" % offset) for offset in range(begin, begin + 3 + begin // 3)]
+        produce(topic, sent)
+        file = log_file(bench, topic, begin)
+        assert file.name == f"{begin:020d}.log"
+        data = file.read_bytes()
+        position = 64
+        for entry in sent:
+            assert int.from_bytes(data[position : position + 4], "big") == len(entry)
+            assert data[position + 9 : position + 9 + len(entry)] == entry
+            position += 9 + len(entry)
+        assert position == len(data)
+        topic.keeper().roll(topic.record)
+        assert raw(topic)[begin].offset == begin
+    assert [segment.first_offset for segment in topic.snapshot().segments] == [0, 3, 7]
+
+
+def test_worked_example_12_a_reader_finds_the_segment_of_an_offset(bench: Workbench, topic: Topic) -> None:
+    """By the list of first offsets alone: the other segments are not looked into, so they may be gone."""
+    for begin in (0, 4, 8):
+        produce(topic, [one(b"k", b"%d" % offset) for offset in range(begin, begin + 4)])
+        topic.keeper().roll(topic.record)
+    everything = raw(topic)
+    for begin in (0, 4, 8):
+        hidden = [log_file(bench, topic, other) for other in (0, 4, 8) if other != begin]
+        for file in hidden:
+            file.rename(file.with_suffix(".hidden"))
+        for offset in range(begin, begin + 4):
+            found = list(messages(topic.read(AtOffset(offset), max_messages=begin + 4 - offset), -1))
+            assert found == everything[offset : begin + 4]
+        for file in hidden:
+            file.with_suffix(".hidden").rename(file)
+
+
+@pytest.mark.parametrize("size", [10, 5_000, 300_000, 4_000_000])
+def test_worked_example_12_a_read_grows_for_a_message_that_does_not_fit(topic: Topic, size: int) -> None:
+    """As far as the message limit; a page of 100 bytes, and the reader's own buffer."""
+    payloads = [b"a", os.urandom(size), b"b", os.urandom(size)]
+    produce(topic, [one(b"k", payload) for payload in payloads])
+    reader = topic.reader()
+    found = []
+    while some := reader.poll(Limits(bytes=100)):
+        found.append([message.payload for message in messages(iter(some), -1)])
+    if size > 100:
+        assert found == [[payload] for payload in payloads]
+    else:
+        assert found == [payloads]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"\x00" * 4096, os.urandom(4096), b"\x00\x00\x10\x00\x01", b"\x7f\xff\xff\xff" + b"\x01" * 40, b"\x00"],
+    ids=["a block never written", "a block of nonsense", "a length alone", "a length beyond the file", "one byte"],
+)
+def test_worked_example_12_after_a_crash_the_log_is_cut_after_the_last_whole_entry(
+    bench: Workbench, topic: Topic, damage: bytes
+) -> None:
+    produce(topic, [one(b"a", b"0"), one(b"b", b"1")])
+    file = log_file(bench, topic, 0)
+    whole = file.stat().st_size
+    with file.open("ab") as log:
+        log.write(damage)
+    assert at(raw(topic)) == [0, 1], "no reader sees what was not acknowledged"
+    produce(topic, [])
+    assert file.stat().st_size == whole
+    produce(topic, [one(b"c", b"2")])
+    assert [(message.offset, message.key) for message in raw(topic)] == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+def test_worked_example_12_an_entry_that_is_cut_short_goes(bench: Workbench, topic: Topic) -> None:
+    """The end file is lost, too: then the walk alone decides, and each cut leaves the entries that are whole."""
+    entries = [one(b"k", b"%d" % number * 9) for number in range(3)]
+    produce(topic, entries)
+    files = SegmentFiles(log_file(bench, topic, 0).parent, 0)
+    data = files.log.read_bytes()
+    ends = [64]
+    for entry in entries:
+        ends.append(ends[-1] + 9 + len(entry))
+    assert ends[-1] == len(data)
+    for size in range(len(data), 63, -1):
+        files.log.write_bytes(data[:size])
+        files.end.unlink(missing_ok=True)
+        files.index.unlink(missing_ok=True)
+        produce(topic, [])
+        left = max(number for number, end in enumerate(ends) if end <= size)
+        assert (at(raw(topic)), files.log.stat().st_size) == (list(range(left)), ends[left])
+
+
+@pytest.mark.parametrize("kind", ["a block never written", "a block of nonsense"])
+def test_worked_example_12_damage_in_a_closed_segment_is_an_error_with_its_place(
+    bench: Workbench, topic: Topic, kind: str
+) -> None:
+    """L2: never a silent gap."""
+    entries = [one(b"k", os.urandom(5000)) for _ in range(4)]
+    produce(topic, entries)
+    topic.keeper().roll(topic.record)
+    produce(topic, [one(b"k", b"4")])
+    file = log_file(bench, topic, 0)
+    second = 64 + 9 + len(entries[0])
+    with file.open("r+b") as log:
+        log.seek(second + 100)
+        log.write(b"\x00" * 4096 if kind == "a block never written" else os.urandom(4096))
+    with pytest.raises(ObjectDamaged, match=rf"{file.name} is damaged at byte {second} \(entry 1, offset 1\)"):
+        raw(topic)
+    assert at(list(topic.messages(AtOffset(4)))) == [4]
+    with pytest.raises(ObjectDamaged, match=file.name):
+        topic.keeper().settle(topic.record)

@@ -1,0 +1,86 @@
+"""docs/admin-cli.md against the program: nothing undocumented, nothing documented that is not there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from api.admin_cli import exit_codes
+from api.admin_cli.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
+from api.admin_cli.target import CLIENT_CONF, CONFIG_VARIABLE, DEFAULT_URL, VARIABLES
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "admin-cli.md").read_text(encoding="utf-8")
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each command that does something and is shown, by its words."""
+    if not hasattr(command, "commands"):
+        yield path, command
+        return
+    for name, inner in command.commands.items():
+        if not inner.hidden:
+            yield from leaves(inner, (*path, name))
+
+
+PROGRAM: Any = typer.main.get_command(app)
+COMMANDS = dict(leaves(PROGRAM))
+ROWS = dict(re.findall(r"^\| `([a-z]+ [^`]*|gc[^`]*)` \| (.+) \|$", PAGE, re.MULTILINE))
+
+
+def options(command: Any) -> set[str]:
+    names = {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
+    return {name for name in names if name == name.lower()} - {"--help", "-h"}
+
+
+def command_of(words: list[str]) -> tuple[str, ...]:
+    return next((path for path in COMMANDS if tuple(words[: len(path)]) == path), ())
+
+
+def test_every_command_has_a_row_and_every_row_is_a_command() -> None:
+    rows = [command_of(row.split()) for row in ROWS]
+    assert sorted(rows) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_a_row_has_the_arguments_and_options_of_its_command(path: tuple[str, ...]) -> None:
+    [row] = [row for row in ROWS if command_of(row.split()) == path]
+    assert set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", row)) == options(COMMANDS[path])
+    for parameter in COMMANDS[path].params:
+        if not parameter.opts[0].startswith("-"):
+            assert parameter.metavar in row
+    assert COMMANDS[path].help.split("\n\n")[0].split() == ROWS[row].split()
+
+
+def test_examples_are_commands_with_options_that_exist() -> None:
+    lines = re.findall(r"^ {4,6}compactor-admin (.+)$", PAGE, re.MULTILINE)
+    assert len(lines) > 8
+    for words in map(shlex.split, lines):
+        path = command_of(words)
+        assert path, words
+        used = {word.partition("=")[0] for word in words if word.startswith("-")}
+        assert used <= options(COMMANDS[path]) | options(PROGRAM), words
+
+
+def test_global_options_and_settings_are_documented() -> None:
+    completion = {"--install-completion", "--show-completion"}
+    assert set(GLOBAL_OPTIONS) | set(GLOBAL_FLAGS) | completion == options(PROGRAM)
+    for option in options(PROGRAM) - completion:
+        assert f"| `{option}" in PAGE
+    for name, variable in VARIABLES.items():
+        assert re.search(rf"^\| `--{name} .*\| `{variable}` \| `{name}` \|", PAGE, re.MULTILINE)
+    assert f"`{CONFIG_VARIABLE}`" in PAGE
+    assert f"`{DEFAULT_URL}`" in PAGE
+    assert all(f"`{key}`" in PAGE for key in CLIENT_CONF)
+
+
+def test_every_exit_code_is_documented() -> None:
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    section = PAGE.partition("\n## Exit codes\n")[2]
+    assert [int(row) for row in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)] == sorted(codes)
+    assert {int(code) for code in re.findall(r"(?:^|; |: )(\d+) ", exit_codes.HELP)} == codes

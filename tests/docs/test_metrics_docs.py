@@ -1,0 +1,107 @@
+"""docs/metrics.md, the dashboard and the alert rules against the table of metrics and a real scrape.
+
+When it fails, it says which lines the page should have.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.metrics import METRICS, Appended, MetricDefinition, Metrics, Sources
+from api.settings import Settings
+from api.wiring import open_components
+from compactor.scheduler import Check
+from tests.clocks import ManualClock
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+DASHBOARD = ROOT / "deploy" / "grafana-dashboard.json"
+ALERTS = ROOT / "deploy" / "prometheus-alerts.yml"
+_NAME = re.compile(r"\b((?:compactor|pulsar_compaction|process)_[a-z0-9_]+)")
+_PROCESS = {"process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds", "process_max_fds"}
+
+
+def line(metric: MetricDefinition) -> str:
+    """The metric as the table has it."""
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.doc} |"
+
+
+@pytest.fixture(scope="module")
+def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    check = Check(
+        at=0, topics=1, due=1, dirty_bytes=1, max_dirty_ratio=0.5, max_delay_ms=1, uncleanable=0, uncleanable_bytes=0
+    )
+    sources = Sources(lambda: True, lambda: check, Appended)
+    with open_components(Settings(data=str(tmp_path_factory.mktemp("metrics")))) as components:
+        metrics = Metrics(components.metadata.metrics, ManualClock(), 1, sources)
+        metrics.http.labels("GET", "/livez", "200").observe(0.1)
+        yield {one.name: one for one in text_string_to_metric_families(metrics.exposition().decode())}
+
+
+def test_the_table_has_every_metric_in_order_and_no_other() -> None:
+    assert re.findall(r"^\| `.*$", PAGE, re.MULTILINE) == [line(metric) for metric in METRICS.values()]
+
+
+def test_the_registry_has_what_the_table_says(scrape: dict[str, Any]) -> None:
+    found = {name: family for name, family in scrape.items() if not name.startswith(("process_", "python_"))}
+    found = {name: family for name, family in found.items() if not name.endswith("_created")}
+    assert {
+        f"{name}_total" if one.type == "counter" else name: (one.type, one.documentation) for name, one in found.items()
+    } == {one.name: (one.kind, one.doc) for one in METRICS.values()}
+
+
+def known(scrape: dict[str, Any]) -> set[str]:
+    """All that a query may name."""
+    names = set(METRICS) | _PROCESS
+    return names | {
+        f"{one.name}_{end}" for one in METRICS.values() if one.kind == "histogram" for end in ("bucket", "count", "sum")
+    }
+
+
+def test_the_process_metrics_that_are_used_exist(scrape: dict[str, Any]) -> None:
+    assert {name.removesuffix("_total") for name in _PROCESS} <= set(scrape)
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(scrape: dict[str, Any]) -> None:
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    queries += [one["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    assert len(queries) > 10
+    used = {name for query in queries for name in _NAME.findall(query)}
+    assert used <= known(scrape)
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in dashboard["panels"]:
+        assert panel["title"]
+        assert 0 <= panel["gridPos"]["x"] <= 24 - panel["gridPos"]["w"]
+
+
+def test_the_alerts_ask_for_metrics_that_exist_and_say_what_to_do(scrape: dict[str, Any]) -> None:
+    yaml = pytest.importorskip("yaml")
+    groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) > 5
+    for rule in rules:
+        used = set(_NAME.findall(rule["expr"]))
+        assert used
+        assert used <= known(scrape), rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["remedy"]
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+        assert f"`{rule['alert']}`" in PAGE, "the page tells of each alert"
+
+
+def test_the_unit_runs_a_command_that_exists() -> None:
+    unit = (ROOT / "deploy" / "compactor.service").read_text(encoding="utf-8")
+    settings = {line.partition("=")[0]: line.partition("=")[2] for line in unit.splitlines() if "=" in line}
+    assert settings["ExecStart"].endswith("compactor serve --config /etc/compactor/compactor.toml")
+    assert settings["KillSignal"] == "SIGTERM"

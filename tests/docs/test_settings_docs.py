@@ -1,0 +1,52 @@
+"""docs/settings.md against the table of settings: every one with its variable, default, values, meaning, other names.
+
+When it fails, it says which lines the page should have.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from api.cli.config_command import _cell
+from api.setting_sources import read_file
+from api.settings import SETTINGS, Setting, Settings
+from storage.policies import POLICIES
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
+
+
+def line(setting: Setting) -> str:
+    """The setting as the table has it."""
+    default = _cell(setting.shown(setting.default))
+    shown = f"`{default}`" if default else ""
+    names = ", ".join(f"`{alias.name}`" for alias in setting.aliases)
+    return f"| `{setting.name}` | `{setting.variable}` | {shown} | {setting.kind.allowed} | {setting.doc} | {names} |"
+
+
+def test_the_table_has_every_setting_in_order_and_no_other() -> None:
+    assert re.findall(r"^\| `.*$", PAGE, re.MULTILINE) == [line(setting) for setting in SETTINGS.values()]
+
+
+def test_no_name_is_both_a_settings_and_a_policys() -> None:
+    """A file says both, by name alone."""
+    settings = {
+        name.lower() for one in SETTINGS.values() for name in (one.name, *(alias.name for alias in one.aliases))
+    }
+    policies = {name.lower() for one in POLICIES.values() for name in (one.name, one.attribute, *one.aliases)}
+    assert not settings & policies
+
+
+@pytest.mark.parametrize(("language", "suffix"), [("toml", ".toml"), ("properties", ".conf")])
+def test_the_examples_can_be_read(language: str, suffix: str, tmp_path: Path) -> None:
+    examples = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert examples
+    for text in examples:
+        file = tmp_path / f"example{suffix}"
+        file.write_text(text)
+        found = read_file(file)
+        assert found.settings
+        assert found.policies
+        assert Settings.load({}, str(file)).policies == found.policies

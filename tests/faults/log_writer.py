@@ -1,0 +1,255 @@
+"""Processes that append to a segment until they are killed.
+
+`python -m tests.faults.log_writer` is a nursery, as tests/faults/child.py is: it imports everything once and forks a
+child for each order that it reads. The child recovers the segment, or makes it, and appends through one SegmentWriter
+in every way that there is: threads that wait, a thread that submits, tasks of an event loop. Of each acknowledgement it
+writes a record into a pipe, right after it got it, and one before all when the segment is open; the nursery counts
+them and kills it.
+
+    order   one line of JSON, an `Order`
+    answer  one line of JSON, a `Life`
+
+A child that gives no sign for HUNG_SECONDS is killed, and the answer says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from struct import Struct
+from types import TracebackType
+from typing import IO, NoReturn, Self
+
+from storage.checksums import crc32c
+from storage.clock import SystemClock
+from storage.log.group_commit import Answer
+from storage.log.segment import Appended, FlushPolicy
+from storage.log.segment_writer import SegmentWriter
+from storage.steps import Step, observed
+from tests.pulsar_entries import entry, metadata
+from tests.segments import OneSegment
+
+HUNG_SECONDS = 60
+REPOSITORY = Path(__file__).resolve().parents[2]
+THREADS, TASKS = 3, 4
+EACH = 60
+"""Entries of each thread and task in a life that nobody cuts off."""
+_RECORD = Struct(">QQII")
+
+
+@dataclass(frozen=True)
+class Order:
+    """A life to lead. `create`: no row names the segment yet. Killed after so many records, or when `step` is reached
+    for the `nth` time.
+    """
+
+    folder: str
+    ledger_id: int
+    first_offset: int
+    create: bool
+    life: int
+    seed: int
+    records: int | None = None
+    step: str | None = None
+    nth: int = 1
+    flush_messages: int | None = 1
+
+    @property
+    def segment(self) -> OneSegment:
+        return OneSegment(Path(self.folder), self.ledger_id, self.first_offset, clock=SystemClock())
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """What a caller was told of an entry, and the CRC32C of what he had appended."""
+
+    entry_id: int
+    offset: int
+    messages: int
+    checksum: int
+
+
+_OPENED = Acknowledged(0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Life:
+    """How it ended (`signal` 0: by itself), whether it had opened the segment (and would have committed its row), what
+    it acknowledged, and the traceback of what went wrong, or "".
+    """
+
+    signal: int
+    opened: bool
+    acknowledged: list[Acknowledged]
+    error: str
+
+
+class LogNursery:
+    """The forking process, seen from the tests. Use it in a `with` statement."""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.log_writer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=REPOSITORY,
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._process.communicate()
+
+    def run(self, order: Order) -> Life:
+        """Lead a life, to its end."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        records = base64.b64decode(answer["acknowledged"])
+        whole = records[: len(records) - len(records) % _RECORD.size]
+        found = [Acknowledged(*record) for record in _RECORD.iter_unpack(whole)]
+        return Life(answer["signal"], found[:1] == [_OPENED], found[1:], answer["error"])
+
+
+def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
+    """Fork a child for each order, until there are no more."""
+    for order in orders:
+        answers.write(json.dumps(_raise_child(Order(**json.loads(order)))).encode() + b"\n")
+        answers.flush()
+
+
+def _raise_child(order: Order) -> dict[str, object]:
+    reading, writing = os.pipe()
+    complaints, complaining = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        os.close(complaints)
+        _live(order, writing, complaining)
+    os.close(writing)
+    os.close(complaining)
+    said, hung, killed = b"", False, False
+    while True:
+        if order.records is not None and len(said) >= order.records * _RECORD.size and not killed:
+            os.kill(pid, signal.SIGKILL)
+            killed = True
+        if not hung and not select.select([reading], [], [], HUNG_SECONDS)[0]:
+            hung = True
+            os.kill(pid, signal.SIGKILL)
+        if not (more := os.read(reading, 1 << 16)):
+            break
+        said += more
+    _, status = os.waitpid(pid, 0)
+    with os.fdopen(complaints) as file:
+        error = file.read()
+    os.close(reading)
+    return {
+        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
+        "acknowledged": base64.b64encode(said).decode(),
+        "error": f"it gave no sign for {HUNG_SECONDS} s" if hung else error,
+    }
+
+
+def _live(order: Order, writing: int, complaining: int) -> NoReturn:
+    """The child's whole life; never returns into the nursery's loop."""
+    try:
+        with observed(_killer(order)):
+            segment, policy = order.segment, FlushPolicy(order.flush_messages)
+            with segment.create(policy) if order.create else segment.recover(policy) as writer:
+                os.write(writing, _RECORD.pack(0, 0, 0, 0))
+                _Appending(writer, order, writing).run()
+    except BaseException:
+        os.write(complaining, traceback.format_exc().encode())
+    os._exit(0)
+
+
+def _killer(order: Order) -> Callable[[Step], None]:
+    left = [order.nth]
+    lock = threading.Lock()
+
+    def reached(step: Step) -> None:
+        if step.name == order.step:
+            with lock:  # held while dying
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    return reached
+
+
+class _Appending:
+    """Appends from many sides at once."""
+
+    def __init__(self, writer: SegmentWriter, order: Order, writing: int) -> None:
+        self._writer = writer
+        self._order = order
+        self._writing = writing
+        self._failures: list[str] = []
+
+    def run(self) -> None:
+        sides = [lambda n=number: self._waiting(n) for number in range(THREADS - 1)]  # type: ignore[misc]
+        sides += [lambda: self._submitting(THREADS - 1), lambda: asyncio.run(self._tasks())]
+        threads = [threading.Thread(target=self._guarded, args=(side,)) for side in sides]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._failures:
+            raise AssertionError("\n".join(self._failures))
+
+    def _guarded(self, side: Callable[[], object]) -> None:
+        try:
+            side()
+        except BaseException:
+            self._failures.append(traceback.format_exc())
+
+    def _entries(self, side: int) -> list[bytes]:
+        """What a side appends in this life: sequence ids ascend over all lives."""
+        chance = random.Random(f"{self._order.seed} {self._order.life} {side}")
+        return [self._entry(chance, side, self._order.life * EACH + n) for n in range(EACH)]
+
+    def _entry(self, chance: random.Random, side: int, sequence_id: int) -> bytes:
+        size = chance.choice([0, 30, 1000, 5000]) if chance.random() < 0.97 else 200_000
+        messages = chance.choice([None, 1, 3])
+        described = metadata(producer_name=f"side-{side}", sequence_id=sequence_id)
+        if messages is not None:
+            described.num_messages_in_batch = messages
+            size += 6 * messages
+        return entry(described, chance.randbytes(size))
+
+    def _waiting(self, side: int) -> None:
+        for data in self._entries(side):
+            self._report(data, self._writer.append(data))
+
+    def _submitting(self, side: int) -> None:
+        for data in self._entries(side):
+            self._writer.submit(data, lambda answer, data=data: self._report(data, answer))  # type: ignore[misc]
+
+    async def _tasks(self) -> None:
+        async def one(side: int) -> None:
+            for data in self._entries(side):
+                self._report(data, await self._writer.append_async(data))
+
+        await asyncio.gather(*(one(THREADS + number) for number in range(TASKS)))
+
+    def _report(self, data: bytes, answer: Answer) -> None:
+        assert isinstance(answer, Appended), answer
+        first = answer.first
+        os.write(self._writing, _RECORD.pack(first.message_id.entry_id, first.offset, answer.messages, crc32c(data)))
+
+
+if __name__ == "__main__":
+    serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,142 @@
+"""Appends to the log, by processes that may die in the middle; rolling, sealing and sweeping by others.
+
+A writer's event is one life of a `TopicLog`: it takes the lease, recovers what the last one left, appends, sometimes
+rolls, and gives the topic back, or dies. What it is told goes into the model at once; of what it was not told the model
+knows that it may be found later (L2), and that nothing else may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, Unavailable
+from storage.ledger.rows import Codec
+from storage.log.encode import encode_batch, encode_message
+from storage.log.segment import Appended
+from storage.model import Message, MessageId
+from tests.faults.simulation.model import TopicModel, require
+from tests.faults.simulation.process import Process
+from tests.faults.simulation.world import World
+from tests.faults.simulation.writing import KEYS
+from tests.workbench import content
+
+Keep = Callable[[Process, TopicModel], object]
+Pairs = list[tuple[bytes | None, bytes | None]]
+
+
+class Appending:
+    """Events of the log."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def append_some(self, model: TopicModel | None = None) -> None:
+        """One writer's life."""
+        world = self._world
+        free = world.free("a")
+        if not free or world.is_importing:  # the model would not know which of the two came first
+            return
+        process, model = world.random.choice(free), model or world.random.choice(world.topics)
+        entries = [self._pairs() for _ in range(world.random.randint(1, 5))]
+        rolls = [world.random.random() < 0.25 for _ in entries]
+        world.run_as(
+            process,
+            f"appends {len(entries)} entries to {model.record.name}",
+            lambda: self._append(process, model, entries, rolls),
+            faults=0.3,
+        )
+
+    def _pairs(self) -> Pairs:
+        draw = self._world.random
+        count = draw.choice([1, 1, 2, 4])
+        return [
+            (
+                None if draw.random() < 0.1 else draw.choice(KEYS),
+                None if draw.random() < 0.2 else draw.randbytes(draw.choice([1, 12, 60])),
+            )
+            for _ in range(count)
+        ]
+
+    def _append(self, process: Process, model: TopicModel, entries: list[Pairs], rolls: list[bool]) -> None:
+        world, before, opened = self._world, process.faults, False
+        try:
+            with world.topic(model, process).append_log(0) as log:
+                opened = True
+                for pairs, rolled in zip(entries, rolls, strict=True):
+                    now = world.clock.now_ms()
+                    if model.maybe:
+                        world.observe()  # it is found, now that the segment is recovered, or it never will be
+                    model.maybe = list(pairs)
+                    told = log.append(self._entry(pairs, now))
+                    model.maybe = []
+                    model.appended(_messages(told, pairs, now))
+                    world.happened.add("appended")
+                    if rolled:
+                        log.roll()
+        except CompactorError as error:
+            if opened:
+                model.maybe = []  # an append that fails was refused: only a disk that fails leaves it open
+            world.note(f"  {type(error).__name__}: {error}"[:150])
+            told_why = f"{model.record.name}: an append failed: {error}"
+            if isinstance(error, LeaseHeld | Fenced):
+                return
+            require(isinstance(error, Unavailable) and process.faults > before, told_why)
+
+    def _entry(self, pairs: Pairs, now: int) -> bytes:
+        if len(pairs) == 1:
+            key, payload = pairs[0]
+            return encode_message(key, payload, producer="p", sequence_id=0, publish_time=now, event_time=None)
+        codec = self._world.random.choice(list(Codec))
+        return encode_batch(content(*pairs), producer="p", first_sequence_id=0, publish_time=now, codec=codec)
+
+    def roll(self) -> None:
+        """Somebody who does not write closes the segment that a writer left open."""
+        self._keep("rolls", lambda process, model: self._world.topic(model, process).keeper().roll(model.record))
+
+    def seal(self, model: TopicModel | None = None) -> None:
+        """Rolled segments become ledgers."""
+        self._keep(
+            "seals", lambda process, model: list(self._world.topic(model, process).keeper().seal(model.record)), model
+        )
+
+    def sweep(self) -> None:
+        """Files that ledgers have taken the place of go."""
+        self._keep("sweeps", lambda process, model: self._world.topic(model, process).keeper().sweep())
+
+    def _keep(self, what: str, action: Keep, model: TopicModel | None = None) -> None:
+        world = self._world
+        free = world.free("s")
+        if not free:
+            return
+        process, chosen = world.random.choice(free), model or world.random.choice(world.topics)
+
+        def act() -> None:
+            before = process.faults
+            try:
+                action(process, chosen)
+                world.happened.add(what)
+            except CompactorError as error:
+                world.note(f"  {type(error).__name__}: {error}"[:150])
+                if isinstance(error, LeaseHeld | Fenced):
+                    return
+                faulty = process.faults > before
+                require(faulty and isinstance(error, Unavailable | NotFound), f"{process.name} {what}: {error!r}")
+
+        world.run_as(process, f"{what} {chosen.record.name}", act, faults=0.2)
+
+
+def _messages(told: Appended, pairs: Pairs, now: int) -> list[Message]:
+    """What readers must be given of an entry that was acknowledged."""
+    first = told.first.message_id
+    return [
+        Message(
+            message_id=MessageId(first.ledger_id, first.entry_id, first.partition, n if first.batch_index >= 0 else -1),
+            offset=told.first.offset + n,
+            key=key,
+            payload=payload,
+            publish_time=now,
+            event_time=None,
+            properties={},
+        )
+        for n, (key, payload) in enumerate(pairs)
+    ]

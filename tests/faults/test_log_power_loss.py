@@ -1,0 +1,166 @@
+"""A power loss at any moment of a log's life: what was flushed is there, what was not is whole entries or nothing.
+
+What is behind the last flush of a segment's file may be gone, cut anywhere, zeros or nonsense; the files that help
+(visible end, index) may be gone, or be as new as they were. The database is what it was: SQLite looks after itself.
+And the other way round: with the flush taken out, the same check finds messages lost.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from storage.lease import TERM_MS
+from storage.log.directory import LogDirectory
+from storage.metadata.policy_store import topic_scope
+from storage.metadata.store import MetadataStore
+from storage.objects.registry import open_store
+from storage.steps import Step, observed
+from tests.clocks import ManualClock
+from tests.entries import batch, one, produce
+from tests.faults.power_loss import Keeps, PowerLoss
+from tests.workbench import Workbench, raw
+
+PAIRS = [[(b"key", b"%d.%d" % (n, index)) for index in range(1 + n % 3 % 2 * 2)] for n in range(6)]
+"""Of each entry: one message, or three."""
+ROLLED_AFTER = (2, 5)
+
+
+def _nothing_more(path: Path, durable: bytes | None, now: bytes) -> bytes | None:
+    return durable
+
+
+def _aids_as_new(path: Path, durable: bytes | None, now: bytes) -> bytes | None:
+    return durable if path.suffix == ".log" else now
+
+
+def _torn(path: Path, durable: bytes | None, now: bytes) -> bytes | None:
+    if path.suffix != ".log" or durable is None:
+        return durable
+    behind = now[len(durable) :]
+    return durable + behind[: len(behind) // 2]
+
+
+def _zeros(path: Path, durable: bytes | None, now: bytes) -> bytes | None:
+    if path.suffix != ".log" or durable is None:
+        return _aids_as_new(path, durable, now)
+    return durable.ljust(len(now) + 4096, b"\x00")
+
+
+def _nonsense(path: Path, durable: bytes | None, now: bytes) -> bytes | None:
+    if durable is None:
+        return random.Random(len(now)).randbytes(len(now))
+    return durable if path.suffix != ".log" else durable + random.Random(len(now)).randbytes(300)
+
+
+SLOWLY = [pytest.param(keeps, marks=pytest.mark.slow) for keeps in (_aids_as_new, _zeros, _nonsense)]
+
+
+def losses(
+    folder: Path, keeps: Keeps, flush_messages: int = 1, loses: Callable[[os.stat_result], bool] = lambda found: False
+) -> list[str]:
+    """Append PAIRS, rolling now and then, with a power loss at every step and after each; what was found lost."""
+    bench = Workbench.embedded(folder)
+    topic = bench.topic()
+    bench.metadata.policies.set(topic_scope(topic.record), "flush.messages", flush_messages)
+    found: list[str] = []
+    images = count()
+    (folder / "images").mkdir()
+    flushed = acknowledged = 0
+    looking = False
+    with PowerLoss(folder / "log", loses) as power:
+
+        def look(step: Step | None) -> None:
+            nonlocal flushed, looking
+            if looking:
+                return  # what is done to an image comes by steps, too
+            if step in (Step.ENTRIES_FLUSHED, Step.ROLL_FLUSHED):
+                flushed = acknowledged
+            promised = acknowledged if flush_messages == 1 else flushed
+            image = folder / "images" / f"image-{next(images)}"
+            looking = True
+            found.extend(_lost(bench, power.image(image, keeps), image, promised, acknowledged))
+            looking = False
+
+        with observed(look), topic.append_log(0) as log:
+            for n, pairs in enumerate(PAIRS):
+                log.append(one(*pairs[0]) if len(pairs) == 1 else batch(*pairs))
+                acknowledged = n + 1
+                look(None)
+                if acknowledged in ROLLED_AFTER:
+                    log.roll()
+    bench.metadata.close()
+    assert next(images) > 2 * len(PAIRS)
+    return found
+
+
+def _lost(bench: Workbench, log: Path, image: Path, promised: int, acknowledged: int) -> list[str]:
+    """What the next writer, and readers after it, find in the image; with a database as it is now."""
+    database = image.with_suffix(".db")
+    with sqlite3.connect(bench.metadata.database.engine.url.database or "") as now, sqlite3.connect(database) as copy:
+        now.backup(copy)
+    now.close()
+    copy.close()
+    clock = ManualClock(bench.clock.now_ms() + TERM_MS + 1)
+    metadata = MetadataStore(f"sqlite:///{database}", clock)
+    store = open_store(image.with_suffix(".objects").as_uri())
+    after = replace(bench, metadata=metadata, clock=clock, log=LogDirectory(log), store=store)
+    try:
+        with after.topic().append_log(0) as writer:
+            writer.append(one(b"after", b"the power came back"))
+        given = raw(after.topic())
+        after.topic().keeper().settle(after.topic().record)
+        assert raw(after.topic()) == given
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+    finally:
+        metadata.close()
+    assert [message.offset for message in given] == list(range(len(given)))
+    texts = [message.payload for message in given[:-1]]
+    whole = [[payload for pairs in PAIRS[:n] for _, payload in pairs] for n in range(promised, acknowledged + 2)]
+    return [] if texts in whole else [f"of {promised} to {acknowledged} entries {texts} are left"]
+
+
+@pytest.mark.parametrize("keeps", [_nothing_more, _torn, *SLOWLY])
+def test_nothing_acknowledged_is_lost_when_every_append_is_flushed(tmp_path: Path, keeps: Keeps) -> None:
+    assert losses(tmp_path, keeps) == []
+
+
+@pytest.mark.parametrize("keeps", [_nothing_more, _torn, *SLOWLY])
+def test_no_more_than_since_the_last_flush_is_lost_otherwise(tmp_path: Path, keeps: Keeps) -> None:
+    assert losses(tmp_path, keeps, flush_messages=4) == []
+
+
+def test_without_the_flush_messages_are_lost(tmp_path: Path) -> None:
+    header: set[int] = set()
+
+    def of_appends(found: os.stat_result) -> bool:
+        """The first fsync of a file is that of its header."""
+        first = found.st_ino not in header
+        header.add(found.st_ino)
+        return stat.S_ISREG(found.st_mode) and not first
+
+    assert losses(tmp_path, _nothing_more, loses=of_appends)
+
+
+def test_without_the_fsync_of_folders_the_log_is_lost(tmp_path: Path) -> None:
+    assert losses(tmp_path, _nothing_more, loses=lambda found: stat.S_ISDIR(found.st_mode))
+
+
+def test_the_directory_of_the_log_is_durable_before_anything_in_it_counts(tmp_path: Path) -> None:
+    """Nobody else syncs the folder that it is made in."""
+    bench = Workbench.embedded(tmp_path)
+    topic = bench.topic()
+    with PowerLoss(tmp_path / "log") as power:
+        produce(topic, [one(b"a", b"1")])
+        image = power.image(tmp_path / "image")
+    assert {path.suffix for path in image.rglob("*") if path.is_file()} == {".uid", ".log"}
+    bench.metadata.close()

@@ -1,0 +1,45 @@
+"""Writers and sealers of a tail killed at random moments, over the whole stack (the lives are in tail_lives.py).
+
+Nothing that was acknowledged is lost, nothing is out of order or there twice, no id is given twice, and a reader that
+has followed through all of it was given the same. `python -m tests.faults.tail_lives FOLDER --kills N --seed S` shows a
+failure again, as far as the machine's own timing lets it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def lives(folder: Path, kills: int, seed: int) -> dict[str, int]:
+    """In a process of its own, which forks: this one has threads."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.tail_lives", folder, "--kills", str(kills), "--seed", str(seed)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told: dict[str, int] = json.loads(done.stdout)
+    return told
+
+
+def test_nothing_acknowledged_is_lost_over_thirty_kills(tmp_path: Path) -> None:
+    told = lives(tmp_path, 30, 1)
+    assert told["kills"] >= 30
+    assert told["messages"] >= told["entries"] > told["lives"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_acknowledged_is_lost_over_five_hundred_kills(tmp_path: Path) -> None:
+    told = lives(tmp_path, 500, 2)
+    assert told["kills"] >= 500
+    assert told["messages"] >= told["entries"] > told["lives"]

@@ -1,0 +1,140 @@
+"""A writer that lost its lease in its sleep, at the worst places, and comes back beside or after its successor.
+
+The lease is a row with a term, the fence is the lock on the segment's file; between reading rows and taking the lock a
+process may sleep for longer than any term (a stopped machine, SIGSTOP), and by then its successor may be gone again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from storage.errors import CompactorError
+from storage.lease import TERM_MS
+from storage.log import topic_log
+from storage.log.segment import SegmentFiles
+from storage.log.segment_writer import SegmentWriter
+from storage.log.topic_log import TopicLog
+from storage.steps import Step, observed
+from storage.topic import Topic
+from tests.clocks import ManualClock
+from tests.entries import one, produce
+from tests.workbench import Workbench, raw
+
+
+@pytest.fixture
+def topic(bench: Workbench) -> Topic:
+    """In this folder `topic` is a row of each database, for others."""
+    return bench.topic()
+
+
+@pytest.fixture
+def asleep_before(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], None]:
+    """The next call of that method of SegmentWriter comes a term late, and after what others do meanwhile."""
+
+    def arrange(method: str, meanwhile: Callable[[], object]) -> None:
+        original: Callable[..., Any] = getattr(SegmentWriter, method)
+
+        def late(*arguments: Any, **options: Any) -> Any:
+            monkeypatch.setattr(SegmentWriter, method, original)
+            assert isinstance(bench.clock, ManualClock)
+            bench.clock.advance(TERM_MS + 1)
+            meanwhile()
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(SegmentWriter, method, staticmethod(late))
+
+    monkeypatch.setattr(topic_log, "LOOK_SECONDS", 3600.0)
+    return arrange
+
+
+def test_a_late_writer_does_not_replace_the_segment_of_its_successor(
+    topic: Topic, asleep_before: Callable[[str, Callable[[], object]], None]
+) -> None:
+    """It takes the file for one whose writer died before its row; there is a row by now."""
+    asleep_before("create", lambda: produce(topic, [one(b"a", b"acknowledged")]))
+    with suppress(CompactorError):
+        produce(topic, [one(b"late", b"1")])
+    assert [m.key for m in raw(topic)][:1] == [b"a"]
+    produce(topic, [one(b"b", b"2")])
+    assert [m.offset for m in raw(topic)] == list(range(len(raw(topic))))
+    assert [m.key for m in raw(topic) if m.key != b"late"] == [b"a", b"b"]
+
+
+def test_a_late_writer_appends_nothing_to_a_segment_that_its_successor_has_rolled(
+    topic: Topic, asleep_before: Callable[[str, Callable[[], object]], None]
+) -> None:
+    """What is behind a rolled segment's size is never read."""
+    produce(topic, [one(b"a", b"1")])
+
+    def meanwhile() -> None:
+        with topic.append_log(0) as log:
+            log.append(one(b"b", b"2"))
+            log.roll()
+
+    asleep_before("recover", meanwhile)
+    acknowledged: list[bytes] = [b"a", b"b"]
+    with suppress(CompactorError), topic.append_log(0) as log:
+        log.append(one(b"late", b"3"))
+        acknowledged.append(b"late")
+    produce(topic, [one(b"c", b"4")])
+    acknowledged.append(b"c")
+    assert [m.key for m in raw(topic)] == acknowledged
+    topic.keeper().settle(topic.record)
+    assert [m.key for m in raw(topic)] == acknowledged
+
+
+def is_locked(bench: Workbench, topic: Topic) -> bool:
+    """Whether somebody holds the file of the topic's first segment."""
+    assert bench.log is not None
+    with SegmentFiles(bench.log.of_topic(topic.record.uid), 0).log.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_late_writer_cannot_open_a_segment_that_is_being_rolled(
+    bench: Workbench, topic: Topic, empty: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its last flush and the commit that says how long it is; one that holds nothing is dropped, not rolled."""
+    monkeypatch.setattr(topic_log, "LOOK_SECONDS", 3600.0)
+    assert isinstance(bench.clock, ManualClock)
+    acknowledged: list[bytes] = []
+
+    def append(log: TopicLog, key: bytes) -> None:
+        with suppress(CompactorError):
+            log.append(one(key, b"1"))
+            acknowledged.append(key)
+
+    def at(step: Step) -> None:
+        if step in (Step.ROLL_FLUSHED, Step.ROLL_INSIDE_COMMIT):
+            locked[step] = is_locked(bench, topic)
+        if step is Step.ROLL_FLUSHED:
+            append(late, b"late")
+
+    locked: dict[Step, bool] = {}
+    late = topic.append_log(0)
+    with suppress(CompactorError), late:
+        bench.clock.advance(TERM_MS + 1)
+        with topic.append_log(0) as log:
+            if not empty:
+                append(log, b"a")
+            else:
+                assert log._segments is not None
+                log._writer = log._segments.opened(one(b"x", b"1"))
+            with observed(at):
+                log.roll()
+            append(late, b"later")
+            append(log, b"b")
+    assert locked == dict.fromkeys([Step.ROLL_FLUSHED] if empty else [Step.ROLL_FLUSHED, Step.ROLL_INSIDE_COMMIT], True)
+    assert not is_locked(bench, topic)
+    assert acknowledged == ([b"b"] if empty else [b"a", b"b"])
+    assert [m.key for m in raw(topic)] == acknowledged
+    assert [m.offset for m in raw(topic)] == list(range(len(acknowledged)))

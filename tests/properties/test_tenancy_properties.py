@@ -1,0 +1,163 @@
+"""Tenancy against a plain model: any calls leave SQL and the model with the same tree, after the same errors."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from storage.errors import Conflict, NotFound
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from tests.clocks import ManualClock
+
+TENANTS = st.sampled_from(["public", "a", "b"])
+NAMESPACES = st.sampled_from(["default", "n"])
+TOPICS = st.sampled_from(["t", "u", "t-partition-0", "t-partition-1", "t-partition-2"])
+PLAIN = st.sampled_from(["t", "u"])
+
+
+class Tenancy(RuleBasedStateMachine):
+    """`tree`: tenant → namespace → its topics' uids by name; `partitioned`: their numbers by full name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.store = MetadataStore(f"sqlite:///{Path(self.folder.name) / 'm.db'}", ManualClock())
+        self.store.upgrade()
+        self.tree: dict[str, dict[str, dict[str, str]]] = {"public": {"default": {}}}
+        self.partitioned: dict[TopicName, int] = {}
+        self.ended: set[str] = set()
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+    def check(self, call: Callable[[], object], missing: bool, refused: bool) -> bool:
+        """`call` raises NotFound if something is missing, else Conflict if it is refused; whether it happened."""
+        try:
+            call()
+        except NotFound:
+            assert missing
+            return False
+        except Conflict:
+            assert refused
+            assert not missing
+            return False
+        assert not missing
+        assert not refused
+        return True
+
+    @rule(tenant=TENANTS)
+    def create_tenant(self, tenant: str) -> None:
+        if self.check(lambda: self.store.tenancy.create_tenant(tenant, [], []), False, tenant in self.tree):
+            self.tree[tenant] = {}
+
+    @rule(tenant=TENANTS)
+    def delete_tenant(self, tenant: str) -> None:
+        there = self.tree.get(tenant)
+        if self.check(lambda: self.store.tenancy.delete_tenant(tenant), there is None, bool(there)):
+            del self.tree[tenant]
+
+    @rule(tenant=TENANTS, namespace=NAMESPACES)
+    def create_namespace(self, tenant: str, namespace: str) -> None:
+        there = self.tree.get(tenant)
+        full = f"{tenant}/{namespace}"
+        if self.check(lambda: self.store.tenancy.create_namespace(full), there is None, namespace in (there or {})):
+            self.tree[tenant][namespace] = {}
+
+    @rule(tenant=TENANTS, namespace=NAMESPACES)
+    def delete_namespace(self, tenant: str, namespace: str) -> None:
+        there = self.tree.get(tenant, {}).get(namespace)
+        inside = any((name.tenant, name.namespace) == (tenant, namespace) for name in self.partitioned)
+        full = f"{tenant}/{namespace}"
+        if self.check(lambda: self.store.tenancy.delete_namespace(full), there is None, bool(there) or inside):
+            del self.tree[tenant][namespace]
+
+    @rule(tenant=TENANTS, namespace=NAMESPACES, topic=TOPICS)
+    def create_topic(self, tenant: str, namespace: str, topic: str) -> None:
+        there = self.tree.get(tenant, {}).get(namespace)
+        name = TopicName(tenant, namespace, topic)
+        taken = topic in (there or {}) or name in self.partitioned
+        if self.check(lambda: self.store.tenancy.create_topic(name, {"a": topic}), there is None, taken):
+            self.made(name)
+
+    @rule(tenant=TENANTS, namespace=NAMESPACES, topic=TOPICS)
+    def import_topic(self, tenant: str, namespace: str, topic: str) -> None:
+        name = TopicName(tenant, namespace, topic)
+        if self.check(lambda: self.store.create_topic(name), False, name in self.partitioned):
+            there = self.tree.setdefault(tenant, {}).setdefault(namespace, {})
+            if topic not in there:
+                self.made(name)
+
+    @rule(tenant=TENANTS, namespace=NAMESPACES, topic=TOPICS)
+    def delete_topic(self, tenant: str, namespace: str, topic: str) -> None:
+        there = self.tree.get(tenant, {}).get(namespace, {})
+        name = TopicName(tenant, namespace, topic)
+        if self.check(lambda: self.store.tenancy.delete_topic(self.store.topic(name).id), topic not in there, False):
+            self.ended.add(there.pop(topic))
+
+    @rule(tenant=TENANTS, namespace=NAMESPACES, topic=PLAIN, partitions=st.integers(1, 3))
+    def create_partitioned(self, tenant: str, namespace: str, topic: str, partitions: int) -> None:
+        there = self.tree.get(tenant, {}).get(namespace)
+        name = TopicName(tenant, namespace, topic)
+        new = [f"{topic}-partition-{n}" for n in range(partitions)]
+        taken = bool({topic, *new} & set(there or {})) or name in self.partitioned
+        if self.check(lambda: self.store.tenancy.create_partitioned(name, partitions, {}), there is None, taken):
+            self.partitioned[name] = partitions
+            for one in new:
+                self.made(TopicName(tenant, namespace, one))
+
+    @rule(tenant=TENANTS, namespace=NAMESPACES, topic=PLAIN, partitions=st.integers(1, 3))
+    def update_partitions(self, tenant: str, namespace: str, topic: str, partitions: int) -> None:
+        name = TopicName(tenant, namespace, topic)
+        before = self.partitioned.get(name)
+        there = self.tree.get(tenant, {}).get(namespace, {})
+        taken = any(f"{topic}-partition-{n}" in there for n in range(before or 0, partitions))
+        refused = partitions < (before or 0) or taken
+        if self.check(lambda: self.store.tenancy.update_partitions(name, partitions), before is None, refused):
+            self.partitioned[name] = partitions
+            for number in range(partitions):
+                if f"{topic}-partition-{number}" not in there:
+                    self.made(TopicName(tenant, namespace, f"{topic}-partition-{number}"))
+
+    @rule(tenant=TENANTS, namespace=NAMESPACES, topic=PLAIN)
+    def delete_partitioned(self, tenant: str, namespace: str, topic: str) -> None:
+        name = TopicName(tenant, namespace, topic)
+        number = self.partitioned.get(name)
+        if self.check(lambda: self.store.tenancy.delete_partitioned(name, False), number is None, False):
+            there = self.tree[tenant][namespace]
+            self.ended |= {
+                there.pop(one) for one in [f"{topic}-partition-{n}" for n in range(number or 0)] if one in there
+            }
+            del self.partitioned[name]
+
+    def made(self, name: TopicName) -> None:
+        uid = self.store.topic(name).uid
+        assert uid not in self.ended
+        self.tree[name.tenant][name.namespace][name.topic] = uid
+
+    @invariant()
+    def the_same_tree(self) -> None:
+        tenancy = self.store.tenancy
+        found = {
+            tenant: {
+                full.partition("/")[2]: {one.name.topic: one.uid for one in self.store.topics_in(full)}
+                for full in tenancy.namespaces(tenant)
+            }
+            for tenant in tenancy.tenants()
+        }
+        assert found == self.tree
+        everywhere = [full for tenant in self.tree for full in tenancy.namespaces(tenant)]
+        assert {
+            one.name: one.partitions for full in everywhere for one in tenancy.partitioned_in(full)
+        } == self.partitioned
+        assert all(tenancy.deleted_topic(uid) is not None for uid in self.ended)
+
+
+TestTenancy = Tenancy.TestCase
+TestTenancy.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)

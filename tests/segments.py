@@ -1,0 +1,106 @@
+"""One segment for tests: its files, writers and readers of it, and small entries that tell which they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage.clock import Clock
+from storage.log.frames import SegmentHeader
+from storage.log.segment import FlushPolicy, SegmentFiles, WriterOptions
+from storage.log.segment_file import SegmentFile, as_it_is
+from storage.log.segment_reader import SegmentReader
+from storage.log.segment_writer import SegmentWriter
+from storage.log.unpack import StoredEntry
+from storage.metadata.records import SegmentContent
+from tests.clocks import ManualClock
+from tests.pulsar_entries import PUBLISHED, entry, metadata
+
+TOPIC_UID = "0123456789abcdef" * 2
+PARTITION = 3
+EVERY_APPEND = FlushPolicy()
+NEVER = FlushPolicy(None)
+
+
+def message(number: int, size: int = 0, publish_time: int = PUBLISHED) -> bytes:
+    """An entry that is one message, with `number` as its sequence id and in its payload."""
+    return entry(metadata(sequence_id=number, publish_time=publish_time), b"%d" % number + b"." * size)
+
+
+def batch(messages: int, number: int = 0, publish_time: int = PUBLISHED) -> bytes:
+    """An entry that says to be a batch."""
+    described = metadata(sequence_id=number, publish_time=publish_time, num_messages_in_batch=messages)
+    return entry(described, b"single" * messages)
+
+
+@dataclass(frozen=True)
+class OneSegment:
+    """A segment's identity and folder."""
+
+    folder: Path
+    ledger_id: int = 7
+    first_offset: int = 1000
+    clock: Clock = field(default_factory=ManualClock)
+
+    @property
+    def files(self) -> SegmentFiles:
+        return SegmentFiles(self.folder, self.first_offset)
+
+    @property
+    def header(self) -> SegmentHeader:
+        return SegmentHeader(TOPIC_UID, self.ledger_id, self.first_offset)
+
+    def create(self, policy: FlushPolicy = EVERY_APPEND, **options: Any) -> SegmentWriter:
+        return SegmentWriter.create(self.folder, self.header, PARTITION, self.clock, WriterOptions(policy, **options))
+
+    def recover(self, policy: FlushPolicy = EVERY_APPEND, **options: Any) -> SegmentWriter:
+        return SegmentWriter.recover(self.folder, self.header, PARTITION, self.clock, WriterOptions(policy, **options))
+
+    def damaged(self) -> SegmentContent | None:
+        """What it held, though it cannot be recovered."""
+        with SegmentFile.damaged(self.files, self.header, PARTITION, WriterOptions(), as_it_is) as content:
+            return content
+
+    def reader(self, end: int | None = None, **options: Any) -> SegmentReader:
+        return SegmentReader(self.folder, TOPIC_UID, self.ledger_id, self.first_offset, PARTITION, end, **options)
+
+    def visible(self) -> list[bytes]:
+        """The entries that readers of an open segment see."""
+        return [stored.data for stored in self.reader().entries()]
+
+    def rolled(self, entries: list[bytes], **options: Any) -> int:
+        """Write a whole segment; its size."""
+        with self.create(NEVER, **options) as writer:
+            for one in entries:
+                writer.append(one)
+        return self.files.log.stat().st_size
+
+
+def placed(stored: StoredEntry) -> tuple[int, int, bytes]:
+    """An entry and its place, to compare."""
+    return stored.entry_id, stored.offset, stored.data
+
+
+def places(entries: list[bytes], first_offset: int = 1000) -> list[tuple[int, int, bytes]]:
+    """What a reader must say of entries that were made by `message` and `batch`."""
+    found, offset = [], first_offset
+    for number, data in enumerate(entries):
+        found.append((number, offset, data))
+        offset += data.count(b"single") or 1
+    return found
+
+
+ENTRIES = [batch(1 + n % 3, n) if n % 2 else message(n, size=n % 40) for n in range(200)]
+"""Entries of one to three messages, of different sizes."""
+PLACES = places(ENTRIES)
+NEXT_OFFSET = PLACES[-1][1] + (ENTRIES[-1].count(b"single") or 1)
+
+
+def flip(path: Path, position: int, bits: int = 0x10) -> None:
+    """Damage one byte of a file; once more repairs it."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ bits]))

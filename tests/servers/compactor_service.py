@@ -1,0 +1,62 @@
+"""`compactor serve` as a process of its own, at a port that is free, compacting without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+_ENDS_WITHIN_SECONDS = 30
+_LOOK_AGAIN_SECONDS = 0.05
+_COMMAND = (sys.executable, "-m", "api.cli.main", "serve", "--port", "0")
+
+
+@dataclass(frozen=True)
+class RunningService:
+    """A service that answers. `log`: what it said, a JSON object a line."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: Path
+
+
+@contextmanager
+def compactor_service(folder: Path, *arguments: str, **environment: str) -> Iterator[RunningService]:
+    """Start one with its data in `folder`, wait until it answers, and end it by SIGTERM."""
+    log = folder / "serve.log"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("COMPACTOR_")}
+    chosen = {"COMPACTOR_DATA": str(folder / "data"), "COMPACTOR_SPARK_MASTER": "in-process", **environment}
+    # Into a file: nobody reads a pipe while the service runs, and a full one would stop it.
+    with log.open("w") as written, log.open() as read:
+        process = subprocess.Popen(
+            [*_COMMAND, *arguments], env={**clean, **chosen}, stdout=written, stderr=written, text=True
+        )
+        with process:
+            try:
+                yield RunningService(_url(process, read), process, log)
+            finally:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(_ENDS_WITHIN_SECONDS)
+                finally:
+                    process.kill()
+
+
+def _url(process: subprocess.Popen[str], log: TextIO) -> str:
+    """The URL that the service tells when it answers."""
+    said = ""
+    while process.poll() is None:
+        said += log.read()
+        for line in said.splitlines(keepends=True):
+            if '"serving"' in line and line.endswith("\n"):
+                return str(json.loads(line)["url"])
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LOOK_AGAIN_SECONDS)
+    raise AssertionError(f"the service ended with {process.returncode}: {said}{log.read()}")

@@ -1,0 +1,72 @@
+"""A service in this process, and a client of its application: no port, no thread of a server.
+
+Compactions are executed when a test says so (`Served.compact_requested`), in this process, without Spark: what is
+asked of a service while a compaction runs can be seen without a race.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from api.app import make_app
+from api.service import Service, running
+from api.settings import Settings
+from compactor.engine import Engine, InProcess
+from compactor.policies import stored_policies
+from compactor.two_phase import TwoPhaseCompactor
+from storage.errors import CompactorError
+from storage.model import TopicName
+from storage.topic import Topic
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that there is an httpx2
+    from starlette.testclient import TestClient
+
+if TYPE_CHECKING:
+    import httpx
+
+
+@dataclass
+class Served:
+    """The service, and who asks it."""
+
+    service: Service
+    client: TestClient
+    engine: Engine
+
+    def ask(self, verb: str, path: str, body: str | None = None) -> httpx.Response:
+        """One request; a body goes as JSON, as it is."""
+        headers = {"content-type": "application/json"} if body is not None else {}
+        return self.client.request(verb, path, content=body, headers=headers)
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name, which exists."""
+        return self.service.components.topic(TopicName.parse(name))
+
+    def compact_requested(self) -> None:
+        """What the service that leads does with requests: each is one run, and its error is the run's."""
+        components = self.service.components
+        metadata = components.metadata
+        compactor = TwoPhaseCompactor(metadata, components.store, components.clock, self.engine, log=components.log)
+        for topic, _ in metadata.control.requests():
+            try:
+                compactor.compact(topic.name, lambda record: stored_policies(metadata, record))
+            except CompactorError:
+                continue  # the run's row tells it
+            finally:
+                metadata.control.withdraw(topic.id)
+
+
+@contextmanager
+def serving(folder: Path, engine: Engine | None = None) -> Iterator[Served]:
+    """A service with its data below `folder`, whose control loop has ended: nothing is compacted by itself."""
+    settings = Settings(data=str(folder / "data"), spark_master="in-process", compaction_automatic=False)
+    with running(settings) as service:
+        service.control.drain(0)
+        with TestClient(make_app(service), raise_server_exceptions=False) as client:
+            yield Served(service, client, engine or InProcess())

@@ -1,0 +1,204 @@
+"""Who may do what: every action for every way of having a permission, through an application of routes like ours."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from fastapi import APIRouter, FastAPI
+
+from api import openapi, problems
+from api.access import Access, Action, Authentication, CallerName, allowed
+from api.paths import EncodedSlashes
+from api.tokens import HS256, Key, Verifier, create
+from storage.errors import NotFound
+from storage.metadata.tenancy_records import NamespaceRecord, TenantRecord
+from tests.asgi import TestClient
+from tests.clocks import ManualClock
+
+SECRET = bytes(32)
+router = APIRouter()
+SCOPED = (Action.PRODUCE, Action.CONSUME, Action.COMPACT, Action.ADMIN)
+
+for action in (*SCOPED, Action.SUPERUSER):
+
+    @router.get(f"/{action}/{{tenant}}", operation_id=f"{action}-tenant", dependencies=[allowed(action)])
+    @router.get(f"/{action}/{{tenant}}/{{namespace}}", operation_id=f"{action}-ns", dependencies=[allowed(action)])
+    @router.get(f"/{action}/{{tenant}}/{{namespace}}/{{topic}}", operation_id=action, dependencies=[allowed(action)])
+    @router.get(f"/{action}", operation_id=f"{action}-nowhere", dependencies=[allowed(action)])
+    def scoped(by: CallerName) -> str:
+        return by
+
+
+@router.get("/either/{tenant}/{namespace}", dependencies=[allowed(Action.PRODUCE, Action.CONSUME)])
+def either() -> str:
+    return "done"
+
+
+@router.get("/anyone", dependencies=[allowed(Action.ANYONE)])
+def anyone(by: CallerName) -> str:
+    return by
+
+
+@router.get("/open")
+def open_to_all() -> str:
+    return "done"
+
+
+@dataclass
+class Grants:
+    """What tenants and namespaces grant; the part of TenancyStore that is asked."""
+
+    admins: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    tenants: dict[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    namespaces: dict[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+
+    def tenant(self, name: str) -> TenantRecord:
+        if name not in self.tenants:
+            raise NotFound("no tenant", "make it")
+        return TenantRecord(name, self.admins.get(name, ()), (), self.tenants[name], 0)
+
+    def namespace(self, name: str) -> NamespaceRecord:
+        if name not in self.namespaces:
+            raise NotFound("no namespace", "make it")
+        return NamespaceRecord(name, self.namespaces[name], 0)
+
+
+GRANTS = Grants(
+    admins={"t": ("boss",)},
+    tenants={"t": {"overseer": ("admin",), "reader": ("consume",)}, "other": {}},
+    namespaces={
+        "t/n": {"chief": ("admin",), "writer": ("produce",), "cook": ("compact", "functions"), "old": ("functions",)},
+        "t/m": {},
+        "other/n": {},
+    },
+)
+
+
+def application(verifier: Verifier | None) -> FastAPI:
+    app = FastAPI()
+    app.state.access = Access(cast(Any, GRANTS), frozenset({"root"}), verifier)
+    problems.install(app)
+    openapi.install(app)
+    app.include_router(router)
+    app.add_middleware(Authentication, access=app.state.access)
+    app.add_middleware(EncodedSlashes)
+    return app
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    return TestClient(application(Verifier([Key(HS256, SECRET)], ManualClock())))
+
+
+def bearing(role: str, **claims: object) -> dict[str, str]:
+    return {"Authorization": f"Bearer {create(SECRET, role, claims)}"}
+
+
+EVERYTHING = set(itertools.product(SCOPED, ("t", "t/n", "t/n/x", "t/m", "other/n", "none/n")))
+IN_TENANT = {(action, where) for action, where in EVERYTHING if where.startswith("t")}
+IN_NAMESPACE = {(action, where) for action, where in EVERYTHING if where.startswith("t/n")}
+
+
+@pytest.mark.parametrize(
+    ("role", "may"),
+    [
+        ("root", EVERYTHING),
+        ("boss", IN_TENANT),
+        ("overseer", IN_TENANT),
+        ("reader", {(action, where) for action, where in IN_TENANT if action is Action.CONSUME}),
+        ("chief", IN_NAMESPACE),
+        ("writer", {(action, where) for action, where in IN_NAMESPACE if action is Action.PRODUCE}),
+        ("cook", {(action, where) for action, where in IN_NAMESPACE if action is Action.COMPACT}),
+        ("old", set()),
+        ("stranger", set()),
+    ],
+)
+def test_what_each_role_may_do_where(role: str, may: set[tuple[Action, str]], client: TestClient) -> None:
+    for action, where in EVERYTHING:
+        answer = client.get(f"/{action}/{where}", headers=bearing(role))
+        expected = 200 if (action, where) in may else 403
+        assert answer.status_code == expected, (action, where)
+        if expected == 403:
+            assert role in answer.json()["reason"]
+
+
+def test_what_concerns_the_whole_service_is_for_superusers(client: TestClient) -> None:
+    paths = [f"/{action}" for action in SCOPED] + ["/superuser", "/superuser/t", "/superuser/t/n/x"]
+    for path in paths:
+        assert client.get(path, headers=bearing("root")).json() == "root"
+        assert client.get(path, headers=bearing("boss")).status_code == 403
+
+
+def test_any_of_several_actions_is_enough(client: TestClient) -> None:
+    statuses = {
+        role: client.get("/either/t/n", headers=bearing(role)).status_code for role in ("writer", "reader", "cook")
+    }
+    assert statuses == {"writer": 200, "reader": 200, "cook": 403}
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ({}, "a token is needed"),
+        ({"Authorization": ""}, "is not"),
+        ({"Authorization": "Bearer"}, "is not"),
+        ({"Authorization": "Bearer "}, "is not"),
+        ({"Authorization": "Basic cm9vdDpyb290"}, "is not"),
+        ({"Authorization": "Bearer x.y.z"}, "no JSON Web Token"),
+        (bearing("root", exp=1), "expired"),
+        ({"Authorization": f"Bearer {create(bytes([1] * 32), 'root', {})}"}, "no key"),
+    ],
+)
+def test_without_a_token_that_holds(headers: dict[str, str], why: str, client: TestClient) -> None:
+    for path in ("/anyone", "/admin/t/n", "/superuser"):
+        answer = client.get(path, headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+        assert why in answer.json()["reason"]
+        for secret in headers.values():
+            assert "." not in secret or secret not in answer.text
+    assert client.get("/open", headers=headers).status_code == 200
+
+
+def test_two_tokens_are_none(client: TestClient) -> None:
+    two = [("Authorization", bearing("root")["Authorization"]), ("Authorization", bearing("old")["Authorization"])]
+    assert client.get("/anyone", headers=two).status_code == 401
+
+
+def test_the_scheme_is_compared_without_capitals(client: TestClient) -> None:
+    token = bearing("stranger")["Authorization"].removeprefix("Bearer ")
+    assert client.get("/anyone", headers={"Authorization": f"bearer  {token}"}).json() == "stranger"
+
+
+def test_encoded_slashes_do_not_move_what_is_asked_for(client: TestClient) -> None:
+    """`t%2Fn` as a tenant is a tenant of that name, which nobody may do anything in."""
+    assert client.get("/admin/t%2Fn/x", headers=bearing("chief")).status_code == 403
+    assert client.get("/admin/t/n%2Fx/y", headers=bearing("chief")).status_code == 403
+    assert client.get("/admin/t/n/x%2Fy", headers=bearing("chief")).status_code == 200
+
+
+def test_off_everything_is_allowed() -> None:
+    client = TestClient(application(None))
+    for path in ("/superuser", "/admin/none/n", "/anyone"):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert answer.json() == "anonymous@testclient"
+
+
+def test_the_document_says_what_any_route_may_answer_and_which_need_a_token(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            common = {"400", "413", "429", "503"}
+            if path != "/open":
+                common |= {"401", "403"}
+                assert operation["security"] == [{"token": []}]
+            else:
+                assert "security" not in operation
+            assert common <= set(operation["responses"])
+            assert "422" not in operation["responses"]

@@ -1,0 +1,292 @@
+"""Limits of the service's face, at their edges, by a clock that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+
+from api import problems
+from api.access import Caller
+from api.limits import Buckets, Limits
+from api.problems import Problem
+from api.settings import Settings
+from tests.asgi import TestClient
+from tests.clocks import ManualClock
+
+Message = MutableMapping[str, Any]
+
+
+def application(clock: ManualClock, **settings: Any) -> TestClient:
+    app = FastAPI()
+    problems.install(app)
+
+    @app.post("/whole")
+    async def whole(request: Request) -> int:
+        return len(await request.body())
+
+    @app.post("/json")
+    async def parsed(body: dict[str, str]) -> int:
+        return len(body)
+
+    @app.post("/stream")
+    async def stream(request: Request) -> int:
+        return sum([len(part) async for part in request.stream()])
+
+    @app.get("/livez")
+    async def livez() -> str:
+        return "ok"
+
+    limits = Limits(app, Settings(**settings), clock)
+
+    async def named(scope: Message, receive: Any, send: Any) -> None:
+        headers = dict(scope.get("headers", ()))
+        role = headers.get(b"role", b"").decode() or None
+        refused = headers.get(b"refused", b"").decode()
+        scope.setdefault("state", {})["caller"] = Caller(headers.get(b"address", b"here").decode(), role, refused)
+        await limits(scope, receive, send)
+
+    return TestClient(named)
+
+
+def chunks(total: int) -> Iterator[bytes]:
+    """A body without a length."""
+    for start in range(0, total, 100):
+        yield b"x" * min(100, total - start)
+
+
+@pytest.mark.parametrize("path", ["/whole", "/stream"])
+def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_not(path: str) -> None:
+    client = application(ManualClock(), limits_body_bytes=2000)
+    for fits, large in ((b"x" * 2000, b"x" * 2001), (chunks(2000), chunks(2001))):
+        assert client.post(path, content=fits).json() == 2000
+        answer = client.post(path, content=large)
+        assert answer.status_code == 413
+        assert "limits.body-bytes" in answer.json()["reason"]
+
+
+def test_a_json_body_that_grows_too_large_is_told_as_that() -> None:
+    """FastAPI reads it, and takes most errors while reading for bad JSON."""
+    client = application(ManualClock(), limits_body_bytes=2000)
+    answer = client.post("/json", content=chunks(2001), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("length", ["9" * 30, "2001"])
+def test_a_length_is_believed_when_it_is_too_large(length: str) -> None:
+    client = application(ManualClock(), limits_body_bytes=2000)
+    assert client.post("/whole", content=b"", headers={"Content-Length": length}).status_code == 413
+
+
+@pytest.mark.parametrize("path", ["/whole", "/json", "/nowhere"])
+def test_the_body_of_a_stranger_is_not_read(path: str) -> None:
+    def body() -> Iterator[bytes]:
+        raise AssertionError("it was read")
+        yield b""
+
+    client = application(ManualClock(), limits_body_bytes=2000, limits_requests_per_second=2.0)
+    answer = client.post(path, content=body(), headers={"Refused": "no token", "Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()) == (401, {"reason": "not authenticated: no token"})
+    assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+    assert client.post(path, content=b"x" * 2001, headers={"Refused": "no token"}).status_code == 401
+    assert client.post(path, content=b"", headers={"Refused": "no token"}).status_code == 429
+    assert client.get("/livez", headers={"Refused": "no token"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "role", "status"),
+    [
+        ("http://testserver", "", 200),
+        ("http://evil.example", "", 403),
+        ("http://testserver:81", "", 403),
+        ("null", "", 403),
+        ("http://evil.example", "bearer", 200),
+    ],
+)
+def test_without_tokens_no_page_of_another_site_changes_anything(origin: str, role: str, status: int) -> None:
+    """A browser on the machine reaches loopback, and sends a POST for any page. A token it does not send by itself."""
+    client = application(ManualClock())
+    assert client.post("/whole", headers={"Origin": origin, "Role": role}).status_code == status
+    assert client.get("/livez", headers={"Origin": origin}).status_code == 200
+
+
+def test_a_client_that_goes_away_is_no_error_of_the_service(caplog: pytest.LogCaptureFixture) -> None:
+    app = FastAPI()
+    problems.install(app)
+    statuses: list[int] = []
+
+    @app.post("/whole")
+    async def whole(request: Request) -> int:
+        return len(await request.body())
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        statuses.append(message.get("status", 0))
+
+    scope = {"type": "http", "method": "POST", "path": "/whole", "headers": [], "query_string": b"", "state": {}}
+    asyncio.run(app(scope, receive, send))
+    assert statuses[:1] == [400]
+    assert caplog.records == []
+
+
+def test_requests_a_second_are_counted_by_role_or_address() -> None:
+    clock = ManualClock()
+    client = application(clock, limits_requests_per_second=2.0)
+
+    def statuses(count: int, **headers: str) -> list[int]:
+        return [client.post("/whole", headers=headers).status_code for _ in range(count)]
+
+    assert statuses(3, role="a", address="1") == [200, 200, 429]
+    assert statuses(1, role="a", address="2") == [429], "a role is one wherever it comes from"
+    assert statuses(2, role="b", address="1") == [200, 200]
+    assert statuses(3, address="1") == [200, 200, 429]
+    assert statuses(2, address="2") == [200, 200]
+    clock.advance(499)
+    assert statuses(1, role="a") == [429]
+    clock.advance(1)
+    assert statuses(2, role="a") == [200, 429]
+    clock.advance(3_600_000)
+    assert statuses(3, role="a") == [200, 200, 429], "what was not used does not add up"
+
+
+def test_who_is_refused_is_told_when_to_come_again() -> None:
+    client = application(ManualClock(), limits_requests_per_second=0.1)
+    assert client.post("/whole").status_code == 200
+    answer = client.post("/whole")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "10")
+    assert [client.get("/livez").status_code for _ in range(3)] == [200] * 3, "probes always pass"
+
+
+def test_no_limit() -> None:
+    client = application(ManualClock(), limits_requests_per_second=0.0)
+    assert {client.post("/whole").status_code for _ in range(50)} == {200}
+
+
+def test_buckets_are_bounded_in_number() -> None:
+    buckets = Buckets(1, ManualClock(), most=2)
+    assert [buckets.take(name) for name in ("a", "b", "b")] == [0, 0, 1]
+    assert buckets.take("c") == 0
+    assert buckets.take("b") == 1, "the one that was used longest ago was forgotten"
+    assert buckets.take("a") == 0
+
+
+def test_a_clock_that_goes_back_gives_nothing() -> None:
+    clock = ManualClock()
+    buckets = Buckets(1, clock)
+    assert buckets.take("a") == 0
+    clock.advance(-10_000)
+    assert buckets.take("a") == 1
+    clock.advance(1_000)
+    assert buckets.take("a") == 0
+
+
+def test_one_role_has_half_of_what_may_be_under_way() -> None:
+    async def scenario() -> list[int]:
+        leave = asyncio.Event()
+
+        async def slow(scope: Message, receive: Any, send: Any) -> None:
+            await leave.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        limits = Limits(slow, Settings(limits_requests_at_once=4), ManualClock())
+        statuses: list[int] = []
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        async def receive() -> Message:
+            return {"type": "http.request"}
+
+        async def ask(role: str) -> None:
+            state = {"caller": Caller("here", role)}
+            await limits({"type": "http", "path": "/", "headers": [], "method": "GET", "state": state}, receive, send)
+
+        under_way = [asyncio.create_task(ask("poller")) for _ in range(2)]
+        await asyncio.sleep(0)
+        await ask("poller")
+        under_way.append(asyncio.create_task(ask("other")))
+        await asyncio.sleep(0)
+        leave.set()
+        await asyncio.gather(*under_way)
+        await ask("poller")
+        return statuses
+
+    assert asyncio.run(scenario()) == [503, 200, 200, 200, 200]
+
+
+def test_bodies_together_are_bounded() -> None:
+    async def scenario() -> list[int]:
+        leave = asyncio.Event()
+        statuses: list[int] = []
+
+        async def holding(scope: Message, receive: Any, send: Any) -> None:
+            try:
+                await receive()
+            except Problem as refusal:
+                statuses.append(refusal.status_code)
+                return
+            await leave.wait()
+            statuses.append(200)
+
+        settings = Settings(limits_body_bytes=1024, limits_bodies_bytes=2048)
+        limits = Limits(holding, settings, ManualClock())
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"x" * 1000}
+
+        async def send(message: Message) -> None:
+            raise AssertionError(message)
+
+        async def ask() -> None:
+            state = {"caller": Caller("here")}
+            await limits({"type": "http", "path": "/", "headers": [], "method": "POST", "state": state}, receive, send)
+
+        under_way = [asyncio.create_task(ask()) for _ in range(2)]
+        await asyncio.sleep(0)
+        await ask()
+        leave.set()
+        await asyncio.gather(*under_way)
+        await ask()
+        return statuses
+
+    assert asyncio.run(scenario()) == [503, 200, 200, 200]
+
+
+def test_only_so_many_requests_are_under_way_at_once() -> None:
+    async def scenario() -> list[int]:
+        entered, leave = asyncio.Event(), asyncio.Event()
+
+        async def slow(scope: Message, receive: Any, send: Any) -> None:
+            entered.set()
+            await leave.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        limits = Limits(slow, Settings(limits_requests_at_once=1), ManualClock())
+        statuses: list[int] = []
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        async def receive() -> Message:
+            return {"type": "http.request"}
+
+        def request(path: str) -> Message:
+            return {"type": "http", "method": "GET", "path": path, "headers": [], "state": {"caller": Caller("here")}}
+
+        first = asyncio.create_task(limits(request("/"), receive, send))
+        await entered.wait()
+        await limits(request("/"), receive, send)
+        probe = asyncio.create_task(limits(request("/readyz"), receive, send))
+        leave.set()
+        await asyncio.gather(first, probe)
+        await limits(request("/"), receive, send)
+        return statuses
+
+    assert asyncio.run(scenario()) == [503, 200, 200, 200]

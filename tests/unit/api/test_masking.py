@@ -1,0 +1,57 @@
+"""Secrets are hidden in whatever text they stand, and what is none is left as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.masking import masked
+
+TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJvcHMifQ.c2lnbmF0dXJl"
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("postgresql://me:hunter2@db/c", "hunter2"),
+        ("postgresql+psycopg://me:p%40ss:word@db:5432/c", "p%40ss:word"),
+        ("postgresql://me:wJalr/XU+tnFEMI@db/c", "XU+tnFEMI"),
+        ("postgresql://me:hunter2?x#y@db/c", "hunter2"),
+        ("http://:hunter2@host/", "hunter2"),
+        (f"Authorization: Bearer {TOKEN}", TOKEN),
+        ("authorization: basic cm9vdDpyb290", "cm9vdDpyb290"),
+        (f"refused {TOKEN}, try again", "c2lnbmF0dXJl"),
+        (f"{{'token': '{TOKEN[:40]}'}}", "eyJhbGciOiJIUzI1NiJ9"),
+        ("key data:;base64,c2VjcmV0c2VjcmV0", "c2VjcmV0"),
+        ("aws AKIAIOSFODNN7EXAMPLE here", "AKIAIOSFODNN7EXAMPLE"),
+        ("aws_secret_access_key=wJalrXUtnFEMI/K7MDENG", "wJalrXUtnFEMI"),
+        ('{"SecretAccessKey": "wJalrXUtnFEMI/K7MDENG"}', "wJalrXUtnFEMI"),
+        ("https://b.s3/x?X-Amz-Signature=abcdef&x=1", "abcdef"),
+        ("PGPASSWORD=hunter2 psql", "hunter2"),
+        ("url?password=hunter2&x=1", "hunter2"),
+        ("-----BEGIN EC PRIVATE KEY-----\nMHcCAQ\n-----END EC PRIVATE KEY-----", "MHcCAQ"),
+        ("-----BEGIN PRIVATE KEY-----\nMHcCAQ cut off", "MHcCAQ"),
+    ],
+)
+def test_a_secret_is_hidden(text: str, secret: str) -> None:
+    assert secret in text
+    assert secret not in masked(text)
+    assert "***" in masked(text)
+    assert masked(masked(text)) == masked(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://db/compactor",
+        "persistent://tenant/ns/topic@x: 1 message",
+        "http://127.0.0.1:8080/a@b",
+        "see https://example.org/path: it has more",
+        "tokenSecretKey=file:///etc/secret.key",
+        "the token has expired",
+        "a token is needed, in the header Authorization: Bearer TOKEN"[:37],
+        "keys 12, keyed log",
+        "data: 12 bytes",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert masked(text) == text

@@ -1,0 +1,90 @@
+"""Rows that are read become entries: batches by number, bytes and time, and what waits goes when nothing comes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from api.formats.entries import Entries, lingering
+from api.formats.jsonl import Row
+from storage.errors import InvalidRecord
+from storage.ledger.rows import Codec
+from storage.log.entry import inspect
+from storage.log.unpack import StoredEntry, unpack
+from tests.clocks import ManualClock
+
+CLOCK = ManualClock()
+
+
+def row(number: int, publish_time: int | None = None, size: int = 10) -> Row:
+    return Row(b"k%d" % number, b"v%d" % number, publish_time, None, None, size)
+
+
+def keys(entries: Iterator[bytes]) -> list[list[bytes]]:
+    """Of each entry its keys."""
+    return [unpack([StoredEntry(0, 0, data, inspect(data))], 1).column("key").to_pylist() for data in entries]
+
+
+def made(batch: int, batch_bytes: int = 1000) -> Entries:
+    return Entries(batch, batch_bytes, Codec.LZ4, CLOCK)
+
+
+def test_batches_are_cut_by_number_bytes_and_publish_time() -> None:
+    rows = [row(0), row(1), row(2), row(3, 5), row(4, 5), row(5), row(6, size=600), row(7, size=600), row(8, size=2000)]
+    found = keys(made(2).of(rows))
+    assert found == [[b"k0", b"k1"], [b"k2"], [b"k3", b"k4"], [b"k5", b"k6"], [b"k7"], [b"k8"]]
+
+
+def test_one_message_an_entry_is_no_batch() -> None:
+    data = list(made(1).of([row(0), row(1, 7)]))
+    assert [inspect(one).batched for one in data] == [False, False]
+    assert [inspect(one).publish_time for one in data] == [CLOCK.now_ms(), 7]
+    assert [inspect(one).sequence_id for one in data] == [0, 1]
+
+
+def test_what_waits_goes_when_nothing_comes() -> None:
+    assert keys(made(10).of([row(0), None, None, row(1), row(2), None])) == [[b"k0"], [b"k1", b"k2"]]
+
+
+@pytest.mark.parametrize("end", [InvalidRecord("line 3 is bad", "correct it"), KeyboardInterrupt()])
+def test_what_was_read_goes_before_what_ends_it(end: BaseException) -> None:
+    def rows() -> Iterator[Row]:
+        yield row(0)
+        yield row(1)
+        raise end
+
+    entries = made(10)
+    given = []
+    with pytest.raises(type(end)):
+        given.extend(entries.of(rows()))
+    assert keys(iter(given)) == [[b"k0", b"k1"]]
+    assert entries.naming_lines("no entry's fault") == "no entry's fault"
+
+
+def test_an_entry_is_named_by_its_lines() -> None:
+    entries = made(2)
+    found = entries.of([row(0), row(1), row(2)])
+    next(found)
+    assert entries.naming_lines("too large") == "lines 1 to 2: too large"
+    next(found)
+    assert entries.naming_lines("too large") == "line 3: too large"
+
+
+def test_lingering_tells_of_a_pause_and_of_every_row_and_error() -> None:
+    paused = threading.Event()
+
+    def rows() -> Iterator[Row]:
+        yield row(0)
+        assert paused.wait(60)
+        yield row(1)
+        raise InvalidRecord("bad", "correct it")
+
+    found = lingering(rows(), 0.001)
+    assert next(found) == row(0)
+    assert next(found) is None
+    paused.set()
+    with pytest.raises(InvalidRecord):
+        assert [one for one in found if one is not None] == [row(1)]
+    assert list(lingering(iter([row(0), row(1)]), 60)) == [row(0), row(1)]

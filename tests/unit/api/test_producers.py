@@ -1,0 +1,135 @@
+"""Open logs: shared, bounded, given back; and what becomes of them when their topic or lease is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from api.producers import Producers
+from storage.errors import Fenced, LeaseHeld, Unavailable
+from storage.log.encode import encode_message
+from storage.log.segment import Appended
+from storage.log.topic_log import TopicLog
+from tests.clocks import ManualClock
+from tests.workbench import Workbench
+
+
+def entry(payload: bytes = b"v") -> bytes:
+    return encode_message(b"k", payload, producer="p", sequence_id=0, publish_time=1)
+
+
+@pytest.fixture
+def producers(bench: Workbench) -> Iterator[Producers]:
+    made = Producers(bench.clock, most=2, idle_ms=5_000)
+    yield made
+    made.drain()
+
+
+def test_many_threads_share_one_log(bench: Workbench, producers: Producers) -> None:
+    topic = bench.topic()
+    found: list[object] = []
+
+    def append() -> None:
+        found.extend(producers.append(topic, [entry(), entry()]))
+
+    threads = [threading.Thread(target=append) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(isinstance(one, Appended) for one in found)
+    assert [message.offset for message in topic.messages()] == list(range(16))
+    assert [one.name for one in producers.topics] == [topic.name]
+
+
+def test_what_nobody_uses_is_given_back(bench: Workbench, producers: Producers) -> None:
+    topic = bench.topic()
+    producers.append(topic, [entry()])
+    assert bench.metadata.log.lease_of(topic.record.id) is not None
+    assert producers.close_idle() == 0
+    assert isinstance(bench.clock, ManualClock)
+    bench.clock.advance(5_000)
+    assert producers.close_idle() == 1
+    assert bench.metadata.log.lease_of(topic.record.id) is None
+    producers.append(topic, [entry()])
+    assert len(list(topic.messages())) == 2
+
+
+def test_the_oldest_makes_room(bench: Workbench, producers: Producers) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    for name in ("a", "b", "a", "c"):
+        producers.append(bench.topic(name), [entry()])
+        bench.clock.advance(1)
+    assert {str(one.name.topic) for one in producers.topics} == {"a", "c"}
+
+
+def test_one_that_does_not_end_as_it_should_holds_up_nobody(
+    bench: Workbench, producers: Producers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        producers.append(bench.topic(name), [entry()])
+    ended = TopicLog.__exit__
+
+    def fail(log: TopicLog, *_: object) -> None:
+        ended(log, None, None, None)
+        raise OSError("no more files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TopicLog, "__exit__", fail)
+        assert isinstance(producers.append(bench.topic("c"), [entry()])[0], Appended)
+    assert "did not end as it should" in caplog.text
+
+
+def test_a_lease_that_another_has(bench: Workbench, producers: Producers) -> None:
+    topic = bench.topic()
+    lease = bench.metadata.acquire_lease(topic.record.id, "import:1:ab", 3_600_000)
+    with pytest.raises(LeaseHeld, match="import:1:ab"):
+        producers.append(topic, [entry()])
+    assert producers.topics == []
+    bench.metadata.release_lease(lease)
+    assert isinstance(producers.append(topic, [entry()])[0], Appended)
+
+
+def test_one_that_lost_its_lease_is_opened_anew(
+    bench: Workbench, producers: Producers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = bench.topic()
+    producers.append(topic, [entry()])
+    (one,) = producers._open.values()
+    assert one.log is not None
+    monkeypatch.setattr(one.log, "append", lambda _: (_ for _ in ()).throw(Fenced("lost", "open it again")))
+    assert isinstance(producers.append(topic, [entry()])[0], Fenced)
+    assert producers.topics == []
+    assert isinstance(producers.append(topic, [entry()])[0], Appended)
+
+
+def test_a_topic_that_was_deleted_and_made_again(bench: Workbench, producers: Producers) -> None:
+    old = bench.topic()
+    producers.append(old, [entry(), entry()])
+    bench.metadata.tenancy.delete_topic(old.record.id)
+    new = bench.topic()
+    assert isinstance(producers.append(new, [entry()])[0], Appended)
+    assert [message.offset for message in new.messages()] == [0]
+
+
+def test_a_topic_can_be_given_back_at_once(bench: Workbench, producers: Producers) -> None:
+    topic = bench.topic()
+    producers.append(topic, [entry()])
+    assert producers.is_open(topic.record)
+    producers.close_topic(topic.record.id)
+    assert not producers.is_open(topic.record)
+    assert bench.metadata.log.lease_of(topic.record.id) is None
+
+
+def test_nothing_is_taken_after_the_end(bench: Workbench) -> None:
+    producers = Producers(bench.clock, most=2, idle_ms=5_000)
+    producers.start()
+    topic = bench.topic()
+    producers.append(topic, [entry()])
+    producers.drain()
+    assert bench.metadata.log.lease_of(topic.record.id) is None
+    with pytest.raises(Unavailable):
+        producers.append(topic, [entry()])
+    assert len(list(topic.messages())) == 1

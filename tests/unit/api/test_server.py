@@ -1,0 +1,94 @@
+"""What a service refuses before it serves: exposure without access control, certificates, ports that are taken."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from api.server import bound, check_exposure, check_parts, check_tls
+from api.settings import Settings
+from storage.errors import Misconfigured, Unavailable
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_no_access_control(host: str) -> None:
+    check_exposure(Settings(host=host))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "192.168.0.1", "", "no-such-host.invalid"])
+def test_everything_else_does(host: str) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        check_exposure(Settings(host=host))
+    assert "access control is off" in refused.value.message
+    assert "auth.token-secret-key" in refused.value.remedy
+    assert "127.0.0.1" in refused.value.remedy
+    check_exposure(Settings(host=host, auth_token_secret_key="file:///k"))
+    with pytest.raises(Misconfigured):
+        check_exposure(Settings(host=host, auth_token_secret_key="file:///k", auth_enabled=False))
+
+
+def test_superusers_without_a_key_are_a_mistake() -> None:
+    """Whoever names superusers believes that access control is on."""
+    with pytest.raises(Misconfigured, match="no key"):
+        check_exposure(Settings(auth_superuser_roles=("ops",)))
+    check_exposure(Settings(auth_superuser_roles=("ops",), auth_enabled=False))
+
+
+def test_access_control_without_a_key_is_a_mistake() -> None:
+    for host in ("127.0.0.1", "0.0.0.0"):
+        with pytest.raises(Misconfigured, match="no key to check tokens with") as refused:
+            check_exposure(Settings(host=host, auth_enabled=True))
+        assert "auth.jwks-file" in refused.value.remedy
+    check_exposure(Settings(auth_enabled=True, auth_jwks_file="/k"))
+
+
+def test_parts_that_cannot_work_are_told_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for settings, says in (
+        (Settings(data=str(tmp_path), spark_master="foo"), "'foo' is no Spark master"),
+        (Settings(data=str(tmp_path), advertised_url="http://"), "names no host"),
+        (Settings(data=str(tmp_path), advertised_url="http://x:99999"), "names no host"),
+        (Settings(data=str(tmp_path), advertised_url="ftp://x"), "names no host"),
+        (Settings(data=str(tmp_path), log=str(tmp_path / "file")), "log directory .*file cannot be written"),
+        (Settings(data=str(tmp_path), log=str(tmp_path / "file" / "log")), "log directory .* cannot be written"),
+        (Settings(data=str(tmp_path / "file")), "data directory"),
+    ):
+        with pytest.raises(Misconfigured, match=says) as refused:
+            check_parts(settings)
+        assert refused.value.remedy
+    for advertised in ("", "localhost", "lb.example:81", "https://lb.example", "[::1]", "::1"):
+        check_parts(Settings(data=str(tmp_path), spark_master="in-process", advertised_url=advertised))
+    check_parts(Settings(data=str(tmp_path), spark_master="spark://nobody-yet:7077"))
+
+
+def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
+    check_tls(Settings())
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    for certificate, key, says in (
+        (str(empty), "", "missing"),
+        ("", str(empty), "missing"),
+        (str(empty), str(empty), "no certificate"),
+        (str(empty), "/nowhere.pem", "/nowhere.pem does not exist"),
+    ):
+        with pytest.raises(Misconfigured, match=says):
+            check_tls(Settings(tls_certificate=certificate, tls_key=key))
+
+
+def test_port_0_is_any_that_is_free_and_one_that_is_taken_is_told() -> None:
+    with bound(Settings(port=0)) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert port
+        with pytest.raises(Unavailable, match=f"{port} cannot be bound"), bound(Settings(port=port)):
+            pass
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", port))
+
+
+def test_a_host_that_is_none() -> None:
+    with pytest.raises(Misconfigured, match="no address"), bound(Settings(host="no-such-host.invalid")):
+        pass

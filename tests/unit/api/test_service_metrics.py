@@ -1,0 +1,197 @@
+"""Metrics of a history that is known: Pulsar's meanings, bounded topics, a database that is away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.metrics import REFRESH_MS, Appended, Metrics, Sources
+from compactor.scheduler import Check
+from storage.errors import Unavailable
+from storage.metadata.metrics_store import MetricsStore, RunFigures, Standing
+from storage.metadata.records import RunState
+from storage.model import TopicName
+from tests.clocks import ManualClock
+
+NOW = ManualClock().now_ms()
+STATISTICS = {"messages_in": 100, "messages_before": 20, "messages_out": 50, "bytes_read": 4000, "bytes_written": 1000}
+
+
+def run(run_id: int, topic_id: int, state: RunState = RunState.SUCCESS, **statistics: int) -> RunFigures:
+    """A run of two seconds, that ended a second ago."""
+    finished = None if state is RunState.RUNNING else NOW - 1000
+    given = {**STATISTICS, "logical_bytes_out": 700, **statistics}
+    return RunFigures(run_id, topic_id, state, NOW - 3000, NOW, finished, given)
+
+
+@dataclass
+class History:
+    """What SQL would say."""
+
+    rows: list[RunFigures] = field(default_factory=list)
+    names: dict[int, TopicName] = field(default_factory=dict)
+    away: bool = False
+    looks: int = 0
+
+    def standing(self) -> Standing:
+        if self.away:
+            raise Unavailable("the database is away", "wait")
+        self.looks += 1
+        return Standing(len(self.names), 2, NOW - 5000, 1, 3, {"OPEN": 4})
+
+    def topic_names(self) -> dict[int, TopicName]:
+        return dict(self.names)
+
+    def runs(self, after: int, again: list[int]) -> list[RunFigures]:
+        return [one for one in self.rows if one.run_id > after or one.run_id in again]
+
+
+def metrics(history: History, most: int = 10, sources: Sources = Sources()) -> tuple[Metrics, ManualClock]:  # noqa: B008
+    clock = ManualClock()
+    return Metrics(cast(MetricsStore, history), clock, most, sources), clock
+
+
+def values(made: Metrics) -> dict[str, float]:
+    """By name, and by name and topic or state."""
+    found = {}
+    for family in text_string_to_metric_families(made.exposition().decode()):
+        for sample in family.samples:
+            label = sample.labels.get("topic") or sample.labels.get("state")
+            found[f"{sample.name} {label}" if label else sample.name] = sample.value
+    return found
+
+
+def topics(*locals_: str) -> dict[int, TopicName]:
+    return {number: TopicName("t", "n", local) for number, local in enumerate(locals_, 1)}
+
+
+def test_a_topics_runs_are_summed_as_a_broker_does() -> None:
+    rows = [run(1, 1), run(2, 1, RunState.ERROR), run(3, 1, messages_out=30), run(4, 1, RunState.CANCELLED)]
+    found = values(metrics(History(rows, topics("a")))[0])
+    of_topic = {name.split()[0]: value for name, value in found.items() if name.endswith(" persistent://t/n/a")}
+    assert of_topic == {
+        "pulsar_compaction_removed_event_count": 70 + 90,
+        "pulsar_compaction_succeed_count": 2,
+        "pulsar_compaction_failed_count": 1,
+        "pulsar_compaction_duration_time_in_mills": 2000,
+        "pulsar_compaction_read_throughput": 2000,
+        "pulsar_compaction_write_throughput": 500,
+        "pulsar_compaction_compacted_entries_count": 30,
+        "pulsar_compaction_compacted_entries_size": 700,
+    }
+    assert found["compactor_runs SUCCESS"] == 2
+    assert found["compactor_runs ERROR"] == 1
+    assert found["compactor_runs CANCELLED"] == 1
+    assert found["compactor_recopy_ratio"] == 0.25
+    assert found["compactor_max_clean_time_seconds"] == 2
+    assert found["compactor_time_since_last_run_seconds"] == 1
+
+
+def test_labels_are_a_brokers() -> None:
+    text = metrics(History([run(1, 1)], topics("a")))[0].exposition().decode()
+    assert 'succeed_count{cluster="standalone",namespace="t/n",topic="persistent://t/n/a"} 1.0' in text
+
+
+def test_each_run_is_counted_once_and_one_under_way_when_it_has_ended() -> None:
+    history = History([run(1, 1), run(2, 1, RunState.RUNNING)], topics("a"))
+    made, clock = metrics(history)
+    assert values(made)["compactor_runs_running"] == 1
+    clock.advance(REFRESH_MS)
+    assert values(made)["pulsar_compaction_succeed_count persistent://t/n/a"] == 1
+    history.rows = [run(1, 1), run(2, 1), run(3, 1)]
+    clock.advance(REFRESH_MS)
+    found = values(made)
+    assert found["pulsar_compaction_succeed_count persistent://t/n/a"] == 3
+    assert found["compactor_runs_running"] == 0
+
+
+def test_a_run_whose_worker_died_is_not_running() -> None:
+    made, clock = metrics(History([run(1, 1, RunState.RUNNING)], topics("a")))
+    clock.advance(30_000)
+    assert values(made)["compactor_runs_running"] == 0
+
+
+def test_topics_with_series_are_bounded_to_those_that_ran_last_and_sums_are_of_all() -> None:
+    history = History([run(1, 3), run(2, 1), run(3, 2)], topics("a", "b", "c"))
+    found = values(metrics(history, most=2)[0])
+    named = {name.split("/")[-1] for name in found if name.startswith("pulsar_compaction_succeed_count ")}
+    assert named == {"a", "b"}
+    assert found["compactor_runs SUCCESS"] == 3
+
+
+def test_a_deleted_topic_is_forgotten() -> None:
+    history = History([run(1, 1), run(2, 2)], topics("a", "b"))
+    made, clock = metrics(history)
+    assert values(made)["compactor_runs SUCCESS"] == 2
+    del history.names[1]
+    clock.advance(REFRESH_MS)
+    found = values(made)
+    assert found["compactor_runs SUCCESS"] == 1
+    assert "pulsar_compaction_succeed_count persistent://t/n/a" not in found
+
+
+def test_the_database_is_asked_at_most_so_often() -> None:
+    history = History()
+    made, clock = metrics(history)
+    for _ in range(3):
+        values(made)
+    assert history.looks == 1
+    clock.advance(REFRESH_MS - 1)
+    values(made)
+    assert history.looks == 1
+    clock.advance(1)
+    values(made)
+    assert history.looks == 2
+
+
+def test_a_database_that_is_away_is_told_and_nothing_is_made_up() -> None:
+    history = History([run(1, 1)], topics("a"))
+    made, clock = metrics(history, sources=Sources(appended=lambda: Appended(7, 8, 9)))
+    assert values(made)["compactor_up"] == 1
+    history.away = True
+    clock.advance(REFRESH_MS)
+    found = values(made)
+    assert found["compactor_up"] == 0
+    assert "compactor_topics" not in found
+    assert (found["compactor_log_appended_entries_total"], found["compactor_log_open_topics"]) == (7, 9)
+    history.away = False
+    assert values(made)["compactor_up"] == 1, "the next scrape tries again"
+
+
+def test_what_waits_is_paused_or_fails() -> None:
+    found = values(metrics(History(names=topics("a")))[0])
+    names = ("queue_topics", "queue_oldest_seconds", "paused_topics", "failing_topics", "log_segments OPEN")
+    assert [found[f"compactor_{name}"] for name in names] == [2, 5, 1, 3, 4]
+    assert found["compactor_log_segments SEALED"] == 0
+    assert "compactor_time_since_last_run_seconds" not in found, "there was none"
+
+
+def test_only_the_leader_tells_what_its_last_look_saw() -> None:
+    check = Check(
+        at=NOW - 2000,
+        topics=9,
+        due=3,
+        dirty_bytes=10,
+        max_dirty_ratio=0.75,
+        max_delay_ms=1500,
+        uncleanable=2,
+        uncleanable_bytes=5,
+    )
+    leader = values(metrics(History(), sources=Sources(lambda: True, lambda: check))[0])
+    other = values(metrics(History(), sources=Sources(lambda: False, lambda: check))[0])
+    assert (leader["compactor_leader"], other["compactor_leader"]) == (1, 0)
+    assert leader["compactor_last_check_seconds"] == 2
+    assert leader["compactor_max_dirty_ratio"] == 0.75
+    assert leader["compactor_max_compaction_delay_seconds"] == 1.5
+    assert (leader["compactor_uncleanable_topics"], leader["compactor_uncleanable_bytes"]) == (2, 5)
+    assert (leader["compactor_due_topics"], leader["compactor_dirty_bytes"]) == (3, 10)
+    assert "compactor_max_dirty_ratio" not in other
+
+
+def test_two_services_in_one_process_do_not_share_a_registry() -> None:
+    one, other = metrics(History())[0], metrics(History())[0]
+    one.http.labels("GET", "/x", "200").observe(1)
+    assert "/x" in one.exposition().decode()
+    assert "/x" not in other.exposition().decode()

@@ -1,0 +1,52 @@
+"""Work that is shared by those who ask at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from api.sharing import Shared
+
+
+def test_who_asks_meanwhile_shares_what_is_made_next() -> None:
+    async def scenario() -> list[int]:
+        shared: Shared[int] = Shared()
+        begun, leave = threading.Event(), threading.Event()
+        made: list[int] = []
+
+        def make() -> int:
+            made.append(len(made))
+            begun.set()
+            leave.wait(30)
+            return made[-1]
+
+        first = asyncio.create_task(shared.answer(make))
+        await asyncio.to_thread(begun.wait, 30)
+        later = [asyncio.create_task(shared.answer(make)) for _ in range(50)]
+        await asyncio.sleep(0)
+        assert made == [0], "one at a time"
+        leave.set()
+        answers = [await first, *await asyncio.gather(*later)]
+        return [*answers, await shared.answer(make)]
+
+    assert asyncio.run(scenario()) == [0, *[1] * 50, 2]
+
+
+def test_one_who_leaves_takes_nothing_from_the_others_and_an_error_is_told_to_all() -> None:
+    async def scenario() -> None:
+        shared: Shared[int] = Shared()
+
+        def fail() -> int:
+            raise LookupError("nothing there")
+
+        gone, *rest = (asyncio.create_task(shared.answer(fail)) for _ in range(3))
+        await asyncio.sleep(0)
+        gone.cancel()
+        for one in rest:
+            with pytest.raises(LookupError, match="nothing there"):
+                await one
+        assert await shared.answer(lambda: 7) == 7
+
+    asyncio.run(scenario())

@@ -1,0 +1,94 @@
+"""A service's upkeep: what is rolled is sealed by a process that comes back if it dies; maintenance runs beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from api.settings import Settings
+from api.upkeep import Upkeep
+from api.wiring import open_components
+from compactor.maintenance import Maintenance
+from storage.model import TopicName
+from tests.entries import one
+
+pytestmark = pytest.mark.slow
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    """Asked again and again, for as long as a slow machine may take."""
+    never = threading.Event()
+    for _ in range(600):
+        if true():
+            return
+        never.wait(0.1)
+    raise AssertionError("it did not come true in a minute")
+
+
+def test_what_is_rolled_is_sealed_and_maintenance_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.upkeep.LOOK_SECONDS", 0.05)
+    settings = Settings(data=str(tmp_path / "data"), maintenance_seal_interval_ms=1, maintenance_interval_ms=1)
+    runs: list[str] = []
+    real = Maintenance.run_due
+
+    def counted(maintenance: Maintenance) -> object:
+        tasks = real(maintenance)
+        runs.extend(task.value for task in tasks)
+        return tasks
+
+    monkeypatch.setattr(Maintenance, "run_due", counted)
+    with open_components(settings) as components:
+        topics = [components.create_topic(TopicName.parse(name)) for name in ("a", "b")]
+
+        def append_and_roll() -> None:
+            for topic in topics:
+                with topic.append_log() as log:
+                    log.append(one(b"k", b"v"))
+                    log.roll()
+
+        def sealed(count: int) -> bool:
+            return all(len(topic.snapshot().ledgers) == count for topic in topics)
+
+        append_and_roll()  # left by whoever had the directory before
+        with Upkeep(settings, components, lambda: True) as upkeep:
+            eventually(lambda: sealed(1))
+            process = upkeep._sealer._process
+            assert process is not None
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            append_and_roll()
+            eventually(lambda: sealed(2))
+            eventually(lambda: {"sweep", "retention", "garbage"} <= set(runs))
+            again = upkeep._sealer._process
+        assert again is not None
+        assert not again.is_alive()
+        assert {status.last_error for status in upkeep.status().values()} == {""}
+        assert [len(list(topic.messages())) for topic in topics] == [2, 2]
+
+
+def test_its_thread_outlives_whatever_goes_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread that ended would end all maintenance, in silence."""
+    monkeypatch.setattr("api.upkeep.LOOK_SECONDS", 0.01)
+    settings = Settings(data=str(tmp_path / "data"), maintenance_seal_interval_ms=1)
+    looks: list[None] = []
+
+    def fail(*_: object) -> None:
+        looks.append(None)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with open_components(settings) as components:
+        assert components.log.uid
+        monkeypatch.setattr(components.metadata.log, "topics_with_segments", fail)
+        with Upkeep(settings, components, lambda: True) as upkeep:
+            eventually(lambda: len(looks) > 2)
+            monkeypatch.setattr(upkeep._sealer, "wake", fail)
+            upkeep.wake()
+    assert "cannot be started now" in caplog.text

@@ -1,0 +1,211 @@
+"""Backlogs of topics that were really written, and the thresholds that they are held against (S1; property 16)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compactor.backlog import Backlog, Backlogs
+from compactor.plan import Policies
+from compactor.scheduler import cause_of
+from storage.log.directory import LogDirectory
+from storage.log.segment_reader import SegmentReader
+from storage.log.unpack import StoredEntry
+from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
+from storage.topic import Topic
+from tests.entries import batch, one, produce
+from tests.workbench import Workbench, content
+
+BYTES, MESSAGES = "compaction.threshold.bytes", "compaction.threshold.messages"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    bench = Workbench.embedded(tmp_path)
+    yield bench
+    bench.metadata.close()
+
+
+def cause(bench: Workbench, topic: Topic) -> str | None:
+    """Why a service that has just been started finds the topic due."""
+    found = {one.topic.id: one for one in Backlogs(bench.metadata, bench.log).of_all()}
+    backlog = found.get(topic.record.id)
+    return None if backlog is None else cause_of(backlog, bench.clock.now_ms())
+
+
+def backlog(bench: Workbench, topic: Topic, backlogs: Backlogs | None = None) -> Backlog:
+    (found,) = (backlogs or Backlogs(bench.metadata, bench.log)).of([topic.record.id])
+    return found
+
+
+def set_at(bench: Workbench, topic: Topic, name: str, value: int | None, scope: str = "topic") -> None:
+    scopes = {"topic": topic_scope(topic.record), "namespace": namespace_scope("public/default"), "broker": BROKER}
+    if value is None:
+        bench.metadata.policies.remove(scopes[scope], name)
+    else:
+        bench.metadata.policies.set(scopes[scope], name, value)
+
+
+def in_ledgers(bench: Workbench, topic: Topic) -> None:
+    bench.append(topic, [content((b"a", b"1"), (b"b", b"2"))])
+
+
+def in_a_rolled_segment(bench: Workbench, topic: Topic) -> None:
+    in_an_open_segment(bench, topic)
+    topic.keeper().roll(topic.record)
+
+
+def in_an_open_segment(bench: Workbench, topic: Topic) -> None:
+    produce(topic, [one(b"a", b"1"), batch((b"b", b"22"), (b"c", b"333"))])
+
+
+def in_all_of_them(bench: Workbench, topic: Topic) -> None:
+    in_ledgers(bench, topic)
+    in_a_rolled_segment(bench, topic)
+    in_an_open_segment(bench, topic)
+
+
+WRITTEN = [in_ledgers, in_a_rolled_segment, in_an_open_segment, in_all_of_them]
+
+
+@pytest.mark.parametrize("write", WRITTEN, ids=lambda write: write.__name__)
+@pytest.mark.parametrize("compacted_before", [False, True])
+def test_a_threshold_fires_when_it_is_exceeded_not_when_it_is_reached(
+    bench: Workbench, write: object, compacted_before: bool
+) -> None:
+    assert callable(write)
+    topic = bench.topic()
+    if compacted_before:
+        in_all_of_them(bench, topic)
+        bench.compact(topic)
+        assert backlog(bench, topic).messages == 0
+    write(bench, topic)
+    found = backlog(bench, topic)
+    before = topic.snapshot().horizon
+    messages = [message for message in topic.messages() if before is None or message.offset > before.offset]
+    assert found.messages == len(messages) > 0
+    assert found.bytes > sum(len(message.payload or b"") for message in messages) - 1
+    for name, amount in ((BYTES, found.bytes), (MESSAGES, found.messages)):
+        told = name.removeprefix("compaction.")
+        for limit, expected in ((amount + 1, None), (amount, None), (amount - 1, told)):
+            set_at(bench, topic, name, limit)
+            assert cause(bench, topic) == expected, (name, limit)
+        set_at(bench, topic, name, 0)
+        assert cause(bench, topic) is None
+    set_at(bench, topic, MESSAGES, 1)
+    bench.compact(topic)
+    assert backlog(bench, topic).bytes == 0
+    assert cause(bench, topic) is None
+
+
+def test_of_an_open_segment_the_row_says_the_same_once_it_is_rolled(bench: Workbench) -> None:
+    topic = bench.topic()
+    in_an_open_segment(bench, topic)
+    opened = backlog(bench, topic)
+    topic.keeper().roll(topic.record)
+    rolled = backlog(bench, topic)
+    assert (opened.messages, opened.bytes, opened.oldest) == (rolled.messages, rolled.bytes, rolled.oldest)
+    assert (opened.dirty, rolled.dirty) == (0, rolled.bytes), "the ratio is of what is closed"
+
+
+def test_an_open_segment_is_counted_on_from_where_it_was(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = bench.topic()
+    starts: list[int] = []
+    entries = SegmentReader.entries
+
+    def watched(self: SegmentReader, start_offset: int = 0) -> Iterator[StoredEntry]:
+        starts.append(start_offset)
+        return entries(self, start_offset)
+
+    monkeypatch.setattr(SegmentReader, "entries", watched)
+    backlogs = Backlogs(bench.metadata, bench.log)
+    with topic.append_log(0) as log:
+        for number in range(5):
+            log.append(one(b"k", b"%d" % number))
+            found = backlog(bench, topic, backlogs)
+            assert (found.messages, found.bytes) == (number + 1, number + 1)
+            assert backlog(bench, topic, backlogs) == found
+    assert starts == [0, 1, 2, 3, 4], "only what is new is read, and nothing if there is nothing new"
+
+
+def test_a_segment_elsewhere_counts_by_what_sql_knows(bench: Workbench, tmp_path: Path) -> None:
+    topic = bench.topic()
+    in_ledgers(bench, topic)
+    known = backlog(bench, topic)
+    in_an_open_segment(bench, topic)
+    elsewhere = Backlogs(bench.metadata, LogDirectory(tmp_path / "another"))
+    assert backlog(bench, topic, elsewhere).bytes == known.bytes
+    assert backlog(bench, topic, Backlogs(bench.metadata, None)).bytes == known.bytes
+    topic.keeper().roll(topic.record)
+    assert backlog(bench, topic, elsewhere).messages == known.messages + 3
+
+
+def test_a_segment_that_cannot_be_read_stops_no_other(bench: Workbench) -> None:
+    topics = [bench.topic(name) for name in ("bad", "good")]
+    for topic in topics:
+        in_an_open_segment(bench, topic)
+    (end,) = (bench.log.of_topic(topics[0].record.uid)).glob("*.end")
+    end.unlink()
+    end.mkdir()
+    set_at(bench, topics[1], BYTES, 1, "broker")
+    assert (cause(bench, topics[0]), cause(bench, topics[1])) == (None, "threshold.bytes")
+
+
+def test_topic_counts_before_namespace_before_broker(bench: Workbench) -> None:
+    topic = bench.topic()
+    in_ledgers(bench, topic)
+    size = backlog(bench, topic).bytes
+    set_at(bench, topic, BYTES, size - 1, "broker")
+    assert cause(bench, topic) == "threshold.bytes"
+    set_at(bench, topic, BYTES, size, "namespace")
+    assert cause(bench, topic) is None
+    set_at(bench, topic, BYTES, size - 1, "topic")
+    assert cause(bench, topic) == "threshold.bytes"
+    set_at(bench, topic, BYTES, 0, "topic")
+    assert cause(bench, topic) is None, "0 is off, whatever is set around it"
+    set_at(bench, topic, BYTES, size - 1, "namespace")
+    assert cause(bench, topic) is None
+    set_at(bench, topic, BYTES, None, "topic")
+    assert cause(bench, topic) == "threshold.bytes"
+    set_at(bench, topic, BYTES, 0, "namespace")
+    assert cause(bench, topic) is None
+
+
+def test_only_topics_for_which_something_is_set_are_looked_at(bench: Workbench) -> None:
+    for name in ("a", "b"):
+        in_ledgers(bench, bench.topic(name))
+    assert Backlogs(bench.metadata, bench.log).of_all() == []
+    set_at(bench, bench.topic("b"), MESSAGES, 1)
+    assert [one.topic.name.topic for one in Backlogs(bench.metadata, bench.log).of_all()] == ["b"]
+
+
+def test_kafkas_ratio_and_lag_on_a_topic_that_is_cleaned_by_compaction(bench: Workbench) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content(*((b"%d" % number, b"x" * 10) for number in range(20)))])
+    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
+    assert cause(bench, topic) == "dirty.ratio"
+    bench.compact(topic)
+    bench.append(topic, [content((b"1", b"y"))])
+    assert cause(bench, topic) is None
+    bench.metadata.policies.set(topic_scope(topic.record), "max.compaction.lag.ms", 1000)
+    assert cause(bench, topic) is None
+    bench.clock.advance(1001)  # type: ignore[attr-defined]
+    assert cause(bench, topic) == "max.lag"
+
+
+def test_a_topic_with_a_minimum_lag_is_due_when_something_whole_is_old_enough(bench: Workbench) -> None:
+    topic = bench.topic()
+    set_at(bench, topic, MESSAGES, 1)
+    bench.metadata.policies.set(topic_scope(topic.record), "min.compaction.lag.ms", 1000)
+    now = bench.clock.now_ms()
+    produce(topic, [one(b"a", b"1", now - 1000), one(b"b", b"2", now - 500)])
+    assert cause(bench, topic) is None, "the open segment holds a young one"
+    topic.keeper().roll(topic.record)
+    assert cause(bench, topic) is None, "and so it does when it is rolled"
+    assert bench.compactor().compact(topic.name, Policies(min_lag_ms=1000)).compacted_ledger_id is None
+    bench.clock.wait(0.5)
+    assert cause(bench, topic) == "threshold.messages"
+    produce(topic, [one(b"c", b"3", bench.clock.now_ms())])
+    assert cause(bench, topic) == "threshold.messages", "the older ledger may go"

@@ -1,0 +1,132 @@
+"""One service leads, trusts itself no longer than it may, and is followed when it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compactor.leadership import Leadership
+from storage.errors import Fenced, Unavailable
+from storage.metadata.service_store import ServiceStore
+from storage.metadata.store import MetadataStore
+from tests.clocks import ManualClock
+
+TERM = 10_000
+TRUST = 8_000
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def metadata(tmp_path: Path, clock: ManualClock) -> Iterator[MetadataStore]:
+    store = MetadataStore(f"sqlite:///{tmp_path / 'metadata.db'}", clock)
+    store.upgrade()
+    yield store
+    store.close()
+
+
+class Slow(ServiceStore):
+    """Answers, or fails, only after a while: its COMMIT has happened long before."""
+
+    takes_ms = 0
+    away = False
+
+    def lead(self, name: str, term_ms: int) -> int | None:
+        found = super().lead(name, term_ms)
+        self._wait()
+        return found
+
+    def renew(self, token: int, term_ms: int) -> None:
+        if self.away:
+            raise Unavailable("the database is away", "wait")
+        super().renew(token, term_ms)
+        self._wait()
+
+    def _wait(self) -> None:
+        assert isinstance(self._clock, ManualClock)
+        self._clock.advance(self.takes_ms)
+
+
+def leadership(metadata: MetadataStore, clock: ManualClock, name: str) -> Leadership:
+    return Leadership(metadata.services, clock, name, TERM)
+
+
+def test_one_leads_until_its_term_is_over(metadata: MetadataStore, clock: ManualClock) -> None:
+    first, second = leadership(metadata, clock, "a:1:x"), leadership(metadata, clock, "b:2:y")
+    token = first.attempt()
+    assert token is not None
+    assert second.attempt() is None
+    assert metadata.services.leader() == "a:1:x"
+    clock.advance(TERM - 1)
+    assert second.attempt() is None
+    clock.advance(1)
+    assert metadata.services.leader() is None
+    following = second.attempt()
+    assert following is not None
+    assert following > token
+    assert (first.token, second.token) == (None, following)
+    assert first.attempt() is None, "the first stands again, and the second leads"
+
+
+def test_a_leader_renews_and_keeps_its_token(metadata: MetadataStore, clock: ManualClock) -> None:
+    first, second = leadership(metadata, clock, "a:1:x"), leadership(metadata, clock, "b:2:y")
+    token = first.attempt()
+    for _ in range(20):
+        clock.advance(TERM // 3)
+        assert first.attempt() == token
+        assert second.attempt() is None
+
+
+def test_trust_ends_before_anybody_else_may_lead(metadata: MetadataStore, clock: ManualClock) -> None:
+    first = leadership(metadata, clock, "a:1:x")
+    token = first.attempt()
+    clock.advance(TRUST - 1)
+    assert first.required_token() == token
+    clock.advance(1)
+    assert first.token is None
+    with pytest.raises(Fenced, match="does not lead"):
+        first.required_token()
+    assert leadership(metadata, clock, "b:2:y").attempt() is None
+    assert first.attempt() == token, "nobody took it meanwhile"
+
+
+def test_trust_counts_from_the_start_of_the_attempt(metadata: MetadataStore, clock: ManualClock) -> None:
+    """An answer that takes long to come is worth as much less, or nothing."""
+    slow = Slow(metadata.database, clock)
+    first = Leadership(slow, clock, "a:1:x", TERM)
+    slow.takes_ms = TRUST - 1
+    assert first.attempt() is not None
+    clock.advance(1)
+    assert first.token is None
+    slow.takes_ms = TRUST
+    assert first.attempt() is None, "it is over when it comes"
+
+
+def test_a_leader_without_a_database_leads_until_its_trust_is_over(metadata: MetadataStore, clock: ManualClock) -> None:
+    slow = Slow(metadata.database, clock)
+    first = Leadership(slow, clock, "a:1:x", TERM)
+    token = first.attempt()
+    slow.away = True
+    clock.advance(TRUST - 1)
+    with pytest.raises(Unavailable):
+        first.attempt()
+    assert first.token == token
+    clock.advance(1)
+    assert first.token is None
+
+
+def test_who_resigns_is_followed_at_once_and_never_leads_again(metadata: MetadataStore, clock: ManualClock) -> None:
+    first, second = leadership(metadata, clock, "a:1:x"), leadership(metadata, clock, "b:2:y")
+    first.attempt()
+    first.resign()
+    assert metadata.services.leader() is None
+    assert second.attempt() is not None
+    first.resign()
+    assert metadata.services.leader() == "b:2:y"
+    clock.advance(10 * TERM)
+    assert first.attempt() is None

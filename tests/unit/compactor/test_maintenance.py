@@ -1,0 +1,245 @@
+"""Maintenance: what is due by the clock, what the leader does alone, and that a topic that fails does so alone."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance import RESTS, Intervals, Maintenance, Task, TaskStatus, due
+from compactor.retention import Retention
+from storage.errors import TopicNotFound, Unavailable
+from storage.log.keeper import LogKeeper
+from storage.metadata.policy_store import BROKER
+from storage.metadata.records import TopicRecord
+from tests.clocks import ManualClock
+from tests.entries import one
+from tests.workbench import Workbench, content
+
+INTERVALS = Intervals(sweep_ms=10, retention_ms=20, garbage_ms=50)
+HOUR = 3_600_000
+
+
+def statuses(**began: int | None) -> dict[Task, TaskStatus]:
+    return {task: TaskStatus(began_at=began.get(task.value)) for task in Task}
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (100, []),
+        (109, []),
+        (110, [Task.SWEEP]),
+        (119, [Task.SWEEP]),
+        (120, [Task.SWEEP, Task.RETENTION]),
+        (150, [Task.SWEEP, Task.RETENTION, Task.GARBAGE]),
+        (99, [Task.SWEEP, Task.RETENTION, Task.GARBAGE]),
+    ],
+)
+def test_what_is_due(now: int, expected: list[Task]) -> None:
+    assert due(statuses(sweep=100, retention=100, garbage=100), INTERVALS, True, now) == expected
+    assert due(statuses(sweep=100, retention=100, garbage=100), INTERVALS, False, now) == [
+        task for task in expected if task is Task.SWEEP
+    ]
+
+
+def test_at_first_all_is_due() -> None:
+    assert due(statuses(), INTERVALS, True, 0) == list(Task)
+    assert due(statuses(), INTERVALS, False, 0) == [Task.SWEEP]
+
+
+class Bench:
+    """A workbench with a Maintenance, of a leader unless it is said otherwise."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workbench = Workbench.embedded(folder)
+        assert isinstance(self.workbench.clock, ManualClock)
+        assert self.workbench.log is not None
+        self.clock = self.workbench.clock
+        self.leads = True
+        self.stopping = False
+        self.maintenance = Maintenance(
+            self.workbench.metadata,
+            self.workbench.store,
+            self.clock,
+            self.workbench.log,
+            Intervals(),
+            lambda: self.leads,
+            lambda: self.stopping,
+        )
+
+    def imported(self, name: str) -> TopicRecord:
+        topic = self.workbench.topic(name)
+        self.workbench.append(topic, [content((b"k", b"v"))])
+        return topic.record
+
+    def ledgers(self, topic: TopicRecord) -> int:
+        return len(self.workbench.metadata.ledgers(topic.id))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_retention_and_garbage_by_the_clock(bench: Bench) -> None:
+    metadata = bench.workbench.metadata
+    kept, going = bench.imported("kept"), bench.imported("going")
+    metadata.policies.set(f"topic:{going.uid}", "cleanup.policy", "delete")
+    metadata.policies.set(f"topic:{going.uid}", "retention.ms", HOUR)
+    assert bench.maintenance.run_due() == list(Task)
+    assert bench.maintenance.run_due() == []
+    assert bench.ledgers(going) == 1
+    bench.clock.advance(HOUR + 1)
+    assert bench.maintenance.run_due() == list(Task)
+    assert (bench.ledgers(going), bench.ledgers(kept)) == (0, 1)
+    status = bench.maintenance.status()[Task.RETENTION]
+    assert (status.removed, status.removed_bytes > 0, status.last_error) == (1, True, "")
+    assert (status.began_at, status.ended_at) == (bench.clock.now_ms(), bench.clock.now_ms())
+    assert bench.maintenance.status()[Task.GARBAGE].removed == 0, "its delay is not over"
+    bench.clock.advance(GRACE_MS)
+    bench.maintenance.run_due()
+    assert bench.maintenance.status()[Task.GARBAGE].removed == 2, "rows and index"
+
+
+def test_only_the_leader(bench: Bench) -> None:
+    topic = bench.imported("t")
+    bench.workbench.metadata.policies.set(BROKER, "cleanup.policy", "delete")
+    bench.workbench.metadata.policies.set(BROKER, "retention.ms", 1)
+    bench.clock.advance(HOUR)
+    bench.leads = False
+    assert bench.maintenance.run_due() == [Task.SWEEP]
+    assert bench.ledgers(topic) == 1
+    bench.leads = True
+    assert bench.maintenance.run_due() == [Task.RETENTION, Task.GARBAGE]
+    assert bench.ledgers(topic) == 0
+
+
+@pytest.mark.parametrize("error", [Unavailable("the store is away", "try again"), RuntimeError("a defect")])
+def test_a_topic_that_fails_stops_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    names = ["a", "bad", "c", "gone"]
+    topics = {name: bench.imported(name) for name in names}
+    bench.workbench.metadata.policies.set(BROKER, "cleanup.policy", "delete")
+    bench.workbench.metadata.policies.set(BROKER, "retention.ms", 1)
+    bench.clock.advance(HOUR)
+    real = Retention.apply
+
+    def failing(retention: Retention, topic: TopicRecord, **given: Any) -> Any:
+        if topic.name.topic == "bad":
+            raise error
+        if topic.name.topic == "gone":
+            raise TopicNotFound("it was deleted", "create it")
+        return real(retention, topic, **given)
+
+    monkeypatch.setattr(Retention, "apply", failing)
+    with caplog.at_level(logging.WARNING):
+        bench.maintenance.run_due()
+    assert [bench.ledgers(topics[name]) for name in names] == [0, 1, 0, 1]
+    status = bench.maintenance.status()[Task.RETENTION]
+    assert dict(status.failing) == {"persistent://public/default/bad": str(error)}
+    assert status.last_error == f"persistent://public/default/bad: {error}"
+    assert "persistent://public/default/bad" in caplog.text
+    monkeypatch.undo()
+    bench.clock.advance(60_000)
+    bench.maintenance.run_due()
+    assert bench.ledgers(topics["bad"]) == 0
+    assert (bench.maintenance.status()[Task.RETENTION].last_error, status.failing != {}) == ("", True)
+
+
+def test_a_task_that_fails_as_a_whole_stops_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> int:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(LogKeeper, "sweep", failing)
+    assert bench.maintenance.run_due() == list(Task)
+    errors = {task: status.last_error for task, status in bench.maintenance.status().items()}
+    assert errors == {Task.SWEEP: "the disk is gone", Task.RETENTION: "", Task.GARBAGE: ""}
+
+
+def test_whether_it_leads_may_be_unknown(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> bool:
+        raise Unavailable("the database is away", "try again")
+
+    monkeypatch.setattr(bench.maintenance, "_leads", unknown)
+    assert bench.maintenance.run_due() == []
+
+
+def test_it_ends_between_topics(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = [bench.imported(name) for name in "abc"]
+    bench.workbench.metadata.policies.set(BROKER, "cleanup.policy", "delete")
+    bench.workbench.metadata.policies.set(BROKER, "retention.ms", 1)
+    bench.clock.advance(HOUR)
+    real = Retention.apply
+
+    def then_stop(retention: Retention, topic: TopicRecord, **given: Any) -> Any:
+        bench.stopping = True
+        return real(retention, topic, **given)
+
+    monkeypatch.setattr(Retention, "apply", then_stop)
+    bench.maintenance.run_due()
+    assert [bench.ledgers(topic) for topic in topics] == [0, 1, 1]
+
+
+def test_collecting_rests_after_each_topic_as_long_as_it_took_and_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        bench.imported(name)
+    rested: list[float] = []
+    real = GarbageCollector._collect
+
+    def slowly(collector: GarbageCollector, *given: Any) -> Any:
+        bench.clock.advance(500)
+        return real(collector, *given)
+
+    monkeypatch.setattr(GarbageCollector, "_collect", slowly)
+    bench.maintenance._rest = rested.append
+    bench.maintenance.run_due()
+    assert rested == [RESTS * 0.5, RESTS * 0.5]
+
+
+def test_what_a_deleted_topic_left_goes_after_its_delay(bench: Bench) -> None:
+    """Objects and segments' files; a topic made again under the name keeps its own."""
+    workbench = bench.workbench
+    assert workbench.log is not None
+    topic = workbench.topic("t")
+    bench.imported("t")
+    with topic.append_log() as log:
+        log.append(one(b"k", b"v"))
+        log.roll()
+        log.append(one(b"k", b"w"))
+    folder = workbench.log.of_topic(topic.record.uid)
+    workbench.metadata.policies.set("namespace:public/default", "file.delete.delay.ms", 5 * HOUR)
+    bench.maintenance.run_due()
+    workbench.metadata.tenancy.delete_topic(topic.record.id)
+    again = bench.imported("t")
+    with workbench.topic("t").append_log() as log:
+        log.append(one(b"new", b"v"))
+    bench.clock.advance(5 * HOUR - 1)
+    bench.maintenance.run_due()
+    assert len(list(folder.glob("*.log"))) == 2
+    assert len(list(workbench.store.list(f"topics/{topic.record.uid}/"))) == 2
+    bench.clock.advance(HOUR)
+    bench.maintenance.run_due()
+    assert not folder.exists()
+    assert list(workbench.store.list(f"topics/{topic.record.uid}/")) == []
+    assert bench.maintenance.status()[Task.SWEEP].removed == 2
+    assert bench.maintenance.status()[Task.GARBAGE].removed == 2
+    assert bench.maintenance.status()[Task.GARBAGE].last_error == ""
+    assert [message.key for message in workbench.topic("t").messages()] == [b"k", b"new"]
+    assert workbench.topic("t").record.uid == again.uid
+
+    late = f"topics/{topic.record.uid}/" + next(
+        info.name for info in workbench.store.list(f"topics/{again.uid}/")
+    ).removeprefix(f"topics/{again.uid}/")
+    workbench.store.put(late, b"of a writer that had not heard")
+    bench.clock.advance(HOUR)
+    bench.maintenance.run_due()
+    assert bench.maintenance.status()[Task.GARBAGE].removed == 3
+    assert replace(bench.maintenance.status()[Task.SWEEP], began_at=0, ended_at=0) == TaskStatus(0, 0, removed=2)

@@ -1,0 +1,187 @@
+"""What is due, in which order, and what goes together (S1, S2, S3, S6)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compactor.backlog import Backlog, Triggers
+from compactor.scheduler import Check, Lanes, cause_of, due, jobs, retry_delay_ms
+from storage.metadata.control_records import ControlRecord
+from storage.metadata.records import TopicRecord
+from storage.model import TopicName
+from storage.policies import Origin, TopicPolicies
+
+NOW = 1_000_000
+
+
+def topic(number: int) -> TopicRecord:
+    return TopicRecord(number, f"{number:032x}", TopicName.parse(f"t{number:04d}"), 1, 0, 0, 0, NOW)
+
+
+def backlog(number: int = 1, size: int = 100, clean: int = 0, oldest: int = NOW, **triggers: object) -> Backlog:
+    made = Triggers(**triggers)  # type: ignore[arg-type]
+    return Backlog(topic(number), made, size, max(1, size // 10), size, clean, oldest, soonest=oldest + 5)
+
+
+@pytest.mark.parametrize(
+    ("triggers", "cause"),
+    [
+        ({"threshold_bytes": 101}, None),
+        ({"threshold_bytes": 100}, None),
+        ({"threshold_bytes": 99}, "threshold.bytes"),
+        ({"threshold_bytes": 0}, None),
+        ({"threshold_messages": 11}, None),
+        ({"threshold_messages": 10}, None),
+        ({"threshold_messages": 9}, "threshold.messages"),
+        ({"threshold_bytes": 100, "threshold_messages": 9}, "threshold.messages"),
+        ({"max_lag_ms": 50}, None),
+        ({"max_lag_ms": 49}, "max.lag"),
+        ({}, None),
+    ],
+)
+def test_what_is_due(triggers: dict[str, int], cause: str | None) -> None:
+    assert cause_of(backlog(oldest=NOW - 50, **triggers), NOW) == cause
+
+
+def test_the_dirty_ratio_is_that_of_what_is_closed() -> None:
+    limited = backlog(size=100, clean=100, dirty_ratio=0.5)
+    assert cause_of(limited, NOW) is None
+    assert cause_of(replace(limited, dirty=101), NOW) == "dirty.ratio"
+    assert cause_of(replace(limited, dirty=0, bytes=10**9), NOW) is None, "what is open does not count"
+    assert cause_of(replace(limited, clean=0), NOW) == "dirty.ratio"
+
+
+def test_nothing_is_due_of_a_topic_whose_messages_are_all_too_young() -> None:
+    """Ledgers are taken whole: while each holds something that is too young, a run would find nothing."""
+    young = backlog(oldest=NOW - 50, threshold_bytes=1, min_lag_ms=46)
+    assert cause_of(young, NOW) is None
+    assert cause_of(young, NOW + 1) == "threshold.bytes"
+    assert cause_of(replace(young, soonest=None), NOW + 1) is None
+
+
+def test_an_empty_backlog_is_never_due() -> None:
+    empty = replace(backlog(dirty_ratio=0.0, max_lag_ms=1), bytes=0, messages=0, dirty=0, oldest=None)
+    assert cause_of(empty, NOW) is None
+
+
+def test_the_dirtiest_goes_first_and_equal_ones_by_size_then_name() -> None:
+    backlogs = [
+        backlog(1, size=50, clean=100, threshold_bytes=1),
+        backlog(2, size=50, clean=0, threshold_bytes=1),
+        backlog(3, size=60, clean=0, threshold_bytes=1),
+        backlog(4, size=100, clean=100, threshold_bytes=1),
+        backlog(5, size=50, clean=0, threshold_bytes=1),
+    ]
+    assert [one.topic.id for one in due(backlogs, {}, NOW)] == [3, 2, 5, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("control", "begins"),
+    [
+        (ControlRecord(), True),
+        (ControlRecord(requested_at=1), False),
+        (ControlRecord(paused=1), False),
+        (ControlRecord(aborting=True), False),
+        (ControlRecord(failures=1, retry_at=NOW + 1), False),
+        (ControlRecord(failures=1, retry_at=NOW), True),
+    ],
+)
+def test_who_is_left_out(control: ControlRecord, begins: bool) -> None:
+    backlogs = [backlog(1, threshold_bytes=1), backlog(2, threshold_bytes=1)]
+    assert [one.topic.id for one in due(backlogs, {1: control}, NOW)] == ([1, 2] if begins else [2])
+
+
+LANES = Lanes(lanes=3, small_bytes=100, batch=3)
+
+
+def small(number: int) -> Backlog:
+    return backlog(number, size=100, clean=1600)
+
+
+def large(number: int) -> Backlog:
+    return backlog(number, size=101)
+
+
+def ids(found: list[list[TopicRecord]]) -> list[list[int]]:
+    return [[one.id for one in topics] for topics in found]
+
+
+def test_small_topics_go_together_and_large_ones_alone() -> None:
+    assert LANES.is_small(small(1))
+    assert not LANES.is_small(large(1))
+    assert not LANES.is_small(backlog(1, size=100, clean=1601))
+    wanted = [small(1), large(2), small(3), large(4), large(5), small(6), small(7)]
+    assert ids(jobs(wanted, 0, 0, LANES)) == [[1, 3, 6], [2], [4]]
+    assert ids(jobs(wanted[1:], 0, 0, LANES)) == [[2], [3, 6, 7], [4]]
+
+
+def test_large_topics_leave_a_lane_to_small_ones() -> None:
+    wanted = [large(1), large(2), large(3), small(4)]
+    assert ids(jobs(wanted[:3], 0, 0, LANES)) == [[1], [2]]
+    assert ids(jobs(wanted, 0, 0, LANES)) == [[1], [2], [4]]
+    assert ids(jobs(wanted, 2, 0, LANES)) == [[4]]
+    assert ids(jobs(wanted, 2, 1, LANES)) == []
+    assert ids(jobs([large(1), small(2)], 0, 0, replace(LANES, lanes=1))) == [[1]]
+
+
+@given(
+    st.lists(st.booleans(), max_size=40),
+    st.integers(0, 4),
+    st.integers(0, 4),
+    st.builds(Lanes, st.integers(1, 5), st.just(100), st.integers(1, 4)),
+)
+def test_no_lane_has_two_jobs_and_no_topic_is_begun_twice(
+    kinds: list[bool], busy_large: int, busy_small: int, lanes: Lanes
+) -> None:
+    wanted = [small(number) if kind else large(number) for number, kind in enumerate(kinds)]
+    found = jobs(wanted, busy_large, busy_small, lanes)
+    begun = Counter(one.id for topics in found for one in topics)
+    assert set(begun.values()) <= {1}
+    assert len(found) <= max(0, lanes.lanes - busy_large - busy_small)
+    for topics in found:
+        assert 1 <= len(topics) <= lanes.batch
+        assert len(topics) == 1 or all(kinds[one.id] for one in topics)
+    if busy_large + busy_small < lanes.lanes and any(kinds):
+        assert any(kinds[one] for one in begun) or (lanes.lanes - busy_large - busy_small) <= len(found)
+
+
+def test_a_failing_topic_waits_longer_each_time_up_to_the_most() -> None:
+    assert [retry_delay_ms(failures, 1000, 6000, 1.0) for failures in (1, 2, 3, 4, 100)] == [
+        1000,
+        2000,
+        4000,
+        6000,
+        6000,
+    ]
+    assert retry_delay_ms(3, 1000, 6000, 0.0) == 2000
+    assert retry_delay_ms(3, 1000, 6000, 0.5) == 3000
+
+
+def test_kafkas_triggers_hold_where_topics_are_compacted_or_somebody_near_set_them() -> None:
+    ratio, lag = "min.cleanable.dirty.ratio", "max.compaction.lag.ms"
+    policies = TopicPolicies(max_compaction_lag_ms=5, min_cleanable_dirty_ratio=0.3)
+    nowhere = {ratio: Origin.BROKER, lag: Origin.DEFAULT}
+    assert Triggers.of(policies, nowhere) == Triggers()
+    assert not Triggers.of(policies, nowhere).any
+    for near in (Origin.TOPIC, Origin.NAMESPACE):
+        assert Triggers.of(policies, {ratio: near, lag: Origin.BROKER}) == Triggers(dirty_ratio=0.3)
+        assert Triggers.of(policies, {ratio: Origin.BROKER, lag: near}) == Triggers(max_lag_ms=5)
+    compact = replace(policies, cleanup_policy=frozenset({"compact", "delete"}))
+    assert Triggers.of(compact, nowhere) == Triggers(dirty_ratio=0.3, max_lag_ms=5)
+    deleted = replace(policies, cleanup_policy=frozenset({"delete"}))
+    assert not Triggers.of(deleted, nowhere).any
+
+
+def test_a_check_in_the_terms_of_kafkas_metrics() -> None:
+    backlogs = [
+        backlog(1, size=100, clean=300, oldest=NOW - 70, max_lag_ms=50),
+        backlog(2, size=40, clean=40, oldest=NOW - 10, max_lag_ms=50),
+    ]
+    failing = {2: ControlRecord(failures=3)}
+    assert Check.of(backlogs, failing, 1, NOW) == Check(NOW, 2, 1, 140, 0.5, 20, 1, 40)
+    assert Check.of([], {}, 0, NOW) == Check(NOW, 0, 0, 0, 0.0, 0, 0, 0)

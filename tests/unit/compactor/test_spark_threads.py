@@ -1,0 +1,93 @@
+"""Several engines on one session, each in a thread: their jobs run at once, and a cancel ends those of one alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from compactor.engine import Engine
+from compactor.spark import SparkEngine, SparkEngines, SparkSettings
+from storage.errors import Fenced, Unavailable
+from tests.unit.compactor.test_spark import until
+
+
+def test_a_cancel_ends_the_jobs_of_one_engine_alone(spark_engine: Engine, tmp_path: Path) -> None:
+    assert isinstance(spark_engine, SparkEngine)
+    first, second = SparkEngine(spark_engine._session), SparkEngine(spark_engine._session)
+    go = tmp_path / "go"
+
+    def waits(number: int) -> int:
+        (tmp_path / f"began {number}").touch()
+        while not go.exists():
+            pass
+        return number
+
+    def also_waits(number: int) -> int:
+        return waits(number + 10)
+
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(first.run, 1, waits, print)
+        other = pool.submit(second.run, 1, also_waits, print)
+        until((tmp_path / "began 0").exists, "the first")
+        until((tmp_path / "began 10").exists, "the second, beside it")
+        first.cancel()
+        with pytest.raises(Fenced, match="the compaction was cancelled"):
+            one.result()
+        assert not other.done()
+        go.touch()
+        assert other.result() == [10]
+        # The same thread, and the same engine, go on afterwards.
+        assert pool.submit(first.run, 2, also_waits, print).result() == [10, 11]
+
+
+def test_engines_share_a_session_and_none_comes_after_the_end(
+    spark_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(spark_engine, SparkEngine)
+    opened = []
+
+    def open_it(*_: object) -> object:
+        opened.append(threading.current_thread())
+        assert isinstance(spark_engine, SparkEngine)
+        return spark_engine._session
+
+    monkeypatch.setattr("compactor.spark.open_session", open_it)
+    engines = SparkEngines(SparkSettings(tmp_path / "spark.log"))
+    with ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(lambda _: engines.open(), range(3)))
+    assert len(opened) == 1
+    assert len({id(engine) for engine in made}) == 3
+    assert made[0].run(2, lambda number: number, print) == [0, 1]
+    monkeypatch.setattr(engines, "_session", None)  # which others use
+    engines.close()
+    with pytest.raises(Unavailable, match="Spark was stopped"):
+        engines.open()
+
+
+@pytest.mark.slow
+def test_a_java_that_died_is_followed_by_another(tmp_path: Path) -> None:
+    """In a process of its own: this one's Java is everybody's."""
+    script = """
+import os, signal, sys
+from pathlib import Path
+from compactor.spark import SparkEngines, SparkSettings
+engines = SparkEngines(SparkSettings(Path(sys.argv[1]), "local[1]", "512m"))
+session = engines.open()._session
+java = session.sparkContext._gateway.proc.pid
+os.kill(java, signal.SIGKILL)
+try:
+    engines.open().run(1, abs, lambda _: None)
+    engines.open()
+except Exception as error:
+    print("first", type(error).__name__)
+print(engines.open().run(3, lambda number: number * 2, lambda _: None))
+engines.close()
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "spark.log")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.stdout.splitlines()[-1:] == ["[0, 2, 4]"], ended.stdout + ended.stderr

@@ -1,0 +1,74 @@
+"""Tasks that run in the service itself are stopped inside: by a cancel, a pause, and the end of the service."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compactor.control_loop import ControlLoop
+from compactor.engine import Engine, InProcessEngines
+from storage.metadata.records import RunState
+from storage.objects.throttled import Rates
+from storage.topic import Topic
+from tests.unit.compactor.test_control_loop import SETTINGS, Engines, Stage, until
+
+FOR_YEARS = Rates(read=1)
+"""A byte a second: a task that would end long after the test."""
+
+
+class WithoutMachinery(Engines):
+    """Those of a service with `spark-master=in-process`."""
+
+    def open(self) -> Engine:
+        return InProcessEngines().open()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    for loop in stage.loops:
+        loop.drain(0)
+    stage.metadata.close()
+
+
+def cancel(stage: Stage, loop: ControlLoop, topic: Topic) -> None:
+    (run,) = stage.metadata.runs(topic.record.id, 9)
+    stage.metadata.cancel_run(run.run_id, "ann wanted it")
+
+
+def pause(stage: Stage, loop: ControlLoop, topic: Topic) -> None:
+    assert loop.pause(topic.record).aborting
+
+
+def end(stage: Stage, loop: ControlLoop, topic: Topic) -> None:
+    loop.drain(0)
+    assert loop._worker.busy() == (0, 0), "nothing goes on in a process that ends"
+    assert [asked.name for asked, _ in stage.control.requests()] == [topic.name], "another service makes it anew"
+
+
+@pytest.mark.parametrize("stop", [cancel, pause, end])
+def test_a_task_in_the_middle_of_its_reading_is_stopped(
+    stage: Stage,
+    stop: Callable[[Stage, ControlLoop, Topic], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    worker = replace(SETTINGS.worker, run_dead_ms=300, rates=FOR_YEARS)
+    loop = stage.service(replace(SETTINGS, worker=worker), WithoutMachinery())
+    loop.beat()
+    topic = stage.topic("t")
+    loop.trigger(topic.record)
+    loop.look()
+    assert until(lambda: [run.phase for run in stage.metadata.runs(topic.record.id, 9)] == ["phase one"])
+    stop(stage, loop, topic)
+    assert until(lambda: loop._worker.busy() == (0, 0))
+    assert stage.runs(topic) == [RunState.CANCELLED]
+    assert not stage.control.control(topic.record.id).aborting
+    begun, stopped = (one.message for one in caplog.records if one.message.startswith("compaction "))
+    assert begun == "compaction begun"
+    assert stopped.startswith("compaction stopped: run 1 of persistent://public/default/t is CANCELLED already: ")

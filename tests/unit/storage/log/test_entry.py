@@ -1,0 +1,170 @@
+"""The header of an entry: what it says of the entries of a real broker, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from storage.bulk_append import INPUT_SCHEMA
+from storage.errors import InvalidRecord
+from storage.ledger import rows
+from storage.ledger.rows import Codec
+from storage.log import encode
+from storage.log.encode import encode_batch, encode_message
+from storage.log.entry import MAX_BATCH_MESSAGES, EntryHeader, inspect
+from tests.pulsar_entries import PUBLISHED, brokers, encrypted, entry, metadata, real_entries
+
+
+def test_the_entries_of_a_real_broker() -> None:
+    lines = real_entries()
+    assert len(lines) == 13
+    for line in lines:
+        expected, data = line["entry"], bytes.fromhex(line["entry"]["hex"])
+        header = inspect(data)
+        assert header.messages == expected["num_messages_in_batch"]
+        assert header.batched == expected["has_num_messages_in_batch"]
+        assert header.logical_bytes == expected["uncompressed_size"]
+        assert header.key == (None if header.batched else expected["partition_key"].encode())
+        assert header.producer.startswith("standalone-0-")
+        assert not header.encrypted
+
+
+def test_every_field_of_a_header() -> None:
+    data = encode_message(b"k", b"payload", producer="p", sequence_id=3, publish_time=PUBLISHED)
+    assert inspect(data) == EntryHeader(
+        messages=1,
+        batched=False,
+        publish_time=PUBLISHED,
+        logical_bytes=7,
+        encrypted=False,
+        producer="p",
+        sequence_id=3,
+        key=b"k",
+    )
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_logical_bytes_are_those_before_compression(codec: Codec) -> None:
+    data = encode_message(b"k", b"x" * 5000, producer="p", sequence_id=0, publish_time=0, codec=codec)
+    assert inspect(data).logical_bytes == 5000
+
+
+def test_a_checksum_may_be_left_out_and_a_brokers_metadata_is_skipped() -> None:
+    plain = entry(metadata(partition_key=b"k"), b"1", checksum=False)
+    checked = entry(metadata(partition_key=b"k"), b"1")
+    assert inspect(plain) == inspect(checked) == inspect(brokers(plain)) == inspect(brokers(checked))
+
+
+def test_any_byte_changed_is_seen() -> None:
+    data = bytes.fromhex(real_entries()[1]["entry"]["hex"])
+    for position in range(2, len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x20
+        with pytest.raises(InvalidRecord, match="checksum"):
+            inspect(bytes(damaged))
+
+
+def test_cut_anywhere_it_is_refused() -> None:
+    data = brokers(entry(metadata(partition_key=b"k"), b"123"))
+    for length in range(len(data)):
+        with pytest.raises(InvalidRecord):
+            inspect(data[:length])
+
+
+def test_without_a_checksum_metadata_that_is_cut_between_its_fields_is_refused() -> None:
+    data = entry(metadata(partition_key=b"key"), checksum=False)
+    with pytest.raises(InvalidRecord, match="its metadata ends at byte"):
+        inspect(data[:-5])
+
+
+def test_numbers_beyond_63_bits_are_read_as_java_does() -> None:
+    header = inspect(entry(metadata(sequence_id=2**64 - 1, publish_time=2**63)))
+    assert (header.sequence_id, header.publish_time) == (-1, -(2**63))
+
+
+@pytest.mark.parametrize(
+    ("key", "in_base64", "expected"),
+    [
+        (b"a2V5", False, b"a2V5"),
+        (b"a2V5", True, b"key"),
+        (b"/w", True, b"\xff"),
+        (b"/w==", True, b"\xff"),
+        (b"", False, b""),
+        (b"", True, b""),
+        (b"\xff", False, b"\xff"),
+    ],
+)
+def test_the_key_is_its_bytes(key: bytes, in_base64: bool, expected: bytes) -> None:
+    data = entry(metadata(partition_key=key, partition_key_b64_encoded=in_base64))
+    assert inspect(data).key == expected
+
+
+def test_an_encrypted_entry_takes_one_offset() -> None:
+    batch = inspect(entry(encrypted(num_messages_in_batch=5, partition_key=b"k"), b"ciphertext"))
+    assert (batch.messages, batch.batched, batch.encrypted, batch.key) == (1, True, True, None)
+    message = inspect(entry(encrypted(partition_key=b"k", compression=1, uncompressed_size=2**31), b"ciphertext"))
+    assert (message.messages, message.batched, message.encrypted, message.key) == (1, False, True, b"k")
+    assert message.logical_bytes == len(b"ciphertext")
+
+
+def test_a_chunk_counts_its_own_bytes() -> None:
+    chunk = metadata(uuid="u", num_chunks_from_msg=3, chunk_id=1, compression=1, uncompressed_size=2**31)
+    assert inspect(entry(chunk, b"piece")).logical_bytes == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "payload", "reason"),
+    [
+        ({"num_messages_in_batch": 0}, b"", "0 messages"),
+        ({"num_messages_in_batch": -1}, b"", "-1 messages"),
+        ({"num_messages_in_batch": 3}, b"x" * 17, "3 messages in 17 bytes"),
+        ({"num_messages_in_batch": 3, "compression": 1, "uncompressed_size": 17}, b"x" * 18, "in 17 bytes"),
+        ({"num_messages_in_batch": MAX_BATCH_MESSAGES + 1, "compression": 1, "uncompressed_size": 2**28}, b"x", "hold"),
+        ({"compression": 2, "uncompressed_size": rows.MAX_MESSAGE_BYTES + 1}, b"x", "at most"),
+        ({"partition_key": b"a*bc", "partition_key_b64_encoded": True}, b"x", "base64"),
+        ({"partition_key": b"a", "partition_key_b64_encoded": True}, b"x", "base64"),
+    ],
+)
+def test_what_is_implausible_is_refused(fields: dict[str, Any], payload: bytes, reason: str) -> None:
+    with pytest.raises(InvalidRecord, match=reason):
+        inspect(entry(metadata(**fields), payload))
+
+
+def test_the_largest_counts_that_are_plausible() -> None:
+    assert inspect(entry(metadata(num_messages_in_batch=3), b"x" * 18)).messages == 3
+    most = metadata(num_messages_in_batch=MAX_BATCH_MESSAGES, compression=1, uncompressed_size=2**28)
+    assert inspect(entry(most)).messages == MAX_BATCH_MESSAGES
+
+
+@pytest.mark.parametrize("left_out", ["producer_name", "sequence_id", "publish_time"])
+def test_what_it_must_hold_is_asked_for(left_out: str) -> None:
+    described = metadata()
+    described.ClearField(left_out)
+    with pytest.raises(InvalidRecord, match="leaves out"):
+        inspect(entry(described))
+
+
+def test_a_producer_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidRecord, match="not UTF-8"):
+        inspect(entry(b"\x0a\x01\xff\x10\x00\x18\x00"))
+
+
+def batch_of(count: int, payload: bytes | None = b"1") -> pa.Table:
+    empty = {"publish_time": None, "event_time": None, "properties": None}
+    return pa.Table.from_pylist([{"key": b"k", "payload": payload, **empty}] * count, schema=INPUT_SCHEMA)
+
+
+def test_the_header_of_a_batch() -> None:
+    header = inspect(encode_batch(batch_of(3), producer="p", first_sequence_id=5, publish_time=PUBLISHED))
+    assert (header.messages, header.batched, header.sequence_id, header.key) == (3, True, 5, None)
+
+
+def test_what_is_too_large_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRecord, match="cut it"):
+        encode_batch(batch_of(MAX_BATCH_MESSAGES + 1), producer="p", first_sequence_id=0, publish_time=0)
+    monkeypatch.setattr(encode, "MAX_MESSAGE_BYTES", 99)
+    encode_message(None, b"x" * 99, producer="p", sequence_id=0, publish_time=0)
+    with pytest.raises(InvalidRecord, match="at most 99 bytes"):
+        encode_message(None, b"x" * 100, producer="p", sequence_id=0, publish_time=0)

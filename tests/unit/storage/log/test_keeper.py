@@ -1,0 +1,387 @@
+"""Rolling, sealing and sweeping: the same messages before and after, whoever is at work beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.errors import Fenced, LeaseHeld, Misconfigured, ObjectDamaged, Unavailable
+from storage.ledger.rows import Codec, Slot
+from storage.log.directory import LogDirectory
+from storage.log.keeper import SEALER_DEAD_MS, LogKeeper
+from storage.log.pulsar_metadata_pb2 import MessageMetadata
+from storage.log.segment import SegmentFiles
+from storage.model import Message
+from storage.steps import Step, observed
+from storage.topic import Topic
+from tests.clocks import ManualClock
+from tests.entries import batch, one, produce
+from tests.workbench import Workbench, content, raw
+
+
+def keeper(bench: Workbench, holder: str) -> LogKeeper:
+    assert bench.log is not None
+    return LogKeeper(bench.metadata, bench.store, bench.clock, bench.log, holder)
+
+
+def states(bench: Workbench, topic: Topic) -> list[str]:
+    return [one.state.value for one in bench.metadata.log.segments(topic.record.id)]
+
+
+def test_sealing_changes_nothing_that_is_read(bench: Workbench, topic: Topic) -> None:
+    """Ids, offsets, payloads, batches in every codec (P7: a null value does not drop its batch)."""
+    produce(topic, [one(b"a", b"1", event_time=7), one(None, b"no key"), one(b"gone", None)])
+    produce(topic, [batch((b"b", b"2"), (b"c", None), (b"", b"3"), codec=codec) for codec in Codec])
+    before = raw(topic)
+    assert len(before) == 3 + 3 * len(Codec)
+    (ledger,) = topic.keeper().settle(topic.record)
+    assert raw(topic) == before
+    assert topic.snapshot().segments == ()
+    assert (ledger.first_offset, ledger.last_offset, ledger.messages) == (0, len(before) - 1, len(before))
+    assert ledger.entries == 3 + len(Codec)
+    assert topic.get(b"b") == before[-3]
+
+
+def test_whole_entries_are_sealed_whole_and_pass_through_compaction(bench: Workbench, topic: Topic) -> None:
+    """P8: a batch that cannot be decoded is one row, its other offsets are never delivered; so is an encrypted one."""
+    good = batch((b"a", b"1"), (b"a", b"2"))
+    metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=5, num_messages_in_batch=3)
+    broken = _entry(metadata, b"\xff" * 40)
+    metadata.encryption_keys.add(key="k", value=b"v")
+    encrypted = _entry(metadata, b"secret")
+    produce(topic, [good, broken, encrypted, one(b"a", b"3")])
+    before = raw(topic)
+    assert [m.offset for m in before] == [0, 1, 2, 5, 6]
+    topic.keeper().settle(topic.record)
+    assert raw(topic) == before
+    table = [row for batch_ in topic.read() for row in batch_.to_pylist()]
+    whole = [row["payload"] for row in table if row["slot"] == Slot.WHOLE_ENTRY]
+    assert whole == [broken, encrypted]
+    bench.compact(topic)
+    assert [m.offset for m in topic.messages(read_compacted=True)] == [2, 5, 6]
+
+
+def _entry(metadata: MessageMetadata, payload: bytes) -> bytes:
+    from storage.checksums import crc32c
+
+    described = metadata.SerializeToString()
+    covered = len(described).to_bytes(4, "big") + described + payload
+    return b"\x0e\x01" + crc32c(covered).to_bytes(4, "big") + covered
+
+
+def test_an_import_behind_an_unsealed_segment_is_not_compacted_before_it(bench: Workbench, topic: Topic) -> None:
+    """A horizon behind the segment would pass over what it holds."""
+    produce(topic, [one(b"a", b"old"), one(b"only", b"here")])
+    bench.append(topic, [content((b"a", b"new"))])
+    without = bench.compactor()
+    assert without.log is not None
+    from dataclasses import replace
+
+    assert replace(without, log=None).compact(topic.name).run is not None
+    assert topic.snapshot().horizon is None, "nothing may be compacted yet"
+    bench.compact(topic)
+    assert {m.key: m.payload for m in topic.messages(read_compacted=True)} == {b"only": b"here", b"a": b"new"}
+
+
+def test_compaction_asks_a_writer_to_roll(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        log.append(one(b"a", b"2"))
+        # its own thread looks as well, but when, this clock does not know
+        monkeypatch.setattr(bench.clock, "wait", lambda _: log.look())
+        outcome = bench.compact(topic)
+        assert outcome.compacted_ledger_id is not None
+        log.append(one(b"b", b"3"))
+        assert [m.payload for m in topic.messages(read_compacted=True)] == [b"2", b"3"]
+    assert states(bench, topic) == ["SEALED", "OPEN"]
+
+
+def test_a_writer_that_does_not_answer_is_named(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.log.topic_log.LOOK_SECONDS", 3600.0)
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        with pytest.raises(LeaseHeld, match="was asked to roll the segment"):
+            bench.compact(topic)
+        assert topic.snapshot().horizon is None
+    bench.compact(topic)
+    assert topic.snapshot().horizon is not None
+
+
+def test_what_lies_in_ledgers_is_compacted_though_the_tail_cannot_be_rolled(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.append(topic, [content((b"a", b"1"))])
+    monkeypatch.setattr("storage.log.topic_log.LOOK_SECONDS", 3600.0)
+    with topic.append_log() as log:
+        log.append(one(b"a", b"2"))
+        run = bench.compact(topic).run
+    assert run is not None
+    assert "was asked to roll" in str(run.statistics["tail_left"])
+    assert [m.payload for m in topic.messages(read_compacted=True)] == [b"1", b"2"]
+
+
+def test_settling_ends_though_the_writer_rolls_faster_than_it_seals(bench: Workbench, topic: Topic) -> None:
+    """What is rolled when it begins is sealed; what comes behind it is for the next one."""
+    rolled = 0
+    with topic.append_log() as log:
+
+        def roll_one_more(step: Step) -> None:
+            nonlocal rolled
+            if step is Step.SEGMENT_SEALED and rolled < 9:
+                rolled += 1
+                log.append(one(b"more", b"%d" % rolled))
+                log.roll()
+
+        for number in range(2):
+            log.append(one(b"k", b"%d" % number))
+            log.roll()
+        with observed(roll_one_more):
+            settled = topic.keeper().settle(topic.record)
+    assert [ledger.first_offset for ledger in settled] == [0, 1]
+    assert states(bench, topic) == ["SEALED", "SEALED", "ROLLED", "ROLLED"]
+
+
+def test_a_sealer_that_is_waited_for_in_vain_is_named(bench: Workbench, topic: Topic) -> None:
+    """And only for what it has claimed: another segment is sealed meanwhile."""
+    assert isinstance(bench.clock, ManualClock)
+    assert bench.log is not None
+    for number in range(2):
+        produce(topic, [one(b"k", b"%d" % number)])
+        topic.keeper().roll(topic.record)
+    claimed = bench.metadata.log.claim_sealing(topic.record.id, "the slow one", bench.log.uid, SEALER_DEAD_MS)
+    assert claimed is not None
+    with pytest.raises(LeaseHeld, match=r"segment 1 .* is being sealed by the slow one, .* last heard of 10000 ms ago"):
+        topic.keeper().settle(topic.record)
+    assert states(bench, topic) == ["ROLLED", "SEALED"]
+
+
+def test_a_segment_that_its_sealer_let_go_at_the_last_moment_is_not_said_to_be_claimed(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bench.log is not None
+    produce(topic, [one(b"a", b"1")])
+    topic.keeper().roll(topic.record)
+    claimed = bench.metadata.log.claim_sealing(topic.record.id, "the slow one", bench.log.uid, SEALER_DEAD_MS)
+    assert claimed is not None
+    attempt_id = claimed[1].attempt_id
+
+    def let_go(_: LogKeeper, __: object, ___: int) -> Iterator[object]:
+        bench.metadata.finish_attempt(attempt_id)
+        return iter(())
+
+    monkeypatch.setattr(LogKeeper, "_seal_below", let_go)
+    with pytest.raises(LeaseHeld, match="whoever had claimed it has let it go"):
+        topic.keeper().settle(topic.record, wait_ms=0)
+
+
+@pytest.mark.parametrize("died_at", [Step.SEAL_CLAIMED, Step.IMPORT_ROWS_WRITTEN, Step.SEAL_INSIDE_COMMIT])
+def test_a_sealer_that_died_is_followed_by_another_when_its_claim_ends(
+    bench: Workbench, topic: Topic, died_at: Step
+) -> None:
+    class Died(BaseException):
+        pass
+
+    def die(step: Step) -> None:
+        if step is died_at:
+            raise Died
+
+    assert isinstance(bench.clock, ManualClock)
+    produce(topic, [one(b"a", b"1")])
+    topic.keeper().roll(topic.record)
+    before = raw(topic)
+    attempts = bench.metadata.attempts(topic.record.id)
+    with observed(die), pytest.raises(Died):
+        list(keeper(bench, "dying").seal(topic.record))
+    assert raw(topic) == before
+    for attempt in bench.metadata.attempts(topic.record.id):
+        if attempt not in attempts:  # a process that dies does not say so: take the word back
+            _unfinish(bench, attempt.attempt_id)
+    assert list(keeper(bench, "next").seal(topic.record)) == [], "it may live"
+    bench.clock.advance(SEALER_DEAD_MS + 1)
+    (ledger,) = keeper(bench, "next").seal(topic.record)
+    assert raw(topic) == before
+    assert [one.ledger_id for one in topic.snapshot().ledgers] == [ledger.ledger_id]
+
+
+def _unfinish(bench: Workbench, attempt_id: str) -> None:
+    from sqlalchemy import text
+
+    with bench.metadata.database.write() as connection:
+        connection.execute(text("update attempts set finished_at = null where attempt_id = :id"), {"id": attempt_id})
+
+
+def test_of_two_sealers_one_commits(bench: Workbench, topic: Topic) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    clock = bench.clock
+    produce(topic, [one(b"a", b"1"), one(b"b", b"2")])
+    topic.keeper().roll(topic.record)
+    before = raw(topic)
+    other: list[int] = []
+
+    def overtaken(step: Step) -> None:
+        if step is Step.IMPORT_INDEX_WRITTEN and not other:
+            other.append(0)
+            clock.advance(SEALER_DEAD_MS + 1)  # asleep for so long
+            other[0] = len(list(keeper(bench, "other").seal(topic.record)))
+
+    with observed(overtaken), pytest.raises(Fenced):
+        list(keeper(bench, "slow").seal(topic.record))
+    assert other == [1]
+    assert raw(topic) == before
+    assert len(topic.snapshot().ledgers) == 1
+
+
+def test_a_damaged_rolled_segment_is_named_and_stays(bench: Workbench, topic: Topic) -> None:
+    """L2: never a silent gap."""
+    produce(topic, [one(b"a", b"1"), one(b"b", b"2")])
+    topic.keeper().roll(topic.record)
+    assert bench.log is not None
+    file = SegmentFiles(bench.log.of_topic(topic.record.uid), 0).log
+    good = file.read_bytes()
+    file.write_bytes(good[:-3] + b"???")
+    for reading in (lambda: raw(topic), lambda: list(topic.keeper().seal(topic.record)), lambda: bench.compact(topic)):
+        with pytest.raises(ObjectDamaged, match=rf"{file}"):
+            reading()
+    assert states(bench, topic) == ["ROLLED"]
+    file.write_bytes(good)
+    assert len(list(topic.keeper().seal(topic.record))) == 1
+
+
+def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: Topic) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    assert bench.log is not None
+    produce(topic, [one(b"a", b"1")])
+    topic.keeper().settle(topic.record)
+    folder = bench.log.of_topic(topic.record.uid)
+    before = raw(topic)
+    assert topic.keeper().sweep() == 0
+    assert {file.suffix for file in folder.iterdir()} == {".log", ".end", ".index"}
+    bench.clock.advance(60_000)
+    assert topic.keeper().sweep() == 1
+    assert list(folder.iterdir()) == []
+    assert states(bench, topic) == []
+    assert raw(topic) == before
+    assert topic.keeper().sweep() == 0
+
+
+def test_files_of_no_row_go_and_what_a_writer_makes_stays(bench: Workbench, topic: Topic) -> None:
+    class Died(BaseException):
+        pass
+
+    def die(step: Step) -> None:
+        if step is Step.SEGMENT_FILE_CREATED:
+            raise Died
+
+    with observed(die), pytest.raises(Died):
+        produce(topic, [one(b"a", b"1")])
+    assert topic.keeper().sweep() == 0, "it lies at the topic's end, where a writer may be at work"
+    bench.append(topic, [content((b"x", b"1"))])
+    assert topic.keeper().sweep() == 1
+    produce(topic, [one(b"b", b"2")])
+    assert topic.keeper().sweep() == 0
+    assert [m.key for m in raw(topic)] == [b"x", b"b"]
+
+
+def test_a_sweep_of_one_topic_looks_at_no_other(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made every second by each writer's sealer."""
+    assert isinstance(bench.clock, ManualClock)
+    other = bench.topic("other")
+    for one_topic in (topic, other):
+        produce(one_topic, [one(b"a", b"1")])
+        one_topic.keeper().settle(one_topic.record)
+    bench.clock.advance(60_000)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(bench.metadata), "topics", lambda _: pytest.fail("it lists all topics"))
+        assert topic.keeper().sweep(topic.record) == 1
+        assert topic.keeper().sweep(topic.record) == 0
+    assert (states(bench, topic), states(bench, other)) == ([], ["SEALED"])
+    assert topic.keeper().sweep() == 1
+
+
+def test_a_file_that_cannot_be_removed_holds_up_no_other(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of its topic, nor of others, nor of topics that were deleted; all that is told."""
+    assert isinstance(bench.clock, ManualClock)
+    assert bench.log is not None
+    other, deleted = bench.topic("other"), bench.topic("was-deleted")
+    for each in (topic, topic, other, deleted, deleted):
+        produce(each, [one(b"k", b"v")])
+        each.keeper().settle(each.record)
+    bench.metadata.tenancy.delete_topic(deleted.record.id)
+    bench.clock.advance(bench.metadata.policies.effective(topic.record).file_delete_delay_ms)
+    stuck = {bench.log.of_topic(each.record.uid) / f"{0:020}.log" for each in (topic, deleted)}
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path in stuck:
+            raise PermissionError(1, "Operation not permitted", str(path))
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        failing: dict[str, str] = {}
+        assert topic.keeper().sweep(failing=failing) == 3
+        assert failing.keys() == {str(topic.name), deleted.record.uid}
+        assert failing[str(topic.name)].endswith(f"{0:020}.log: Operation not permitted")
+        assert len(bench.metadata.log.segments(topic.record.id)) == 1
+        assert bench.metadata.log.segments(other.record.id) == []
+        for wanted in (None, topic.record):
+            with pytest.raises(Unavailable, match=r"are not swept: .* not permitted"):
+                topic.keeper().sweep(wanted)
+    assert topic.keeper().sweep() == 2
+    assert not any(file.exists() for file in stuck)
+
+
+def test_another_directory_sweeps_nothing_of_ours(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    produce(topic, [one(b"a", b"1")])
+    topic.keeper().settle(topic.record)
+    bench.clock.advance(10**9)
+    other = LogKeeper(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "other"), "other")
+    assert other.sweep() == 0
+    assert states(bench, topic) == ["SEALED"]
+
+
+def test_a_reader_goes_on_when_its_segment_is_sealed_and_swept(bench: Workbench, topic: Topic) -> None:
+    """L4: a consistent list of segments and ledgers while both change."""
+    assert isinstance(bench.clock, ManualClock)
+    bench.metadata.policies.set("broker", "segment.bytes", 1 << 14)
+    produce(topic, [one(b"k%d" % number, b"x" * 9000) for number in range(9)])
+    expected = raw(topic)
+    assert len(topic.snapshot().segments) > 3
+    reading = topic.messages()
+    given: list[Message] = [next(reading)]
+    topic.keeper().settle(topic.record)
+    bench.clock.advance(60_000)
+    assert topic.keeper().sweep() > 3
+    given += reading
+    assert given == expected
+
+
+def test_a_segment_in_another_directory_is_left_to_those_who_have_it(
+    bench: Workbench, topic: Topic, tmp_path: Path
+) -> None:
+    """It is waited for, and then named; no claim of ours keeps its sealer from it."""
+    produce(topic, [one(b"a", b"1")])
+    topic.keeper().roll(topic.record)
+    nowhere = tmp_path / "nowhere"
+    other = LogKeeper(bench.metadata, bench.store, bench.clock, LogDirectory(nowhere), "other")
+    with pytest.raises(Misconfigured, match="lies in the log directory"):
+        other.settle(topic.record)
+    assert len(list(topic.keeper().seal(topic.record))) == 1
+    assert other.settle(topic.record) == ()
+    assert other.sweep() == 0
+
+
+def test_looking_after_a_topic_without_a_log_makes_no_directory(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
+    bench.append(topic, [content((b"a", b"1"))])
+    bench.compact(topic)
+    topic.keeper().sweep()
+    assert not (tmp_path / "log").exists()

@@ -1,0 +1,410 @@
+"""The writer of a topic's tail: one at a time, segments that roll, and what a dead or failing writer leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from storage.errors import (
+    Fenced,
+    InvalidRecord,
+    LeaseHeld,
+    Misconfigured,
+    ObjectDamaged,
+    ObjectMissing,
+    Unavailable,
+)
+from storage.log import topic_log
+from storage.log.directory import UID_FILE, LogDirectory
+from storage.log.group_commit import Answer
+from storage.log.segment import Appended, SegmentFiles
+from storage.log.topic_log import roll_open_segment
+from storage.metadata.policy_store import topic_scope
+from storage.metadata.records import SegmentState
+from storage.steps import Step, observed
+from storage.topic import Topic
+from tests.clocks import ManualClock
+from tests.entries import batch, one, produce
+from tests.workbench import Workbench, content, raw
+
+
+def policy(bench: Workbench, topic: Topic, name: str, value: object) -> None:
+    bench.metadata.policies.set(topic_scope(topic.record), name, value)
+
+
+def segments(bench: Workbench, topic: Topic) -> list[tuple[int, str]]:
+    return [(one.first_offset, one.state.value) for one in bench.metadata.log.segments(topic.record.id)]
+
+
+def segment_file(bench: Workbench, topic: Topic, first_offset: int = 0) -> Path:
+    assert bench.log is not None
+    return SegmentFiles(bench.log.of_topic(topic.record.uid), first_offset).log
+
+
+def test_what_is_appended_is_read_at_once_with_ids_and_offsets(topic: Topic) -> None:
+    """L1. A batch takes an offset a message and one entry."""
+    with topic.append_log() as log:
+        first = log.append(one(b"a", b"1"))
+        second = log.append(batch((b"b", b"2"), (b"c", None)))
+        found = raw(topic)
+    assert [(m.offset, m.key, m.payload) for m in found] == [(0, b"a", b"1"), (1, b"b", b"2"), (2, b"c", None)]
+    assert [first.first.message_id, second.first.message_id] == [found[0].message_id, found[1].message_id]
+    assert [(m.message_id.entry_id, m.message_id.batch_index) for m in found] == [(0, -1), (1, 0), (1, 1)]
+    assert (second.first.offset, second.messages) == (1, 2)
+    assert topic.last_message_id() == found[-1].message_id
+
+
+def test_the_next_writer_goes_on_in_the_same_segment(bench: Workbench, topic: Topic) -> None:
+    produce(topic, [one(b"a", b"1")])
+    produce(topic, [one(b"b", b"2")])
+    assert [(m.offset, m.message_id.entry_id) for m in raw(topic)] == [(0, 0), (1, 1)]
+    assert segments(bench, topic) == [(0, "OPEN")]
+
+
+def test_one_writer_at_a_time(topic: Topic) -> None:
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        with pytest.raises(LeaseHeld, match="is writing to"), topic.append_log(0):
+            pass
+        log.append(one(b"b", b"2"))
+    assert len(raw(topic)) == 2
+
+
+def test_a_writer_that_lost_its_lease_in_its_sleep_still_keeps_others_out(bench: Workbench, topic: Topic) -> None:
+    """The lock on the file is the fence: nobody may recover a segment that somebody may still append to."""
+    assert isinstance(bench.clock, ManualClock)
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        bench.clock.advance(10 * 60_000)
+        with pytest.raises(LeaseHeld, match=str(os.getpid())), topic.append_log(0):
+            pass
+        with pytest.raises(LeaseHeld, match=str(os.getpid())):
+            topic.bulk_append(wait_ms=0).append([content((b"x", b"1"))])
+        log.append(one(b"b", b"2"))
+    assert [m.key for m in raw(topic)] == [b"a", b"b"]
+
+
+def test_a_fenced_writer_appends_no_more(bench: Workbench, topic: Topic) -> None:
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        log._on_fenced()
+        with pytest.raises(Fenced, match="has lost the lease"):
+            log.append(one(b"b", b"2"))
+    assert [m.key for m in raw(topic)] == [b"a"]
+
+
+def test_a_fenced_writer_that_lives_on_keeps_nobody_out(bench: Workbench, topic: Topic) -> None:
+    """It gives up the file when it learns that it lost the lease, and does not wait for its end."""
+    assert isinstance(bench.clock, ManualClock)
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        bench.clock.advance(10 * 60_000)
+        with pytest.raises(LeaseHeld, match="is writing to"):
+            produce(topic, [one(b"b", b"2")])
+        heart = threading.Thread(target=log._on_fenced)  # a thread of its own, as the lease's
+        heart.start()
+        heart.join(30)
+        assert not heart.is_alive()
+        produce(topic, [one(b"b", b"2")])
+        for late in (lambda: log.append(one(b"late", b"3")), log.roll):
+            with pytest.raises(Fenced, match="has lost the lease"):
+                late()
+        produce(topic, [one(b"c", b"4")])
+    assert [m.key for m in raw(topic)] == [b"a", b"b", b"c"]
+
+
+def test_what_a_fenced_writer_has_not_written_yet_fails(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is being written when it learns of it is still acknowledged: nobody else can have the file before."""
+    answers: list[Answer] = []
+    begun, go_on = threading.Event(), threading.Event()
+    real = os.fdatasync
+
+    def held(descriptor: int) -> None:
+        begun.set()
+        assert go_on.wait(30)
+        real(descriptor)
+
+    with topic.append_log() as log:
+        monkeypatch.setattr(os, "fdatasync", held)
+        log.submit(one(b"a", b"1"), answers.append)
+        assert begun.wait(30)
+        log.submit(one(b"b", b"2"), answers.append)
+        writer = log._writer
+        assert writer is not None
+        heart = threading.Thread(target=log._on_fenced)
+        heart.start()
+        while writer._commits.refusal is None:
+            os.sched_yield()
+        go_on.set()
+        heart.join(30)
+        assert [type(answer) for answer in answers] == [Appended, Fenced]
+    assert [m.key for m in raw(topic)] == [b"a"]
+
+
+def test_the_look_under_the_lock_tells_lease_and_segment(bench: Workbench, topic: Topic) -> None:
+    """Lost leases, and a segment that was rolled by this very lease: a COMMIT whose answer was late."""
+    log, topic_id = bench.metadata.log, topic.record.id
+    produce(topic, [one(b"a", b"1")])
+    (segment,) = log.segments(topic_id)
+    lease = bench.metadata.acquire_lease(topic_id, "holder", 1000)
+    log.check_open_segment(lease, segment.ledger_id)
+    for other in (None, segment.ledger_id + 1):
+        with pytest.raises(Fenced, match=f"the segment of ledger {segment.ledger_id} is open"):
+            log.check_open_segment(lease, other)
+    assert bench.log is not None
+    roll_open_segment(bench.metadata, bench.clock, bench.log, topic.record, lease)
+    log.check_open_segment(lease, None)
+    with pytest.raises(Fenced, match="no segment is open"):
+        log.check_open_segment(lease, segment.ledger_id)
+    bench.metadata.release_lease(lease)
+    bench.metadata.acquire_lease(topic_id, "other", 1000)
+    with pytest.raises(Fenced, match="no longer holds the lease"):
+        log.check_open_segment(lease, None)
+
+
+def test_segments_roll_by_size(bench: Workbench, topic: Topic) -> None:
+    policy(bench, topic, "segment.bytes", 1 << 14)
+    produce(topic, [one(b"k%d" % number, b"x" * 6000) for number in range(7)])
+    assert segments(bench, topic) == [(0, "ROLLED"), (3, "ROLLED"), (6, "OPEN")]
+    assert [m.offset for m in raw(topic)] == list(range(7))
+    assert bench.metadata.topic(topic.name).next_offset == 6
+
+
+def test_segments_roll_by_what_they_are_uncompressed(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sealing holds a segment's messages in memory."""
+    from storage.ledger.rows import Codec
+
+    policy(bench, topic, "segment.bytes", 1 << 14)
+    monkeypatch.setattr(topic_log, "INFLATION", 2)
+    produce(topic, [batch((b"k", b"x" * 40_000), codec=Codec.ZSTD) for _ in range(2)])
+    assert segments(bench, topic) == [(0, "ROLLED"), (1, "OPEN")]
+
+
+def test_segments_roll_by_age_also_when_nothing_comes(bench: Workbench, topic: Topic) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    policy(bench, topic, "segment.ms", 60_000)
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        log.look()
+        assert segments(bench, topic) == [(0, "OPEN")]
+        bench.clock.advance(60_000)
+        log.look()
+        assert segments(bench, topic) == [(0, "ROLLED")]
+        log.look()
+        log.append(one(b"b", b"2"))
+    assert segments(bench, topic) == [(0, "ROLLED"), (1, "OPEN")]
+
+
+def test_a_writer_rolls_when_it_is_asked_to(bench: Workbench, topic: Topic) -> None:
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        bench.metadata.log.request_roll(topic.record.id)
+        log.look()
+        assert segments(bench, topic) == [(0, "ROLLED")]
+        assert not bench.metadata.log.roll_requested(topic.record.id)
+        bench.metadata.log.request_roll(topic.record.id)
+        log.look()
+        assert not bench.metadata.log.roll_requested(topic.record.id), "there was nothing to roll: said all the same"
+
+
+def test_rolling_an_empty_segment_leaves_nothing(bench: Workbench, topic: Topic) -> None:
+    class Died(BaseException):
+        pass
+
+    def die(step: Step) -> None:
+        if step is Step.SEGMENT_OPENED:
+            raise Died
+
+    with observed(die), pytest.raises(Died):
+        produce(topic, [one(b"a", b"1")])
+    assert segments(bench, topic) == [(0, "OPEN")]
+    with topic.append_log() as log:
+        assert log.roll() is None
+        assert segments(bench, topic) == []
+        assert log.roll() is None
+    assert segments(bench, topic) == []
+    assert raw(topic) == []
+
+
+def test_no_segment_is_opened_for_an_entry_that_cannot_be_taken(bench: Workbench, topic: Topic) -> None:
+    """Else the next reader and the next writer find an empty one."""
+    policy(bench, topic, "max.message.bytes", 1000)
+    too_large = one(b"a", b"x" * (1000 + topic_log.ENTRY_PADDING))
+    with topic.append_log() as log:
+        for refused in (b"no entry", too_large):
+            with pytest.raises(InvalidRecord):
+                log.append(refused)
+            with pytest.raises(InvalidRecord):
+                log.submit(refused, lambda _: None)
+            with pytest.raises(InvalidRecord):
+                asyncio.run(log.append_async(refused))
+    assert segments(bench, topic) == []
+    assert not segment_file(bench, topic).exists()
+    produce(topic, [one(b"a", b"1")])
+    assert [m.offset for m in raw(topic)] == [0]
+
+
+def test_an_import_rolls_the_open_segment_and_goes_on_behind_it(bench: Workbench, topic: Topic) -> None:
+    produce(topic, [one(b"a", b"1")])
+    bench.append(topic, [content((b"b", b"2"))])
+    produce(topic, [one(b"c", b"3")])
+    assert [(m.offset, m.key) for m in raw(topic)] == [(0, b"a"), (1, b"b"), (2, b"c")]
+    ids = [m.message_id for m in raw(topic)]
+    assert ids == sorted(ids)
+    assert segments(bench, topic) == [(0, "ROLLED"), (2, "OPEN")]
+
+
+def test_an_entry_that_is_too_large_is_refused_and_nothing_else_is_harmed(bench: Workbench, topic: Topic) -> None:
+    policy(bench, topic, "max.message.bytes", 1000)
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        with pytest.raises(InvalidRecord, match="larger than the limit"):
+            log.append(one(b"a", b"x" * (1000 + topic_log.ENTRY_PADDING)))
+        log.append(one(b"b", b"x" * 1000))
+    assert [m.offset for m in raw(topic)] == [0, 1]
+
+
+def test_a_failing_disk_fails_the_append_and_the_next_one_recovers(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fdatasync", _no_disk)
+            with pytest.raises(Unavailable):
+                log.append(one(b"lost", b"2"))
+        third = log.append(one(b"c", b"3"))
+    assert [(m.offset, m.key) for m in raw(topic)] == [(0, b"a"), (1, b"c")]
+    assert third.first.offset == 1
+
+
+def _no_disk(_: int) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_a_segment_whose_append_failed_is_recovered_before_it_is_rolled(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fdatasync", _no_disk)
+            with pytest.raises(Unavailable):
+                log.append(one(b"lost", b"2"))
+        rolled = log.roll()
+        assert rolled is not None
+        assert rolled.content is not None
+        assert rolled.content.messages == 1
+        log.append(one(b"c", b"3"))
+    assert segments(bench, topic) == [(0, "ROLLED"), (1, "OPEN")]
+    assert [m.key for m in raw(topic)] == [b"a", b"c"]
+
+
+def test_a_roll_that_cannot_flush_leaves_the_segment_open(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy(bench, topic, "flush.messages", 100)
+    with topic.append_log() as log:
+        log.append(one(b"a", b"1"))
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fdatasync", _no_disk)
+            with pytest.raises(Unavailable):
+                log.roll()
+        assert segments(bench, topic) == [(0, "OPEN")]
+        log.append(one(b"b", b"2"))
+        assert log.roll() is not None
+    assert [m.key for m in raw(topic)] == [b"b"], "what was acknowledged before its flush is lost with the flush"
+
+
+def test_a_file_without_a_row_is_replaced(bench: Workbench, topic: Topic) -> None:
+    """The writer died between the two; nothing in the file was acknowledged."""
+
+    class Died(BaseException):
+        pass
+
+    def die(step: Step) -> None:
+        if step is Step.SEGMENT_FILE_CREATED:
+            raise Died
+
+    with observed(die), pytest.raises(Died):
+        produce(topic, [one(b"a", b"1")])
+    assert segment_file(bench, topic).exists()
+    assert segments(bench, topic) == []
+    produce(topic, [one(b"b", b"2")])
+    assert [(m.offset, m.key) for m in raw(topic)] == [(0, b"b")]
+
+
+def test_a_row_without_a_file_is_a_loss_and_named(bench: Workbench, topic: Topic) -> None:
+    produce(topic, [one(b"a", b"1")])
+    segment_file(bench, topic).unlink()
+    with pytest.raises(ObjectMissing, match=r"00000000000000000000\.log"):
+        produce(topic, [one(b"b", b"2")])
+    with pytest.raises(ObjectMissing, match=r"00000000000000000000\.log"):
+        raw(topic)
+
+
+def test_damage_in_what_was_flushed_is_named_and_costs_what_is_damaged_if_that_is_accepted(
+    bench: Workbench, topic: Topic
+) -> None:
+    """No offset and no id is given again, and what lies behind the damage is kept."""
+    produce(topic, [one(b"a", b"1"), one(b"b", b"2"), batch((b"c", b"3"), (b"d", b"4"))])
+    before = raw(topic)
+    file = segment_file(bench, topic)
+    data = bytearray(file.read_bytes())
+    data[data.index(b"b", 64 + 60)] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ObjectDamaged, match=r"00000000000000000000\.log"):
+        produce(topic, [one(b"c", b"3")])
+    topic.keeper().roll(topic.record, accept_loss=True)
+    produce(topic, [one(b"e", b"5")])
+    (remains,) = topic.keeper().seal_remains(topic.record)
+    assert remains.lost == 1
+    found = raw(topic)
+    assert [m.offset for m in found] == [0, 2, 3, 4]
+    assert found[:-1] == [before[0], *before[2:]]
+    assert found[-1].message_id.ledger_id > before[-1].message_id.ledger_id
+
+
+def test_another_log_directory_is_told_and_nothing_is_taken_for_empty(
+    bench: Workbench, topic: Topic, tmp_path: Path
+) -> None:
+    produce(topic, [one(b"a", b"1")])
+    elsewhere = Topic(bench.metadata, bench.store, bench.clock, topic.record, log=LogDirectory(tmp_path / "elsewhere"))
+    with pytest.raises(Misconfigured, match="not one that was written to"):
+        list(elsewhere.read())
+    with pytest.raises(Misconfigured, match="COMPACTOR_LOG"):
+        produce(elsewhere, [one(b"b", b"2")])
+    without = Topic(bench.metadata, bench.store, bench.clock, topic.record)
+    for attempt in (lambda: list(without.read()), lambda: without.append_log(0)):
+        with pytest.raises(Misconfigured, match="COMPACTOR_LOG"):
+            attempt()
+    with pytest.raises(Misconfigured, match="COMPACTOR_LOG"):
+        without.bulk_append(wait_ms=0).append([content((b"x", b"1"))])
+    assert [m.key for m in raw(topic)] == [b"a"]
+
+
+def test_a_log_directory_keeps_its_name_and_a_broken_one_is_told(tmp_path: Path) -> None:
+    directory = LogDirectory(tmp_path / "log")
+    assert LogDirectory(tmp_path / "log").uid == directory.uid
+    assert LogDirectory(tmp_path / "other").uid != directory.uid
+    assert [file.name for file in (tmp_path / "log").iterdir()] == [UID_FILE]
+    (tmp_path / "log" / UID_FILE).write_text("nonsense")
+    with pytest.raises(Misconfigured, match="32 hex digits"):
+        _ = LogDirectory(tmp_path / "log").uid
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Misconfigured, match="COMPACTOR_LOG"):
+        _ = LogDirectory(tmp_path / "file" / "log").uid
+
+
+def test_states_follow_each_other(bench: Workbench, topic: Topic) -> None:
+    produce(topic, [one(b"a", b"1")])
+    topic.keeper().settle(topic.record)
+    (sealed,) = bench.metadata.log.segments(topic.record.id)
+    assert sealed.state is SegmentState.SEALED
+    assert segments(bench, topic) == [(0, "SEALED")]

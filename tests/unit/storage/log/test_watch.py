@@ -1,0 +1,275 @@
+"""One watch over many open logs: few statements, and what one log fails in is its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from sqlalchemy import event
+
+from storage.errors import Fenced, TopicNotFound, Unavailable
+from storage.log import watch as watching
+from storage.log.topic_log import TopicLog
+from storage.log.watch import LogWatch
+from storage.metadata.leases import Unrenewed
+from storage.metadata.policy_store import topic_scope
+from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState
+from storage.topic import Topic
+from tests.clocks import ManualClock
+from tests.entries import one
+from tests.workbench import Workbench, raw
+
+
+@pytest.fixture
+def watch(bench: Workbench) -> Iterator[LogWatch]:
+    """Looks and renews when it is told to."""
+    with LogWatch(bench.metadata, look_seconds=3600.0, renew_seconds=3600.0) as made:
+        yield made
+
+
+Logs = list[tuple[Topic, TopicLog]]
+
+
+@contextmanager
+def opened(bench: Workbench, watch: LogWatch, count: int) -> Iterator[Logs]:
+    """Open logs, each with a message."""
+    with ExitStack() as stack:
+        made = []
+        for number in range(count):
+            topic = bench.topic(f"t{number}")
+            log = stack.enter_context(topic.append_log(0, watch=watch))
+            log.append(one(b"a", b"1"))
+            made.append((topic, log))
+        yield made
+
+
+@pytest.fixture
+def logs(bench: Workbench, watch: LogWatch) -> Iterator[Logs]:
+    with opened(bench, watch, 8) as made:
+        yield made
+
+
+def statements(bench: Workbench) -> list[str]:
+    """What is asked of the database from now on."""
+    seen: list[str] = []
+
+    def note(*arguments: object) -> None:
+        if not str(arguments[2]).startswith("BEGIN"):
+            seen.append(str(arguments[2]))
+
+    event.listen(bench.metadata.database.engine, "before_cursor_execute", note)
+    return seen
+
+
+def rolled(bench: Workbench, logs: Logs) -> list[int]:
+    """The numbers of those whose first segment is rolled."""
+    states = [bench.metadata.log.segments(topic.record.id)[0].state for topic, _ in logs]
+    return [number for number, state in enumerate(states) if state is SegmentState.ROLLED]
+
+
+def test_a_look_and_a_renewal_take_a_handful_of_statements_and_no_threads(bench: Workbench, watch: LogWatch) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    with opened(bench, watch, 50) as logs:
+        assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+        seen = statements(bench)
+        assert watch.look() == []
+        assert [statement.split()[0] for statement in seen] == ["SELECT"]
+        bench.clock.advance(10_000)
+        seen.clear()
+        assert watch.renew() == []
+        assert [statement.split()[0] for statement in seen] == ["SELECT", "UPDATE"]
+        bench.clock.advance(10_000)
+        assert all(bench.metadata.log.lease_of(topic.record.id) for topic, _ in logs), "taken longer than a term ago"
+
+
+def test_many_are_asked_for_in_batches(
+    bench: Workbench, watch: LogWatch, logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.metadata.segments.AT_ONCE", 3)
+    monkeypatch.setattr(watching, "AT_ONCE", 3)
+    seen = statements(bench)
+    watch.look()
+    assert len(seen) == 3
+    bench.metadata.log.request_roll(logs[-1][0].record.id)
+    wait(watch.look())
+    assert rolled(bench, logs) == [7]
+    seen.clear()
+    assert watch.renew() == []
+    assert len(seen) == 6
+
+
+def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LogWatch, logs: Logs) -> None:
+    """The file is given up at once; nobody else notices."""
+    assert isinstance(bench.clock, ManualClock)
+    bench.clock.advance(60_000)
+    topic, log = logs[7]
+    bench.metadata.acquire_lease(topic.record.id, "other:1:ab", 15_000)
+    wait(begun := watch.renew())
+    assert len(begun) == 1
+    with pytest.raises(Fenced, match="has lost the lease"):
+        log.append(one(b"b", b"2"))
+    assert watch.renew() == [], "told once"
+    for number, (other, goes_on) in enumerate(logs):
+        if number != 7:
+            goes_on.append(one(b"b", b"2"))
+            lease = bench.metadata.log.lease_of(other.record.id)
+            assert lease is not None
+            assert lease.expires_at == bench.clock.now_ms() + 15_000
+    bench.clock.advance(20_000)
+    with topic.append_log(0, watch=watch) as successor:
+        successor.append(one(b"c", b"3"))
+    assert [message.key for message in raw(topic)] == [b"a", b"c"]
+
+
+def test_a_topic_that_was_deleted_is_told_to_its_log(bench: Workbench, watch: LogWatch, logs: Logs) -> None:
+    for number, told, parts in ((3, watch.look, 1), (4, watch.renew, 2)):  # the lease of the first one, too
+        topic, log = logs[number]
+        bench.metadata.tenancy.delete_topic(topic.record.id)
+        wait(begun := told())
+        assert len(begun) == parts
+        with pytest.raises(TopicNotFound):
+            log.append(one(b"b", b"2"))
+    wait([*watch.look(), *watch.renew()])
+    logs[5][1].append(one(b"b", b"2"))
+
+
+def test_those_that_are_old_or_asked_to_roll(bench: Workbench, watch: LogWatch, logs: Logs) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    bench.metadata.log.request_roll(logs[2][0].record.id)
+    wait(watch.look())
+    assert rolled(bench, logs) == [2]
+    for number in (2, 4):  # policies are read when a segment is opened
+        topic, log = logs[number]
+        bench.metadata.policies.set(topic_scope(topic.record), "segment.ms", 60_000)
+        log.roll()
+        log.append(one(b"b", b"2"))
+    assert watch.look() == []
+    bench.clock.advance(60_000)
+    wait(begun := watch.look())
+    assert len(begun) == 2
+    assert bench.metadata.log.open_segment_of(logs[4][0].record.id) is None
+    assert watch.look() == []
+
+
+def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
+    bench: Workbench,
+    watch: LogWatch,
+    logs: Logs,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    go_on, begun = threading.Event(), threading.Event()
+    rolls = bench.metadata.log.roll_segment
+    slow, real = logs[0][1]._of_ours, logs[0][1]._of_ours.roll
+
+    def held(writer: object) -> object:
+        begun.set()
+        assert go_on.wait(30)
+        return real(writer)  # type: ignore[arg-type]
+
+    def fails(lease: Lease, ledger_id: int, content: SegmentContent) -> SegmentRecord:
+        if lease.topic_id == logs[1][0].record.id:
+            raise Unavailable("no database", "try again")
+        return rolls(lease, ledger_id, content)
+
+    monkeypatch.setattr(slow, "roll", held)
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.metadata.log, "roll_segment", fails)
+        for number in (0, 1, 2):
+            bench.metadata.log.request_roll(logs[number][0].record.id)
+        works = watch.look()
+        assert begun.wait(30)
+        wait(works[1:])
+        assert rolled(bench, logs) == [2]
+        assert "cannot be rolled now: no database" in caplog.text
+    bench.clock.advance(10_000)
+    assert watch.renew() == [], "renewals do not wait for rolls"
+    wait(watch.look())
+    assert rolled(bench, logs) == [1, 2], "tried again; what is under way is not begun twice"
+    lease = bench.metadata.log.lease_of(logs[0][0].record.id)
+    assert lease is not None
+    assert lease.expires_at == bench.clock.now_ms() + 15_000
+    go_on.set()
+    wait(works)
+    assert rolled(bench, logs) == [0, 1, 2]
+
+
+def test_who_leaves_waits_for_what_was_begun(
+    bench: Workbench, watch: LogWatch, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, begun = threading.Event(), threading.Event()
+    with topic.append_log(0, watch=watch) as log:
+        log.append(one(b"a", b"1"))
+        real = log._of_ours.roll
+
+        def held(writer: object) -> object:
+            begun.set()
+            assert go_on.wait(30)
+            return real(writer)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(log._of_ours, "roll", held)
+        bench.metadata.log.request_roll(topic.record.id)
+        (work,) = watch.look()
+        assert begun.wait(30)
+        leaves = threading.Thread(target=log.__exit__, args=(None, None, None))
+        leaves.start()
+        go_on.set()
+        leaves.join(30)
+        assert work.done()
+        assert bench.metadata.log.lease_of(topic.record.id) is None
+        assert watch.look() == []
+        assert watch.renew() == [], "a lease that was given back is not lost"
+
+
+def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads, told by nobody; also after a look and a renewal that failed."""
+    assert isinstance(bench.clock, ManualClock)
+    renewed, rolled_one = threading.Event(), threading.Event()
+    log_store = bench.metadata.log
+    ask, renew = log_store.roll_requests, log_store.renew_leases
+    failures = {"look", "renewal"}
+
+    def fails_once(kind: str) -> None:
+        if kind in failures:
+            failures.remove(kind)
+            raise Unavailable("no database", "try again")
+
+    def asking(topic_ids: Sequence[int]) -> dict[int, bool]:
+        fails_once("look")
+        return ask(topic_ids)
+
+    def renewing(held: Sequence[Lease], ttl_ms: int) -> Unrenewed:
+        fails_once("renewal")
+        answer = renew(held, ttl_ms)
+        renewed.set()
+        return answer
+
+    monkeypatch.setattr(log_store, "roll_requests", asking)
+    monkeypatch.setattr(log_store, "renew_leases", renewing)
+    with (
+        LogWatch(bench.metadata, look_seconds=0.001, renew_seconds=0.01) as watch,
+        topic.append_log(0, rolled_one.set, watch) as log,
+    ):
+        log.append(one(b"a", b"1"))
+        bench.metadata.log.request_roll(topic.record.id)
+        assert rolled_one.wait(30)
+        assert renewed.wait(30)
+        assert not failures
+    with pytest.raises(Unavailable, match="is ending"), topic.append_log(0, watch=watch):
+        pass
+    assert bench.metadata.log.lease_of(topic.record.id) is None
+
+
+def test_a_lease_whose_row_somebody_has_is_tried_again_soon(
+    bench: Workbench, watch: LogWatch, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with topic.append_log(0, watch=watch) as log:
+        monkeypatch.setattr(bench.metadata.log, "renew_leases", lambda held, _: Unrenewed([], list(held)))
+        begun, again = watch._renew(watch._those(watching._HeldLease))
+        assert begun == []
+        assert [held.lease for held in again] == [log._of_ours._lease]
+        log.append(one(b"a", b"1"))

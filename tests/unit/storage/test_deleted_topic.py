@@ -1,0 +1,204 @@
+"""Who was at work when a topic was deleted or truncated ends soon, with a clear error, and leaves nothing (S8, C2)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from compactor.plan import Policies
+from compactor.truncation import Truncation
+from storage.errors import CompactorError, Fenced, TopicNotFound
+from storage.log import topic_log
+from storage.log.keeper import LogKeeper
+from storage.log.topic_log import TopicLog
+from storage.metadata.records import TopicRecord
+from storage.reader import Limits
+from storage.steps import Step, observed
+from storage.topic import Topic
+from storage.topic_reader import TopicReader
+from tests.clocks import ManualClock
+from tests.entries import one
+from tests.workbench import Workbench, content, raw
+
+DELETED = "the topic persistent://public/default/t was deleted"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Workbench:
+    return Workbench.embedded(tmp_path)
+
+
+@pytest.fixture
+def topic(bench: Workbench) -> Topic:
+    """With two ledgers, and a segment that is open."""
+    topic = bench.topic()
+    bench.append(topic, [content(*((b"k%d" % n, b"v") for n in range(4)))], ledger_bytes=6)
+    with topic.append_log() as log:
+        log.append(one(b"tail", b"v"))
+    return topic
+
+
+def delete(bench: Workbench) -> TopicRecord:
+    """Delete it, and make it again under the same name."""
+    bench.metadata.tenancy.delete_topic(bench.topic().record.id)
+    return bench.topic().record
+
+
+def untouched(bench: Workbench, again: TopicRecord) -> bool:
+    return bench.metadata.snapshot(again.id).pieces == () and raw(bench.topic()) == []
+
+
+def test_a_writer_is_told_when_it_looks(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    fenced = threading.Event()
+    real = TopicLog._on_fenced
+
+    def then_tell(log: TopicLog) -> None:
+        real(log)
+        fenced.set()
+
+    monkeypatch.setattr(TopicLog, "_on_fenced", then_tell)
+    monkeypatch.setattr(topic_log, "LOOK_SECONDS", 0.001)
+    with topic.append_log() as log:
+        again = delete(bench)
+        assert fenced.wait(30)
+        for call in (lambda: log.append(one(b"k", b"v")), log.roll):
+            with pytest.raises(TopicNotFound, match=DELETED):
+                call()
+    assert untouched(bench, again)
+
+
+def test_a_writer_that_rolls_is_told(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_log, "LOOK_SECONDS", 3600.0)
+    with topic.append_log() as log:
+        log.append(one(b"k", b"v"))
+        again = delete(bench)
+        log.append(one(b"k", b"v"))
+        with pytest.raises(TopicNotFound, match=DELETED):
+            log.roll()
+    assert untouched(bench, again)
+
+
+def test_an_import_ends_without_a_ledger(bench: Workbench, topic: Topic) -> None:
+    again: list[TopicRecord] = []
+
+    def tables() -> Iterator[pa.Table]:
+        yield content((b"k", b"v"))
+        again.append(delete(bench))
+        yield content((b"l", b"v"))
+
+    with pytest.raises(TopicNotFound, match=DELETED):
+        topic.bulk_append().append(tables())
+    assert untouched(bench, again[0])
+
+
+def test_a_sealer_ends(bench: Workbench, topic: Topic) -> None:
+    keeper = topic.keeper()
+    keeper.roll(topic.record)
+    again: list[TopicRecord] = []
+
+    def at(step: Step) -> None:
+        if step is Step.SEAL_CLAIMED and not again:
+            again.append(delete(bench))
+
+    with observed(at), pytest.raises(TopicNotFound, match=DELETED):
+        list(keeper.seal(topic.record))
+    assert untouched(bench, again[0])
+    assert [*keeper.seal(topic.record), *keeper.settle(topic.record)] == []
+
+
+@pytest.mark.parametrize(
+    "step", [Step.RUN_SNAPSHOT_TAKEN, Step.PHASE_ONE_DONE, Step.PHASE_TWO_DONE, Step.PUBLISH_BEFORE_TRANSACTION]
+)
+def test_a_run_never_publishes(bench: Workbench, topic: Topic, step: Step) -> None:
+    again: list[TopicRecord] = []
+
+    def at(reached: Step) -> None:
+        if reached is step:
+            again.append(delete(bench))
+
+    with observed(at), pytest.raises(TopicNotFound, match=DELETED):
+        bench.compactor().compact(topic.name, Policies())
+    assert untouched(bench, again[0])
+    assert bench.metadata.all_runs(9) == []
+
+
+def read_on(reader: TopicReader) -> None:
+    for _ in range(9):
+        reader.poll(Limits(1))
+
+
+@pytest.mark.parametrize("read_compacted", [False, True])
+def test_a_reader_is_told_on_its_next_page(bench: Workbench, topic: Topic, read_compacted: bool) -> None:
+    bench.compact(topic)
+    with closing(topic.reader(read_compacted=read_compacted)) as reader:
+        assert sum(batch.num_rows for batch in reader.poll(Limits(1))) == 1
+        delete(bench)
+        with pytest.raises(TopicNotFound, match=DELETED):
+            read_on(reader)
+
+
+@pytest.mark.parametrize("read_compacted", [False, True])
+def test_a_reader_whose_objects_go_is_told(bench: Workbench, topic: Topic, read_compacted: bool) -> None:
+    """Not that something is lost: it was deleted."""
+    bench.compact(topic)
+    with closing(topic.reader(read_compacted=read_compacted)) as reader:
+        reader.poll(Limits(1))
+        bench.metadata.tenancy.delete_topic(topic.record.id)
+        for info in list(bench.store.list("topics/")):
+            bench.store.delete(info.name)
+        with pytest.raises(TopicNotFound, match=DELETED):
+            read_on(reader)
+
+
+def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -> None:
+    bench.compact(topic)
+    assert bench.log is not None
+    assert isinstance(bench.clock, ManualClock)
+    truncation = Truncation(bench.metadata, bench.store, bench.clock, bench.log)
+    with topic.append_log() as log:
+        log.append(one(b"more", b"v"))
+        log.roll()
+    dry = truncation.truncate(topic.record, dry_run=True)
+    assert (dry.messages, dry.compacted_messages, dry.truncated) == (6, 5, False)
+    assert len(raw(topic)) == 6
+    done = truncation.truncate(topic.record)
+    assert (done.messages, done.compacted_messages, done.topic.start_offset) == (6, 5, 6)
+    assert raw(topic) == list(topic.messages(read_compacted=True)) == []
+    assert topic.get(b"k1") is None
+    with topic.append_log() as log:
+        log.append(one(b"k1", b"new"))
+    assert [(message.offset, message.key) for message in raw(topic)] == [(6, b"k1")]
+    bench.compact(topic)
+    assert [message.offset for message in topic.messages(read_compacted=True)] == [6]
+    bench.clock.advance(10**9)
+    keeper = LogKeeper(bench.metadata, bench.store, bench.clock, bench.log, "keeper")
+    assert keeper.sweep() >= 1
+    assert [message.offset for message in raw(topic)] == [6]
+
+
+def test_a_reader_under_way_may_finish_a_truncation(bench: Workbench, topic: Topic) -> None:
+    bench.compact(topic)
+    assert bench.log is not None
+    reading = topic.messages(read_compacted=True)
+    first = next(reading)
+    Truncation(bench.metadata, bench.store, bench.clock, bench.log).truncate(topic.record)
+    assert [first.offset, *(message.offset for message in reading)] == [0, 1, 2, 3, 4]
+
+
+def test_a_run_under_way_ends_when_its_topic_is_truncated(bench: Workbench, topic: Topic) -> None:
+    assert bench.log is not None
+    truncation = Truncation(bench.metadata, bench.store, bench.clock, bench.log)
+
+    def at(reached: Step) -> None:
+        if reached is Step.PHASE_TWO_DONE:
+            truncation.truncate(topic.record)
+
+    with observed(at), pytest.raises(CompactorError) as told:
+        bench.compactor().compact(topic.name, Policies())
+    assert isinstance(told.value, Fenced)
+    assert topic.snapshot().compacted is None

@@ -1,0 +1,224 @@
+"""Readers that go on: after an error, after a trim, behind a compaction that took what they had not read."""
+
+from __future__ import annotations
+
+import pytest
+
+from compactor.retention import Retention
+from storage.errors import ObjectMissing, OffsetOutOfRange, StateMayBeStale, Unavailable
+from storage.ledger.manifest import read_manifest
+from storage.metadata.policy_store import topic_scope
+from storage.model import EARLIEST, MessageId
+from storage.reader import Limits, messages
+from storage.start import AtOffset, AtTime, Reset
+from storage.topic import Topic
+from storage.topic_reader import TopicReader
+from tests.entries import NOW, one, produce
+from tests.faults.faulty_store import Fault, FaultyStore, Kind, Script
+from tests.pulsar_entries import entry, metadata
+from tests.workbench import Workbench, content, raw, view
+
+
+def imported(bench: Workbench, topic: Topic, count: int, first: int = 0) -> None:
+    bench.append(topic, [content(*((b"k%d" % number, b"v%d" % number) for number in range(first, first + count)))])
+
+
+def cleanup(bench: Workbench, topic: Topic, policy: str) -> Retention:
+    assert bench.log is not None
+    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", policy)
+    return Retention(bench.metadata, bench.store, bench.clock, bench.log)
+
+
+def page(reader: TopicReader, limits: Limits = Limits()) -> list[int]:  # noqa: B008
+    return [message.offset for message in messages(iter(reader.poll(limits)), -1)]
+
+
+def failing(bench: Workbench, topic: Topic, nth: int) -> Topic:
+    """The topic over a store of which one read fails."""
+    store = FaultyStore(bench.store, Script([Fault(Kind.FAIL, "get", nth=nth)]))
+    return Topic(bench.metadata, store, bench.clock, topic.record, log=bench.log)
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_an_error_costs_a_reader_nothing(bench: Workbench, topic: Topic, flag: bool) -> None:
+    """Whichever read fails, what was gathered is given, and the next page goes on there."""
+    imported(bench, topic, 3)
+    imported(bench, topic, 3, 3)
+    if flag:
+        bench.compact(topic)
+        cleanup(bench, topic, "compact").apply(topic.record)
+        imported(bench, topic, 2, 6)
+    expected = [m.offset for m in topic.messages(read_compacted=flag)]
+    failures = 0
+    for nth in range(1, 30):
+        reader = failing(bench, topic, nth).reader(read_compacted=flag)
+        given: list[int] = []
+        for _ in range(2 * len(expected)):
+            try:
+                given += page(reader, Limits(messages=2))
+            except Unavailable:
+                failures += 1
+        assert given == expected, nth
+        assert bench.metadata.referenced(topic.record.id).pins == ()
+    assert failures > 1
+
+
+def test_an_error_makes_no_generation_another_one(bench: Workbench, topic: Topic) -> None:
+    """R7: what deletions a compacted ledger had lost before it was entered, its reader has not missed."""
+    keys = [b"key-%02d" % number for number in range(20)]
+    bench.append(topic, [content(*((key, b"first" * 9) for key in keys), (b"gone", b"1"), (b"gone", None))])
+    bench.compact(topic)
+    compacted = topic.snapshot().compacted
+    assert compacted is not None
+    last = read_manifest(bench.store, compacted.manifest).parts[-1].rows.stored.name
+    rows = bench.store.get(last)
+    bench.store.delete(last)
+    reader = topic.reader(read_compacted=True)
+    given = page(reader)
+    assert 0 < len(given) < len(keys)
+    for _ in range(2):
+        with pytest.raises(ObjectMissing, match=last):
+            page(reader)
+    bench.store.put(last, rows)
+    assert given + page(reader) == list(range(len(keys)))
+
+
+def test_a_page_before_an_error_is_given_and_the_error_comes_with_the_next(bench: Workbench, topic: Topic) -> None:
+    imported(bench, topic, 3)
+    imported(bench, topic, 3, 3)
+    lost = topic.snapshot().ledgers[1].rows.name
+    bench.store.delete(lost)
+    reader = topic.reader()
+    assert page(reader) == [0, 1, 2]
+    for _ in range(2):
+        with pytest.raises(ObjectMissing, match=lost):
+            page(reader)
+
+
+def test_a_reader_that_is_reset_to_latest_goes_on_there(bench: Workbench, topic: Topic) -> None:
+    imported(bench, topic, 10)
+    cleanup(bench, topic, "delete").trim(topic.record, 5)
+    reader = topic.reader(AtOffset(2), reset=Reset.LATEST)
+    assert page(reader) == []
+    imported(bench, topic, 3, 10)
+    assert page(reader) == [10, 11, 12]
+
+
+def test_an_id_below_the_start_is_out_of_range_also_in_the_first_ledger(bench: Workbench, topic: Topic) -> None:
+    imported(bench, topic, 10)
+    ids = [m.message_id for m in raw(topic)]
+    retention = cleanup(bench, topic, "delete")
+    retention.trim(topic.record, 5)
+    for gone in (ids[0], ids[4]):
+        with pytest.raises(OffsetOutOfRange):
+            list(topic.read(gone, reset=Reset.FAIL))
+    assert len(list(messages(topic.read(ids[5], reset=Reset.FAIL), -1))) == 5
+    retention.trim(topic.record, 10)
+    for gone in (ids[0], ids[9]):
+        with pytest.raises(OffsetOutOfRange):
+            list(topic.read(gone, reset=Reset.FAIL))
+    assert list(topic.read(EARLIEST, reset=Reset.FAIL)) == []
+
+
+def test_a_key_below_the_start_has_no_value(bench: Workbench, topic: Topic) -> None:
+    imported(bench, topic, 10)
+    produce(topic, [one(b"tail", b"1"), one(b"tail-2", b"2")])
+    cleanup(bench, topic, "delete").trim(topic.record, 5)
+    assert [topic.get(b"k%d" % number) is not None for number in range(10)] == [False] * 5 + [True] * 5
+    assert topic.get(b"tail") is not None
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("last", ["marker", "undecodable"])
+def test_the_last_message_id_is_of_a_message_that_is_delivered(topic: Topic, last: str, sealed: bool) -> None:
+    """R6 (Pulsar #16205, #18808, #21951): a reader that waits for it must not wait for ever."""
+    fields = {"marker_type": 10} if last == "marker" else {"num_messages_in_batch": 3}
+    produce(topic, [one(b"a", b"1"), entry(metadata(**fields), b"\xff" * 40)])
+    if sealed:
+        topic.keeper().settle(topic.record)
+    assert topic.last_message_id() == raw(topic)[-1].message_id
+    produce(topic, [entry(metadata(marker_type=10), b"m")] * 2)
+    assert topic.last_message_id() == raw(topic)[-1].message_id
+
+
+def test_a_topic_of_markers_has_no_last_message(topic: Topic) -> None:
+    produce(topic, [entry(metadata(marker_type=10), b"m")])
+    assert topic.last_message_id() == EARLIEST == MessageId(-1, -1)
+
+
+def test_what_was_sealed_and_swept_between_look_and_read_is_looked_for_again(bench: Workbench, topic: Topic) -> None:
+    bench.metadata.policies.set(topic_scope(topic.record), "file.delete.delay.ms", 0)
+    produce(topic, [one(b"a", b"1", NOW + 5)])
+    stale = topic.snapshot()
+    topic.keeper().settle(topic.record)
+    topic.keeper().sweep()
+    seen = [stale]
+    now = topic.snapshot
+    topic.snapshot = lambda: seen.pop() if seen else now()  # type: ignore[method-assign]
+    assert topic.last_message_id() == MessageId(stale.segments[0].ledger_id, 0)
+    for flag in (False, True):
+        seen.append(stale)
+        assert page(topic.reader(AtTime(NOW + 1), read_compacted=flag)) == [0]
+
+
+def behind(bench: Workbench, topic: Topic) -> tuple[TopicReader, list[int]]:
+    """A compacted reader that is raw and behind, while `compact` takes the raw messages that it has not read."""
+    retention = cleanup(bench, topic, "compact")
+    said = {0: b"J", 3: b"L", 4: b"K", 5: b"M", 7: b"J", 8: b"K", 12: b"L"}
+    entries = [one(said.get(offset), b"%d" % offset) for offset in range(13)]
+    produce(topic, entries[:4])
+    bench.compact(topic)
+    reader = topic.reader(read_compacted=True)
+    given = page(reader)
+    produce(topic, entries[4:])
+    bench.compact(topic)
+    retention.apply(topic.record)
+    assert topic.snapshot_reader().first_offset == 13
+    return reader, given
+
+
+def test_a_compacted_reader_whose_raw_goes_loses_no_newest_value(bench: Workbench, topic: Topic) -> None:
+    """R7, T3: it goes on in the compacted ledger that stands for what it has not read."""
+    reader, given = behind(bench, topic)
+    produce(topic, [one(b"Z", b"13")])
+    given += page(reader)
+    assert given == [0, 3, 5, 7, 8, 12, 13]
+    produce(topic, [one(b"Z", b"14")])
+    bench.compact(topic)
+    assert page(reader) == [14], "raw lasts: it does not jump"
+    assert bench.metadata.referenced(topic.record.id).pins == ()
+
+
+def test_a_deletion_that_went_with_the_raw_messages_is_told(bench: Workbench, topic: Topic) -> None:
+    """R7: its tombstone is in neither of the two any more."""
+    retention = cleanup(bench, topic, "compact")
+    produce(topic, [one(b"a", b"1"), one(b"b", b"1")])
+    bench.compact(topic)
+    reader = topic.reader(read_compacted=True)
+    assert page(reader) == [0, 1]
+    produce(topic, [one(b"a", None), one(b"b", b"2")])
+    bench.compact(topic)
+    retention.apply(topic.record)
+    for _ in range(2):
+        with pytest.raises(StateMayBeStale, match="read again from earliest"):
+            page(reader)
+
+
+def test_one_read_goes_on_likewise(bench: Workbench, topic: Topic) -> None:
+    retention = cleanup(bench, topic, "compact")
+    imported(bench, topic, 3)
+    bench.compact(topic)
+    for first in (3, 6):
+        bench.append(
+            topic, [content(*((b"k%d" % (number % 4), b"w%d" % number) for number in range(first, first + 3)))]
+        )
+    everything = raw(topic)
+    reading = topic.messages(read_compacted=True)
+    given = [next(reading) for _ in range(3)]
+    bench.compact(topic)
+    retention.apply(topic.record)
+    for ledger in bench.metadata.log.trimmed_ledgers(topic.record.id):
+        bench.store.delete(ledger.rows.name)  # long enough ago
+    given += reading
+    assert view(given) == view(everything)
+    assert [m.offset for m in given] == sorted({m.offset for m in given})

@@ -1,0 +1,268 @@
+"""Reading over ledgers and tail as one sequence, from anywhere, page by page, and on as messages come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from storage.errors import ObjectMissing, OffsetOutOfRange
+from storage.log.segment import SegmentFiles
+from storage.model import EARLIEST, LATEST, Message, MessageId
+from storage.objects.interface import ObjectStore
+from storage.reader import Limits, messages
+from storage.start import AtOffset, AtTime, Reset, Start
+from storage.topic import Topic
+from storage.topic_reader import TopicReader
+from tests.clocks import ManualClock
+from tests.entries import NOW, batch, one, produce
+from tests.workbench import Workbench, content, raw
+
+
+@pytest.fixture
+def topic(bench: Workbench) -> Topic:
+    """A ledger (0–2), a sealed segment (3–5), a rolled one (6–7), a ledger (8), an open segment (9–11)."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"c", b"2"))])
+    produce(topic, [one(b"d", b"3", NOW + 3), batch((b"e", b"4"), (b"f", b"5"), publish_time=NOW + 4)])
+    topic.keeper().settle(topic.record)
+    produce(topic, [one(b"g", b"6", NOW + 10), one(b"h", b"7", NOW + 5)])
+    bench.append(topic, [content((b"i", b"8"))])
+    produce(topic, [one(b"j", b"9", NOW + 20), batch((b"k", b"10"), (b"l", b"11"), publish_time=NOW + 6)])
+    assert [len(topic.snapshot().ledgers), len(topic.snapshot().segments)] == [3, 2]
+    return topic
+
+
+def offsets(reading: Iterator[Message]) -> list[int]:
+    return [message.offset for message in reading]
+
+
+def page(reader: TopicReader, limits: Limits = Limits(), wait_ms: int = 0) -> list[int]:  # noqa: B008
+    return offsets(messages(iter(reader.poll(limits, wait_ms)), -1))
+
+
+def trimmed(bench: Workbench, topic: Topic, start: int) -> None:
+    going = [one.ledger_id for one in topic.snapshot().ledgers if one.last_offset < start]
+    bench.metadata.log.trim(topic.record.id, start, going, force=True)
+
+
+def test_every_start_begins_where_it_says(topic: Topic) -> None:
+    everything = raw(topic)
+    assert [m.offset for m in everything] == list(range(12))
+    for message in everything:
+        assert offsets(topic.messages(message.message_id)) == list(range(message.offset, 12))
+        assert offsets(topic.messages(AtOffset(message.offset))) == list(range(message.offset, 12))
+        assert topic.locate(message.offset) is not None
+        assert topic.locate(message.offset).message_id == message.message_id  # type: ignore[union-attr]
+    assert offsets(topic.messages(AtOffset(12))) == []
+    assert topic.locate(12) is None
+    assert offsets(topic.messages(LATEST)) == []
+
+
+def test_ids_between_messages_begin_with_the_next(topic: Topic) -> None:
+    everything = raw(topic)
+    for message in everything:
+        at = message.message_id
+        behind = MessageId(at.ledger_id, at.entry_id, -1, at.batch_index + 1)
+        following = [m.offset for m in everything if m.message_id >= behind]
+        assert offsets(topic.messages(behind)) == following
+        behind = MessageId(at.ledger_id, at.entry_id + 100)
+        assert offsets(topic.messages(behind)) == [m.offset for m in everything if m.message_id >= behind]
+
+
+@pytest.mark.parametrize("time", [0, NOW, NOW + 1, NOW + 3, NOW + 4, NOW + 5, NOW + 7, NOW + 10, NOW + 11, NOW + 20])
+def test_a_time_begins_with_the_first_message_published_then_or_later(topic: Topic, time: int) -> None:
+    """Producers' clocks differ: what comes behind may be older."""
+    first = min(m.offset for m in raw(topic) if m.publish_time >= time)
+    assert offsets(topic.messages(AtTime(time))) == list(range(first, 12))
+
+
+def test_a_time_that_has_not_come_gives_nothing_yet(topic: Topic) -> None:
+    assert offsets(topic.messages(AtTime(NOW + 21))) == []
+    reader = topic.reader(AtTime(NOW + 21))
+    assert page(reader) == []
+    produce(topic, [one(b"m", b"12", NOW + 30)])
+    assert page(reader) == [12]
+
+
+def test_times_in_a_compacted_view(bench: Workbench, topic: Topic) -> None:
+    bench.compact(topic)
+    produce(topic, [one(b"a", b"12", NOW + 40)])
+    view = list(topic.messages(read_compacted=True))
+    for time in (0, NOW + 4, NOW + 7, NOW + 20, NOW + 21, NOW + 40, NOW + 41):
+        first = min((m.offset for m in view if m.publish_time >= time), default=99)
+        assert offsets(topic.messages(AtTime(time), read_compacted=True)) == [
+            m.offset for m in view if m.offset >= first
+        ]
+
+
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_pages_are_the_sequence(bench: Workbench, topic: Topic, flag: bool, size: int) -> None:
+    """R10: never more than was asked for; nothing twice, nothing left out, with a compaction in between."""
+    if flag:
+        bench.compact(topic)
+        produce(topic, [one(b"a", b"12")])
+    expected = offsets(topic.messages(read_compacted=flag))
+    reader = topic.reader(read_compacted=flag)
+    given: list[int] = []
+    while found := page(reader, Limits(size)):
+        assert len(found) <= size
+        given += found
+        if len(given) < 4:
+            bench.compact(topic)
+    assert given == expected
+    assert bench.metadata.referenced(topic.record.id).pins == (), "the pin is given back"
+
+
+def test_a_page_of_bytes_grows_for_a_message_that_is_larger(topic: Topic) -> None:
+    """L3."""
+    produce(topic, [one(b"big", b"x" * 10_000), one(b"z", b"1")])
+    reader = topic.reader(AtOffset(11))
+    assert page(reader, Limits(bytes=100)) == [11]
+    assert page(reader, Limits(bytes=100)) == [12]
+    assert page(reader, Limits(bytes=100)) == [13]
+    assert page(reader, Limits(bytes=100)) == []
+
+
+class CallingClock(ManualClock):
+    """A clock that does something else while others wait."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        super().__init__()
+        self._then = then
+
+    def wait(self, seconds: float) -> None:
+        super().wait(seconds)
+        self._then()
+
+
+def test_a_reader_waits_for_what_comes(bench: Workbench, topic: Topic) -> None:
+    """Long polling, through rolls, seals, imports and a new segment."""
+    steps: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: produce(topic, [one(b"m", b"12")]),
+        lambda: topic.keeper().settle(topic.record),
+        lambda: bench.append(topic, [content((b"n", b"13"))]),
+    ]
+    clock = CallingClock(lambda: steps.pop(0)() if steps else None)
+    waiting = Topic(bench.metadata, bench.store, clock, topic.record, log=bench.log)
+    reader = waiting.reader(LATEST)
+    assert page(reader, wait_ms=60_000) == [12]
+    assert page(reader, wait_ms=60_000) == [13]
+    before = clock.now_ms()
+    assert page(reader, wait_ms=5_000) == []
+    assert clock.now_ms() - before >= 5_000
+
+
+def test_latest_is_where_the_topic_ended_when_the_reader_first_looked(bench: Workbench, topic: Topic) -> None:
+    for flag in (False, True):
+        reader = topic.reader(LATEST, read_compacted=flag)
+        assert page(reader) == []
+        produce(topic, [one(b"m", b"x")])
+        bench.compact(topic)
+        assert len(page(reader)) == 1
+
+
+def test_below_the_first_offset_a_read_does_as_it_was_told(bench: Workbench, topic: Topic) -> None:
+    """L3: out of range, with reset to earliest or latest, or fail."""
+    first_id = raw(topic)[0].message_id
+    trimmed(bench, topic, 4)
+    assert offsets(topic.messages()) == list(range(4, 12))
+    for start in (AtOffset(0), AtOffset(3), first_id):
+        given = {reset: _read(topic, start, reset) for reset in (Reset.EARLIEST, Reset.LATEST)}
+        assert given == {Reset.EARLIEST: list(range(4, 12)), Reset.LATEST: []}
+        with pytest.raises(OffsetOutOfRange, match="offset 4"):
+            _read(topic, start, Reset.FAIL)
+    for start in (EARLIEST, AtOffset(4), AtOffset(7), LATEST):
+        for reset in Reset:
+            assert _read(topic, start, reset) == _read(topic, start, Reset.EARLIEST)
+
+
+def _read(topic: Topic, start: Start, reset: Reset) -> list[int]:
+    return offsets(messages(topic.read(start, reset=reset), -1))
+
+
+@pytest.mark.parametrize("reset", list(Reset))
+def test_a_reader_whose_messages_are_trimmed_under_it(bench: Workbench, topic: Topic, reset: Reset) -> None:
+    reader = topic.reader(reset=reset)
+    assert page(reader, Limits(2)) == [0, 1]
+    reader.close()  # what it had at hand is gone, as after a long sleep
+    reader._left = None
+    trimmed(bench, topic, 4)
+    if reset is Reset.FAIL:
+        with pytest.raises(OffsetOutOfRange):
+            page(reader)
+    else:
+        assert page(reader) == (list(range(4, 12)) if reset is Reset.EARLIEST else [])
+
+
+def test_a_lost_ledger_is_an_error_that_names_it_and_no_gap(bench: Workbench, topic: Topic) -> None:
+    lost = topic.snapshot().ledgers[1]
+    store: ObjectStore = bench.store
+    store.delete(lost.rows.name)
+    reading = topic.messages()
+    assert [next(reading).offset for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ObjectMissing, match=lost.rows.name):
+        next(reading)
+
+
+def test_a_lost_segment_likewise(bench: Workbench, topic: Topic) -> None:
+    assert bench.log is not None
+    file = SegmentFiles(bench.log.of_topic(topic.record.uid), 6).log
+    os.unlink(file)
+    reading = topic.messages()
+    assert [next(reading).offset for _ in range(6)] == list(range(6))
+    with pytest.raises(ObjectMissing, match=file.name):
+        next(reading)
+
+
+def test_the_last_message_is_the_tails(bench: Workbench, topic: Topic) -> None:
+    """R6."""
+    assert topic.last_message_id() == raw(topic)[-1].message_id
+    assert topic.last_message_id(read_compacted=True) == raw(topic)[-1].message_id
+    produce(topic, [one(b"l", None)])
+    bench.compact(topic)
+    live = list(topic.messages(read_compacted=True))[-1]
+    assert topic.last_message_id(read_compacted=True) == live.message_id
+    assert topic.last_message_id() == raw(topic)[-1].message_id
+
+
+def test_a_page_is_empty_only_if_there_is_nothing(topic: Topic) -> None:
+    """Also when the look at the topic that it was read from ended just with the page before."""
+    reader = topic.reader(AtOffset(9))
+    assert page(reader, Limits(3)) == [9, 10, 11]
+    produce(topic, [one(b"m", b"12")])
+    assert page(reader) == [12]
+    assert page(reader) == []
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize(("start", "first"), [("end", 12), ("beyond", 14), ("id", 12), ("time", 12)])
+def test_a_start_that_has_not_come_yet_is_waited_for(
+    bench: Workbench, topic: Topic, flag: bool, compacted: bool, start: str, first: int
+) -> None:
+    """With the flag too: what lies before it is not given instead."""
+    last = raw(topic)[-1].message_id
+    behind = MessageId(last.ledger_id, last.entry_id + 1)
+    starts: dict[str, Start] = {"end": AtOffset(12), "beyond": AtOffset(14), "id": behind, "time": AtTime(NOW + 100)}
+    if compacted:
+        bench.compact(topic)
+    reader = topic.reader(starts[start], read_compacted=flag)
+    assert page(reader) == page(reader) == []
+    produce(topic, [one(b"m", b"new") for _ in range(3)])
+    assert page(reader) == list(range(first, 15))
+    assert page(reader) == []
+
+
+def test_a_time_that_the_compacted_view_has_not_reached_begins_at_the_end(bench: Workbench, topic: Topic) -> None:
+    """Not behind the horizon, with messages that are older; nor where raw has it, which is superseded."""
+    produce(topic, [one(None, b"dropped", NOW + 50)])
+    bench.compact(topic)
+    produce(topic, [one(b"x", b"13", NOW + 1)])
+    reader = topic.reader(AtTime(NOW + 40), read_compacted=True)
+    assert page(reader) == []
+    produce(topic, [one(b"y", b"14", NOW + 2)])
+    assert page(reader) == [14]

@@ -1,0 +1,109 @@
+"""What readers may see of a compacted ledger under `compact,delete`."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from storage.bulk_append import INPUT_SCHEMA
+from storage.ledger.manifest import Manifest, read_manifest
+from storage.metadata.policy_store import topic_scope
+from storage.policies import TopicPolicies
+from storage.topic import Topic
+from storage.visible import BOTH, Visible, last_visible, visible, visible_under
+from tests.workbench import Workbench
+
+NOW = 1_700_000_000_000
+
+
+def table(*rows: tuple[int, int]) -> pa.Table:
+    return pa.table({"offset": [offset for offset, _ in rows], "publish_time": [time for _, time in rows]})
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (Visible(), [3, 5, 9]),
+        (Visible(3), [3, 5, 9]),
+        (Visible(4), [5, 9]),
+        (Visible(10), []),
+        (Visible(0, 100), [3, 5, 9]),
+        (Visible(0, 101), [3, 9]),
+        (Visible(0, 301), []),
+        (Visible(4, 101), [9]),
+    ],
+    ids=str,
+)
+def test_rows_below_the_start_or_too_old_are_left_out(shown: Visible, expected: list[int]) -> None:
+    rows = ((3, 200), (5, 100), (9, 300))
+    assert shown.of(table(*rows)).column("offset").to_pylist() == expected
+    assert [offset for offset, time in rows if shown.shows(offset, time)] == expected
+    assert shown.of(table().cast(pa.schema([("offset", pa.int64()), ("publish_time", pa.int64())]))).num_rows == 0
+
+
+@pytest.mark.parametrize("cleanup", [frozenset(), {"delete"}, {"compact"}], ids=sorted)
+def test_other_policies_hide_nothing(cleanup: set[str]) -> None:
+    assert visible_under(TopicPolicies(cleanup_policy=frozenset(cleanup), retention_ms=0), 25, NOW) is None
+
+
+def test_both_policies_hide_by_time_and_start() -> None:
+    assert visible_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=7), 25, NOW) == Visible(25, NOW - 7)
+    assert visible_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 25, NOW) == Visible(25, None)
+    assert visible_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 0, NOW) is None
+
+
+@pytest.fixture
+def topic(bench: Workbench) -> Topic:
+    """Compacted: offsets 0 to 19, the later the younger but for the last, a key each; 5, 18 are deleted since."""
+    topic = bench.topic()
+    now = bench.clock.now_ms()
+    messages = [{"key": b"k%02d" % n, "payload": b"%d" % n, "publish_time": now - 100 + n} for n in range(19)]
+    messages.append({"key": b"k19", "payload": b"late", "publish_time": now - 99})
+    bench.append(topic, [pa.Table.from_pylist(messages, schema=INPUT_SCHEMA)])
+    bench.compact(topic)
+    gone = [{"key": key, "payload": None} for key in (b"k05", b"k18")]
+    bench.append(topic, [pa.Table.from_pylist(gone, schema=INPUT_SCHEMA)])
+    bench.compact(topic)
+    return topic
+
+
+def manifest_of(bench: Workbench, topic: Topic) -> Manifest:
+    compacted = topic.snapshot().compacted
+    assert compacted is not None
+    return read_manifest(bench.store, compacted.manifest)
+
+
+@pytest.mark.parametrize(
+    ("start", "age", "expected"),
+    [(0, 1000, b"late"), (19, 1000, b"late"), (20, 1000, None), (0, 99, b"late"), (0, 98, b"17"), (17, 98, b"17"),
+     (18, 98, None), (0, 83, b"17"), (0, 82, None)],
+)  # fmt: skip
+def test_the_last_message_that_may_be_seen(
+    bench: Workbench, topic: Topic, start: int, age: int, expected: bytes | None
+) -> None:
+    manifest = manifest_of(bench, topic)
+    found = last_visible(bench.store, manifest, -1, Visible(start, bench.clock.now_ms() - age))
+    payloads = {message.message_id: message.payload for message in topic.messages()}
+    assert (None if found is None else payloads[found]) == expected
+
+
+def test_parts_that_are_hidden_or_seen_whole(bench: Workbench, topic: Topic) -> None:
+    manifest = manifest_of(bench, topic)
+    assert len(manifest.parts) > 1
+    for shown in (Visible(), Visible(7), Visible(0, bench.clock.now_ms() - 92), Visible(40), Visible(0, 2**62)):
+        for part in manifest.parts:
+            offsets = range(part.first.offset, part.last.offset + 1)
+            seen = [m for m in topic.messages() if m.offset in offsets and shown.shows(m.offset, m.publish_time)]
+            if shown.hides_all(part):
+                assert seen == []
+            if shown.hides_none(part):
+                assert len(seen) == len(offsets)
+
+
+def test_of_a_topic_by_its_policies_now(bench: Workbench, topic: Topic) -> None:
+    now = bench.clock.now_ms()
+    assert visible(bench.metadata, topic.record, now) is None
+    scope = topic_scope(topic.record)
+    bench.metadata.policies.set(scope, "cleanup.policy", "delete,compact")
+    bench.metadata.policies.set(scope, "retention.ms", 5)
+    assert visible(bench.metadata, topic.record, now) == Visible(0, now - 5)
