@@ -1,14 +1,9 @@
 """Runs a scenario in a process that kills itself at a named step.
 
-`python -m tests.faults.child` is the nursery: it imports everything once, opens nothing, and forks a child for each
-order that it reads, so that a crash costs a fork and not a second of imports. What a child opens it opens itself: no
-connection, lock or thread that matters crosses the fork (polars and Arrow start their threads when they are used, and
-the nursery uses none of them).
+`python -m tests.faults.child` is the nursery (forks.py).
 
-    order   one line of JSON: world, scenario, step (or null: to the end), nth, now_ms
-    answer  one line of JSON: signal (that ended the child), trace (of steps, in order), error (a traceback, or "")
-
-A child that gives no sign for HUNG_SECONDS is killed, and the answer says so.
+    order   world, scenario, step (or null: to the end), nth, now_ms
+    answer  signal (that ended the child), trace (of steps, in order), error (a traceback, or "")
 """
 
 from __future__ import annotations
@@ -17,24 +12,18 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 import threading
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import psycopg  # noqa: F401  imported once, before the forks
 
 from storage.steps import Step, observed
 from tests.clocks import ManualClock
+from tests.faults.forks import HUNG_SECONDS, Forks, serve
 from tests.faults.stages import SCENARIOS
 from tests.faults.worlds import World
-
-HUNG_SECONDS = 60
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -46,20 +35,11 @@ class Ended:
     error: str
 
 
-class Nursery:
+class Nursery(Forks):
     """The forking process, seen from the tests. Use it in a `with` statement."""
 
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=REPOSITORY,
-        )
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._process.communicate()
+    def __init__(self) -> None:
+        super().__init__("tests.faults.child")
 
     def run(self, world: World, scenario: str, step: Step | None, nth: int, now_ms: int) -> Ended:
         """Run a scenario in a child until `step` is reached for the `nth` time."""
@@ -70,19 +50,8 @@ class Nursery:
             "nth": nth,
             "now_ms": now_ms,
         }
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
+        answer = self.ask(order)
         return Ended(answer["signal"], [Step[name] for name in answer["trace"]], answer["error"])
-
-
-def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
-    """Fork a child for each order, until there are no more."""
-    for order in orders:
-        answers.write(json.dumps(_raise_child(json.loads(order))).encode() + b"\n")
-        answers.flush()
 
 
 def _raise_child(order: dict[str, Any]) -> dict[str, Any]:
@@ -143,4 +112,4 @@ class _Killer:
 
 
 if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    serve(_raise_child)

@@ -1,36 +1,28 @@
 """Processes that append to a segment until they are killed.
 
-`python -m tests.faults.log_writer` is a nursery, as tests/faults/child.py is: it imports everything once and forks a
-child for each order that it reads. The child recovers the segment, or makes it, and appends through one SegmentWriter
-in every way that there is: threads that wait, a thread that submits, tasks of an event loop. Of each acknowledgement it
-writes a record into a pipe, right after it got it, and one before all when the segment is open; the nursery counts
-them and kills it.
+`python -m tests.faults.log_writer` is a nursery (forks.py). The child recovers the segment, or makes it, and appends
+through one SegmentWriter in every way that there is: threads that wait, a thread that submits, tasks of an event loop.
+Of each acknowledgement it writes a record into a pipe, right after it got it, and one before all when the segment is
+open; the nursery counts them and kills it.
 
-    order   one line of JSON, an `Order`
-    answer  one line of JSON, a `Life`
-
-A child that gives no sign for HUNG_SECONDS is killed, and the answer says so.
+An order is an `Order`, an answer a `Life`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import os
 import random
 import select
 import signal
-import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from struct import Struct
-from types import TracebackType
-from typing import IO, NoReturn, Self
+from typing import Any, NoReturn
 
 from storage.checksums import crc32c
 from storage.clock import SystemClock
@@ -38,11 +30,10 @@ from storage.log.group_commit import Answer
 from storage.log.segment import Appended, FlushPolicy
 from storage.log.segment_writer import SegmentWriter
 from storage.steps import Step, observed
+from tests.faults.forks import HUNG_SECONDS, Forks, serve
 from tests.pulsar_entries import entry, metadata
 from tests.segments import OneSegment
 
-HUNG_SECONDS = 60
-REPOSITORY = Path(__file__).resolve().parents[2]
 THREADS, TASKS = 3, 4
 EACH = 60
 """Entries of each thread and task in a life that nobody cuts off."""
@@ -96,42 +87,23 @@ class Life:
     error: str
 
 
-class LogNursery:
+class LogNursery(Forks):
     """The forking process, seen from the tests. Use it in a `with` statement."""
 
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.log_writer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=REPOSITORY,
-        )
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._process.communicate()
+    def __init__(self) -> None:
+        super().__init__("tests.faults.log_writer")
 
     def run(self, order: Order) -> Life:
         """Lead a life, to its end."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
+        answer = self.ask(asdict(order))
         records = base64.b64decode(answer["acknowledged"])
         whole = records[: len(records) - len(records) % _RECORD.size]
         found = [Acknowledged(*record) for record in _RECORD.iter_unpack(whole)]
         return Life(answer["signal"], found[:1] == [_OPENED], found[1:], answer["error"])
 
 
-def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
-    """Fork a child for each order, until there are no more."""
-    for order in orders:
-        answers.write(json.dumps(_raise_child(Order(**json.loads(order)))).encode() + b"\n")
-        answers.flush()
-
-
-def _raise_child(order: Order) -> dict[str, object]:
+def _raise_child(ordered: dict[str, Any]) -> dict[str, Any]:
+    order = Order(**ordered)
     reading, writing = os.pipe()
     complaints, complaining = os.pipe()
     pid = os.fork()
@@ -252,4 +224,4 @@ class _Appending:
 
 
 if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    serve(_raise_child)

@@ -17,6 +17,7 @@ from storage.model import Message
 from storage.steps import Step, observed
 from storage.topic import Topic
 from tests.clocks import ManualClock
+from tests.dying import dying_at
 from tests.entries import batch, one, produce
 from tests.workbench import Workbench, content, raw
 
@@ -269,14 +270,7 @@ def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: T
 
 
 def test_files_of_no_row_go_and_what_a_writer_makes_stays(bench: Workbench, topic: Topic) -> None:
-    class Died(BaseException):
-        pass
-
-    def die(step: Step) -> None:
-        if step is Step.SEGMENT_FILE_CREATED:
-            raise Died
-
-    with observed(die), pytest.raises(Died):
+    with dying_at(Step.SEGMENT_FILE_CREATED):
         produce(topic, [one(b"a", b"1")])
     assert topic.keeper().sweep() == 0, "it lies at the topic's end, where a writer may be at work"
     bench.append(topic, [content((b"x", b"1"))])

@@ -25,9 +25,10 @@ from storage.log.segment import Appended, SegmentFiles
 from storage.log.topic_log import roll_open_segment
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import SegmentState
-from storage.steps import Step, observed
+from storage.steps import Step
 from storage.topic import Topic
 from tests.clocks import ManualClock
+from tests.dying import dying_at
 from tests.entries import batch, one, produce
 from tests.workbench import Workbench, content, raw
 
@@ -214,14 +215,7 @@ def test_a_writer_rolls_when_it_is_asked_to(bench: Workbench, topic: Topic) -> N
 
 
 def test_rolling_an_empty_segment_leaves_nothing(bench: Workbench, topic: Topic) -> None:
-    class Died(BaseException):
-        pass
-
-    def die(step: Step) -> None:
-        if step is Step.SEGMENT_OPENED:
-            raise Died
-
-    with observed(die), pytest.raises(Died):
+    with dying_at(Step.SEGMENT_OPENED):
         produce(topic, [one(b"a", b"1")])
     assert segments(bench, topic) == [(0, "OPEN")]
     with topic.append_log() as log:
@@ -325,14 +319,7 @@ def test_a_roll_that_cannot_flush_leaves_the_segment_open(
 def test_a_file_without_a_row_is_replaced(bench: Workbench, topic: Topic) -> None:
     """The writer died between the two; nothing in the file was acknowledged."""
 
-    class Died(BaseException):
-        pass
-
-    def die(step: Step) -> None:
-        if step is Step.SEGMENT_FILE_CREATED:
-            raise Died
-
-    with observed(die), pytest.raises(Died):
+    with dying_at(Step.SEGMENT_FILE_CREATED):
         produce(topic, [one(b"a", b"1")])
     assert segment_file(bench, topic).exists()
     assert segments(bench, topic) == []

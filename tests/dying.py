@@ -1,0 +1,26 @@
+"""A process that dies at a step, played by an exception that nobody catches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from storage.steps import Step, observed
+
+
+class _Died(BaseException):
+    pass
+
+
+@contextmanager
+def dying_at(step: Step) -> Iterator[None]:
+    """What is done inside must come to `step`, and gets no further."""
+
+    def die(reached: Step) -> None:
+        if reached is step:
+            raise _Died
+
+    with observed(die), pytest.raises(_Died):
+        yield
