@@ -58,6 +58,7 @@ class Work:
 
 
 Steps = Generator[Work, list[Any], RunRecord]
+OnFailed = Callable[[RunRecord, BaseException, str], object]
 
 
 class Job:
@@ -117,6 +118,7 @@ class Batch:
     """Drives runs; `heartbeat_ms`: a run is held for dead without a heartbeat for so long.
 
     `claims_at_once`: a claim may have to wait for others (a tail is rolled and sealed), so some are made at once.
+    `on_failed` records that a run did not succeed, why, and in which words, as soon as it is known; None: in its row.
     """
 
     metadata: MetadataStore
@@ -124,6 +126,7 @@ class Batch:
     progress: Progress
     heartbeat_ms: int
     claims_at_once: int = 1
+    on_failed: OnFailed | None = None
 
     def run(
         self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], size: int
@@ -255,7 +258,11 @@ class Batch:
         """W3: the original error is kept; a database that is away too must not hide it."""
         try:
             nameless = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-            self.metadata.fail_run(run, str(error) or nameless)
+            told = str(error) or nameless
+            if self.on_failed is None:
+                self.metadata.fail_run(run, told)
+            else:
+                self.on_failed(run, error, told)
         except CompactorError as second:
             error.add_note(f"and the failure could not be recorded: {second}")
 

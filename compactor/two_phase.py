@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from compactor import dirty
-from compactor.batch import Batch, Job, Outcome, Steps, Work
+from compactor.batch import Batch, Job, OnFailed, Outcome, Steps, Work
 from compactor.engine import Divided, Engine, Progress, Quiet, answers
 from compactor.layout import lay_out
 from compactor.phase_one import run_range
@@ -74,7 +74,7 @@ class TwoPhaseCompactor:
     `log`: where the hot tail of topics lies; None: what is not sealed yet belongs to a later run.
     `leader`: the token of the leadership that these runs are begun for: only topics are compacted whose request is
     there, and not by a leader that was overtaken. It may raise what says that nothing is to begin any more.
-    `claims_at_once`: topics whose tails are sealed at once, each in a thread.
+    `claims_at_once`: topics whose tails are sealed at once, each in a thread. `on_failed`: as in Batch.
     """
 
     metadata: MetadataStore
@@ -90,6 +90,7 @@ class TwoPhaseCompactor:
     leader: Callable[[], int] | None = None
     on_claimed: Callable[[RunRecord], object] = lambda _: None
     claims_at_once: int = 1
+    on_failed: OnFailed | None = None
 
     def compact(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> Outcome:  # noqa: B008
         """Compact one topic. Raises TopicNotFound, CompactionRunning, Fenced, DataLoss, Unavailable."""
@@ -109,9 +110,8 @@ class TwoPhaseCompactor:
 
         Raises only what stops all of them, such as Ctrl-C; then every run under way is recorded as failed.
         """
-        return Batch(self.metadata, self.engine, self.progress, self.heartbeat_ms, self.claims_at_once).run(
-            topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job
-        )
+        batch = Batch(self.metadata, self.engine, self.progress, self.heartbeat_ms, self.claims_at_once, self.on_failed)
+        return batch.run(topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job)
 
     def dry_run(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> dict[str, object]:  # noqa: B008
         """What a run would keep, drop and write (result.Decision.forecast).

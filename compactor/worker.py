@@ -8,7 +8,8 @@ What comes of a topic:
     its run succeeded                     nothing is left to do: a success clears the failures by itself
     nothing was new (P11)                 the request is withdrawn
     fenced, cancelled, paused, taken      no failure: somebody decided it, and the request says what is to come
-    anything else                         a failure: recorded with the time of the next try (S6); others go on
+    anything else                         a failure: recorded with the time of the next try (S6), in the transaction
+                                          that ends its run, if there is one; others go on
 
 A worker that ends lets its runs finish for a time, then hands them over: each is cancelled and requested again in one
 transaction, so another service makes it anew.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,6 +45,8 @@ ENDS_WITHIN_SECONDS = 10.0
 """How long runs that were handed over may take to notice."""
 NOT_BEFORE_MS = 5_000
 """When a topic is tried again that somebody else holds at the moment."""
+ENDING = "its service is ending; another one compacts the topic"
+_NO_FAILURES = (CompactionPaused, Fenced, TopicNotFound)
 _CLAIMS_AT_ONCE = 4
 _log = logging.getLogger(__name__)
 
@@ -144,8 +147,7 @@ class Worker:
     def _hand_over(self, job: Job) -> None:
         for run in list(job.runs):
             try:
-                told = "its service is ending; another one compacts the topic"
-                if self._metadata.control.hand_over(run, told, run.holder):
+                if self._metadata.control.hand_over(run, ENDING, run.holder):
                     _log.warning("run %d is handed over: it did not end in time", run.run_id)
             except CompactorError as error:  # its heart stops: it is taken for dead, and requested again
                 _log.warning("run %d could not be handed over: %s", run.run_id, error.message)
@@ -179,6 +181,7 @@ class Worker:
     def _compactor(self, job: Job, engine: Engine) -> TwoPhaseCompactor:
         settings = self._settings
         sizing = settings.sizing or Sizing(engine.parallelism)
+        by_id = {topic.id: topic for topic in job.topics}
         return TwoPhaseCompactor(
             self._metadata,
             self._store,
@@ -191,6 +194,7 @@ class Worker:
             leader=self._token,
             on_claimed=partial(_begun, job),
             claims_at_once=_CLAIMS_AT_ONCE,
+            on_failed=partial(self._run_failed, by_id),
         )
 
     def _token(self) -> int:
@@ -217,30 +221,49 @@ class Worker:
                 self._metadata.control.succeeded(topic.id)
             elif isinstance(error, CompactionRunning):
                 self._hold([topic])
-            elif error is not None and not isinstance(error, (CompactionPaused, Fenced, TopicNotFound)):
-                self._fail(topic, requested_at, outcome, error)
+            elif error is not None and outcome.run is None and not isinstance(error, _NO_FAILURES):
+                self._fail(topic, requested_at, error)
         except CompactorError as second:
             _log.warning("what came of %s is not recorded: %s", topic.name, second.message)
             self._hold([topic])
 
-    def _fail(self, topic: TopicRecord, requested_at: int | None, outcome: Outcome, error: Exception) -> None:
+    def _fail(self, topic: TopicRecord, requested_at: int | None, error: Exception) -> None:
+        """Record a failure that came before a run was claimed; the request is still there."""
         failures = self._metadata.control.control(topic.id).failures + 1
-        settings = self._settings
-        delay = retry_delay_ms(failures, settings.retry_first_ms, settings.retry_most_ms, self._random.random())
-        # Before the claim the request is still there; afterwards there may be another one, which stays.
-        unclaimed = outcome.run is None and requested_at is not None
-        leader = self._leadership.required_token() if unclaimed else None
-        retry_at = self._clock.now_ms() + delay
+        leader = self._leadership.required_token() if requested_at is not None else None
         told = str(error) or type(error).__name__
+        retry_at = self._retry_at(failures)
         self._metadata.control.failed(topic.id, told, retry_at, leader=leader, requested_at=requested_at)
-        run = outcome.run.run_id if outcome.run else None
-        named = {"topic": str(topic.name), "run": run}
-        _log.warning("compaction of %s failed (%d in a row): %s", topic.name, failures, error, extra=named)
+        _log_failure(topic, None, failures, error)
+
+    def _run_failed(self, topics: Mapping[int, TopicRecord], run: RunRecord, error: BaseException, told: str) -> None:
+        """Record that a run did not succeed. Raises CompactorError: then its heart has stopped, and it is requested
+        again."""
+        if not isinstance(error, _NO_FAILURES):
+            failures = self._metadata.control.run_failed(run, told, self._retry_at)
+            if failures is not None:
+                _log_failure(topics[run.topic_id], run, failures, error)
+            return
+        with self._lock:
+            ending = self._ending
+        if ending and isinstance(error, Fenced):
+            # Its engine was stopped, for all runs of the job; of one that could not be handed over, nobody knows.
+            self._metadata.control.hand_over(run, ENDING, run.holder)
+        self._metadata.fail_run(run, told)
+
+    def _retry_at(self, failures: int) -> int:
+        settings, chance = self._settings, self._random.random()
+        return self._clock.now_ms() + retry_delay_ms(failures, settings.retry_first_ms, settings.retry_most_ms, chance)
 
     def _hold(self, topics: Collection[TopicRecord]) -> None:
         until = self._clock.now_ms() + NOT_BEFORE_MS
         with self._lock:
             self._held_until |= {topic.id: until for topic in topics}
+
+
+def _log_failure(topic: TopicRecord, run: RunRecord | None, failures: int, error: BaseException) -> None:
+    named = {"topic": str(topic.name), "run": run.run_id if run else None}
+    _log.warning("compaction of %s failed (%d in a row): %s", topic.name, failures, error, extra=named)
 
 
 def _begun(job: Job, run: RunRecord) -> None:

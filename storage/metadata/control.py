@@ -57,6 +57,13 @@ def put(connection: Connection, topic_id: int, **values: object) -> None:
         connection.execute(insert(controls).values(topic_id=topic_id, **values))
 
 
+def request_again(connection: Connection, topic_id: int, by: str, now: int) -> None:
+    """Ask for what was interrupted, unless somebody has asked already, or the topic is paused. The topic is locked."""
+    found = connection.execute(_OF_TOPIC, {"topic": topic_id}).one_or_none()
+    if found is None or (found.requested_at is None and not found.paused):
+        put(connection, topic_id, requested_at=now, cause="interrupted", requested_by=by)
+
+
 def take_request(connection: Connection, topic: TopicRecord, must_exist: bool, now: int, dead_ms: int) -> str:
     """The cause of the request, which is over then. The topic is locked.
 

@@ -12,7 +12,7 @@ may have counted, and `request` have been made; all others may be called again. 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from sqlalchemy import Connection, func, select
@@ -211,10 +211,9 @@ class ControlStore:
         leader: int | None = None,
         requested_at: int | None = None,
     ) -> ControlRecord:
-        """The topic's compaction failed once more, with this error; it is tried again at `retry_at` (S6).
+        """The topic's compaction failed once more, with this error and without a run; it is tried again at `retry_at`.
 
-        `leader`: it failed before a run was claimed, and its request is over with this; Fenced, and `requested_at`, as
-        in `withdraw`.
+        `leader`: its request is over with this; Fenced, and `requested_at`, as in `withdraw`.
         """
         with self._database.write() as connection:
             now = self._clock.now_ms()
@@ -227,6 +226,24 @@ class ControlStore:
                     control.put(connection, topic_id, requested_at=None, requested_by="")
                 services.check_leader(connection, leader)
             return control.find(connection, topic_id, now, self._dead_ms)
+
+    def run_failed(self, run: RunRecord, error: str, retry_at: Callable[[int], int]) -> int | None:
+        """The worker of a run has stopped, with this error: the run ends as ERROR, and its topic is tried again (S6).
+
+        In one transaction, so whoever is killed between the two loses nothing. `retry_at`: when, by the number of
+        failures in a row, which is the answer; None: the run had ended already, and that stays as it was.
+        """
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            topics.locked(connection, run.topic_id)
+            counts = runs.get(connection, run.run_id).state is RunState.RUNNING
+            runs.fail(connection, run, error, now)
+            if not counts:
+                return None
+            failures = control.find(connection, run.topic_id, now, self._dead_ms).failures + 1
+            told = runs.storable(error)
+            control.put(connection, run.topic_id, failures=failures, retry_at=retry_at(failures), last_error=told)
+            return failures
 
     def succeeded(self, topic_id: int) -> None:
         """The topic does not fail any more. A run that succeeds says so by itself."""

@@ -161,10 +161,16 @@ def cancel(connection: Connection, run_id: int, reason: str, now: int) -> RunRec
 
 
 def give_up(connection: Connection, attempt_ids: Collection[str], now: int) -> None:
-    """End the RUNNING runs of attempts that were given up as dead; their topics are locked, attempts finished."""
+    """End the RUNNING runs of attempts that were given up as dead; their topics are locked, attempts finished.
+
+    A run that was requested is requested again, as for any run that died with its worker.
+    """
+    dying = (runs.c.attempt_id.in_(attempt_ids), runs.c.state == RunState.RUNNING.value)
+    for topic_id in connection.execute(select(runs.c.topic_id).where(*dying, runs.c.cause != "")).scalars().all():
+        control.request_again(connection, topic_id, "garbage collection", now)
     connection.execute(
         update(runs)
-        .where(runs.c.attempt_id.in_(attempt_ids), runs.c.state == RunState.RUNNING.value)
+        .where(*dying)
         .values(
             state=RunState.ERROR.value,
             finished_at=now,

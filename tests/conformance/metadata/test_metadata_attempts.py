@@ -105,6 +105,25 @@ def test_a_run_that_was_given_up_ends_and_never_publishes(
     assert store.run(run.run_id) == ended
 
 
+@pytest.mark.parametrize(("requested", "meanwhile"), [(True, ""), (True, "paused"), (True, "requested"), (False, "")])
+def test_a_requested_run_that_was_given_up_is_asked_for_again(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock, requested: bool, meanwhile: str
+) -> None:
+    """Services were away for so long that the first to come back collects what the run left. Nobody waits for a run
+    by hand."""
+    if requested:
+        store.control.request(topic.id, "manual", "ann")
+    run = claim(store, topic)
+    clock.advance(TTL)
+    if meanwhile == "paused":
+        store.control.pause(topic.id)
+    elif meanwhile == "requested":
+        store.control.request(topic.id, "manual", "bob", TTL)
+    assert store.expire_attempts(topic.id, TTL) == ([] if meanwhile == "paused" else [run.attempt_id])
+    causes = [control.cause for _, control in store.control.requests()]
+    assert causes == {"": ["interrupted"] if requested else [], "paused": [], "requested": ["manual"]}[meanwhile]
+
+
 def test_only_what_was_given_up_ends(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     """Of a topic's run and import only the silent one goes; and a run that has ended keeps its state."""
     append(store, topic, 3)

@@ -418,6 +418,59 @@ def test_a_topic_that_fails_waits_and_never_stops_the_others(stage: Stage) -> No
     assert stage.status(bad) == ("SUCCESS", "")
 
 
+class Watching:
+    """Engines that look at something each time a phase begins."""
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self.seen: list[object] = []
+        self._look = look
+
+    def open(self) -> Engine:
+        watching = self
+
+        class Watched(InProcess):
+            def run(self, *arguments: Any) -> Any:
+                watching.seen.append(watching._look())
+                return super().run(*arguments)
+
+        return Watched()
+
+    def close(self) -> None:
+        return
+
+
+def test_a_failure_is_recorded_with_the_end_of_its_run(stage: Stage) -> None:
+    """S6: whoever is killed while the rest of the job goes on loses no next try."""
+    good, bad = stage.topic("good"), stage.topic("bad")
+    damage(stage, bad)
+    stage.bench.store.delete(bad.snapshot().ledgers[0].index.name)  # so that phase one fails
+    failing = lambda: (stage.runs(bad)[-1:], stage.control.control(bad.record.id).failures)  # noqa: E731
+    engines = Watching(failing)
+    loop = stage.service(engines=engines)  # type: ignore[arg-type]
+    loop.beat()
+    for topic in (good, bad):
+        loop.trigger(topic.record)
+    loop.look()
+    stage.settle(loop)
+    assert engines.seen == [([RunState.RUNNING], 0), ([RunState.ERROR], 1)]
+    control = stage.control.control(bad.record.id)
+    assert control.failures == 1, "and once"
+    assert control.retry_at is not None
+
+
+def test_a_run_that_was_cancelled_before_it_failed_is_no_failure(stage: Stage) -> None:
+    bad = stage.topic("bad")
+    damage(stage, bad)
+    engines = Watching(lambda: stage.metadata.cancel_run(stage.metadata.runs(bad.record.id, 1)[0].run_id, "ann"))
+    loop = stage.service(engines=engines)  # type: ignore[arg-type]
+    loop.beat()
+    loop.trigger(bad.record)
+    loop.look()
+    stage.settle(loop)
+    assert stage.runs(bad) == [RunState.CANCELLED]
+    assert stage.control.control(bad.record.id).failures == 0
+
+
 def damage(stage: Stage, topic: Topic) -> None:
     """Its ledger's rows are not what they were."""
     topic.keeper().settle(topic.record)
@@ -524,6 +577,29 @@ def test_what_does_not_finish_in_time_is_handed_over(stage: Stage) -> None:
     stage.finish(following)
     assert stage.runs(topic) == [RunState.CANCELLED, RunState.SUCCESS]
     assert stage.runs(waiting) == [RunState.SUCCESS]
+
+
+def test_what_could_not_be_handed_over_is_not_lost(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database is away when the run is to be handed over, and back when its worker has stopped."""
+    loop, topic = stage.lead(), stage.topic("t")
+    stage.engines.go.clear()
+    loop.trigger(topic.record)
+    loop.look()
+    stage.engines.wait_for()
+    hand_over, away = stage.control.hand_over, [True]
+
+    def first_away(*arguments: Any) -> bool:
+        if away.pop() if away else False:
+            raise Unavailable("no database", "try again")
+        return hand_over(*arguments)
+
+    monkeypatch.setattr(stage.control, "hand_over", first_away)
+    loop.drain(0)
+    stage.engines.go.set()
+    stage.clock.advance(RUN_DEAD_MS)
+    stage.finish(stage.lead())
+    assert stage.runs(topic)[-1] is RunState.SUCCESS
+    assert stage.control.control(topic.record.id).failures == 0
 
 
 @pytest.mark.parametrize("how", ["pause", "cancel", "abort"])
