@@ -109,7 +109,8 @@ def parsed(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        token = body.decode(errors="replace").split()[0][:_SHOWN]
+        # A body that has nothing but Unicode's white space has no word that could be shown.
+        token = next(iter(body.decode(errors="replace").split()), "")[:_SHOWN]
         raise unreadable(
             f"Unrecognized token '{token}': was expecting (JSON String, Number, Array, Object or token 'null', 'true' "
             "or 'false')"
@@ -117,9 +118,10 @@ def parsed(body: bytes) -> Any:
 
 
 def unreadable(what: str) -> Unreadable:
-    """With the place, of which a broker tells no more either."""
+    """With the place, of which a broker tells no more either. Halves of surrogate pairs, as JSON may hold, are `?`."""
+    told = what.encode(errors="replace").decode()
     return Unreadable(
-        f"{what}\n at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 1]"
+        f"{told}\n at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 1]"
     )
 
 

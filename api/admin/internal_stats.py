@@ -24,7 +24,7 @@ from api.admin.stats_documents import (
 from api.paths import Topic
 from api.problems import refusals
 from api.service import Parts, Service
-from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, CursorRecord
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, CursorRecord
 from storage.metadata.stats import CursorStanding
 from storage.metadata.tenancy_records import PartitionedTopic
 
@@ -145,8 +145,8 @@ def _cursor(found: Figures, cursor: CursorStanding) -> CursorStats:
 
 
 def _numbers(record: CursorRecord) -> dict[str, int]:
-    """The properties that Pulsar has as numbers: its clients read no others here."""
-    value = record.properties.get(COMPACTED_LEDGER_PROPERTY)
+    """The properties that Pulsar has as numbers: its clients read no others here. Those of subscriptions are texts."""
+    value = record.properties.get(COMPACTED_LEDGER_PROPERTY) if record.name == COMPACTION_CURSOR else None
     return {} if value is None else {COMPACTED_LEDGER_PROPERTY: int(value)}
 
 

@@ -76,6 +76,13 @@ def test_compaction_in_the_stats(rest_topic: RestTopic) -> None:
     assert (stats["backlogSize"], stats["subscriptions"]["__compaction"]["msgBacklog"]) == (0, 0)
 
 
+def test_a_subscriptions_own_properties_are_no_compacted_ledger(rest_topic: RestTopic) -> None:
+    assert rest_topic.ask("PUT", "/subscription/s").status_code == 204
+    assert rest_topic.ask("PUT", "/subscription/s/properties", {"CompactedTopicLedger": "mine"}).status_code == 204
+    assert rest_topic.ask("GET", "/internalStats").json()["cursors"]["s"]["properties"] == {}
+    assert rest_topic.ask("GET", "/internal-info").status_code == 200
+
+
 def test_a_failed_run_in_the_stats(rest_topic: RestTopic) -> None:
     metadata = rest_topic.served.service.components.metadata
     _append(rest_topic, 2)
