@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from api.problems import Problem
 from api.service import Service
+from storage import policies
 from storage.errors import NotFound, TopicNotFound
+from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import TopicRecord
 from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
@@ -52,6 +54,19 @@ def partition_names(whole: PartitionedTopic) -> list[TopicName]:
     return [
         TopicName(name.tenant, name.namespace, f"{name.topic}-partition-{number}") for number in range(whole.partitions)
     ]
+
+
+def share_policies(parts: Service, whole: PartitionedTopic) -> None:
+    """Partitions that have no policies get those of the first that has some: what is set is set for the whole.
+
+    So a partition that was made anew has them, and one whose making was cut off gets them the next time.
+    """
+    store = parts.components.metadata.policies
+    found = [(scope, store.of_scope(scope)) for scope in map(topic_scope, partitions(parts, whole))]
+    shared = next((settings for _, settings in found if settings), {})
+    for scope, settings in found:
+        for name, value in shared.items() if not settings else ():
+            store.set(scope, name, policies.shown(name, value))
 
 
 def with_policies(parts: Service, name: TopicName) -> list[TopicRecord]:

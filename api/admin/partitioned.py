@@ -15,9 +15,7 @@ from api.admin.topics import EXISTS, NO_NAMESPACE, connected, written_by_a_servi
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
 from api.service import Parts, Service
-from storage import policies
 from storage.errors import Conflict, LeaseHeld, NotFound, TopicNotFound
-from storage.metadata.policy_store import topic_scope
 from storage.metadata.tenancy_partitions import MAX_PARTITIONS
 from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
@@ -146,7 +144,7 @@ def update_partitioned(
         after = tenancy.update_partitions(topic, wanted.partitions)
     except Conflict as error:
         raise Problem(409, " ".join(str(error).split())) from error
-    _give_policies(parts, before, after)
+    existing.share_policies(parts, after)
     return done()
 
 
@@ -158,9 +156,9 @@ def update_partitioned(
     responses=refusals(404, 409, 412),
 )
 def create_missed_partitions(parts: Parts, topic: Topic) -> Response:
-    """Bring back partitions that were deleted by themselves, empty."""
+    """Bring back partitions that were deleted by themselves, empty, with the policies of the others."""
     whole = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
-    parts.components.metadata.tenancy.update_partitions(topic, whole.partitions)
+    existing.share_policies(parts, parts.components.metadata.tenancy.update_partitions(topic, whole.partitions))
     return done()
 
 
@@ -192,12 +190,7 @@ def delete_partitioned(parts: Parts, topic: Topic, force: bool = False) -> Respo
     metadata = parts.components.metadata
     whole = metadata.tenancy.partitioned(topic)
     if whole is None:
-        if topic in {one.name for one in metadata.topics_in(existing.namespace_of(topic))}:
-            told = (
-                f"{topic} is a non-partitioned topic. Instead of calling delete-partitioned-topic please call delete."
-            )
-            raise Problem(409, told)
-        raise Problem(404, f"Topic {topic} not found.")
+        raise _not_partitioned(parts, topic)
     each = existing.partitions(parts, whole)
     for one in each:
         parts.producers.close_topic(one.id)
@@ -238,15 +231,3 @@ def _whole(parts: Service, topic: TopicName, told: str, status: int) -> Partitio
         existing.topic(parts, topic)
         raise Problem(status, told)
     return whole
-
-
-def _give_policies(parts: Service, before: PartitionedTopic, after: PartitionedTopic) -> None:
-    """New partitions get what was set for the partitioned topic, which each of the others has."""
-    store = parts.components.metadata.policies
-    old = existing.partitions(parts, before)
-    settings = store.of_scope(topic_scope(old[0])) if old else {}
-    known = {one.id for one in old}
-    for one in existing.partitions(parts, after):
-        for name, value in settings.items():
-            if one.id not in known:
-                store.set(topic_scope(one), name, policies.shown(name, value))

@@ -33,7 +33,7 @@ from storage.log.encode import encode_message
 from storage.log.group_commit import Answer
 from storage.metadata.control_records import ServiceRecord
 from storage.metadata.records import TopicRecord
-from storage.model import MessageId
+from storage.model import MessageId, TopicName
 from storage.topic import Topic as OpenTopic
 
 router = APIRouter(prefix="/topics", tags=["produce"])
@@ -141,7 +141,7 @@ async def produce(
     authoritative: bool = False,
 ) -> ProducerAcks:
     """Append messages to a topic, or to the partitions of a partitioned one."""
-    records = await run_in_threadpool(existing.topics, parts, topic)
+    records = await run_in_threadpool(_records, parts, topic)
     return await _produced(parts, request, records, key_encoding, value_encoding)
 
 
@@ -170,15 +170,27 @@ async def produce_to_partition(
     return await _produced(parts, request, [record], key_encoding, value_encoding)
 
 
-async def _produced(
-    parts: Service, request: Request, records: Sequence[TopicRecord], key: TextEncoding, value: TextEncoding
-) -> ProducerAcks:
-    if not records:
+def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
+    """The topic, or the partitions by their number; None: that one was deleted by itself. Raises Problem (404).
+
+    A key's partition is found by the number of all, or its messages would lie in two.
+    """
+    whole = parts.components.metadata.tenancy.partitioned(name)
+    if whole is None:
+        return [existing.topic(parts, name)]
+    there = {one.name: one for one in existing.partitions(parts, whole)}
+    if not there:
         raise Problem(404, "Topic partitions were not yet created")
-    if len(records) == 1:  # before the body is read, so that it goes on as it comes
+    return [there.get(one) for one in existing.partition_names(whole)]
+
+
+async def _produced(
+    parts: Service, request: Request, records: Sequence[TopicRecord | None], key: TextEncoding, value: TextEncoding
+) -> ProducerAcks:
+    if len(records) == 1 and records[0] is not None:  # before the body is read, so that it goes on as it comes
         await run_in_threadpool(_check_here, parts, records[0])
     messages = _parsed(request.headers.get("content-type", ""), await request.body(), key, value)
-    targets = [_target(parts, one, len(records)) for one in messages]
+    targets = [_target(parts, one, records) for one in messages]
     results: list[ProducerAck | None] = [None] * len(messages)
     for number, record in enumerate(records):
         mine = [at for at, target in enumerate(targets) if target == number]
@@ -186,9 +198,11 @@ async def _produced(
             continue
         some = [messages[at] for at in mine]
         try:
+            if record is None:
+                raise Problem(404, f"the partition {number} was deleted: createMissedPartitions brings it back")
             acks = await run_in_threadpool(_appended, parts, record, some)
         except Elsewhere as other:
-            if len(records) == 1:
+            if len(records) == 1 or record is None:
                 raise
             acks = await _sent(parts, request, other.service, record, some)
         except (CompactorError, Problem) as error:
@@ -266,16 +280,19 @@ async def _sent(
         return [_failed(one, error) for one in messages]
 
 
-def _target(parts: Service, message: _Message, partitions: int) -> int:
-    if message.partition is None:
-        return 0 if partitions == 1 else partition_of(message.key, partitions, _turn(parts, message))
-    if message.partition >= partitions:
-        raise Problem(400, f"there is no partition {message.partition}: there are {partitions}")
-    return message.partition
-
-
-def _turn(parts: Service, message: _Message) -> int:
-    return parts.producers.turn() if message.key is None else 0
+def _target(parts: Service, message: _Message, records: Sequence[TopicRecord | None]) -> int:
+    """Which of `records`. Without a key it is the turn of those that are there. Raises Problem (400)."""
+    partitions = len(records)
+    if message.partition is not None:
+        if message.partition >= partitions:
+            raise Problem(400, f"there is no partition {message.partition}: there are {partitions}")
+        return message.partition
+    if partitions == 1:
+        return 0
+    if message.key is not None:
+        return partition_of(message.key, partitions, 0)
+    there = [number for number, record in enumerate(records) if record is not None]
+    return there[partition_of(None, len(there), parts.producers.turn())]
 
 
 def _entry(message: _Message, now: int) -> bytes:

@@ -17,6 +17,7 @@ from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
 from api.service import Parts, Service
 from storage.errors import Conflict, LeaseHeld, NotFound
+from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
 from storage.topic import holder_name
 
@@ -52,7 +53,7 @@ def list_topics(
 def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> Response:
     """Make a topic without partitions."""
     tenancy = parts.components.metadata.tenancy
-    _check_partition_name(parts, topic)
+    whole = _whole_of_partition(parts, topic)
     if tenancy.partitioned(topic) is not None:
         raise Problem(409, EXISTS)
     try:
@@ -61,6 +62,8 @@ def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> R
         raise Problem(404, NO_NAMESPACE) from error
     except Conflict as error:
         raise Problem(409, EXISTS) from error
+    if whole is not None:
+        existing.share_policies(parts, whole)
     return done()
 
 
@@ -180,11 +183,14 @@ def connected(producers: int = 1) -> str:
     return f"Topic has {producers} client connected Including 0 consumers, {producers} producers, and 0 replicators."
 
 
-def _check_partition_name(parts: Service, topic: TopicName) -> None:
-    """A name of a partition is for partitions. 412 in the words of a broker."""
+def _whole_of_partition(parts: Service, topic: TopicName) -> PartitionedTopic | None:
+    """The partitioned topic that it is to be a partition of; None for a name of no partition.
+
+    A name of a partition is for partitions. 412 in the words of a broker.
+    """
     whole = existing.whole_of(topic)
     if whole is None:
-        return
+        return None
     found = parts.components.metadata.tenancy.partitioned(whole)
     if found is None:
         told = (
@@ -198,3 +204,4 @@ def _check_partition_name(parts: Service, topic: TopicName) -> None:
             f"partitioned topic {whole}"
         )
         raise Problem(412, told)
+    return found

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from api.admin import read
 from api.admin.read import ARROW, JSON_LINES, NEXT
+from api.forwarding import FORWARDED
+from api.key_routing import partition_of
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served
 
@@ -134,6 +139,20 @@ def test_latest_waits_for_what_comes(rest_topic: RestTopic) -> None:
     assert rest_topic.values(f"start={nothing.headers[NEXT]}&waitMs=1000") == [("b", "2")]
 
 
+def test_a_forwarded_read_waits_less_than_who_forwarded_it(
+    rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def waited(_: float) -> None:
+        raise AssertionError("the service that asks would have given up")
+
+    service = rest_topic.served.service
+    monkeypatch.setattr(service, "settings", replace(service.settings, forwarding_timeout_ms=1))
+    monkeypatch.setattr(read, "asyncio", SimpleNamespace(sleep=waited))
+    path = f"{rest_topic.path}/messages?start=latest&waitMs=60000"
+    answer = rest_topic.served.client.get(path, headers={FORWARDED: "first:1"})
+    assert (answer.status_code, answer.text, answer.headers[NEXT]) == (200, "", "0")
+
+
 def test_starts(rest_topic: RestTopic) -> None:
     ids = rest_topic.put(a="1", b="2", c="3")
     assert rest_topic.values(f"start={ids[1]}") == [("b", "2"), ("c", "3")]
@@ -231,6 +250,25 @@ def test_partitions_by_key_and_in_turn(served: Served) -> None:
     assert ("test", "here") in RestTopic(served, "parted-partition-2").values()
     assert parted.ask("GET", "/messages").status_code == 405
     assert parted.ask("GET", "/key/test").json()["value"] == "here"
+
+
+def test_a_key_keeps_its_partition_while_another_one_is_gone(served: Served) -> None:
+    path = "/admin/v2/persistent/public/default/holed"
+    assert served.ask("PUT", f"{path}/partitions", "3").status_code == 204
+    holed = RestTopic(served, "holed")
+    keys = [f"k{number}" for number in range(12)]
+    before = {ack["messageId"].split(":")[2] for ack in holed.produce(*({"key": key, "payload": "1"} for key in keys))}
+    assert before == {"0", "1", "2"}
+    assert RestTopic(served, "holed-partition-0").ask("DELETE").status_code == 204
+    acks = holed.produce(*({"key": key, "payload": "2"} for key in keys))
+    for key, ack in zip(keys, acks, strict=True):
+        at = partition_of(key.encode(), 3, 0)
+        assert (ack["errorCode"], ack.get("messageId", "::-").split(":")[2]) == ((2, "-") if not at else (0, str(at)))
+    acks = holed.produce({"payload": "a", "partition": 2}, {"payload": "b", "partition": 0})
+    assert [ack["errorCode"] for ack in acks] == [0, 2]
+    assert (acks[0]["messageId"].split(":")[2], "createMissedPartitions" in acks[1]["errorMsg"]) == ("2", True)
+    acks = holed.produce(*({"payload": "no key"} for _ in range(4)))
+    assert sorted(ack["messageId"].split(":")[2] for ack in acks) == ["1", "1", "2", "2"]
 
 
 @pytest.mark.parametrize("path", ["/topics/persistent/public/default/gone", "/topics/persistent/no/where/gone"])

@@ -95,6 +95,22 @@ def test_more_partitions_have_the_policies_of_the_others(whole: RestTopic) -> No
     assert whole.ask("POST", "/partitions", 1_000_000).status_code == 406
 
 
+@pytest.mark.parametrize("again", ["createMissedPartitions", "partitions", "by itself"])
+def test_a_partition_that_comes_back_has_the_policies_of_the_others(whole: RestTopic, again: str) -> None:
+    assert whole.ask("POST", "/compactionThreshold", 99).status_code == 204
+    gone = _partition(whole, 0)  # the one that policies are shown of
+    assert gone.ask("DELETE").status_code == 204
+    answer = {
+        "createMissedPartitions": lambda: whole.ask("POST", "/createMissedPartitions"),
+        "partitions": lambda: whole.ask("POST", "/partitions", 4),
+        "by itself": lambda: gone.ask("PUT"),
+    }[again]()
+    assert answer.status_code == 204
+    assert whole.ask("GET", "/compactionThreshold").json() == 99
+    policies = whole.served.service.components.metadata.policies
+    assert policies.effective(whole.served.topic(gone.name).record).compaction_threshold_bytes == 99
+
+
 def test_only_a_partitioned_topic_grows(rest_topic: RestTopic) -> None:
     status, reason = _reason(rest_topic.ask("POST", "/partitions", 4))
     assert (status, reason) == (409, f"Topic {rest_topic.name} is not the partitioned topic.")
