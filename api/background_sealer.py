@@ -134,7 +134,8 @@ class _Sealing:
         if here is None:
             return
         for topic in self._components.metadata.log.topics_with_segments([SegmentState.ROLLED], here):
-            if last or self._components.clock.now_ms() >= self._again_at.get(topic.id, 0):
+            wait = self._again_at.get(topic.id, 0) - self._components.clock.now_ms()
+            if last or not 0 < wait <= RETRY_SECONDS * 1000:  # longer: the clock was set back
                 self._seal_alone(topic)
 
     def _seal_alone(self, topic: TopicRecord) -> None:

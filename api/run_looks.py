@@ -46,7 +46,8 @@ class RunLooks:
             self._looks.clear()
         one = self._looks.setdefault(place, _Look())
         async with one.lock:
-            if one.document is None or self._clock.now_ms() - one.at >= LOOK_MS:
+            # Older than that, or of a time that is still to come: the clock was set back.
+            if one.document is None or not 0 <= self._clock.now_ms() - one.at < LOOK_MS:
                 one.document = await run_in_threadpool(self._read, run_id)
                 one.at = self._clock.now_ms()
             return one.document

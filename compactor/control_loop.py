@@ -199,7 +199,7 @@ class ControlLoop:
             return
         control = self._metadata.control
         control.request_interrupted(self.name, self._settings.worker.run_dead_ms)
-        for topic in control.retries():
+        for topic in control.retries(self._settings.worker.retry_most_ms):
             self._request(topic, "retry")
         now = self._clock.now_ms()
         waits = self._looked_at <= now < self._looked_at + self._settings.monitor_interval_ms  # not if it was set back

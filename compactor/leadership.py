@@ -74,12 +74,13 @@ class Leadership:
         else:
             taken = self._services.lead(self._name, self._term_ms)
         with self._lock:
-            if self._resigned:
-                taken = None
+            late, taken = (taken, None) if self._resigned else (None, taken)
             if taken is not None and taken != self._token:
                 _log.info("leading (token %d)", taken)
             self._token = taken
             self._trusted_until = started + round(self._term_ms * (1 - SKEW)) if taken is not None else 0
+        if late is not None:
+            self._give_back(late)
         return self.token
 
     def resign(self) -> None:
@@ -87,5 +88,8 @@ class Leadership:
         with self._lock:
             token, self._token, self._resigned = self._token, None, True
         if token is not None:
-            with suppress(CompactorError):
-                self._services.resign(token)
+            self._give_back(token)
+
+    def _give_back(self, token: int) -> None:
+        with suppress(CompactorError):
+            self._services.resign(token)

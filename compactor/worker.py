@@ -126,7 +126,9 @@ class Worker:
         """Ids of topics that are not to be begun now: they are at work, or somebody else has them for the moment."""
         now = self._clock.now_ms()
         with self._lock:
-            self._held_until = {one: until for one, until in self._held_until.items() if until > now}
+            # Not for longer than it was meant if the clock was set back.
+            held = self._held_until.items()
+            self._held_until = {one: until for one, until in held if now < until <= now + NOT_BEFORE_MS}
             at_work = {topic.id for job in self._jobs.values() for topic in job.topics}
             return at_work | self._held_until.keys()
 

@@ -43,10 +43,14 @@ def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, Contr
     return {row.topic_id: _record(row, now, dead_ms) for row in found}
 
 
-def due_again(connection: Connection, now: int) -> list[int]:
-    """Ids of failing topics that may be tried again, the longest due first."""
+def due_again(connection: Connection, now: int, most_ms: int) -> list[int]:
+    """Ids of failing topics that may be tried again, the longest due first.
+
+    `most_ms`: nobody waits longer than that; a time beyond it was written before the clock was set back.
+    """
     waiting = controls.c.requested_at.is_(None) & (controls.c.paused == 0)
-    statement = select(controls.c.topic_id).where(controls.c.failures > 0, controls.c.retry_at <= now, waiting)
+    due = (controls.c.retry_at <= now) | (controls.c.retry_at > now + most_ms)
+    statement = select(controls.c.topic_id).where(controls.c.failures > 0, due, waiting)
     return list(connection.execute(statement.order_by(controls.c.retry_at, controls.c.topic_id)).scalars())
 
 

@@ -82,11 +82,14 @@ class ControlStore:
         with self._database.snapshot() as connection:
             return backlogs.of(connection, topic_ids)
 
-    def retries(self) -> list[TopicRecord]:
-        """The failing topics whose time to be tried again has come, and that are not requested or paused."""
+    def retries(self, most_ms: int) -> list[TopicRecord]:
+        """The failing topics whose time to be tried again has come, and that are not requested or paused.
+
+        `most_ms`: the longest that one waits.
+        """
         with self._database.snapshot() as connection:
             now = self._clock.now_ms()
-            found = control.due_again(connection, now)
+            found = control.due_again(connection, now, most_ms)
             records = _topics(connection, found)
             return [records[topic_id] for topic_id in found]
 

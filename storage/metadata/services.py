@@ -16,6 +16,9 @@ from storage.metadata.tables import leadership, services
 
 SCHEDULER = "scheduler"
 """The one role there is."""
+LONGEST_TERMS = 10
+"""A term that ends later than so many of ours is none: the clock was set back since. Its leader, if it lives, is fenced
+at its next attempt."""
 
 
 def beat(connection: Connection, record: ServiceRecord, now: int) -> None:
@@ -50,7 +53,7 @@ def forget(connection: Connection, before: int) -> int:
 def lead(connection: Connection, name: str, term_ms: int, now: int) -> int | None:
     """Take the leadership if it is free, expired or ours; its token, or None if another has it."""
     row = _locked(connection)
-    if row.holder not in (None, name) and row.expires_at > now:
+    if row.holder not in (None, name) and now < row.expires_at <= now + LONGEST_TERMS * term_ms:
         return None
     token = int(row.token) + 1
     _set(connection, holder=name, token=token, expires_at=now + term_ms)

@@ -8,17 +8,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from api.background_sealer import LOOK_SECONDS, RETRY_SECONDS, BackgroundSealer, seal_until
+from api.background_sealer import LOOK_SECONDS, RETRY_SECONDS, BackgroundSealer, _Sealing, seal_until
 from api.settings import Settings
 from api.wiring import Components, open_components
 from storage.errors import Unavailable
 from storage.log.keeper import LogKeeper
+from storage.metadata.records import TopicRecord
 from storage.model import TopicName
+from tests.clocks import ManualClock
 from tests.entries import one
 
 NAME = TopicName.parse("t")
@@ -129,6 +132,24 @@ def test_one_that_died_is_started_again(components: Components, settings: Settin
         assert second.pid != first.pid
     assert waiting(components) == 0
     assert multiprocessing.active_children() == []
+
+
+def test_a_topic_that_failed_waits_no_longer_if_the_clock_is_set_back(
+    components: Components, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    sealing = _Sealing(replace(components, clock=clock), lambda: True)
+    tries: list[TopicRecord] = []
+
+    def away(_: LogKeeper, topic: TopicRecord) -> Iterator[object]:
+        tries.append(topic)
+        raise Unavailable("the store is away", "try again")
+
+    monkeypatch.setattr(LogKeeper, "seal", away)
+    for later in (0, int(RETRY_SECONDS * 1000) - 1, 1, -3_600_000):
+        clock.advance(later)
+        sealing.seal_all(False)
+    assert len(tries) == 3, "at once, after the wait, and when nobody knows how long that was"
 
 
 @pytest.mark.parametrize("error", [Unavailable("the store is away", "try again"), ValueError("a defect")])

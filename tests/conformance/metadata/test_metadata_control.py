@@ -274,11 +274,11 @@ def test_failures_are_counted_until_a_success(store: MetadataStore, topic: Topic
     assert store.control.failed(topic.id, "one\x00", now + 5).failures == 1
     found = store.control.failed(topic.id, "two", now + 9)
     assert (found.failures, found.retry_at, found.last_error) == (2, now + 9, "two")
-    assert store.control.retries() == []
+    assert store.control.retries(3_600_000) == []
     clock.advance(9)
-    assert store.control.retries() == [topic]
+    assert store.control.retries(3_600_000) == [topic]
     store.control.request(topic.id, "manual", "ann")
-    assert store.control.retries() == []
+    assert store.control.retries(3_600_000) == []
     run = claim(store, topic)
     store.fail_run(run, "three")
     assert store.control.control(topic.id).failures == 2

@@ -55,6 +55,8 @@ def test_what_nobody_uses_is_given_back(bench: Workbench, producers: Producers) 
     assert bench.metadata.log.lease_of(topic.record.id) is None
     producers.append(topic, [entry()])
     assert len(list(topic.messages())) == 2
+    bench.clock.advance(-3_600_000)
+    assert producers.close_idle() == 1, "the clock was set back"
 
 
 def test_the_oldest_makes_room(bench: Workbench, producers: Producers) -> None:

@@ -502,6 +502,25 @@ def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage) -> None:
     assert stage.runs(topic) == [RunState.SUCCESS]
 
 
+def test_what_is_held_or_waits_for_its_next_try_does_so_no_longer_if_the_clock_is_set_back(stage: Stage) -> None:
+    loop = stage.lead()
+    held, bad = stage.topic("held"), stage.topic("bad")
+    damage(stage, bad)
+    loop.trigger(bad.record)
+    stage.finish(loop)
+    stage.engines.fails = Unavailable("no Spark", "start it")
+    loop.trigger(held.record)
+    loop.look()
+    stage.settle(loop)
+    stage.engines.fails = None
+    mend(stage, bad)
+    stage.clock.advance(-24 * 3_600_000)
+    loop.beat()
+    stage.finish(loop)
+    assert stage.runs(held) == [RunState.SUCCESS]
+    assert stage.runs(bad) == [RunState.ERROR, RunState.SUCCESS]
+
+
 def test_a_leader_that_slept_begins_nothing(stage: Stage) -> None:
     """It wakes up with requests in hand, and another one leads: SQL says no, even if it trusts its clock."""
     asleep, other = stage.lead(), stage.service()

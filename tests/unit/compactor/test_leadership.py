@@ -130,3 +130,34 @@ def test_who_resigns_is_followed_at_once_and_never_leads_again(metadata: Metadat
     assert metadata.services.leader() == "b:2:y"
     clock.advance(10 * TERM)
     assert first.attempt() is None
+
+
+def test_a_leader_that_died_before_the_clock_was_set_back_is_followed(
+    metadata: MetadataStore, clock: ManualClock
+) -> None:
+    """Its term would end in a day: that is no term. One that lives finds out that it was overtaken."""
+    first, second = leadership(metadata, clock, "a:1:x"), leadership(metadata, clock, "b:2:y")
+    token = first.attempt()
+    assert token is not None
+    clock.advance(-TERM)
+    assert second.attempt() is None, "a leader with a longer term, or a clock that is ahead, is one"
+    clock.advance(-24 * 3_600_000)
+    following = second.attempt()
+    assert following is not None
+    assert following > token
+    assert first.attempt() is None
+    assert first.token is None
+
+
+def test_who_resigns_while_it_is_made_leader_gives_it_back(metadata: MetadataStore, clock: ManualClock) -> None:
+    first: Leadership
+
+    class Resigning(ServiceStore):
+        def lead(self, name: str, term_ms: int) -> int | None:
+            found = super().lead(name, term_ms)
+            first.resign()
+            return found
+
+    first = Leadership(Resigning(metadata.database, clock), clock, "a:1:x", TERM)
+    assert first.attempt() is None
+    assert metadata.services.leader() is None
