@@ -169,8 +169,12 @@ class Maintenance:
                 return
             if policies.cleanup_policy or topic.start_offset:
                 with _alone(Task.RETENTION, topic, failing):
-                    gone = [one.piece for one in retention.apply(topic).plan.going]
+                    trimmed = retention.apply(topic)
+                    gone = [one.piece for one in trimmed.plan.going]
                     self._count(Task.RETENTION, len(gone), sum(piece.logical_bytes for piece in gone))
+                    if trimmed.tail_damaged:
+                        failing[str(topic.name)] = trimmed.tail_left
+                        _log.warning("%s: %s: %s", Task.RETENTION, topic.name, trimmed.tail_left)
 
     def _collect(self, failing: dict[str, str]) -> None:
         collector = GarbageCollector(self._metadata, self._store, self._clock, self._intervals.grace_ms)

@@ -8,7 +8,8 @@
 Invariants: what goes is a prefix of the topic, whole ledgers, the oldest first; nothing that a cursor still has to
 read, nor what lies above the horizon of a topic that is compacted, unless forced; the start offset only grows; doing
 it again at the same time changes nothing more. What is not sealed yet counts as ledgers do, and is rolled and sealed
-before it goes; of the open segment only time and start offset are looked at, because its logical size is not known.
+before it goes; of the open segment only time and start offset are looked at, because its logical size is not known. One
+that is damaged or lost is left alone and told of; what lies before it goes all the same.
 
 Ledgers are only marked here. Their rows and objects go after `file.delete.delay` (garbage.py), so whoever reads them
 may finish. What goes is decided by pure functions over one snapshot; the transaction that marks looks at cursors and
@@ -17,13 +18,13 @@ horizon once more. May go wrong: Conflict, InvalidInput, TopicNotFound, whatever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import takewhile
 
 from storage.clock import Clock
-from storage.errors import Conflict, InvalidInput
+from storage.errors import Conflict, DataLoss, InvalidInput
 from storage.log.directory import LogDirectory
 from storage.log.keeper import LogKeeper
 from storage.log.tail import Tail
@@ -114,12 +115,23 @@ class TrimPlan:
 
 @dataclass(frozen=True)
 class Trimmed:
-    """What was done to a topic; or would be, unless `trimmed`. `tail_left`: why what is not sealed was left alone."""
+    """What was done to a topic; or would be, unless `trimmed`. `tail_left`: why what is not sealed was left alone;
+    `tail_damaged`: because the open segment is damaged or lost.
+    """
 
     topic: TopicRecord
     plan: TrimPlan
     trimmed: bool
     tail_left: str = ""
+    tail_damaged: bool = False
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """The segments that can be looked at; `damage`: why the open one cannot."""
+
+    pieces: tuple[Piece, ...]
+    damage: DataLoss | None = None
 
 
 def pieces_of(snapshot: TopicSnapshot, tail: Sequence[Piece] = ()) -> tuple[Piece, ...]:
@@ -263,9 +275,8 @@ class Retention:
     def apply(self, topic: TopicRecord, *, dry_run: bool = False, force: bool = False) -> Trimmed:
         """Let go what the topic's cleanup policies say. Raises TopicNotFound, Conflict, what sealing raises."""
 
-        def plan(snapshot: TopicSnapshot, policies: TopicPolicies) -> TrimPlan:
-            now = self.clock.now_ms()
-            pieces = pieces_of(snapshot, list(self._tail(snapshot, policies, now)))
+        def plan(snapshot: TopicSnapshot, policies: TopicPolicies, tail: _Tail, now: int) -> TrimPlan:
+            pieces = pieces_of(snapshot, tail.pieces)
             return plan_policies(snapshot, pieces, self.metadata.cursors(snapshot.topic.id), policies, now, force=force)
 
         return self._carry_out(topic, plan, dry_run=dry_run, force=force)
@@ -275,8 +286,8 @@ class Retention:
     ) -> Trimmed:
         """Let the topic begin at an offset or message, so that ledgers wholly below it go. Raises InvalidInput, too."""
 
-        def plan(snapshot: TopicSnapshot, policies: TopicPolicies) -> TrimPlan:
-            pieces = pieces_of(snapshot, list(self._tail(snapshot, policies, self.clock.now_ms())))
+        def plan(snapshot: TopicSnapshot, policies: TopicPolicies, tail: _Tail, _: int) -> TrimPlan:
+            pieces = pieces_of(snapshot, tail.pieces)
             cursors = self.metadata.cursors(snapshot.topic.id)
             offset = before if isinstance(before, int) else self._offset_of(snapshot, pieces, before)
             return plan_before(snapshot, pieces, cursors, policies, offset, force=force)
@@ -286,7 +297,7 @@ class Retention:
     def _carry_out(
         self,
         topic: TopicRecord,
-        planned: Callable[[TopicSnapshot, TopicPolicies], TrimPlan],
+        planned: Callable[[TopicSnapshot, TopicPolicies, _Tail, int], TrimPlan],
         *,
         dry_run: bool,
         force: bool,
@@ -297,9 +308,13 @@ class Retention:
             if not dry_run:
                 make_compaction_cursor(self.metadata, topic, policies)
             snapshot = self.metadata.snapshot(topic.id)
-            plan = planned(snapshot, policies)
+            now = self.clock.now_ms()
+            tail = self._tail(snapshot, policies, now)
+            plan = planned(snapshot, policies, tail, now)
+            if tail.damage is not None:
+                tail_left = str(tail.damage)
             if dry_run:
-                return Trimmed(snapshot.topic, plan, False)
+                return Trimmed(snapshot.topic, plan, False, tail_left, tail.damage is not None)
             if not settled and (plan.unsealed or plan.start_offset > snapshot.topic.next_offset):
                 settled, tail_left = True, self._settle(topic)
                 continue
@@ -310,7 +325,7 @@ class Retention:
                 if not left:
                     raise
                 continue
-            return Trimmed(snapshot.topic, plan, True, tail_left)
+            return Trimmed(snapshot.topic, plan, True, tail_left, tail.damage is not None)
         raise AssertionError("the last try returns or raises")
 
     def _mark(self, topic: TopicRecord, plan: TrimPlan, force: bool) -> None:
@@ -332,35 +347,44 @@ class Retention:
         left = keeper.settle_what_can_be(topic)
         return "" if left is None else str(left)
 
-    def _tail(self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int) -> Iterator[Piece]:
+    def _tail(self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int) -> _Tail:
         """The segments in our log directory, as far as they hold something that can be seen."""
         here = self.log.known_uid if self.log is not None else None
+        pieces: list[Piece] = []
+        damage: DataLoss | None = None
         for segment in snapshot.segments:
             if segment.log_uid != here:
                 continue
             if (content := segment.content) is not None:
-                yield Piece(
-                    segment.ledger_id,
-                    segment.first_offset,
-                    content.last_offset,
-                    content.messages,
-                    content.logical_bytes,
-                    content.max_publish_time,
-                    sealed=False,
+                pieces.append(
+                    Piece(
+                        segment.ledger_id,
+                        segment.first_offset,
+                        content.last_offset,
+                        content.messages,
+                        content.logical_bytes,
+                        content.max_publish_time,
+                        sealed=False,
+                    )
                 )
                 continue
-            reader = self._reader_of(snapshot, segment)
-            last = reader.last_position()
-            if last is not None:
-                yield Piece(
-                    segment.ledger_id,
-                    segment.first_offset,
-                    last.offset,
-                    last.offset - segment.first_offset + 1,
-                    0,
-                    self._newest_if_expired(reader, policies, now),
-                    sealed=False,
-                )
+            try:
+                pieces += self._open(snapshot, segment, policies, now)
+            except DataLoss as error:  # nothing lies behind it, and what lies before it need not stay for it
+                damage = error
+        return _Tail(tuple(pieces), damage)
+
+    def _open(
+        self, snapshot: TopicSnapshot, segment: SegmentRecord, policies: TopicPolicies, now: int
+    ) -> tuple[Piece, ...]:
+        """The open segment, if it holds something that can be seen. Raises DataLoss."""
+        reader = self._reader_of(snapshot, segment)
+        last = reader.last_position()
+        if last is None:
+            return ()
+        messages = last.offset - segment.first_offset + 1
+        newest = self._newest_if_expired(reader, policies, now)
+        return (Piece(segment.ledger_id, segment.first_offset, last.offset, messages, 0, newest, sealed=False),)
 
     def _reader_of(self, snapshot: TopicSnapshot, segment: SegmentRecord) -> SnapshotReader:
         """A reader of one segment and nothing else."""

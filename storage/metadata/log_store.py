@@ -227,7 +227,10 @@ class LogStore:
             return truncated
 
         def happened(connection: Connection, truncated: TopicRecord) -> bool:
-            return topics.locked(connection, topic_id).epoch >= truncated.epoch
+            topic = topics.locked(connection, topic_id)
+            # a claim may have raised the epoch as far, of a topic of which nothing was cleared
+            cleared = trimming.is_cleared(connection, topic_id, truncated.start_offset)
+            return cleared and topic.epoch >= truncated.epoch and topic.start_offset >= truncated.start_offset
 
         truncated = self._database.write_once(truncate, happened, f"whether the topic with id {topic_id} was truncated")
         reached(Step.TRUNCATED)

@@ -26,6 +26,8 @@ from storage.metadata.records import (
     SegmentState,
     TopicRecord,
 )
+from storage.metadata.segments import TAIL
+from storage.metadata.segments import of_topic as segments_of
 from storage.metadata.tables import ledgers as ledgers_table
 from storage.metadata.tables import segments
 from storage.metadata.tables import topics as topics_table
@@ -95,6 +97,14 @@ def is_trimmed(connection: Connection, topic_id: int, ledger_ids: Collection[int
     return not {ledger.ledger_id for ledger in ledgers.of_topic(connection, topic_id)} & set(ledger_ids)
 
 
+def is_cleared(connection: Connection, topic_id: int, below: int) -> bool:
+    """Whether nothing that lies below an offset, raw or compacted, can be read."""
+    compacted = cursors.serving_compacted(connection, topic_id)
+    raw = min((one.first_offset for one in ledgers.of_topic(connection, topic_id)), default=below)
+    rolled = min((one.first_offset for one in segments_of(connection, topic_id, TAIL)), default=below)
+    return min(raw, rolled) >= below and (compacted is None or compacted.horizon.offset >= below)
+
+
 def trimmed(connection: Connection, topic_id: int) -> list[LedgerRecord]:
     """The ledgers that are marked and not forgotten, in the order of offsets."""
     return [ledger for ledger in ledgers.with_trimmed(connection, topic_id) if ledger.deleted_at is not None]
@@ -117,6 +127,7 @@ def check_removal(connection: Connection, topic_id: int, name: str) -> None:
     compacted = cursors.serving_compacted(connection, topic_id)
     # Segments need no look: what is not sealed lies above the horizon.
     first_raw = min((one.first_offset for one in ledgers.of_topic(connection, topic_id)), default=topic.next_offset)
+    first_raw = max(first_raw, topic.start_offset)  # it may lie within a ledger
     if compacted is None or compacted.messages == 0 or first_raw == 0:
         return
     last = min(first_raw - 1, compacted.horizon.offset)

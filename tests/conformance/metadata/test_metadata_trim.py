@@ -293,6 +293,14 @@ def test_raw_is_gone_beyond_the_horizon(store: MetadataStore, topic: TopicRecord
         store.delete_cursor(topic.id, COMPACTION_CURSOR)
 
 
+def test_raw_is_gone_up_to_the_middle_of_a_ledger(store: MetadataStore, topic: TopicRecord) -> None:
+    append(store, topic, 3, 4)
+    publish_all(store, topic)
+    store.log.trim(topic.id, 2, [], force=False)
+    with pytest.raises(Conflict, match="offsets 0 to 1 lies only"):
+        store.delete_cursor(topic.id, COMPACTION_CURSOR)
+
+
 @pytest.mark.parametrize("why", ["raw is whole", "empty", "by hand", "another cursor"])
 def test_a_cursor_that_takes_nothing_with_it_is_deleted(store: MetadataStore, topic: TopicRecord, why: str) -> None:
     made = append(store, topic, 3, 4)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from contextlib import AbstractContextManager
 
-from storage.errors import Fenced, TopicNotFound
+import pytest
+from sqlalchemy import URL, Connection
+
+from storage.errors import Fenced, TopicNotFound, Unavailable
 from storage.metadata.records import COMPACTION_CURSOR, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.steps import Step
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import append, claim, compacted, end_of, publish_all
+from tests.conformance.metadata.conftest import OpenStore
 from tests.conformance.metadata.log_builders import (
     LOG_UID,
+    broken_link,
     check_all_or_nothing,
     claimed,
     leased,
@@ -20,6 +25,7 @@ from tests.conformance.metadata.log_builders import (
     rolled,
     seal_all,
 )
+from tests.servers.cut_link import Cut
 
 
 def test_all_goes_and_offsets_go_on(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -88,6 +94,41 @@ def test_one_that_was_never_compacted_has_no_cursor_then(store: MetadataStore, t
     assert store.topic(topic.name).start_offset == 3
     with pytest.raises(TopicNotFound):
         store.log.truncate(topic.id + 1)
+
+
+def test_a_lost_truncation_is_not_taken_for_done_because_a_run_was_claimed(
+    database_url: URL, open_store: OpenStore, store: MetadataStore, topic: TopicRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim raises the epoch as far as the truncation would have, before anybody looks what became of that."""
+    append(store, topic, 3)
+    with broken_link(database_url, open_store) as broken:
+        write, calls = broken.store.database.write, []
+
+        def writing() -> AbstractContextManager[Connection]:
+            if len(calls) == 1:
+                claim(store, topic)
+            calls.append(write)
+            return write()
+
+        monkeypatch.setattr(broken.store.database, "write", writing)
+        broken.link.cut(Cut.BEFORE)
+        with pytest.raises(Unavailable):
+            broken.store.log.truncate(topic.id)
+        assert len(calls) == 2
+    assert [ledger.first_offset for ledger in store.ledgers(topic.id)] == [0]
+
+
+def test_a_truncation_whose_answer_was_lost_is_found_out(
+    database_url: URL, open_store: OpenStore, store: MetadataStore, topic: TopicRecord
+) -> None:
+    append(store, topic, 3)
+    publish_all(store, topic)
+    rolled(store, topic, 2)
+    with broken_link(database_url, open_store) as broken:
+        broken.link.cut(Cut.AFTER)
+        assert broken.store.log.truncate(topic.id).start_offset == 5
+        assert broken.link.cuts == 1
+    assert store.snapshot(topic.id).pieces == ()
 
 
 def test_all_or_nothing(store: MetadataStore, topic: TopicRecord) -> None:

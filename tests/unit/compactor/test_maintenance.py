@@ -13,6 +13,7 @@ from compactor.garbage import GRACE_MS, GarbageCollector
 from compactor.maintenance import RESTS, Intervals, Maintenance, Task, TaskStatus, due
 from compactor.retention import Retention
 from storage.errors import TopicNotFound, Unavailable
+from storage.log.encode import encode_message
 from storage.log.keeper import LogKeeper
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import TopicRecord
@@ -150,6 +151,24 @@ def test_a_topic_that_fails_stops_no_other(
     bench.maintenance.run_due()
     assert bench.ledgers(topics["bad"]) == 0
     assert (bench.maintenance.status()[Task.RETENTION].last_error, status.failing != {}) == ("", True)
+
+
+def test_a_damaged_tail_is_shown_though_ledgers_go(bench: Bench) -> None:
+    topic = bench.workbench.topic("t")
+    bench.workbench.append(topic, [content((b"k", b"v"))])
+    with topic.append_log() as log:
+        log.append(encode_message(b"k", b"v", producer="p", sequence_id=0, publish_time=bench.clock.now_ms()))
+    assert bench.workbench.log is not None
+    (file,) = bench.workbench.log.of_topic(topic.record.uid).glob("*.log")
+    file.unlink()
+    bench.workbench.metadata.policies.set(BROKER, "cleanup.policy", "delete")
+    bench.workbench.metadata.policies.set(BROKER, "retention.ms", 1)
+    bench.clock.advance(HOUR)
+    bench.maintenance.run_due()
+    assert bench.ledgers(topic.record) == 0
+    status = bench.maintenance.status()[Task.RETENTION]
+    assert status.removed == 1
+    assert str(file) in status.failing[str(topic.name)]
 
 
 def test_a_task_that_fails_as_a_whole_stops_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -430,6 +430,29 @@ def test_a_tail_that_cannot_be_sealed_is_left_and_said(
     assert offsets(topic) == [2]
 
 
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_an_open_segment_that_cannot_be_read_holds_up_no_ledger(bench: Workbench, topic: Topic, how: str) -> None:
+    allow(bench, topic, **{"cleanup.policy": "delete", "retention.ms": HOUR})
+    ledgers(bench, topic, 2, 2, age=2 * HOUR)
+    produce(bench, topic, NOW, NOW)
+    assert bench.log is not None
+    (file,) = bench.log.of_topic(topic.record.uid).glob("*.log")
+    if how == "gone":
+        file.unlink()
+    else:
+        written = bytearray(file.read_bytes())
+        written[100] ^= 1
+        file.write_bytes(written)
+    dry = retention(bench).apply(topic.record, dry_run=True)
+    trimmed = retention(bench).apply(topic.record)
+    assert gone(trimmed) == gone(dry) == [0, 2]
+    assert trimmed.tail_damaged
+    assert "--accept-loss" in trimmed.tail_left
+    assert trimmed.tail_left == dry.tail_left
+    assert topic.snapshot().ledgers == ()
+    assert states(bench, topic) == [SegmentState.OPEN]
+
+
 def test_without_a_log_directory_the_tail_stays(bench: Workbench, topic: Topic) -> None:
     allow(bench, topic, **{"cleanup.policy": "delete", "retention.bytes": 0})
     ledgers(bench, topic, 2)
