@@ -63,8 +63,8 @@ class Triggers:
 class Backlog:
     """What lies behind a topic's horizon. `oldest`: the earliest publish time of it; None: there is nothing.
 
-    `soonest`: by when a ledger or segment of it was published whole, the earliest. Runs take whole ledgers, so before
-    that is older than the minimum lag (S3) a run would find nothing, and only have rolled the tail.
+    `soonest`: by when the first ledger or segment of it was published whole. Runs take whole ledgers, in order, so
+    before that is older than the minimum lag (S3) a run would find nothing, and only have rolled the tail.
     """
 
     topic: TopicRecord
@@ -122,7 +122,8 @@ class Backlogs:
         if record.open_segment is not None and self._open is not None:
             counted = self._open.count(record.topic, record.open_segment)
             size, messages = size + counted.logical_bytes, messages + counted.messages
-            oldest, soonest = _earlier(oldest, counted.oldest), _earlier(soonest, counted.newest)
+            oldest = _earlier(oldest, counted.oldest)
+            soonest = counted.newest if soonest is None else soonest
         dirty, clean = record.closed_bytes, record.clean_bytes
         return Backlog(record.topic, triggers, size, messages, dirty, clean, oldest, soonest)
 

@@ -44,10 +44,13 @@ def _some(connection: Connection, ids: list[int] | None) -> list[BacklogRecord]:
         horizon, clean = compacted.get(row["id"], (-1, 0))
         found[row["id"]] = BacklogRecord(mapping.topic(row), horizon, clean)
     unsealed = segments.c.state == SegmentState.ROLLED.value
+    begins: dict[int, int] = {}
     for pieces, counts in ((ledgers, ledgers.c.deleted_at.is_(None)), (segments, unsealed)):
         for sums in connection.execute(_summed(pieces.c, counts, ids)):
             if sums.topic_id in found:
-                found[sums.topic_id] = _with(found[sums.topic_id], sums)
+                first = sums.first < begins.setdefault(sums.topic_id, sums.first + 1)
+                begins[sums.topic_id] = min(begins[sums.topic_id], sums.first)
+                found[sums.topic_id] = _with(found[sums.topic_id], sums, first=first)
     opened = select(segments).where(segments.c.state == SegmentState.OPEN.value)
     if ids is not None:
         opened = opened.where(segments.c.topic_id.in_(ids))
@@ -68,24 +71,36 @@ def _summed(columns: Any, counts: ColumnElement[bool], ids: list[int] | None) ->
         (straddles, columns.logical_bytes * (last - horizon) // (last - first + literal(1))),
         else_=columns.logical_bytes,
     )
-    statement = (
+    of_first = func.first_value(columns.max_publish_time).over(partition_by=columns.topic_id, order_by=first)
+    pieces = (
         select(
             columns.topic_id,
-            func.sum(logical).label("bytes"),
-            func.sum(last - case((straddles, horizon), else_=first - 1)).label("messages"),
-            func.min(columns.min_publish_time).label("oldest"),
-            func.min(columns.max_publish_time).label("soonest"),
+            first,
+            logical.label("bytes"),
+            (last - case((straddles, horizon), else_=first - 1)).label("messages"),
+            columns.min_publish_time,
+            of_first.label("soonest"),
         )
         .select_from(columns.topic_id.table.outerjoin(compacted_ledgers, serving))
         .where(counts, last > horizon)
-        .group_by(columns.topic_id)
     )
-    return statement if ids is None else statement.where(columns.topic_id.in_(ids))
+    if ids is not None:
+        pieces = pieces.where(columns.topic_id.in_(ids))
+    found = pieces.subquery().c
+    return select(
+        found.topic_id,
+        func.min(found.first_offset).label("first"),
+        func.sum(found.bytes).label("bytes"),
+        func.sum(found.messages).label("messages"),
+        func.min(found.min_publish_time).label("oldest"),
+        func.min(found.soonest).label("soonest"),  # they are the same
+    ).group_by(found.topic_id)
 
 
-def _with(found: BacklogRecord, row: Any) -> BacklogRecord:
+def _with(found: BacklogRecord, row: Any, *, first: bool) -> BacklogRecord:
+    """`first`: the row's pieces begin before those that were added already."""
     oldest = row.oldest if found.oldest is None else min(found.oldest, row.oldest)
-    soonest = row.soonest if found.soonest is None else min(found.soonest, row.soonest)
+    soonest = row.soonest if first else found.soonest
     # int(): PostgreSQL's sum of BIGINT is a decimal.
     return replace(
         found,

@@ -58,7 +58,7 @@ class BacklogRecord:
     """What SQL knows of what lies behind a topic's horizon (offset `horizon`; -1: never compacted).
 
     `clean_bytes`: logical bytes of the compacted ledger. `closed_…`: of sealed ledgers and rolled segments behind the
-    horizon; `oldest`: the earliest publish time there, `soonest`: the earliest by which one of them is published whole.
+    horizon; `oldest`: the earliest publish time there, `soonest`: by when the first of them was published whole.
     `open_segment` is for whoever has its file to count.
     """
 

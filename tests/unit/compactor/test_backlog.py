@@ -209,3 +209,23 @@ def test_a_topic_with_a_minimum_lag_is_due_when_something_whole_is_old_enough(be
     assert cause(bench, topic) == "threshold.messages"
     produce(topic, [one(b"c", b"3", bench.clock.now_ms())])
     assert cause(bench, topic) == "threshold.messages", "the older ledger may go"
+
+
+@pytest.mark.parametrize("left_open", [False, True])
+def test_what_is_old_behind_something_young_makes_nothing_due(bench: Workbench, left_open: bool) -> None:
+    """Producers' clocks differ. A run ends before the first ledger that is too young (P2), so it would find nothing,
+    and only roll the tail, at each look anew."""
+    topic = bench.topic()
+    set_at(bench, topic, MESSAGES, 1)
+    bench.metadata.policies.set(topic_scope(topic.record), "min.compaction.lag.ms", 1000)
+    now = bench.clock.now_ms()
+    produce(topic, [one(b"a", b"1", now), one(b"b", b"2", now)])
+    topic.keeper().settle(topic.record)
+    produce(topic, [one(b"c", b"3", now - 5000)])
+    if not left_open:
+        topic.keeper().roll(topic.record)
+    assert cause(bench, topic) is None
+    assert bench.compactor().compact(topic.name, Policies(min_lag_ms=1000)).compacted_ledger_id is None
+    bench.clock.wait(1)
+    assert cause(bench, topic) == "threshold.messages"
+    assert bench.compactor().compact(topic.name, Policies(min_lag_ms=1000)).compacted_ledger_id is not None
