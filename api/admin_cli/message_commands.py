@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
-from typing import IO, Annotated
+from typing import IO, Annotated, NoReturn
 
 import typer
 
@@ -13,7 +15,7 @@ from api.admin_cli import exit_codes
 from api.admin_cli.arguments import Topic, parse_bytes
 from api.admin_cli.session import OutputName, session, topic_path
 from api.cli.names import EncodingName
-from api.cli.talk import counted, say
+from api.cli.talk import counted, number, say
 from storage.errors import InvalidInput, NotFound
 
 _LINES_AT_ONCE = 1000
@@ -22,6 +24,8 @@ _JSON_LINES = "application/x-ndjson"
 _ARROW = "application/vnd.apache.arrow.stream"
 _RETRY = 1
 """The error code of a message that may be taken later."""
+_REFUSED_TOLD = 20
+_LINE = re.compile(r"line (\d{1,9})(?=: )")
 
 KeyEncoding = Annotated[EncodingName, typer.Option(help="How keys are written.")]
 ValueEncoding = Annotated[EncodingName, typer.Option(help="How values are written.")]
@@ -52,7 +56,8 @@ def produce(
 ) -> None:
     """Append messages, one a line, as `compactor produce` takes them.
 
-    What was acknowledged before something went wrong stays; how many those are is said on stderr.
+    What was acknowledged when something went wrong stays; how many those are, and which lines were not taken, is said
+    on stderr.
     """
     admin = session(context)
     query = {"keyEncoding": key_encoding.value, "valueEncoding": value_encoding.value}
@@ -61,15 +66,22 @@ def produce(
     opened = _opened(file)
     try:
         with opened as lines:
-            for number, batch in _batches(lines):
-                with admin.service.stream("POST", there, query, iter([batch]), Content_Type=_JSON_LINES) as answer:
+            for first, batch in _batches(lines):
+                with (
+                    _told_of_the_file(first),
+                    admin.service.stream("POST", there, query, iter([batch]), Content_Type=_JSON_LINES) as answer,
+                ):
                     answer.read()
-                for position, one in enumerate(answer.json()["messagePublishResults"]):
+                refused: list[tuple[int, dict[str, object]]] = []
+                for position, one in enumerate(answer.json()["messagePublishResults"], first):
                     if one.get("errorCode"):
-                        _refused(f"line {number + position}", one)
+                        refused.append((position, one))
+                        continue
                     taken += 1
                     if ids:
                         print(one["messageId"])  # noqa: T201
+                if refused:
+                    _refused(refused)
     finally:
         admin.done(f"{counted(taken, 'message')} of {topic} acknowledged")
 
@@ -147,22 +159,43 @@ def _opened(file: str) -> IO[bytes]:
 
 
 def _batches(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Lines for a request each, with the number of the first one.."""
+    """Lines for a request each, with the number of the first one."""
     gathered: list[bytes] = []
     size, first = 0, 1
-    for number, line in enumerate(lines, 1):
+    for at, line in enumerate(lines, 1):
         gathered.append(line)
         size += len(line)
         if len(gathered) == _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
             yield first, b"".join(gathered)
-            gathered, size, first = [], 0, number + 1
+            gathered, size, first = [], 0, at + 1
     if gathered:
         yield first, b"".join(gathered)
 
 
-def _refused(where: str, result: dict[str, object]) -> None:
-    """End with what the service said of a message."""
-    said = " ".join(str(result.get("errorMsg")).split())
-    say(f"compactor-admin: {where} was not taken: {said}")
-    retry = result.get("errorCode") == _RETRY
+@contextmanager
+def _told_of_the_file(first: int) -> Iterator[None]:
+    """Inside it, a line that cannot be read is told by its number in the file: the service sees what begins at `first`.
+
+    Nothing of that request was appended; what came before it was.
+    """
+    try:
+        yield
+    except InvalidInput as error:
+        found = _LINE.match(error.message)
+        if found is None or first == 1:
+            raise
+        line = f"line {first + int(found[1]) - 1}{error.message[found.end() :]}"
+        raise InvalidInput(line, f"correct it; what comes before line {first} was appended") from error
+
+
+def _refused(refused: Sequence[tuple[int, dict[str, object]]]) -> NoReturn:
+    """End with what the service said of messages, by their lines; the others of their request are appended."""
+    (line, result), *others = refused
+    told = f"line {line} was not taken: {' '.join(str(result.get('errorMsg')).split())}"
+    if others:
+        shown = ", ".join(str(at) for at, _ in others[:_REFUSED_TOLD])
+        more = f" and {number(len(others) - _REFUSED_TOLD)} more" if len(others) > _REFUSED_TOLD else ""
+        told += f"; nor were {shown}{more}"
+    say(f"compactor-admin: {told}")
+    retry = all(one.get("errorCode") == _RETRY for _, one in refused)
     raise typer.Exit(exit_codes.UNAVAILABLE if retry else exit_codes.INVALID_INPUT)

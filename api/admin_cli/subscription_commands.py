@@ -22,7 +22,7 @@ _LAST = 2**63 - 1
 Properties = Annotated[
     list[str] | None, typer.Option("-p", "--property", metavar="KEY=VALUE", help="A property; may be repeated.")
 ]
-Force = Annotated[bool, typer.Option("-f", "--force", help="Also while somebody reads by it.")]
+Force = Annotated[bool, typer.Option("-f", "--force", help="__compaction also where keys are lost with it.")]
 
 
 def list_subscriptions(context: typer.Context, topic: Topic) -> None:

@@ -95,7 +95,8 @@ def namespace_topics(context: typer.Context, namespace: Namespace) -> None:
 def namespace_permissions(context: typer.Context, namespace: Namespace) -> None:
     """Show who may do what in a namespace."""
     admin = session(context)
-    admin.show(admin.service.get(namespace_path(namespace, "permissions")))
+    # `all`: also what Pulsar's clients do not know, compact and admin among it.
+    admin.show(admin.service.get(namespace_path(namespace, "permissions"), all=True))
 
 
 def grant_permission(

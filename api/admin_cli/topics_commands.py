@@ -16,7 +16,7 @@ Partitions = Annotated[int, typer.Option("-p", "--partitions", metavar="N", min=
 Metadata = Annotated[
     list[str] | None, typer.Option("-m", "--metadata", metavar="KEY=VALUE,…", help="Properties of the topic.")
 ]
-Force = Annotated[bool, typer.Option("-f", "--force", help="Also if there are subscriptions.")]
+Force = Annotated[bool, typer.Option("-f", "--force", help="Also while one writes it that is no service.")]
 Precise = Annotated[bool, typer.Option("-gpb", "--get-precise-backlog", help="Count what is left exactly.")]
 BacklogSize = Annotated[
     bool, typer.Option("-sbs", "--get-subscription-backlog-size", help="Also the bytes that are left.")
