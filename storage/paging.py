@@ -15,7 +15,7 @@ error behind messages that were found is left to the next page. Must not know: H
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -31,8 +31,6 @@ from storage.start import AtOffset, AtTime, Bound, FromId, FromOffset, Start
 
 CHUNK_EXPIRY_MS = 600_000
 """A chunked message that is incomplete for so long, by publish times, does not make pages begin at it any more."""
-_ROWS = 1024
-"""Rows that become messages together."""
 _PLACE = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?(?:~(\d{0,18})(e?)(r?))?", re.ASCII)
 
 
@@ -129,7 +127,7 @@ class PageReader:
             with closing(self._read.tables()) as tables:
                 for table in tables:
                     self._note(table)
-                    for row in _row_messages(table, self._partition):
+                    for row in row_messages(iter(table.to_batches()), self._partition):
                         before = self._chunks.oldest
                         whole = self._chunks.add(row) if row.is_chunk else row
                         if whole is not None and whole.offset > self._place.given:
@@ -179,11 +177,6 @@ class PageReader:
         if standing is None:
             return self._place
         return Place(_start_of(standing.next), -1, True, standing.entered, bool(standing.by_event), standing.is_raw)
-
-
-def _row_messages(table: pa.Table, partition: int) -> Iterator[Message]:
-    for first in range(0, len(table), _ROWS):
-        yield from row_messages(iter(table.slice(first, _ROWS).to_batches()), partition)
 
 
 def _size_of(message: Message) -> int:

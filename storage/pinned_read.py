@@ -108,7 +108,7 @@ class PinnedRead:
             return None
         return Standing(self._next, self._given, self._entered, self._by_event, self._is_raw)
 
-    def batches(self, limits: Limits) -> Iterator[pa.RecordBatch]:
+    def batches(self, limits: Limits) -> Generator[pa.RecordBatch, None, None]:
         """As `SnapshotReader.batches`. Raises StateMayBeStale besides."""
         return limited(self.tables(), limits)
 

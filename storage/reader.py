@@ -42,6 +42,8 @@ _COMPACTED_REMEDY = (
     "the compacted ledger and compact again from raw"
 )
 _NEVER = 2**63 - 1
+_ROWS = 1024
+"""Rows that become messages together."""
 _ID = ["offset", "ledger_id", "entry_id", "batch_index", "slot", "chunk_index", "chunk_count"]
 
 
@@ -300,7 +302,7 @@ class Page:
         return taken
 
 
-def limited(tables: Generator[pa.Table, None, None], limits: Limits) -> Iterator[pa.RecordBatch]:
+def limited(tables: Generator[pa.Table, None, None], limits: Limits) -> Generator[pa.RecordBatch, None, None]:
     """Tables as record batches, none empty, until a limit is reached; then `tables` is closed."""
     page = Page(limits)
     with closing(tables):
@@ -328,19 +330,20 @@ def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Mess
 
 
 def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
-    """Each row of record batches of `rows.SCHEMA` as a message, chunks by themselves."""
+    """Each row of record batches of `rows.SCHEMA` as a message, chunks by themselves; some hundred are made at once."""
     for batch in batches:
-        for row in batch.to_pylist():
-            yield Message(
-                message_id=MessageId(row["ledger_id"], row["entry_id"], partition, row["batch_index"]),
-                offset=row["offset"],
-                key=row["key"],
-                payload=row["payload"],
-                publish_time=row["publish_time"],
-                event_time=row["event_time"],
-                properties=dict(row["properties"] or ()),
-                **chunk_fields(row),
-            )
+        for first in range(0, len(batch), _ROWS):
+            for row in batch.slice(first, _ROWS).to_pylist():
+                yield Message(
+                    message_id=MessageId(row["ledger_id"], row["entry_id"], partition, row["batch_index"]),
+                    offset=row["offset"],
+                    key=row["key"],
+                    payload=row["payload"],
+                    publish_time=row["publish_time"],
+                    event_time=row["event_time"],
+                    properties=dict(row["properties"] or ()),
+                    **chunk_fields(row),
+                )
 
 
 def delivered(table: pa.Table) -> pa.Table:

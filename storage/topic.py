@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from itertools import islice
 
 import pyarrow as pa
 
@@ -144,10 +146,11 @@ class Topic:
         max_messages: int | None = None,
         max_bytes: int | None = None,
         reset: Reset = Reset.EARLIEST,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Generator[pa.RecordBatch, None, None]:
         """Messages from `start` on, as record batches of `storage.ledger.rows.SCHEMA`, up to the topic's end of now.
 
-        `LATEST` gives none: only messages after this call would count. Limits: R10. `reset`: what a raw read does whose
+        `LATEST` gives none: only messages after this call would count. Limits: R10, where a chunk counts as a message.
+        `reset`: what a raw read does whose
         start was trimmed (L3). With the flag the read begins, and pins its generation, when the first batch is asked
         for; the pin is given back when the compacted part is over or the iterator is closed. Raises DataLoss (R8),
         StateMayBeStale (R7), OffsetOutOfRange.
@@ -206,10 +209,18 @@ class Topic:
         return point_read(self._store, self.snapshot, self._hasher, key, self._clock.now_ms(), self._tail, self._shown)
 
     def messages(
-        self, start: Start = EARLIEST, read_compacted: bool = False, max_messages: int | None = None
+        self,
+        start: Start = EARLIEST,
+        read_compacted: bool = False,
+        max_messages: int | None = None,
+        reset: Reset = Reset.EARLIEST,
     ) -> Iterator[Message]:
-        """As `read`, a message at a time."""
-        return messages(self.read(start, read_compacted, max_messages), self.name.partition)
+        """As `read`, a message at a time; a chunked one is one (P10), and counts as one."""
+        return self._messages(self.read(start, read_compacted, reset=reset), max_messages)
+
+    def _messages(self, batches: Generator[pa.RecordBatch, None, None], limit: int | None) -> Iterator[Message]:
+        with closing(batches):
+            yield from islice(messages(batches, self.name.partition), limit)
 
     def last_message_id(self, read_compacted: bool = False) -> MessageId:
         """The id of the last message that such a reader gets; EARLIEST (-1:-1) if none (R6)."""

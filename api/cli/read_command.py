@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
@@ -88,18 +89,18 @@ def read_topic(
         if follow:
             _follow(source.reader(first, read_compacted, Reset(reset.value)), limit, name.partition, *encodings)
             return
-        batches = source.read(first, read_compacted, limit, reset=Reset(reset.value))
         if file is not None:
             from api.formats.parquet import write_parquet
 
-            count = write_parquet(file, batches, name.partition, *encodings)
+            with closing(source.read(first, read_compacted, reset=Reset(reset.value))) as batches:
+                count = write_parquet(file, batches, name.partition, *encodings, limit)
             say(f"{file}: {counted(count, 'message')}")
-        elif output is OutputName.TABLE:
-            from storage.reader import messages
-
-            print_messages(messages(batches, name.partition), *encodings)
+            return
+        found = source.messages(first, read_compacted, limit, Reset(reset.value))
+        if output is OutputName.TABLE:
+            print_messages(found, *encodings)
         else:
-            _print_lines(batches, name.partition, *encodings)
+            _print_lines(found, *encodings)
 
 
 def _follow(
@@ -123,14 +124,11 @@ def _follow(
         sys.stdout.buffer.flush()
 
 
-def _print_lines(
-    batches: Iterator[pa.RecordBatch], partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
-) -> None:
+def _print_lines(found: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
     from api.formats.jsonl import JsonLines
-    from storage.reader import messages
 
     lines = JsonLines(sys.stdout.buffer, key_encoding, value_encoding)
-    for message in messages(batches, partition):
+    for message in found:
         lines.write(message)
     sys.stdout.buffer.flush()
 

@@ -16,18 +16,25 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from api.formats.encoding import TextEncoding
 from storage.bulk_append import INPUT_SCHEMA
+from storage.chunks import ChunkAssembler, assembled
 from storage.errors import InvalidInput, InvalidRecord, StorageFull
+from storage.ledger import rows
+from storage.ledger.rows import Slot
 from storage.model import MessageId
+from storage.reader import row_messages
 
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 32 << 20
 _SOURCES = {"key": "key", "payload": "value", "event_time": "event_time", "publish_time": "publish_time"}
 _SOURCES["properties"] = "properties"
 _UNUSED = {"message_id", "offset"}
+_SHOWN = ("ledger_id", "entry_id", "batch_index", "offset", *_SOURCES)
+_MESSAGE_SCHEMA = pa.schema([rows.SCHEMA.field(name) for name in _SHOWN])
 _REMEDY = (
     "give key and value (string or binary), optional event_time, publish_time (ms) and properties (map of strings)"
 )
@@ -126,8 +133,12 @@ def write_parquet(
     partition: int,
     key_encoding: TextEncoding,
     value_encoding: TextEncoding,
+    limit: int | None = None,
 ) -> int:
-    """Write messages (`rows.SCHEMA`) to a file; their number. UTF-8 gives string columns, base64 binary ones."""
+    """Write messages (`rows.SCHEMA`) to a file, at most `limit`, a chunked one as one (P10); their number.
+
+    UTF-8 gives string columns, base64 binary ones.
+    """
     types = {"key": key_encoding, "value": value_encoding}
     schema = pa.schema(
         [
@@ -142,9 +153,12 @@ def write_parquet(
     count = 0
     try:
         with _whole_or_not(file) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-            for batch in batches:
-                writer.write_table(_outside(batch, schema, partition))
-                count += len(batch)
+            for batch in _whole_messages(batches, partition) if limit != 0 else ():
+                taken = batch if limit is None else batch.slice(0, limit - count)
+                writer.write_table(_outside(taken, schema, partition))
+                count += len(taken)
+                if count == limit:
+                    break
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else _line(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -155,6 +169,23 @@ def write_parquet(
             f"the file {file} cannot be written ({reason})", "name a file in a folder of yours"
         ) from error
     return count
+
+
+def _whole_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
+    """Batches without chunks as they are; those that have some, with each chunked message at its last chunk."""
+    assembler = ChunkAssembler()
+    for batch in batches:
+        if not pc.any(pc.equal(batch.column("slot"), int(Slot.CHUNK))).as_py():
+            yield batch
+            continue
+        found = [
+            {"ledger_id": one.message_id.ledger_id, "entry_id": one.message_id.entry_id}
+            | {"batch_index": one.message_id.batch_index, "properties": list(one.properties.items()) or None}
+            | {name: getattr(one, name) for name in ("offset", "key", "payload", "publish_time", "event_time")}
+            for one in assembled(row_messages(iter([batch]), partition), assembler)
+        ]
+        if found:
+            yield pa.RecordBatch.from_pylist(found, schema=_MESSAGE_SCHEMA)
 
 
 @contextmanager

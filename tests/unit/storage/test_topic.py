@@ -35,6 +35,7 @@ from storage.objects.interface import ObjectWriter
 from storage.objects.local import LocalStore
 from storage.reader import Limits, SnapshotReader, messages
 from storage.topic import Topic
+from tests import chunked
 from tests.workbench import TINY, Workbench, compacted_only, content, ids, raw, view
 
 
@@ -125,6 +126,15 @@ def test_limits(topic: Topic, read_compacted: bool) -> None:
         assert got == everything[: len(got)]
         assert sum(sizes[: len(got)]) <= max(limit, sizes[0])
         assert got == everything or sum(sizes[: len(got) + 1]) > limit
+
+
+@pytest.mark.parametrize("read_compacted", [False, True])
+def test_a_chunked_message_counts_as_one(bench: Workbench, read_compacted: bool) -> None:
+    topic = bench.topic("chunked")
+    chunked.append(bench, topic, [*chunked.whole("u", b"a", b"1", b"2", b"3"), chunked.message(b"b", b"x")])
+    bench.compact(topic)
+    found = [list(topic.messages(EARLIEST, read_compacted, limit)) for limit in range(4)]
+    assert [[one.payload for one in some] for some in found] == [[], [b"123"], [b"123", b"x"], [b"123", b"x"]]
 
 
 def test_a_limit_of_bytes_counts_over_ledgers(bench: Workbench) -> None:

@@ -1,0 +1,35 @@
+"""Parquet out: a chunked message is one row (P10), wherever its chunks lie, and counts as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from api.formats.encoding import TextEncoding
+from api.formats.parquet import write_parquet
+from tests import chunked
+from tests.workbench import Workbench
+
+
+@pytest.mark.parametrize(
+    ("limit", "found"),
+    [(None, ["x", "123", "y", "45", "z"]), (0, []), (1, ["x"]), (2, ["x", "123"]), (4, ["x", "123", "y", "45"])],
+)
+def test_chunked_messages_come_whole(tmp_path: Path, limit: int | None, found: list[str]) -> None:
+    bench = Workbench.embedded(tmp_path)
+    topic = bench.topic()
+    first, second = chunked.whole("u", b"k", b"1", b"2", b"3"), chunked.whole("v", b"k", b"4", b"5")
+    stray = chunked.chunk("w", 1, 2, b"k", b"!")
+    properties = [("p", "q")]
+    chunked.append(bench, topic, [chunked.message(b"k", b"x", properties=properties), first[0], stray])
+    chunked.append(bench, topic, [*first[1:], chunked.message(b"k", b"y"), *second, chunked.message(None, b"z")])
+    file = tmp_path / "out.parquet"
+    assert write_parquet(str(file), topic.read(), -1, TextEncoding.UTF8, TextEncoding.UTF8, limit) == len(found)
+    table = pq.read_table(file)
+    assert table.column("value").to_pylist() == found
+    expected = list(topic.messages(max_messages=limit))
+    assert table.column("message_id").to_pylist() == [str(one.message_id) for one in expected]
+    assert table.column("offset").to_pylist() == [one.offset for one in expected]
+    assert [dict(one or ()) for one in table.column("properties").to_pylist()] == [one.properties for one in expected]
