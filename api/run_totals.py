@@ -2,7 +2,8 @@
 
 The sums are of SQL's history, so every process shows the same, and a restart loses nothing; a deleted topic's runs, and
 with them its numbers, are gone. Read at most `PAGES` pages of history in one go: a long one is complete after a few
-scrapes. Not safe to share between threads. Must not know: Prometheus.
+scrapes. A run whose id comes before one that was seen already, since its claim was committed later, is looked for a few
+times. Not safe to share between threads. Must not know: Prometheus.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from storage.metadata.records import RunState
 from storage.model import TopicName
 
 PAGES = 10
+LATE_IDS, LATE_LOOKS = 200, 10
+"""How far behind the newest run one may come late, and how often it is looked for."""
 
 
 @dataclass
@@ -45,12 +48,15 @@ class RunTotals:
     bytes_read: int = 0
     bytes_written: int = 0
     _seen: int = 0
+    _late: dict[int, int] = field(default_factory=dict)
+    """How often the ids that were left out are still looked for."""
 
     def refresh(self) -> None:
         """Read what is new."""
         self.names = self.store.topic_names()
+        self._late = {run_id: looks - 1 for run_id, looks in self._late.items() if looks}
         for _ in range(PAGES):
-            found = self.store.runs(self._seen, list(self.running))
+            found = self.store.runs(self._seen, [*self.running, *self._late])
             self.running = {}
             for run in found:
                 self._take(run)
@@ -64,6 +70,9 @@ class RunTotals:
         return sum(now - run.heartbeat_at < self.store.run_dead_ms for run in self.running.values())
 
     def _take(self, run: RunFigures) -> None:
+        self._late.pop(run.run_id, None)
+        left_out = range(max(self._seen + 1, run.run_id - LATE_IDS), run.run_id)
+        self._late |= dict.fromkeys(left_out, LATE_LOOKS)
         self._seen = max(self._seen, run.run_id)
         if run.finished_at is None:
             self.running[run.run_id] = run

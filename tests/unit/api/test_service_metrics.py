@@ -8,6 +8,7 @@ from typing import cast
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.metrics import REFRESH_MS, Appended, Metrics, Sources
+from api.run_totals import LATE_LOOKS
 from compactor.scheduler import Check
 from storage.errors import Unavailable
 from storage.metadata.metrics_store import MetricsStore, RunFigures, Standing
@@ -34,6 +35,8 @@ class History:
     names: dict[int, TopicName] = field(default_factory=dict)
     away: bool = False
     looks: int = 0
+    run_dead_ms: int = 30_000
+    asked: list[int] = field(default_factory=list)
 
     def standing(self) -> Standing:
         if self.away:
@@ -45,6 +48,7 @@ class History:
         return dict(self.names)
 
     def runs(self, after: int, again: list[int]) -> list[RunFigures]:
+        self.asked = again
         return [one for one in self.rows if one.run_id > after or one.run_id in again]
 
 
@@ -105,6 +109,22 @@ def test_each_run_is_counted_once_and_one_under_way_when_it_has_ended() -> None:
     found = values(made)
     assert found["pulsar_compaction_succeed_count persistent://t/n/a"] == 3
     assert found["compactor_runs_running"] == 0
+
+
+def test_a_run_that_is_committed_after_a_later_one_is_counted() -> None:
+    """PostgreSQL gives ids before it commits; ids that nobody ever has are not asked for for ever."""
+    history = History([run(1, 1), run(4, 1)], topics("a"))
+    made, clock = metrics(history)
+    count = "pulsar_compaction_succeed_count persistent://t/n/a"
+    assert values(made)[count] == 2
+    history.rows = [run(1, 1), run(2, 1, RunState.RUNNING), run(4, 1)]
+    clock.advance(REFRESH_MS)
+    assert values(made)["compactor_runs_running"] == 1
+    history.rows = [run(1, 1), run(2, 1), run(4, 1)]
+    for _ in range(LATE_LOOKS + 1):
+        clock.advance(REFRESH_MS)
+        assert values(made)[count] == 3
+    assert history.asked == []
 
 
 def test_a_run_whose_worker_died_is_not_running() -> None:
