@@ -13,10 +13,12 @@ Sizes of request line and headers are uvicorn's to limit (`api/server.py`). Time
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -71,6 +73,7 @@ class Limits:
 
     def __init__(self, app: ASGIApp, settings: Settings, clock: Clock) -> None:
         self._app = app
+        self._hosts = frozenset(one.lower() for one in (settings.host, urlsplit(settings.url).hostname) if one)
         self._body = settings.limits_body_bytes
         self._at_once = settings.limits_requests_at_once
         self._buckets = Buckets(settings.limits_requests_per_second, clock)
@@ -111,7 +114,7 @@ class Limits:
             return Problem(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
         if caller.refused and scope["method"] in CHANGING:
             return unauthenticated(caller)
-        if not caller.role and scope["method"] in CHANGING and _of_another_site(scope):
+        if not caller.role and scope["method"] in CHANGING and _of_another_site(scope, self._hosts):
             return Problem(403, "a page of another site asked for this, and without tokens only this one's may")
         lengths = [value for name, value in scope["headers"] if name == b"content-length"]
         if lengths and lengths[0].isdigit() and int(lengths[0][:20]) > self._body:
@@ -135,11 +138,24 @@ class Limits:
         )
 
 
-def _of_another_site(scope: Scope) -> bool:
-    """Whether a browser says that a page from elsewhere asks: it sends a POST without asking first."""
+def _of_another_site(scope: Scope, ours: frozenset[str]) -> bool:
+    """Whether a browser says that a page from elsewhere asks: it sends a POST without asking first.
+
+    A page is of this site if it comes from the host that is asked, and that is a name of this service: any other name
+    can be made to lead here by whoever its page belongs to.
+    """
     headers = dict(scope["headers"])
     origin = headers.get(b"origin")
-    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
+    if origin is None:
+        return False
+    host = origin.partition(b"://")[2]
+    if host != headers.get(b"host"):
+        return True
+    try:
+        name = urlsplit(f"//{host.decode('latin-1')}").hostname or ""
+        return name not in ours and name != "localhost" and not ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return True
 
 
 class _Counted:

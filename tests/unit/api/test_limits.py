@@ -108,9 +108,28 @@ def test_the_body_of_a_stranger_is_not_read(path: str) -> None:
 )
 def test_without_tokens_no_page_of_another_site_changes_anything(origin: str, role: str, status: int) -> None:
     """A browser on the machine reaches loopback, and sends a POST for any page. A token it does not send by itself."""
-    client = application(ManualClock())
+    client = application(ManualClock(), advertised_url="http://testserver")
     assert client.post("/whole", headers={"Origin": origin, "Role": role}).status_code == status
     assert client.get("/livez", headers={"Origin": origin}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example:8080", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("[::1", 403),
+        ("10.0.0.1:8080", 403),
+        ("127.0.0.1:8080", 200),
+        ("[::1]:8080", 200),
+        ("localhost:18080", 200),
+        ("LB.example", 200),
+    ],
+)
+def test_a_name_that_a_page_lets_lead_here_is_not_ours(host: str, status: int) -> None:
+    """The page's own name, which its owner lets stand for 127.0.0.1 once it is loaded: host and origin are equal."""
+    client = application(ManualClock(), advertised_url="https://lb.example:8443")
+    assert client.post("/whole", headers={"Origin": f"http://{host}", "Host": host}).status_code == status
 
 
 def test_a_client_that_goes_away_is_no_error_of_the_service(caplog: pytest.LogCaptureFixture) -> None:
