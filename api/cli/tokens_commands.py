@@ -81,9 +81,12 @@ def create_token(
 
     if not subject or not subject.isprintable():
         raise InvalidInput("a role without a name cannot be", "give --subject ROLE")
-    key = _signing_key(context.obj, secret_key, private_key)
+    settings: Settings = context.obj
+    key = _signing_key(settings, secret_key, private_key)
     now = SystemClock().now_ms() // 1000
-    claims: dict[str, object] = {"iat": now}
+    claims: dict[str, object] = {"iat": now, settings.auth_role_claim: subject}
+    if settings.auth_audience:
+        claims["aud"] = settings.auth_audience
     if expiry_time is not None:
         claims["exp"] = now + _seconds(expiry_time)
     else:
@@ -118,6 +121,7 @@ def validate_token(
             auth_token_public_key=public_key or "",
             auth_role_claim=settings.auth_role_claim,
             auth_audience=settings.auth_audience,
+            auth_leeway_ms=settings.auth_leeway_ms,
         )
     verifier = Verifier.of(settings, SystemClock())
     if not verifier.keys:

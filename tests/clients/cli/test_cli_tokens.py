@@ -46,6 +46,18 @@ def test_a_key_pair_makes_tokens_that_the_public_key_validates(
     assert '"sub": "a"' in compactor_command("tokens", "validate", token).done().stdout
 
 
+def test_a_token_holds_where_its_settings_do(
+    compactor_command: Compactor, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compactor_command("tokens", "create-secret-key", "--output", "secret.key").done()
+    monkeypatch.setenv("COMPACTOR_AUTH_TOKEN_SECRET_KEY", "secret.key")
+    monkeypatch.setenv("COMPACTOR_AUTH_ROLE_CLAIM", "role")
+    monkeypatch.setenv("COMPACTOR_AUTH_AUDIENCE", "compactor")
+    token = compactor_command("tokens", "create", "--subject", "ops").done().stdout.strip()
+    claims = json.loads(compactor_command("tokens", "validate", token).done().stdout)
+    assert (claims["role"], claims["aud"]) == ("ops", "compactor")
+
+
 def test_tokens_that_cannot_be_made(compactor_command: Compactor) -> None:
     create = ("tokens", "create", "--subject", "a")
     compactor_command(*create).refused(2, "no key to sign")
