@@ -165,13 +165,14 @@ class Cursor:
         with self._state:
             return max(end - start, 0) - self._offsets.acknowledged_above(start - 1, end)
 
-    def skip(self, count: int, end: int) -> int:
-        """Acknowledge the first `count` messages before `end` that are not; how many that were.
+    def skip(self, count: int, end: int, start: int = 0) -> int:
+        """Acknowledge the first `count` messages from `start` to before `end` that are not; how many that were.
 
+        `start`: where the topic's messages begin; what is trimmed is no message, and counts as acknowledged.
         Mark-delete then stands on the last of them, if `locate` finds it; if not, the ranges say so.
         """
         left, last = count, -1
-        for gap in self.unacknowledged(end):
+        for gap in self.unacknowledged(end, start):
             if left <= 0:
                 break
             taken = min(left, len(gap))

@@ -104,7 +104,7 @@ def skip_messages(
 
     def skip(record: TopicRecord, name: str) -> None:
         with Owned(parts, record, name) as owned:
-            owned.cursor.skip(count, owned.end)
+            owned.cursor.skip(count, owned.end, owned.begin)
 
     return each(parts, topic, subscription, skip)
 

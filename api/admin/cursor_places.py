@@ -73,7 +73,10 @@ class Owned:
     def __init__(self, parts: Service, record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
         self.topic = opened(parts, record)
-        self.end = self.topic.snapshot_reader().end
+        reader = self.topic.snapshot_reader()
+        self.end = reader.end
+        # where raw is trimmed, a compacted ledger may still hold what this cursor's reader gets
+        self.begin = reader.snapshot.topic.start_offset if reader.snapshot.compacted else reader.first_offset
         components = parts.components
         self.cursor = Cursor(
             components.metadata,

@@ -46,7 +46,7 @@ def dump_log(
     from api.formats.encoding import TextEncoding
 
     show = _Shown(keys_only, TextEncoding(key_encoding.value), TextEncoding(value_encoding.value))
-    if not what.isdigit():
+    if not (what.isascii() and what.isdigit() and len(what) < 20):
         good = show.lines(_segment_lines(Path(what), -1))
     else:
         with open_components(context.obj) as components:

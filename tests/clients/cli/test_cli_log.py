@@ -92,6 +92,8 @@ def test_by_its_id_a_segment_and_the_ledger_that_it_becomes(compactor_command: C
         compactor_command("topics", "roll", "t", *(["--seal"] if state == "rolled" else [])).done()
     assert {line["row_group"] for line in dumped} == {0}
     compactor_command("log", "dump", "2").refused(3, "ledger 2")
+    for odd in ("²", "9" * 30):
+        compactor_command("log", "dump", odd).refused(2, "no ledger's id")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,17 @@ def test_skip_and_peek(rest_topic: RestTopic) -> None:
     assert peeked(rest_topic) == "5"
 
 
+def test_skip_begins_where_messages_begin(rest_topic: RestTopic) -> None:
+    ids = rest_topic.put(a="1", b="2", c="3", d="4")
+    topic = rest_topic.served.topic(rest_topic.name)
+    topic.keeper().roll(topic.record)
+    assert rest_topic.ask("POST", "/trim", {"before": ids[2], "dryRun": False}).status_code == 200
+    subscribed(rest_topic)
+    assert peeked(rest_topic) == "3"
+    assert rest_topic.ask("POST", "/subscription/s/skip/1").status_code == 204
+    assert peeked(rest_topic) == "4"
+
+
 def test_reset_by_id_and_by_time(rest_topic: RestTopic) -> None:
     lines = "".join(f'{{"key": "k", "value": "{number}", "publish_time": {number}000}}\n' for number in range(1, 5))
     rest_topic.served.client.post(

@@ -478,6 +478,15 @@ def test_skip(world: World) -> None:
     assert cursor.mark_delete == at(16), "no hole is left by what was skipped"
 
 
+def test_what_is_trimmed_is_not_skipped(world: World) -> None:
+    cursor = world.open()
+    assert cursor.skip(2, 10, 5) == 2
+    assert cursor.mark_delete == at(6)
+    assert to_deliver(cursor, 10) == [7, 8, 9]
+    assert cursor.skip(1, 10, 5) == 1
+    assert cursor.mark_delete == at(7)
+
+
 def test_mark_delete_crosses_the_borders_of_stretches(world: World) -> None:
     cursor = world.open()
     for offset in (STRETCH + 1, STRETCH - 1, STRETCH):
