@@ -371,7 +371,7 @@ def _check_schema(text: str | None) -> None:
         return
     try:
         kind = json.loads(text)["type"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Problem(400, "a schema is the JSON text of a SchemaInfo, with its type") from error
     if kind not in _PLAIN_SCHEMAS:
         raise Problem(

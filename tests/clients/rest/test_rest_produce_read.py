@@ -214,6 +214,7 @@ def test_a_damaged_compacted_ledger_is_told_and_raw_goes_on(rest_topic: RestTopi
         ('{"messages": [{"payload": "v", "deliverAt": 5}]}', "deliverAt"),
         ('{"messages": [{"payload": "v", "eventTime": "soon"}]}', "soon"),
         ('{"messages": [{"payload": "v"}], "valueSchema": "{\\"type\\": \\"AVRO\\"}"}', "AVRO"),
+        ('{"messages": [{"payload": "v"}], "keySchema": "' + "[" * 100_000 + '"}', "JSON text of a SchemaInfo"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_whole(rest_topic: RestTopic, body: str, says: str) -> None:
