@@ -3,7 +3,7 @@
 Before anything was done here the request is taken apart into one a partition; those that lie here go to this same
 application. The answers become one: lists are joined, objects merged, of messages the newest counts. The first answer
 that is a refusal is the answer, but for those that say no more than that another partition has it: a key that one
-partition does not have, a subscription that one has already.
+partition does not have, a subscription that one has already. Partitions that were deleted by themselves are left out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from api.admin import existing
 from api.forwarding import Elsewhere, Forwarding
 from api.problems import Problem, answer
+from storage.errors import TopicNotFound
 from storage.metadata.records import TopicRecord
 from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
@@ -61,9 +62,11 @@ async def answered(request: Request, other: Elsewhere) -> Response:
         path[_TOPIC_AT] = quote(one.topic, safe="")
         try:
             found.append(await _asked(request, forwarding, metadata, one, "/".join(path), body))
+        except TopicNotFound:
+            continue  # each can be deleted by itself
         except Problem as problem:
             return answer(problem.status_code, str(problem.detail), problem.headers)
-    return together(request.method, found)
+    return together(request.method, found) if found else answer(404, "Topic partitions were not yet created")
 
 
 async def _asked(

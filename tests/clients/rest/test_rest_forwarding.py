@@ -203,3 +203,16 @@ def test_a_partitioned_topic_that_lies_with_both(two: Two) -> None:
     for partition in (one, other):
         assert partition.ask("GET", "/subscription/s/position/1").status_code == 404
     assert there.ask("POST", "/subscription/none/skip_all").status_code == 404
+
+
+def test_a_partition_that_was_deleted_by_itself_is_left_out(two: Two) -> None:
+    parted = RestTopic(two.first, "holed")
+    there = two.there(parted)
+    assert parted.ask("PUT", "/partitions", 3).status_code == 204
+    parted.produce({"payload": "one", "key": "k"}, query="/partitions/0")
+    there.produce({"payload": "three", "key": "l"}, query="/partitions/2")
+    assert RestTopic(two.first, "holed-partition-1").ask("DELETE", "").status_code == 204
+    found = there.ask("GET", "/key/k")
+    assert found.status_code == 200, found.text
+    assert found.json()["value"] == "one"
+    assert there.ask("PUT", "/subscription/s", "earliest").status_code == 204
