@@ -81,8 +81,8 @@ def produce_messages(
         try:
             with opened.append_log(wait * 1000, sealer.wake) as log:
                 for entry in entries.of(lingering(rows, linger / 1000) if batch > 1 else rows):
-                    produced.check()  # what comes behind a message that failed must not come in front of it
-                    log.submit(entry, produced.answered)
+                    # What comes behind a message that failed must not come in front of it.
+                    log.submit(entry, produced.answered, produced.check)
         except InvalidRecord as error:
             raise InvalidRecord(name_file(entries.naming_lines(error.message), file), error.remedy) from error
         finally:

@@ -119,13 +119,18 @@ class TopicLog:
             ticket = self._current(entry).submit(entry)
         return ticket.result()
 
-    def submit(self, entry: bytes, done: Done) -> None:
+    def submit(self, entry: bytes, done: Done, check: Callable[[], object] = lambda: None) -> None:
         """Append one entry and go on: `done` is called, in order, when it is acknowledged or with why it is not.
 
         Waits while too much is pending. `done` must be quick and must not append. Raises as `append`.
+
+        After a failure the log is recovered and goes on. Who must not have this entry where one before it failed says
+        so in `check`: it is called when all that failed was answered, and if it raises, nothing is appended.
         """
         with self._lock:
-            self._current(entry).submit(entry, done)
+            writer = self._current(entry)
+            check()  # what fails from here on fails the writer, and with it this entry
+            writer.submit(entry, done)
 
     async def append_async(self, entry: bytes) -> Appended:
         """As `append`, for tasks of an event loop."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import (
+    CompactorError,
     Fenced,
     InvalidRecord,
     LeaseHeld,
@@ -22,7 +23,8 @@ from storage.log import topic_log
 from storage.log.directory import UID_FILE, LogDirectory
 from storage.log.group_commit import Answer
 from storage.log.segment import Appended, SegmentFiles
-from storage.log.topic_log import roll_open_segment
+from storage.log.segment_writer import SegmentWriter
+from storage.log.topic_log import TopicLog, roll_open_segment
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import SegmentState
 from storage.steps import Step
@@ -276,6 +278,46 @@ def test_a_failing_disk_fails_the_append_and_the_next_one_recovers(
         third = log.append(one(b"c", b"3"))
     assert [(m.offset, m.key) for m in raw(topic)] == [(0, b"a"), (1, b"c")]
     assert third.first.offset == 1
+
+
+def test_what_must_not_come_behind_a_failure_is_not_appended(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first entry fails when the second one is on its way already, and nobody has heard of it."""
+    answers: list[Answer] = []
+    flushing, told = threading.Event(), threading.Event()
+
+    def failing(descriptor: int) -> None:
+        flushing.wait()
+        _no_disk(descriptor)
+
+    def answered(answer: Answer) -> None:
+        answers.append(answer)
+        told.set()
+
+    def check() -> None:
+        for answer in answers:
+            if isinstance(answer, CompactorError):
+                raise answer
+
+    current = TopicLog._current
+
+    def late(log: TopicLog, entry: bytes) -> SegmentWriter:
+        assert answers == []
+        flushing.set()
+        told.wait()
+        broken.undo()
+        return current(log, entry)
+
+    with topic.append_log() as log:
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fdatasync", failing)
+            log.submit(one(b"first", b"1"), answered, check)
+            broken.setattr(TopicLog, "_current", late)
+            with pytest.raises(Unavailable):
+                log.submit(one(b"second", b"2"), answered, check)
+        assert raw(topic) == []
+        log.append(one(b"third", b"3"))
+    assert [m.key for m in raw(topic)] == [b"third"]
+    assert len(answers) == 1
 
 
 def _no_disk(_: int) -> None:
