@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -77,6 +78,15 @@ class Reason(BaseModel):
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What a route declares of the answers it may give besides success: `responses=refusals(404, 409)`."""
     return {status: {"model": Reason} for status in statuses}
+
+
+@contextmanager
+def missing_told(reason: str) -> Iterator[None]:
+    """Inside it, what does not exist is told in these words of a broker: 404."""
+    try:
+        yield
+    except errors.NotFound as error:
+        raise Problem(404, reason) from error
 
 
 def status_of(error: Exception) -> int:

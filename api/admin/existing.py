@@ -6,10 +6,10 @@ partitioned topic are kept with each partition, and those of one partition alone
 
 from __future__ import annotations
 
-from api.problems import Problem
+from api.problems import Problem, missing_told
 from api.service import Service
 from storage import policies
-from storage.errors import NotFound, TopicNotFound
+from storage.errors import TopicNotFound
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import TopicRecord
 from storage.metadata.tenancy_records import PartitionedTopic
@@ -78,10 +78,8 @@ def with_policies(parts: Service, name: TopicName) -> list[TopicRecord]:
 
 def namespace(parts: Service, name: str, told: str = "Namespace does not exist") -> None:
     """404 unless the namespace exists, in these words."""
-    try:
+    with missing_told(told):
         parts.components.metadata.tenancy.namespace(name)
-    except NotFound as error:
-        raise Problem(404, told) from error
 
 
 def namespace_of(name: TopicName) -> str:

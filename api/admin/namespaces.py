@@ -16,7 +16,7 @@ from api.admin.policies_document import BUNDLES, FIELDS, policies_document
 from api.admin.retention import Retention, check_retention, retention_of, set_retention
 from api.admin.tenants import Tenant
 from api.paths import Namespace
-from api.problems import Problem, refusals
+from api.problems import Problem, missing_told, refusals
 from api.service import Parts
 from storage.errors import Conflict, InvalidInput, NotFound
 from storage.metadata.policy_store import namespace_scope
@@ -43,10 +43,8 @@ class _Kept(Strict):
 )
 def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
     """The namespaces of a tenant, by name."""
-    try:
+    with missing_told("Tenant not found"):
         return parts.components.metadata.tenancy.namespaces(tenant)
-    except NotFound as error:
-        raise Problem(404, "Tenant not found") from error
 
 
 @router.get(
@@ -58,10 +56,8 @@ def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
 def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
     """All that Pulsar knows of policies of a namespace; what this service has none of stands at its default."""
     metadata = parts.components.metadata
-    try:
+    with missing_told(NO_NAMESPACE):
         found = metadata.tenancy.namespace(namespace)
-    except NotFound as error:
-        raise Problem(404, NO_NAMESPACE) from error
     settings = metadata.policies.of_scope(namespace_scope(namespace))
     return policies_document(
         found.permissions, retention_of(settings), settings.get(THRESHOLD), parts.settings.cluster_name

@@ -18,9 +18,8 @@ from api.admin.bodies import done
 from api.admin.policies_document import for_pulsar
 from api.admin.tenants import NO_TENANT, Tenant
 from api.paths import Namespace, Topic, decoded
-from api.problems import Problem, refusals
+from api.problems import Problem, missing_told, refusals
 from api.service import Parts
-from storage.errors import NotFound
 
 router = APIRouter(prefix="/admin/v2", tags=["permissions"])
 
@@ -40,10 +39,8 @@ Actions = Annotated[list[str], Body(description="All that the role may do there,
 )
 def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
     """What was granted in the namespace, by role. `all`: with what Pulsar's clients do not know."""
-    try:
+    with missing_told("Namespace does not exist"):
         found = parts.components.metadata.tenancy.namespace(namespace).permissions
-    except NotFound as error:
-        raise Problem(404, "Namespace does not exist") from error
     return {role: list(actions) for role, actions in found.items()} if all else for_pulsar(found)
 
 
@@ -57,10 +54,8 @@ def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = Fa
 def grant_namespace_permission(parts: Parts, namespace: Namespace, role: Role, actions: Actions) -> Response:
     """Let a role do exactly this in the namespace."""
     check_actions(actions)
-    try:
+    with missing_told("Namespace does not exist"):
         parts.components.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
-    except NotFound as error:
-        raise Problem(404, "Namespace does not exist") from error
     return done()
 
 
@@ -73,10 +68,8 @@ def grant_namespace_permission(parts: Parts, namespace: Namespace, role: Role, a
 )
 def revoke_namespace_permission(parts: Parts, namespace: Namespace, role: Role) -> Response:
     """Take what was granted to a role in the namespace; nothing is no error."""
-    try:
+    with missing_told("Namespace does not exist"):
         parts.components.metadata.tenancy.revoke(namespace, check_role(role))
-    except NotFound as error:
-        raise Problem(404, "Namespace does not exist") from error
     return done()
 
 
@@ -122,10 +115,8 @@ def revoke_topic_permission(topic: Topic, role: Role) -> Response:
 )
 def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]:
     """What was granted in the tenant, for all its namespaces, by role. Pulsar has no such call."""
-    try:
+    with missing_told(NO_TENANT):
         found = parts.components.metadata.tenancy.tenant(tenant).permissions
-    except NotFound as error:
-        raise Problem(404, NO_TENANT) from error
     return {role: list(actions) for role, actions in found.items()}
 
 
@@ -139,10 +130,8 @@ def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]
 def grant_tenant_permission(parts: Parts, tenant: Tenant, role: Role, actions: Actions) -> Response:
     """Let a role do exactly this in all namespaces of the tenant. Pulsar has no such call."""
     check_actions(actions)
-    try:
+    with missing_told(NO_TENANT):
         parts.components.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
-    except NotFound as error:
-        raise Problem(404, NO_TENANT) from error
     return done()
 
 
@@ -155,10 +144,8 @@ def grant_tenant_permission(parts: Parts, tenant: Tenant, role: Role, actions: A
 )
 def revoke_tenant_permission(parts: Parts, tenant: Tenant, role: Role) -> Response:
     """Take what was granted to a role in the tenant. Pulsar has no such call."""
-    try:
+    with missing_told(NO_TENANT):
         parts.components.metadata.tenancy.revoke(tenant, check_role(role))
-    except NotFound as error:
-        raise Problem(404, NO_TENANT) from error
     return done()
 
 

@@ -12,7 +12,7 @@ from api.access import Action, allowed
 from api.admin.bodies import Strict, done
 from api.admin.lookup import service_urls
 from api.paths import named
-from api.problems import Problem, refusals
+from api.problems import Problem, missing_told, refusals
 from api.service import Parts, Service
 from storage.errors import Conflict, InvalidTopicName, NotFound
 from storage.model import TopicName
@@ -84,10 +84,8 @@ def list_tenants(parts: Parts) -> list[str]:
 )
 def get_tenant(parts: Parts, tenant: Tenant) -> TenantInfo:
     """The tenant's administrators and clusters."""
-    try:
+    with missing_told(NO_TENANT):
         found = parts.components.metadata.tenancy.tenant(tenant)
-    except NotFound as error:
-        raise Problem(404, NO_TENANT) from error
     return TenantInfo(adminRoles=sorted(found.admin_roles), allowedClusters=sorted(found.allowed_clusters))
 
 
@@ -118,10 +116,8 @@ def create_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo | Non
 def update_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo, Body()]) -> Response:
     """Set a tenant's administrators and clusters, in place of what it has."""
     roles, clusters = _checked(parts, info)
-    try:
+    with missing_told(NO_TENANT):
         parts.components.metadata.tenancy.update_tenant(tenant, roles, clusters)
-    except NotFound as error:
-        raise Problem(404, NO_TENANT) from error
     return done()
 
 
