@@ -16,7 +16,7 @@ from compactor.control_loop import ControlLoop, LoopSettings
 from compactor.engine import Engine, InProcess
 from compactor.two_phase import TwoPhaseCompactor
 from compactor.worker import WorkerSettings
-from storage.errors import CompactionPaused, CompactionRunning, Fenced, Unavailable
+from storage.errors import CompactionPaused, CompactionRunning, Fenced, LeaseHeld, Unavailable
 from storage.metadata.control_records import RUN_DEAD_MS
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, RunState, TopicRecord
@@ -469,6 +469,27 @@ def test_a_run_that_was_cancelled_before_it_failed_is_no_failure(stage: Stage) -
     stage.settle(loop)
     assert stage.runs(bad) == [RunState.CANCELLED]
     assert stage.control.control(bad.record.id).failures == 0
+
+
+def test_a_tail_that_a_run_had_to_leave_is_tried_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked gets all that there was then, later; meanwhile the topic is shown as failing."""
+    loop, topic = stage.lead(), stage.topic("t")
+    topic.keeper().settle(topic.record)
+    produce(topic, [one(b"tail", b"v")])
+    with monkeypatch.context() as patched:
+        held = LeaseHeld("a writer was asked to roll and did not", "try again")
+        patched.setattr(TwoPhaseCompactor, "_settle", lambda *_: held)
+        loop.trigger(topic.record)
+        stage.finish(loop)
+    assert stage.runs(topic) == [RunState.SUCCESS]
+    assert view(compacted_only(topic)) == {b"key 0": b"value"}
+    status, told = stage.status(topic)
+    assert (status, "was asked to roll" in told) == ("ERROR", True)
+    stage.clock.advance(SETTINGS.worker.retry_first_ms)
+    loop.beat()
+    stage.finish(loop)
+    assert stage.status(topic) == ("SUCCESS", "")
+    assert view(compacted_only(topic)) == {b"key 0": b"value", b"tail": b"v"}
 
 
 def damage(stage: Stage, topic: Topic) -> None:
