@@ -9,7 +9,7 @@ Incomplete messages are never delivered.
 `storage/ledger/chunk_table.py: assemble` is the same rule over records; a test keeps the two equal.
 
 Memory: pending messages are bounded in number and bytes (`ChunkLimits`). Beyond, the one that began first is given up,
-counted and logged: a reader then goes without that message, as Pulsar's do.
+counted and logged: a reader then goes without that message, as Pulsar's do. What comes out is no larger, either.
 """
 
 from __future__ import annotations
@@ -109,10 +109,13 @@ def assembled(messages: Iterable[Message], assembler: ChunkAssembler | None = No
 
 
 def joined(chunks: Sequence[Message]) -> Message:
-    """One message of all its chunks, in order, decompressed; its payload is None if none of them has one."""
+    """One message of all its chunks, in order, decompressed; its payload is None if none of them has one.
+
+    A few bytes may say to hold any number: a payload of more than MAX_PENDING_BYTES is given as it is stored.
+    """
     payloads = [chunk.payload for chunk in chunks if chunk.payload is not None]
     payload = b"".join(payloads) if payloads else None
-    if payload and chunks[0].chunk_codec:
+    if payload and chunks[0].chunk_codec and chunks[0].chunk_size <= MAX_PENDING_BYTES:
         with suppress(Undecodable):  # then it is given as it is stored, as an entry that cannot be decoded is (P8)
             payload = decompress(Codec(chunks[0].chunk_codec), payload, chunks[0].chunk_size)
     return replace(

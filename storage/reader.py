@@ -35,7 +35,7 @@ from storage.metadata.records import CompactedLedgerRecord, LedgerRecord, Segmen
 from storage.model import EARLIEST, Message, MessageId, Position
 from storage.objects.interface import ObjectStore
 from storage.start import NOWHERE, AtTime, Bound, FromId, FromOffset, FromTime, Start, bound_of
-from storage.visible import Visible, last_visible
+from storage.visible import Visible, ending, last_visible
 
 _COMPACTED_REMEDY = (
     "raw reads still work (leave out --read-compacted); restore the object, or delete the cursor __compaction to clear "
@@ -109,11 +109,19 @@ class SnapshotReader:
         last = self._last_raw(behind)
         if last is not None or not read_compacted or compacted is None:
             return last or EARLIEST
-        if self.shown is None:
+        if self.shown is None and self._is_whole(compacted):
             return compacted.last_message_id or EARLIEST
-        manifest = self.manifest(compacted)
+        manifest, shown = self.manifest(compacted), self.shown or Visible()
+        if self.shown is None and not any(table.pending for table in manifest.chunks):
+            return compacted.last_message_id or EARLIEST
         with naming_compacted(self.snapshot):
-            return last_visible(self._store, manifest, self.snapshot.topic.name.partition, self.shown) or EARLIEST
+            return last_visible(self._store, manifest, self.snapshot.topic.name.partition, shown) or EARLIEST
+
+    def _is_whole(self, compacted: CompactedLedgerRecord) -> bool:
+        """Whether its run says that it holds no chunk of an incomplete message, which might be its last row."""
+        run = self.snapshot.last_run
+        known = run is not None and run.compacted_ledger_id == compacted.ledger_id
+        return known and run is not None and not run.statistics.get("incomplete_chunks")
 
     def _last_raw(self, behind: int) -> MessageId | None:
         """The last raw message behind an offset that readers get; hidden rows and markers at the end do not count."""
@@ -152,7 +160,7 @@ class SnapshotReader:
 
     def _last_delivered(self, newest_first: Iterator[pa.Table], first: int) -> MessageId | None:
         for table in newest_first:
-            table = _ending(delivered(table.slice(FromOffset(first).first_row(table))))
+            table = ending(delivered(table.slice(FromOffset(first).first_row(table))))
             if len(table):
                 return rows.message_id(table, len(table) - 1, self.snapshot.topic.name.partition)
         return None
@@ -259,15 +267,6 @@ def _last_of(piece: LedgerRecord | SegmentRecord) -> Position | None:
     if isinstance(piece, LedgerRecord):
         return Position(piece.last_offset, piece.last_message_id)
     return Position(piece.content.last_offset, piece.content.last_message_id) if piece.content else None
-
-
-def _ending(table: pa.Table) -> pa.Table:
-    """The rows with which a message is whole: of a chunked one the last chunk."""
-    is_chunk = pc.equal(table.column("slot"), int(rows.Slot.CHUNK))
-    if not pc.any(is_chunk).as_py():
-        return table
-    is_last = pc.equal(pc.add(table.column("chunk_index"), 1), table.column("chunk_count"))
-    return table.filter(pc.or_kleene(pc.invert(is_chunk), is_last))
 
 
 def _newest_of(piece: LedgerRecord | SegmentRecord) -> int:

@@ -26,7 +26,7 @@ from storage.objects.interface import ObjectStore
 from storage.policies import TopicPolicies
 
 BOTH = frozenset({"compact", "delete"})
-_ID = ["offset", "publish_time", "ledger_id", "entry_id", "batch_index"]
+_ID = ["offset", "publish_time", "ledger_id", "entry_id", "batch_index", "slot", "chunk_index", "chunk_count"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,15 @@ def visible(metadata: MetadataStore, topic: TopicRecord, now: int) -> Visible | 
     return visible_under(metadata.policies.effective(topic), topic.start_offset, now)
 
 
+def ending(table: pa.Table) -> pa.Table:
+    """The rows with which a message is whole: of a chunked one the last chunk."""
+    is_chunk = pc.equal(table.column("slot"), int(rows.Slot.CHUNK))
+    if not pc.any(is_chunk).as_py():
+        return table
+    is_last = pc.equal(pc.add(table.column("chunk_index"), 1), table.column("chunk_count"))
+    return table.filter(pc.or_kleene(pc.invert(is_chunk), is_last))
+
+
 def last_visible(store: ObjectStore, manifest: Manifest, partition: int, shown: Visible) -> MessageId | None:
     """The last live message of a compacted ledger that may be seen (R6); None: there is none.
 
@@ -93,7 +102,7 @@ def last_visible(store: ObjectStore, manifest: Manifest, partition: int, shown: 
             table = reader.read(number, _ID)
             if deleted:
                 table = table.filter(pa.array(alive(deleted, part.first.offset, table.column("offset").to_numpy())))
-            table = shown.of(table)
+            table = ending(shown.of(table))
             if len(table):
                 return rows.message_id(table, len(table) - 1, partition)
     return None

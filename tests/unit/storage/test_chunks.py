@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from storage import chunks
 from storage.chunks import ChunkAssembler, ChunkLimits, assembled, chunk_fields
 from storage.ledger.rows import Codec, Slot
 from storage.log.compression import compress
@@ -121,6 +122,18 @@ def test_a_payload_that_was_compressed_before_it_was_cut(encrypted: bool) -> Non
 def test_a_payload_that_cannot_be_decompressed_is_given_as_it_is_stored() -> None:
     given = [replace(chunk(n, "u", n, 2, b"?"), chunk_codec=int(Codec.LZ4), chunk_size=5) for n in range(2)]
     assert [message.payload for message in assembled(given)] == [b"??"]
+
+
+def test_a_few_bytes_do_not_become_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "MAX_PENDING_BYTES", 1000)
+    for size in (1000, 1001):
+        stored = compress(Codec.ZSTD, bytes(size))
+        pieces = (stored[:5], stored[5:])
+        given = [
+            replace(chunk(n, "u", n, 2, piece), chunk_codec=int(Codec.ZSTD), chunk_size=size)
+            for n, piece in enumerate(pieces)
+        ]
+        assert [message.payload for message in assembled(given)] == [bytes(size) if size == 1000 else stored]
 
 
 def test_a_chunk_that_belongs_to_no_message_is_none() -> None:

@@ -137,6 +137,20 @@ def test_a_chunked_message_counts_as_one(bench: Workbench, read_compacted: bool)
     assert [[one.payload for one in some] for some in found] == [[], [b"123"], [b"123", b"x"], [b"123", b"x"]]
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_the_last_message_is_none_that_is_incomplete(bench: Workbench, others: int) -> None:
+    """R6, Pulsar #18808: whoever waits for it would wait for ever."""
+    topic = bench.topic("chunked")
+    chunked.append(bench, topic, [chunked.message(b"b", b"x")] * others + [chunked.chunk("u", 0, 2, b"k", b"1")])
+    delivered = [*ids(topic.messages()), EARLIEST][0]
+    assert topic.last_message_id() == delivered
+    bench.compact(topic)
+    assert topic.last_message_id(read_compacted=True) == delivered
+    chunked.append(bench, topic, [chunked.chunk("u", 1, 2, b"k", b"2")])
+    bench.compact(topic)
+    assert topic.last_message_id(read_compacted=True) == ids(topic.messages(read_compacted=True))[-1]
+
+
 def test_a_limit_of_bytes_counts_over_ledgers(bench: Workbench) -> None:
     topic = bench.topic("many-ledgers")
     bench.append(topic, [content(*((b"%d" % n, b"x" * 9) for n in range(10)))], ledger_bytes=10)
