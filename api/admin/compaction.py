@@ -43,11 +43,16 @@ class LongRunningProcessStatus(BaseModel):
     responses=refusals(404, 409, 412),
 )
 def compact(parts: Parts, caller: CallerName, topic: Topic) -> Response:
-    """Compact a topic, or every partition of a partitioned topic. 409 while it is compacted, or any of them is."""
+    """Compact a topic, or every partition of one. 409 while it, or any of them, is compacted or paused."""
     existing.namespace(parts, existing.namespace_of(topic), "Namespace not found")
     records = existing.topics(parts, topic)
-    if len(records) > 1 and any(_status(parts, one).status is CompactionStatus.RUNNING for one in records):
-        raise Problem(409, RUNNING)
+    if len(records) > 1:
+        now = {one.id: parts.components.metadata.control.activity(one.id) for one in records}
+        if any(one.running for one in now.values()):
+            raise Problem(409, RUNNING)
+        records.sort(
+            key=lambda one: not now[one.id].control.paused
+        )  # what refuses does it before anything is triggered
     for record in records:
         try:
             parts.control.trigger(record, MANUAL, caller)

@@ -258,6 +258,13 @@ def test_a_partitioned_topic_is_compacted_as_a_whole_or_not_at_all(whole: RestTo
     assert stats["compaction"]["lastCompactionRemovedEventCount"] == 3
 
 
+def test_a_partitioned_topic_with_a_paused_partition_is_not_compacted(whole: RestTopic) -> None:
+    assert _partition(whole, 1).ask("POST", "/compaction/pause").status_code == 200
+    status, reason = _reason(whole.ask("PUT", "/compaction"))
+    assert (status, f"{whole.name}-partition-1" in reason, "paused" in reason) == (409, True, True)
+    assert [one["state"] for one in whole.ask("GET", "/compaction/control").json()] == ["None", "Paused(1)", "None"]
+
+
 def test_a_topic_that_is_paused_is_not_compacted(rest_topic: RestTopic) -> None:
     metadata = rest_topic.served.service.components.metadata
     metadata.control.pause(rest_topic.served.topic(rest_topic.name).record.id)
