@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from fastapi import FastAPI, Request
 from starlette.concurrency import run_in_threadpool
@@ -50,7 +50,8 @@ async def answered(request: Request, other: Elsewhere) -> Response:
     name = other.topic.name
     whole = existing.whole_of(name)
     path = raw_path(request).split("/")
-    if whole is None or not request.url.path.startswith(_PREFIX) or quote(name.topic, safe="") == path[_TOPIC_AT]:
+    # Compared decoded: clients differ in what they encode, and what is asked of one partition is not for all.
+    if whole is None or not request.url.path.startswith(_PREFIX) or unquote(path[_TOPIC_AT]) == name.topic:
         return await forwarding.forward(request, other.service)
     metadata = request.app.state.service.components.metadata
     partitioned: PartitionedTopic | None = await run_in_threadpool(metadata.tenancy.partitioned, whole)

@@ -123,9 +123,8 @@ def update_properties(
 ) -> Response:
     """Add or replace properties; those that are not named stay."""
     tenancy = parts.components.metadata.tenancy
-    whole = tenancy.partitioned(topic)
-    if whole is not None:
-        tenancy.set_partitioned_properties(topic, {**whole.properties, **properties})
+    if tenancy.partitioned(topic) is not None:
+        tenancy.set_partitioned_properties(topic, properties)
     else:
         tenancy.set_topic_properties(existing.topic(parts, topic).id, properties)
     return done()
@@ -145,9 +144,8 @@ def remove_property(
 ) -> Response:
     """Remove one property."""
     tenancy = parts.components.metadata.tenancy
-    whole = tenancy.partitioned(topic)
-    if whole is not None:
-        tenancy.set_partitioned_properties(topic, {k: v for k, v in whole.properties.items() if k != key})
+    if tenancy.partitioned(topic) is not None:
+        tenancy.set_partitioned_properties(topic, {}, [key])
     else:
         tenancy.remove_topic_property(existing.topic(parts, topic).id, key)
     return done()

@@ -7,7 +7,7 @@ its namespace, then the partitions in their order, so two changes of one partiti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, RowMapping, Select, bindparam, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -91,13 +91,15 @@ def update_number(connection: Connection, name: TopicName, partitions: int, now:
     return PartitionedTopic(name, partitions, found.properties, found.created_at)
 
 
-def set_properties(connection: Connection, name: TopicName, properties: Mapping[str, str]) -> None:
-    """All properties of the partitioned topic, in place of those it has. Raises NotFound, InvalidInput."""
-    _locked(connection, name)
+def set_properties(
+    connection: Connection, name: TopicName, updates: Mapping[str, str], removed: Collection[str]
+) -> None:
+    """Add or replace properties of the partitioned topic, take those of `removed`. Raises NotFound, InvalidInput."""
+    found = {key: value for key, value in _locked(connection, name).properties.items() if key not in removed}
     connection.execute(
         update(partitioned_topics)
         .where(partitioned_topics.c.name == str(name))
-        .values(properties=check_properties(properties))
+        .values(properties=check_properties({**found, **updates}))
     )
 
 

@@ -8,7 +8,7 @@ again. What a method does is said where it is done: tenancy, tenancy_topics, ten
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -115,10 +115,12 @@ class TenancyStore:
         with self._database.write() as connection:
             return tenancy_partitions.update_number(connection, name, partitions, self._clock.now_ms())
 
-    def set_partitioned_properties(self, name: TopicName, properties: Mapping[str, str]) -> None:
-        """All of them, in place of what was there. Raises NotFound, InvalidInput."""
+    def set_partitioned_properties(
+        self, name: TopicName, updates: Mapping[str, str], removed: Collection[str] = ()
+    ) -> None:
+        """Add or replace properties, and take those of `removed`; the others stay. Raises NotFound, InvalidInput."""
         with self._database.write() as connection:
-            tenancy_partitions.set_properties(connection, name, properties)
+            tenancy_partitions.set_properties(connection, name, updates, removed)
 
     def delete_partitioned(self, name: TopicName, force: bool) -> list[DeletedTopic]:
         """With its partitions, all or nothing. Raises NotFound; LeaseHeld unless forced, if somebody writes one."""

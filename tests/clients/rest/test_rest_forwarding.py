@@ -216,3 +216,14 @@ def test_a_partition_that_was_deleted_by_itself_is_left_out(two: Two) -> None:
     assert found.status_code == 200, found.text
     assert found.json()["value"] == "one"
     assert there.ask("PUT", "/subscription/s", "earliest").status_code == 204
+
+
+def test_what_is_asked_of_one_partition_is_of_that_one_alone(two: Two) -> None:
+    """However a client encodes its name."""
+    parted = RestTopic(two.first, "odd!name:1*2~3")
+    assert parted.ask("PUT", "/partitions", 2).status_code == 204
+    for number in range(2):
+        parted.produce({"payload": "kept"}, query=f"/partitions/{number}")
+    gone, kept = (RestTopic(two.first, f"{parted.local}-partition-{number}") for number in range(2))
+    assert two.there(gone).ask("DELETE", "/truncate").status_code == 204
+    assert (gone.values(), kept.values()) == ([], [(None, "kept")])

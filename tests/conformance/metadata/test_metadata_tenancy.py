@@ -166,7 +166,8 @@ def test_a_partitioned_topics_life(store: MetadataStore, shop: str, clock: Manua
     with pytest.raises(Conflict, match="has 3 partitions, and cannot be brought to 2"):
         tenancy.update_partitions(PT, 2)
     tenancy.set_partitioned_properties(PT, {"c": "d"})
-    assert tenancy.partitioned(PT) == PartitionedTopic(PT, 3, {"c": "d"}, made.created_at)
+    tenancy.set_partitioned_properties(PT, {"e": "f"}, ["a", "none"])
+    assert tenancy.partitioned(PT) == PartitionedTopic(PT, 3, {"c": "d", "e": "f"}, made.created_at)
 
     tenancy.delete_topic(store.topics_in(shop)[1].id)
     tenancy.update_partitions(PT, 3)
