@@ -1,4 +1,4 @@
-"""The backlog of topics, and the policies that it is held against, of all topics in a few statements (S1, S2, S3).
+"""The backlog of topics, and the policies that it is held against, page by page in a few statements (S1, S2, S3).
 
     bytes, messages   behind the horizon (of a topic that was never compacted: all): sealed ledgers, rolled segments,
                       and the open segment, which is counted from its file (storage/log/open_count.py)
@@ -16,9 +16,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from compactor.dirtiness import ratio
+from compactor.pacing import TOPICS_AT_ONCE, Rest, paced
+from storage.clock import Clock
 from storage.log.directory import LogDirectory
 from storage.log.open_count import OpenSegments
 from storage.metadata.control_records import BacklogRecord
+from storage.metadata.policy_store import PolicyResolver
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.policies import Origin, TopicPolicies
@@ -96,25 +99,26 @@ class Backlogs:
 
     def of(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Of these topics; those that are gone are left out."""
-        return list(self._measured(self._metadata.control.backlogs(topic_ids), all_open=True))
+        resolver = self._metadata.policies.resolver()
+        return list(self._measured(self._metadata.control.backlogs(topic_ids), resolver, all_open=True))
 
-    def of_all(self) -> list[Backlog]:
-        """Of all topics for which something can become due."""
-        records = self._metadata.control.backlogs()
-        measured = list(self._measured(records, all_open=False))
+    def of_all(self, clock: Clock, rest: Rest = lambda _: None) -> list[Backlog]:
+        """Of all topics for which something can become due. `rest` waits between pages of them (pacing.py)."""
+        measured: list[Backlog] = []
+        opened: set[int] = set()
+        resolver = self._metadata.policies.resolver()
+        for page in paced(self._metadata.control.backlogs_in_pages(TOPICS_AT_ONCE), clock, rest):
+            opened |= {one.open_segment.ledger_id for one in page if one.open_segment is not None}
+            measured += self._measured(page, resolver, all_open=False)
         if self._open is not None:
-            self._open.forget_others({one.open_segment.ledger_id for one in records if one.open_segment is not None})
+            self._open.forget_others(opened)
         return measured
 
-    def _measured(self, records: list[BacklogRecord], *, all_open: bool) -> Iterator[Backlog]:
-        resolved = self._metadata.policies.resolver()
-        known: dict[object, Triggers] = {}
+    def _measured(self, records: list[BacklogRecord], resolver: PolicyResolver, *, all_open: bool) -> Iterator[Backlog]:
         for record in records:
-            key = resolved.key(record.topic)
-            if key not in known:
-                known[key] = Triggers.of(*resolved.effective(record.topic))
-            if known[key].any or all_open:
-                yield self._with_open(record, known[key])
+            triggers = Triggers.of(*resolver.effective(record.topic))
+            if triggers.any or all_open:
+                yield self._with_open(record, triggers)
 
     def _with_open(self, record: BacklogRecord, triggers: Triggers) -> Backlog:
         size, messages = record.closed_bytes, record.closed_messages

@@ -160,6 +160,11 @@ class ControlLoop:
         self._guarded(lambda: self._metadata.services.leave(self.name, self._settings.service_dead_ms))
         self._engines.close()
 
+    def _rest(self, seconds: float) -> None:
+        """Between pages of very many topics; not while somebody waits for a look, nor where tests do the looking."""
+        if self._threads:
+            self._wake.wait(seconds)
+
     def _wait_for_wake(self, seconds: float) -> bool:
         self._wake.wait(seconds)
         self._wake.clear()
@@ -207,7 +212,7 @@ class ControlLoop:
             self._led, self._looked_at = token, now
             self._guarded(lambda: self._metadata.services.forget_dead(self._settings.service_dead_ms))
             if self._settings.automatic:
-                backlogs, controls = self._backlogs.of_all(), control.controls()
+                backlogs, controls = self._backlogs.of_all(self._clock, self._rest), control.controls()
                 self._due = due(backlogs, controls, now)
                 self.last_check = Check.of(backlogs, controls, len(self._due), now)
         self._begin()

@@ -23,6 +23,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from compactor.garbage import GRACE_MS, GarbageCollector
+from compactor.pacing import TOPICS_AT_ONCE, Rest, paced
 from compactor.retention import Retention
 from storage.clock import Clock
 from storage.errors import CompactorError, TopicNotFound
@@ -33,8 +34,6 @@ from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
 from storage.topic import holder_name
 
-RESTS = 2
-"""Of the time that collecting takes of a thread, how many times as much it leaves."""
 _log = logging.getLogger(__name__)
 
 
@@ -105,12 +104,12 @@ class Maintenance:
         intervals: Intervals,
         leads: Callable[[], bool],
         stopping: Callable[[], bool] = lambda: False,
-        rest: Callable[[float], object] = lambda _: None,
+        rest: Rest = lambda _: None,
     ) -> None:
         """`leads`: whether this process does the leader's part; `stopping`: looked at between topics.
 
-        `rest` waits so many seconds: after each topic that is collected, `RESTS` times as long as that took, so that
-        collecting thousands of topics takes little from whatever else the process does. It may wait shorter.
+        `rest` waits between topics, so that thousands of them take little from whatever else the process does
+        (pacing.py).
         """
         self._metadata = metadata
         self._store = store
@@ -163,23 +162,26 @@ class Maintenance:
 
     def _retain(self, failing: dict[str, str]) -> None:
         retention = Retention(self._metadata, self._store, self._clock, self._log)
-        topics = self._metadata.topics()
-        for topic, policies in zip(topics, self._metadata.policies.effective_of(topics), strict=True):
-            if self._stopping():
-                return
-            if policies.cleanup_policy or topic.start_offset:
-                with _alone(Task.RETENTION, topic, failing):
-                    trimmed = retention.apply(topic)
-                    gone = [one.piece for one in trimmed.plan.going]
-                    self._count(Task.RETENTION, len(gone), sum(piece.logical_bytes for piece in gone))
-                    if trimmed.tail_damaged:
-                        failing[str(topic.name)] = trimmed.tail_left
-                        _log.warning("%s: %s: %s", Task.RETENTION, topic.name, trimmed.tail_left)
+        resolver = self._metadata.policies.resolver()
+        for page in paced(self._metadata.topics_in_pages(TOPICS_AT_ONCE), self._clock, self._rest):
+            for topic in page:
+                if self._stopping():
+                    return
+                if resolver.effective(topic)[0].cleanup_policy or topic.start_offset:
+                    with _alone(Task.RETENTION, topic, failing):
+                        self._trim(retention, topic, failing)
+
+    def _trim(self, retention: Retention, topic: TopicRecord, failing: dict[str, str]) -> None:
+        trimmed = retention.apply(topic)
+        gone = [one.piece for one in trimmed.plan.going]
+        self._count(Task.RETENTION, len(gone), sum(piece.logical_bytes for piece in gone))
+        if trimmed.tail_damaged:
+            failing[str(topic.name)] = trimmed.tail_left
+            _log.warning("%s: %s: %s", Task.RETENTION, topic.name, trimmed.tail_left)
 
     def _collect(self, failing: dict[str, str]) -> None:
         collector = GarbageCollector(self._metadata, self._store, self._clock, self._intervals.grace_ms)
-        began = self._clock.now_ms()
-        for collected in collector.collect_all():
+        for collected in paced(collector.collect_all(), self._clock, self._rest):
             if collected.deleted:
                 self._count(Task.GARBAGE, collected.total.count, collected.total.bytes)
             if collected.error is not None and not isinstance(collected.error, TopicNotFound):
@@ -187,8 +189,6 @@ class Maintenance:
                 _log.warning("%s: %s: %s", Task.GARBAGE, collected.topic, collected.error)
             if self._stopping():
                 return
-            self._rest(RESTS * max(0, self._clock.now_ms() - began) / 1000)
-            began = self._clock.now_ms()
 
     def _count(self, task: Task, removed: int, removed_bytes: int) -> None:
         status = self.status()[task]

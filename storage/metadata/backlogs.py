@@ -1,4 +1,4 @@
-"""What lies behind the horizon of topics, summed by SQL: two statements for all of them.
+"""What lies behind the horizon of topics, summed by SQL: a few statements for a page of them.
 
 Invariants: a message counts once, in its ledger or in the rolled segment that no ledger stands for yet. What is open is
 not summed: its rows know nothing of it. A ledger that straddles the horizon, which no run of ours leaves, counts by
@@ -7,13 +7,13 @@ the share of its offsets; its messages are offsets, so they are exact.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, case, func, literal, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, RowMapping, Select, bindparam, case, func, literal, select
 
-from storage.metadata import mapping
+from storage.metadata import mapping, topics
 from storage.metadata.control_records import BacklogRecord
 from storage.metadata.records import SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments
@@ -22,46 +22,58 @@ from storage.metadata.tables import topics as topics_table
 _AT_ONCE = 1000
 
 
-def of(connection: Connection, topic_ids: Collection[int] | None) -> list[BacklogRecord]:
-    """The backlogs of these topics, or of all; ids that are gone are left out."""
-    if topic_ids is None:
-        return _some(connection, None)
+class _Statements:
+    """What is asked of some topics. Made once: making them costs as much as asking."""
+
+    def __init__(self, these: Callable[[ColumnElement[int]], ColumnElement[bool]]) -> None:
+        """`these`: whether a topic's id is one of theirs."""
+        serving = compacted_ledgers.c
+        columns = (serving.topic_id, serving.horizon_offset, serving.logical_bytes)
+        self.serving = select(*columns).where(serving.retired_at.is_(None), these(serving.topic_id))
+        self.pieces = (
+            _summed(ledgers.c, ledgers.c.deleted_at.is_(None) & these(ledgers.c.topic_id)),
+            _summed(segments.c, (segments.c.state == SegmentState.ROLLED.value) & these(segments.c.topic_id)),
+        )
+        opened = segments.c.state == SegmentState.OPEN.value
+        self.opened = select(segments).where(opened, these(segments.c.topic_id))
+
+
+def of(connection: Connection, topic_ids: Collection[int]) -> list[BacklogRecord]:
+    """The backlogs of these topics, by id; ids that are gone are left out."""
+    found = []
     ids = sorted(topic_ids)
-    return [one for first in range(0, len(ids), _AT_ONCE) for one in _some(connection, ids[first : first + _AT_ONCE])]
+    for first in range(0, len(ids), _AT_ONCE):
+        these = {"ids": ids[first : first + _AT_ONCE]}
+        found += _of_rows(connection, connection.execute(_THESE, these).mappings(), _LISTED, these)
+    return found
 
 
-def _some(connection: Connection, ids: list[int] | None) -> list[BacklogRecord]:
-    serving = select(
-        compacted_ledgers.c.topic_id, compacted_ledgers.c.horizon_offset, compacted_ledgers.c.logical_bytes
-    ).where(compacted_ledgers.c.retired_at.is_(None))
-    statement = select(topics_table)
-    if ids is not None:
-        serving = serving.where(compacted_ledgers.c.topic_id.in_(ids))
-        statement = statement.where(topics_table.c.id.in_(ids))
-    compacted = {one.topic_id: (one.horizon_offset, one.logical_bytes) for one in connection.execute(serving)}
-    found = {}
-    for row in connection.execute(statement).mappings():
-        horizon, clean = compacted.get(row["id"], (-1, 0))
-        found[row["id"]] = BacklogRecord(mapping.topic(row), horizon, clean)
-    unsealed = segments.c.state == SegmentState.ROLLED.value
+def page(connection: Connection, after: int, count: int) -> list[BacklogRecord]:
+    """The backlogs of the next `count` topics whose ids are greater than `after`, by id."""
+    rows = topics.page_rows(connection, after, count)
+    return _of_rows(connection, rows, _RANGE, {"first": rows[0]["id"], "last": rows[-1]["id"]}) if rows else []
+
+
+def _of_rows(
+    connection: Connection, rows: Iterable[RowMapping], statements: _Statements, these: Mapping[str, object]
+) -> list[BacklogRecord]:
+    found = {row["id"]: BacklogRecord(mapping.topic(row)) for row in rows}
+    for serving in connection.execute(statements.serving, these):
+        horizon, clean = serving.horizon_offset, serving.logical_bytes
+        found[serving.topic_id] = replace(found[serving.topic_id], horizon=horizon, clean_bytes=clean)
     begins: dict[int, int] = {}
-    for pieces, counts in ((ledgers, ledgers.c.deleted_at.is_(None)), (segments, unsealed)):
-        for sums in connection.execute(_summed(pieces.c, counts, ids)):
-            if sums.topic_id in found:
-                first = sums.first < begins.setdefault(sums.topic_id, sums.first + 1)
-                begins[sums.topic_id] = min(begins[sums.topic_id], sums.first)
-                found[sums.topic_id] = _with(found[sums.topic_id], sums, first=first)
-    opened = select(segments).where(segments.c.state == SegmentState.OPEN.value)
-    if ids is not None:
-        opened = opened.where(segments.c.topic_id.in_(ids))
-    for segment in connection.execute(opened).mappings():
+    for statement in statements.pieces:
+        for sums in connection.execute(statement, these):
+            first = sums.first < begins.setdefault(sums.topic_id, sums.first + 1)
+            begins[sums.topic_id] = min(begins[sums.topic_id], sums.first)
+            found[sums.topic_id] = _with(found[sums.topic_id], sums, first=first)
+    for segment in connection.execute(statements.opened, these).mappings():
         topic_id = segment["topic_id"]
-        if topic_id in found:
-            found[topic_id] = replace(found[topic_id], open_segment=mapping.segment(segment))
-    return [found[topic_id] for topic_id in sorted(found)]
+        found[topic_id] = replace(found[topic_id], open_segment=mapping.segment(segment))
+    return list(found.values())
 
 
-def _summed(columns: Any, counts: ColumnElement[bool], ids: list[int] | None) -> Select[Any]:
+def _summed(columns: Any, counts: ColumnElement[bool]) -> Select[Any]:
     """Sums over the rows of a topic that lie behind its horizon."""
     serving = (compacted_ledgers.c.topic_id == columns.topic_id) & compacted_ledgers.c.retired_at.is_(None)
     horizon = func.coalesce(compacted_ledgers.c.horizon_offset, -1)
@@ -84,8 +96,6 @@ def _summed(columns: Any, counts: ColumnElement[bool], ids: list[int] | None) ->
         .select_from(columns.topic_id.table.outerjoin(compacted_ledgers, serving))
         .where(counts, last > horizon)
     )
-    if ids is not None:
-        pieces = pieces.where(columns.topic_id.in_(ids))
     found = pieces.subquery().c
     return select(
         found.topic_id,
@@ -95,6 +105,12 @@ def _summed(columns: Any, counts: ColumnElement[bool], ids: list[int] | None) ->
         func.min(found.min_publish_time).label("oldest"),
         func.min(found.soonest).label("soonest"),  # they are the same
     ).group_by(found.topic_id)
+
+
+_IDS = bindparam("ids", expanding=True, type_=BigInteger)
+_THESE = select(topics_table).where(topics_table.c.id.in_(_IDS)).order_by(topics_table.c.id)
+_LISTED = _Statements(lambda topic_id: topic_id.in_(_IDS))
+_RANGE = _Statements(lambda topic_id: topic_id.between(bindparam("first"), bindparam("last")))
 
 
 def _with(found: BacklogRecord, row: Any, *, first: bool) -> BacklogRecord:

@@ -12,7 +12,7 @@ may have counted, and `request` have been made; all others may be called again. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 
 from sqlalchemy import Connection, func, select
@@ -77,10 +77,21 @@ class ControlStore:
             statement = select(func.count()).where(runs_table.c.state == RunState.RUNNING.value, beaten)
             return int(connection.execute(statement).scalar_one())
 
-    def backlogs(self, topic_ids: Collection[int] | None = None) -> list[BacklogRecord]:
-        """What lies behind the horizon of these topics, or of all, in a few statements (S1)."""
+    def backlogs(self, topic_ids: Collection[int]) -> list[BacklogRecord]:
+        """What lies behind the horizon of these topics, in a few statements (S1)."""
         with self._database.snapshot() as connection:
             return backlogs.of(connection, topic_ids)
+
+    def backlogs_in_pages(self, count: int) -> Iterator[list[BacklogRecord]]:
+        """What lies behind the horizon of all topics, by id, so many at a time; each page is of its own moment."""
+        after = -1
+        while True:
+            with self._database.snapshot() as connection:
+                page = backlogs.page(connection, after, count)
+            if not page:
+                return
+            yield page
+            after = page[-1].topic.id
 
     def retries(self, most_ms: int) -> list[TopicRecord]:
         """The failing topics whose time to be tried again has come, and that are not requested or paused.

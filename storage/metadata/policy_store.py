@@ -13,7 +13,7 @@ that this version does not know is left alone and counts for nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -83,21 +83,6 @@ class PolicyStore:
         """The policies of the topic, as they are now."""
         return policies.effective(*self._settings(topic), self.broker_defaults)
 
-    def effective_of(self, topics: Sequence[TopicRecord]) -> list[TopicPolicies]:
-        """The policies of many topics, in their order; one statement, whose answer is all that anybody has set."""
-        with self._database.read() as connection:
-            found = _all_scopes(connection)
-        nothing: dict[str, object] = {}
-        return [
-            policies.effective(
-                found.get(BROKER, nothing),
-                found.get(f"{_NAMESPACE}{topic.name.tenant}/{topic.name.namespace}", nothing),
-                found.get(topic_scope(topic), nothing),
-                self.broker_defaults,
-            )
-            for topic in topics
-        ]
-
     def effective_with_origins(self, topic: TopicRecord) -> tuple[TopicPolicies, dict[str, Origin]]:
         """The policies of the topic, and where each comes from, by name."""
         settings = (*self._settings(topic), self.broker_defaults)
@@ -129,23 +114,23 @@ class PolicyStore:
 
 
 class PolicyResolver:
-    """Resolves the policies of many topics from what was set at one moment."""
+    """Resolves the policies of many topics from what was set at one moment. Remembers; for one thread."""
 
     def __init__(self, stored: Mapping[str, Mapping[str, object]], broker_defaults: Mapping[str, object]) -> None:
         """`stored`: by scope and name, as JSON has it."""
         self._stored = stored
         self._broker_defaults = broker_defaults
-
-    def key(self, topic: TopicRecord) -> tuple[str, str]:
-        """Topics of the same key have the same policies."""
-        own = self._stored.get(topic_scope(topic))
-        return f"{topic.name.tenant}/{topic.name.namespace}", json.dumps(own, sort_keys=True) if own else ""
+        self._known: dict[tuple[str, str], tuple[TopicPolicies, dict[str, Origin]]] = {}
 
     def effective(self, topic: TopicRecord) -> tuple[TopicPolicies, dict[str, Origin]]:
         """The policies of the topic, and where each comes from, by name."""
         namespace = f"{_NAMESPACE}{topic.name.tenant}/{topic.name.namespace}"
-        settings = (*map(self._of, (BROKER, namespace, topic_scope(topic))), self._broker_defaults)
-        return policies.effective(*settings), policies.origins(*settings)
+        own = self._stored.get(topic_scope(topic))
+        alike = namespace, json.dumps(own, sort_keys=True) if own else ""
+        if alike not in self._known:
+            settings = (*map(self._of, (BROKER, namespace, topic_scope(topic))), self._broker_defaults)
+            self._known[alike] = policies.effective(*settings), policies.origins(*settings)
+        return self._known[alike]
 
     def _of(self, scope: str) -> dict[str, object]:
         stored = self._stored.get(scope, {})
@@ -168,10 +153,6 @@ def _of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dic
     """What is set, by scope and name, in the order of the policies' table."""
     statement = select(policies_table).where(policies_table.c.scope.in_(scopes))
     return {scope: {} for scope in scopes} | _parsed(connection.execute(statement).mappings())
-
-
-def _all_scopes(connection: Connection) -> dict[str, dict[str, object]]:
-    return _parsed(connection.execute(select(policies_table)).mappings())
 
 
 def _parsed(rows: Iterable[RowMapping]) -> dict[str, dict[str, object]]:

@@ -12,7 +12,7 @@ runs, heartbeats, publishing, pins, snapshots. More faces: `log`, `policies`, `t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 
 from sqlalchemy import URL, Connection
@@ -24,6 +24,7 @@ from storage.metadata import (
     heartbeats,
     leases,
     ledgers,
+    mapping,
     pins,
     publishing,
     runs,
@@ -120,6 +121,17 @@ class MetadataStore:
         """All topics, by name."""
         with self.database.read() as connection:
             return topics.list_all(connection)
+
+    def topics_in_pages(self, count: int) -> Iterator[list[TopicRecord]]:
+        """All topics, by id, so many at a time; each page is of its own moment."""
+        after = -1
+        while True:
+            with self.database.read() as connection:
+                page = [mapping.topic(row) for row in topics.page_rows(connection, after, count)]
+            if not page:
+                return
+            yield page
+            after = page[-1].id
 
     def topics_in(self, namespace: str) -> list[TopicRecord]:
         """The topics of `tenant/namespace`, by name. Raises InvalidInput."""

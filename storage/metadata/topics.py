@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from sqlalchemy import Connection, Select, bindparam, func, insert, select
+from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import InvalidInput, TopicNotFound
@@ -113,6 +113,12 @@ def list_all(connection: Connection) -> list[TopicRecord]:
     """By name, in the order of code points: databases sort text each in their own way."""
     found = [mapping.topic(row) for row in connection.execute(select(topics)).mappings()]
     return sorted(found, key=lambda topic: str(topic.name))
+
+
+def page_rows(connection: Connection, after: int, count: int) -> Sequence[RowMapping]:
+    """The rows of the next `count` topics whose ids are greater than `after`, by id."""
+    statement = select(topics).where(topics.c.id > after).order_by(topics.c.id).limit(count)
+    return connection.execute(statement).mappings().all()
 
 
 def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:

@@ -320,7 +320,7 @@ def test_backlogs(store: MetadataStore) -> None:
     opened = SegmentRecord(store.allocate_ledger_ids(1), 14, "ab" * 16, SegmentState.OPEN, created_at=2)
     store.log.open_segment(lease, opened)
 
-    found = store.control.backlogs()
+    found = store.control.backlogs([empty.id, never.id, behind.id])
     now = {one.topic.name: store.topic(one.topic.name) for one in found}
     assert found == [
         BacklogRecord(now[empty.name]),
@@ -344,6 +344,8 @@ def test_backlogs(store: MetadataStore) -> None:
     ]
     assert store.control.backlogs([never.id, 10**6]) == [found[1]]
     assert store.control.backlogs([]) == []
+    assert list(store.control.backlogs_in_pages(2)) == [found[:2], found[2:]]
+    assert [[one.id for one in page] for page in store.topics_in_pages(1)] == [[empty.id], [never.id], [behind.id]]
 
 
 def test_a_ledger_that_straddles_the_horizon_counts_by_its_share(store: MetadataStore, topic: TopicRecord) -> None:
@@ -353,7 +355,7 @@ def test_a_ledger_that_straddles_the_horizon_counts_by_its_share(store: Metadata
 
     inside = replace(end_of(first), offset=5)
     store.publish(run, 0, compacted(store, run, 1, inside), {})
-    (found,) = store.control.backlogs()
+    (found,) = store.control.backlogs([topic.id])
     assert (found.horizon, found.closed_messages, found.closed_bytes) == (5, 6, 600)
 
 

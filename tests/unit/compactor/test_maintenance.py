@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from compactor.garbage import GRACE_MS, GarbageCollector
-from compactor.maintenance import RESTS, Intervals, Maintenance, Task, TaskStatus, due
+from compactor.maintenance import Intervals, Maintenance, Task, TaskStatus, due
+from compactor.pacing import RESTS
 from compactor.retention import Retention
 from storage.errors import TopicNotFound, Unavailable
 from storage.log.encode import encode_message
@@ -220,7 +221,7 @@ def test_collecting_rests_after_each_topic_as_long_as_it_took_and_more(
     monkeypatch.setattr(GarbageCollector, "_collect", slowly)
     bench.maintenance._rest = rested.append
     bench.maintenance.run_due()
-    assert rested == [RESTS * 0.5, RESTS * 0.5]
+    assert [one for one in rested if one] == [RESTS * 0.5, RESTS * 0.5]
 
 
 def test_what_a_deleted_topic_left_goes_after_its_delay(bench: Bench) -> None:
