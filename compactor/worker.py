@@ -212,7 +212,7 @@ class Worker:
         """Record what came of a topic."""
         error = outcome.error
         if outcome.run is not None:
-            # Of what failed, more is told below.
+            # Of what failed, more was told when it did.
             state = "succeeded" if error is None else f"stopped: {error}" if isinstance(error, Conflict) else "stopped"
             _log.info("compaction %s", state, extra={"topic": str(topic.name), "run": outcome.run.run_id})
         requested_at = job.requested_at.get(topic.id)
@@ -246,10 +246,19 @@ class Worker:
     def _run_failed(self, topics: Mapping[int, TopicRecord], run: RunRecord, error: BaseException, told: str) -> None:
         """Record that a run did not succeed. Raises CompactorError: then its heart has stopped, and it is requested
         again."""
+        topic = topics[run.topic_id]
+        try:
+            self._end_failed(topic, run, error, told)
+        except CompactorError as second:
+            named = {"topic": str(topic.name), "run": run.run_id}
+            _log.warning("compaction of %s failed: %s; not recorded: %s", topic.name, told, second.message, extra=named)
+            raise
+
+    def _end_failed(self, topic: TopicRecord, run: RunRecord, error: BaseException, told: str) -> None:
         if not isinstance(error, _NO_FAILURES):
             failures = self._metadata.control.run_failed(run, told, self._retry_at)
             if failures is not None:
-                _log_failure(topics[run.topic_id], run, failures, error)
+                _log_failure(topic, run, failures, error)
             return
         with self._lock:
             ending = self._ending

@@ -492,6 +492,25 @@ def test_a_tail_that_a_run_had_to_leave_is_tried_again(stage: Stage, monkeypatch
     assert view(compacted_only(topic)) == {b"key 0": b"value", b"tail": b"v"}
 
 
+def test_a_failure_that_cannot_be_recorded_is_told(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database goes away with the run: the log is then the only place that knows why it failed."""
+    bad = stage.topic("bad")
+    damage(stage, bad)
+    loop = stage.lead()
+
+    def away(*_: Any) -> int:
+        raise Unavailable("no database", "try again")
+
+    monkeypatch.setattr(stage.control, "run_failed", away)
+    loop.trigger(bad.record)
+    loop.look()
+    stage.settle(loop)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [("does not exist" in one, "no database" in one) for one in told] == [(True, True)], told
+
+
 def damage(stage: Stage, topic: Topic) -> None:
     """Its ledger's rows are not what they were."""
     topic.keeper().settle(topic.record)
