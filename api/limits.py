@@ -115,7 +115,11 @@ class Limits:
         if caller.refused and scope["method"] in CHANGING:
             return unauthenticated(caller)
         if not caller.role and scope["method"] in CHANGING and _of_another_site(scope, self._hosts):
-            return Problem(403, "a page of another site asked for this, and without tokens only this one's may")
+            return Problem(
+                403,
+                "a page of another site asked for this, and without tokens only this one's may: "
+                "set advertised-url to the name that a proxy gives it",
+            )
         lengths = [value for name, value in scope["headers"] if name == b"content-length"]
         if lengths and lengths[0].isdigit() and int(lengths[0][:20]) > self._body:
             return self._too_large()

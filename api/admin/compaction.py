@@ -50,9 +50,8 @@ def compact(parts: Parts, caller: CallerName, topic: Topic) -> Response:
         now = {one.id: parts.components.metadata.control.activity(one.id) for one in records}
         if any(one.running for one in now.values()):
             raise Problem(409, RUNNING)
-        records.sort(
-            key=lambda one: not now[one.id].control.paused
-        )  # what refuses does it before anything is triggered
+        # What refuses does it before anything is triggered.
+        records.sort(key=lambda one: not now[one.id].control.paused)
     for record in records:
         try:
             parts.control.trigger(record, MANUAL, caller)
