@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from api.formats import parquet
 from api.formats.encoding import TextEncoding
 from api.formats.parquet import write_parquet
 from tests import chunked
@@ -33,3 +34,15 @@ def test_chunked_messages_come_whole(tmp_path: Path, limit: int | None, found: l
     assert table.column("message_id").to_pylist() == [str(one.message_id) for one in expected]
     assert table.column("offset").to_pylist() == [one.offset for one in expected]
     assert [dict(one or ()) for one in table.column("properties").to_pylist()] == [one.properties for one in expected]
+
+
+def test_chunked_messages_are_not_all_held_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few chunks that were compressed become many bytes: they are written as soon as there are enough."""
+    monkeypatch.setattr(parquet, "_BATCH_BYTES", 5)
+    bench = Workbench.embedded(tmp_path)
+    topic = bench.topic()
+    chunked.append(bench, topic, [one for uuid in "uvwx" for one in chunked.whole(uuid, b"k", b"12", b"3")])
+    file = tmp_path / "out.parquet"
+    assert write_parquet(str(file), topic.read(), -1, TextEncoding.UTF8, TextEncoding.UTF8, 3) == 3
+    with pq.ParquetFile(file) as written:
+        assert [written.metadata.row_group(number).num_rows for number in range(written.num_row_groups)] == [2, 1]
