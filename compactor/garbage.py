@@ -12,6 +12,9 @@ Per topic, in this order, which is what makes it safe beside imports, runs, read
               and `skew_ms` ago
     forget    rows of attempts that were finished a grace time ago and have no object left, referred to or not
 
+Where one snapshot shows that there is nothing to do in any of these steps, as of most topics at most times, the
+collection ends with it.
+
 A new row or manifest refers to objects of its own attempt, which was known before its first object, and to what the
 generation before it refers to, which serves until then. So nothing that is deleted is ever referred to again.
 
@@ -138,6 +141,8 @@ class GarbageCollector:
     def _collect(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> Collected:
         reached(Step.GC_LISTED)
         now = self.clock.now_ms()
+        if self._is_clean(self.metadata.referenced(topic.id), listed, now):
+            return Collected(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
         given_up = 0 if dry_run else len(self.metadata.expire_attempts(topic.id, self.grace_ms))
         reached(Step.GC_ATTEMPTS_FENCED)
         retired = 0 if dry_run else self._collect_retired(topic)
@@ -162,6 +167,18 @@ class GarbageCollector:
         reached(Step.GC_DONE)
         foreign = _foreign(listed)
         return Collected(topic.name, topic.uid, not dry_run, objects, given_up, retired, foreign, trimmed)
+
+    def _is_clean(self, snapshot: GcSnapshot, listed: list[ObjectInfo], now: int) -> bool:
+        """Whether there is nothing to give up, to collect, to forget or to delete, and nobody is at work."""
+        if any(one.retired_at is not None for one in snapshot.compacted):
+            return False
+        if any(one.deleted_at is not None for one in snapshot.ledgers):
+            return False
+        left = _attempts_of(info.name for info in listed)
+        if any(one.finished_at is None or one.attempt_id not in left for one in snapshot.attempts):
+            return False
+        references = self._references(snapshot, list(snapshot.compacted))
+        return not self._garbage(listed, references, snapshot, now, set())
 
     def _collect_retired(self, topic: TopicRecord) -> int:
         """The rows go first, each in one transaction with the look at the pins; then nobody can pin them any more."""

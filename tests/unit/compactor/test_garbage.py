@@ -16,6 +16,7 @@ from storage.errors import DataLoss, ObjectMissing, TopicNotFound
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind
+from storage.metadata.engine import Database
 from storage.metadata.records import COMPACTION_CURSOR, AttemptKind
 from storage.objects.interface import ObjectInfo
 from storage.objects.local import LocalStore
@@ -114,6 +115,21 @@ def test_a_topic_that_has_only_what_it_needs_loses_nothing(bench: Workbench, top
     before = listed(bench, topic)
     assert collect(bench, topic).total == Totals()
     assert listed(bench, topic) == before == referenced(bench, topic)
+
+
+def test_a_topic_with_nothing_to_do_costs_no_write(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance(bench, GRACE_MS)
+    assert collect(bench, topic).compacted_ledgers == 1
+    before = listed(bench, topic)
+
+    def write(database: Database) -> None:
+        raise AssertionError("there is nothing to change")
+
+    monkeypatch.setattr(Database, "write", write)
+    assert collect(bench, topic) == Collected(topic.name, topic.record.uid, True)
+    assert listed(bench, topic) == before
 
 
 def test_a_replaced_generation_goes_after_its_grace_time(bench: Workbench, topic: Topic) -> None:
