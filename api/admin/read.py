@@ -24,7 +24,6 @@ from starlette.responses import Response, StreamingResponse
 
 from api.access import Action, allowed
 from api.admin import existing
-from api.admin.runs import MOST_RUNS
 from api.formats.encoding import TextEncoding
 from api.formats.jsonl import JsonLines
 from api.forwarding import FORWARDED
@@ -35,7 +34,6 @@ from api.query_names import KNOWN_QUERY
 from api.service import Parts, Service
 from storage.errors import InvalidInput, OffsetOutOfRange
 from storage.ledger import rows
-from storage.metadata.records import RunState
 from storage.model import Message, TopicName
 from storage.paging import MessagesPage, PageReader, Place, RowsPage
 from storage.reader import Limits, messages
@@ -150,8 +148,7 @@ def _check_standing(parts: Service, source: OpenTopic, place: Place) -> None:
     entered, compacted = place.entered, source.snapshot().compacted
     if entered is None or (compacted is not None and compacted.ledger_id == entered):
         return
-    made = parts.components.metadata.all_runs(MOST_RUNS, topic_id=source.record.id, state=RunState.SUCCESS)
-    if entered not in {run.compacted_ledger_id for _, run in made}:
+    if not parts.components.metadata.has_had_compacted(source.record.id, entered):
         raise OffsetOutOfRange(
             f"the start {place} names the compacted ledger {entered}, which {source.name} has never had",
             "read again from earliest, into an empty state",

@@ -207,6 +207,12 @@ def of_topic(connection: Connection, topic_id: int, limit: int) -> list[RunRecor
     return [mapping.run(row) for row in connection.execute(_newest_first(topic_id).limit(limit)).mappings()]
 
 
+def has_written(connection: Connection, topic_id: int, compacted_ledger_id: int) -> bool:
+    """Whether a run of the topic published that compacted ledger."""
+    ours = (runs.c.topic_id == topic_id) & (runs.c.compacted_ledger_id == compacted_ledger_id)
+    return connection.execute(select(runs.c.run_id).where(ours).limit(1)).first() is not None
+
+
 def of_all_topics(
     connection: Connection, limit: int, topic_id: int | None, state: RunState | None
 ) -> list[tuple[TopicName, RunRecord]]:

@@ -436,6 +436,11 @@ class MetadataStore:
         with self.database.read() as connection:
             return runs.of_topic(connection, topic_id, limit)
 
+    def has_had_compacted(self, topic_id: int, ledger_id: int) -> bool:
+        """Whether the topic has, or once had, that compacted ledger."""
+        with self.database.read() as connection:
+            return runs.has_written(connection, topic_id, ledger_id)
+
     def all_runs(
         self, limit: int, *, topic_id: int | None = None, state: RunState | None = None
     ) -> list[tuple[TopicName, RunRecord]]:
