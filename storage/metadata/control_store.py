@@ -172,10 +172,13 @@ class ControlStore:
         return asked
 
     def hand_over(self, run: RunRecord, reason: str, by: str) -> bool:
-        """End a run as CANCELLED and ask for it again, in one transaction; False if it has ended already."""
+        """End a run as CANCELLED and ask for it again, in one transaction.
+
+        False if it has ended already, or may not publish any more: nobody wants it then.
+        """
         with self._database.write() as connection:
-            topics.locked(connection, run.topic_id)
-            if runs.get(connection, run.run_id).state is not RunState.RUNNING:
+            topic = topics.locked(connection, run.topic_id)
+            if runs.get(connection, run.run_id).state is not RunState.RUNNING or topic.epoch != run.epoch:
                 return False
             now = self._clock.now_ms()
             runs.cancel(connection, run.run_id, reason, now)

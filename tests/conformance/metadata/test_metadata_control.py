@@ -200,6 +200,13 @@ def test_a_run_is_handed_over(store: MetadataStore, topic: TopicRecord) -> None:
     assert store.claim_run(topic.id, "next", {}, TTL, leader=leading(store)).cause == "interrupted"
 
 
+def test_a_run_whose_cursor_was_deleted_is_not_handed_over(store: MetadataStore, topic: TopicRecord) -> None:
+    run = claim(store, topic)
+    store.delete_cursor(topic.id, COMPACTION_CURSOR, force=True)
+    assert not store.control.hand_over(run, "ending", "me")
+    assert store.control.requests() == []
+
+
 def test_a_paused_topic_has_no_run_and_no_request(store: MetadataStore, topic: TopicRecord) -> None:
     store.control.request(topic.id, "manual", "ann")
     assert store.control.pause(topic.id).paused == 1
