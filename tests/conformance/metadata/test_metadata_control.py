@@ -201,6 +201,7 @@ def test_a_run_is_handed_over(store: MetadataStore, topic: TopicRecord) -> None:
 
 
 def test_a_run_whose_cursor_was_deleted_is_not_handed_over(store: MetadataStore, topic: TopicRecord) -> None:
+    store.control.request(topic.id, "manual", "ann")
     run = claim(store, topic)
     store.delete_cursor(topic.id, COMPACTION_CURSOR, force=True)
     assert not store.control.hand_over(run, "ending", "me")
