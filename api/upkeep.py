@@ -1,4 +1,7 @@
-"""What a service does for its topics by itself, besides compacting: sealing what is rolled, and maintenance.
+"""What a service does for its topics by itself, besides compacting: rolling and sealing its log, and maintenance.
+
+A run in another service asks through SQL for the tail of a topic to be rolled; if nobody has the topic's log open, that
+is done here (a log that is open is watched by storage/log/watch.py).
 
 Sealing costs time and memory, so it is a process of its own for all topics of the log directory (background_sealer.py),
 which is started when something is rolled, or was left so by whoever had the directory before, and started again if it
@@ -18,8 +21,10 @@ from api.background_sealer import BackgroundSealer
 from api.settings import Settings
 from api.wiring import Components
 from compactor.maintenance import Intervals, Maintenance, TaskStatus
-from storage.errors import CompactorError
+from storage.errors import CompactorError, LeaseHeld
+from storage.log.keeper import LogKeeper
 from storage.metadata.records import SegmentState
+from storage.topic import holder_name
 
 LOOK_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -35,6 +40,8 @@ class Upkeep:
         self._seal_ms = settings.maintenance_seal_interval_ms
         self._stop = threading.Event()
         self._looked_at: int | None = None
+        self._failing: set[int] = set()
+        """Topics that cannot be rolled."""
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         intervals = Intervals(
             sweep_ms=settings.maintenance_interval_ms,
@@ -72,29 +79,49 @@ class Upkeep:
     def _rest(self, seconds: float) -> None:
         """Between two topics of thousands; sealing is not to wait for all of them."""
         self._stop.wait(min(seconds, LOOK_SECONDS))
-        self._look_after_sealing()
+        self._look_after_logs()
 
     def _run(self) -> None:
         while True:
-            self._look_after_sealing()
+            self._look_after_logs()
             self.maintenance.run_due()
             if self._stop.wait(LOOK_SECONDS):
                 return
 
-    def _look_after_sealing(self) -> None:
-        """Start the sealing process for what nobody will wake it for: left by others, or by one that has died."""
+    def _look_after_logs(self) -> None:
+        """Roll what nobody here has open, if asked to, and start the sealing process for what nobody wakes it for."""
+        try:
+            here = self._components.log.known_uid
+            if here is not None:
+                self._roll(here)
+                self._seal(here)
+        except CompactorError as error:
+            _log.warning("looking after the log directory: %s", error)
+        except Exception:  # a thread that ends here would end all maintenance, in silence
+            _log.exception("looking after the log directory failed in an unexpected way")
+
+    def _roll(self, here: str) -> None:
+        """A run elsewhere wants a tail that lies here; if its log is open here, whoever watches it does the same."""
+        one = self._components
+        for topic in one.metadata.log.asked_to_roll(here):
+            keeper = LogKeeper(one.metadata, one.store, one.clock, one.log, holder_name())
+            try:
+                keeper.roll(topic, 0)
+            except LeaseHeld:
+                continue
+            except CompactorError as error:  # tried again each time, told once
+                level = logging.DEBUG if topic.id in self._failing else logging.WARNING
+                _log.log(level, "%s was asked for, and cannot be rolled: %s", topic.name, error)
+                self._failing.add(topic.id)
+                continue
+            self._failing.discard(topic.id)
+            self.wake()
+
+    def _seal(self, here: str) -> None:
+        """What was left by others, or by a sealing process that has died."""
         now = self._components.clock.now_ms()
         if self._looked_at is not None and self._looked_at <= now < self._looked_at + self._seal_ms:
             return
         self._looked_at = now
-        try:
-            here = self._components.log.known_uid
-            waiting = self._components.metadata.log.topics_with_segments([SegmentState.ROLLED], here) if here else []
-        except CompactorError as error:
-            _log.warning("looking for segments to seal: %s", error)
-            return
-        except Exception:  # a thread that ends here would end all maintenance, in silence
-            _log.exception("looking for segments to seal failed in an unexpected way")
-            return
-        if waiting:
+        if self._components.metadata.log.topics_with_segments([SegmentState.ROLLED], here):
             self.wake()

@@ -1,6 +1,7 @@
 """Keeping the log of topics: rolling tails, sealing segments, removing files that ledgers have taken the place of.
 
-    roll    the open segment is closed, by its writer if one lives (it is asked through SQL), else here, under the lease
+    roll    the open segment is closed, by its writer if one lives, or by the service that has its log directory if it
+            is another one (they are asked through SQL), else here, under the lease
     seal    a rolled segment becomes a sealed ledger: objects first, then one transaction; its messages keep their ids
     sweep   files of sealed segments go after `file.delete.delay`, then their rows; so does the folder of a topic that
             was deleted (S8)
@@ -82,7 +83,8 @@ class LogKeeper:
             self.clock.wait(_POLL_SECONDS)
             sealed += self._seal_below(topic, end)
         if left:
-            self.log.check(topic.name, left[0])
+            if not self._is_kept_elsewhere(left[0]):
+                self.log.check(topic.name, left[0])
             raise self._unsealed(topic, left[0], wait_ms)
         return tuple(sealed)
 
@@ -122,6 +124,11 @@ class LogKeeper:
             if asked is not None and segment.ledger_id != asked:
                 return  # it was rolled, and the writer has gone on
             try:
+                if self._is_kept_elsewhere(segment):
+                    raise LeaseHeld(
+                        f"the tail of {topic.name} lies in the log directory {segment.log_uid} of another service",
+                        "try again",
+                    )
                 with writer_lease(self.metadata, self.clock, topic.id, self.holder, 0) as lease:
                     roll_open_segment(self.metadata, self.clock, self.log, topic, lease, accept_loss=accept_loss)
                 return
@@ -136,6 +143,13 @@ class LogKeeper:
                 self.metadata.log.request_roll(topic.id)
                 asked = segment.ledger_id
             self.clock.wait(_POLL_SECONDS)
+
+    def _is_kept_elsewhere(self, segment: SegmentRecord) -> bool:
+        """Whether a service that lives has the segment's log directory, and this is another one: it rolls and seals
+        what it is asked to, whether it has the topic's log open or not (api/upkeep.py)."""
+        if segment.log_uid == self.log.known_uid:
+            return False
+        return any(one.log_uid == segment.log_uid for one in self.metadata.services.services())
 
     def seal(self, topic: TopicRecord) -> Iterator[LedgerRecord]:
         """Seal what of a topic is rolled now, the oldest first; segments that another sealer has are left to it.

@@ -100,6 +100,11 @@ class LogStore:
         with self._database.read() as connection:
             return segments.roll_requested(connection, topic_id)
 
+    def asked_to_roll(self, log_uid: str) -> list[TopicRecord]:
+        """The topics with an open segment in that log directory that somebody wants rolled, by name."""
+        with self._database.read() as connection:
+            return segments.asked_to_roll(connection, log_uid)
+
     def roll_requests(self, topic_ids: Sequence[int]) -> dict[int, bool]:
         """Whether somebody wants them to roll, by topic id; a topic that was deleted is not there."""
         with self._database.read() as connection:

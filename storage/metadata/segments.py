@@ -155,5 +155,15 @@ def topics_with(
     return sorted(found, key=lambda topic: str(topic.name))
 
 
+def asked_to_roll(connection: Connection, log_uid: str) -> list[TopicRecord]:
+    """The topics with an open segment in that log directory that somebody wants rolled, by name."""
+    opened = select(segments.c.topic_id).where(
+        segments.c.state == SegmentState.OPEN.value, segments.c.log_uid == log_uid
+    )
+    statement = select(topics_table).where(topics_table.c.roll_requested_at.is_not(None), topics_table.c.id.in_(opened))
+    found = [mapping.topic(row) for row in connection.execute(statement).mappings()]
+    return sorted(found, key=lambda topic: str(topic.name))
+
+
 def _set_request(connection: Connection, topic_id: int, at: int | None) -> None:
     connection.execute(update(topics_table).where(topics_table.c.id == topic_id).values(roll_requested_at=at))

@@ -14,6 +14,8 @@ from api.settings import Settings
 from api.upkeep import Upkeep
 from api.wiring import open_components
 from compactor.maintenance import Maintenance
+from storage.errors import Misconfigured
+from storage.metadata.control_records import ServiceRecord
 from storage.model import TopicName
 from tests.entries import one
 
@@ -70,6 +72,28 @@ def test_what_is_rolled_is_sealed_and_maintenance_runs(tmp_path: Path, monkeypat
         assert not again.is_alive()
         assert {status.last_error for status in upkeep.status().values()} == {""}
         assert [len(list(topic.messages())) for topic in topics] == [2, 2]
+
+
+def test_a_tail_that_nobody_has_open_is_rolled_and_sealed_for_another_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two services with a log directory each; the one that compacts is not the one where the messages lie."""
+    monkeypatch.setattr("api.upkeep.LOOK_SECONDS", 0.05)
+    first = Settings(data=str(tmp_path / "first"))
+    second = Settings(data=str(tmp_path / "second"), database=first.database_url, store=first.store_url)
+    with open_components(first) as here, open_components(second) as there:
+        topic = here.create_topic(TopicName.parse("idle"))
+        with topic.append_log() as log:
+            log.append(one(b"k", b"v"))
+        other = there.topic(topic.name)
+        with pytest.raises(Misconfigured, match="lies in the log directory"):
+            other.keeper().settle(other.record, 60_000)
+        living = [ServiceRecord("first:1:aa", "http://first", here.log.uid, 1, here.clock.now_ms())]
+        monkeypatch.setattr(there.metadata.services, "services", lambda: living)
+        with Upkeep(first, here, lambda: False):
+            other.keeper().settle(other.record, 60_000)
+        assert [ledger.messages for ledger in other.snapshot().ledgers] == [1]
+        assert [message.key for message in other.messages()] == [b"k"]
 
 
 def test_its_thread_outlives_whatever_goes_wrong(
