@@ -202,6 +202,7 @@ def level_missing(forger: Forger) -> None:
 
 def level_extra(forger: Forger) -> None:
     forger.level(0, with_record(forger, b"never", place(forger, b"key05")[1]))
+    assert level_of(forger, b"never") == 0, "the level has a hash range for it, or this seeds nothing"
 
 
 def level_altered(forger: Forger) -> None:
