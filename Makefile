@@ -51,7 +51,7 @@ clean: ## remove the environment and every cache; topics and ledgers in .compact
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache ./*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-runtime-environment:
+runtime-environment: ## install what is needed to run it
 	@sh requirements/install.sh runtime
 
 dev-environment:

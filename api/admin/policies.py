@@ -6,11 +6,12 @@ Values are JSON values, or texts as the command line takes them. A partitioned t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from starlette.responses import Response
 
 from api.access import Action, allowed
@@ -48,7 +49,19 @@ Policies = dict[str, Policy]
 Applied = Annotated[bool, Query(description="What holds in the end; false: only what is set in this scope.")]
 Name = Annotated[str, Path(description=_NO_POLICY)]
 Values = Annotated[dict[str, Any], Body(description="Values by name.")]
-Value = Annotated[Any, Body(description="A JSON value.")]
+
+
+def _of_json(body: object) -> object:
+    """The value of a body that came without a JSON content type, as `curl -d` sends it."""
+    if not isinstance(body, bytes):
+        return body
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise ValueError("the body is no JSON value") from None
+
+
+Value = Annotated[Any, BeforeValidator(_of_json), Body(description="A JSON value.")]
 
 _MAY_LOOK = allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT, Action.ADMIN)
 

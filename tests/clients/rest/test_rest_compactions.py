@@ -198,6 +198,18 @@ def test_policies_at_each_scope(rest_topic: RestTopic, served: Served) -> None:
     assert rest_topic.ask("GET", name).json() == {"value": 0, "origin": "default"}
 
 
+@pytest.mark.parametrize(("body", "status"), [(b"65536", 204), (b'"64K"', 204), (b"64K", 415), (b"[" * 100_000, 415)])
+def test_a_policy_may_come_as_curl_sends_it(rest_topic: RestTopic, served: Served, body: bytes, status: int) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    path = f"{rest_topic.path}/policies/segment.bytes"
+    answer = served.client.put(path, content=body, headers=form)
+    assert answer.status_code == status, answer.text
+    if status == 204:
+        assert rest_topic.ask("GET", "/policies/segment.bytes").json() == {"value": 65536, "origin": "topic"}
+    else:
+        assert "needs the header Content-Type: application/json" in answer.json()["reason"]
+
+
 def test_several_policies_are_set_together_or_not_at_all(rest_topic: RestTopic) -> None:
     lags = {"min.compaction.lag.ms": 10, "max.compaction.lag.ms": 20}
     assert rest_topic.ask("PUT", "/policies", lags).status_code == 204
