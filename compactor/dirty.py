@@ -103,9 +103,9 @@ def first_plan(
     rates: Rates,
 ) -> RunPlan:
     """The plan as far as SQL and the manifest tell: sources and indexes, oldest first (P3)."""
-    dirty = dirty_ledgers(snapshot, policies, now)
-    parts = previous.parts if previous else ()
     topic = snapshot.topic
+    dirty = _from(topic.start_offset, dirty_ledgers(snapshot, policies, now))
+    parts = previous.parts if previous else ()
     return RunPlan(
         store=store,
         topic_uid=topic.uid,
@@ -114,12 +114,13 @@ def first_plan(
         policies=policies,
         now=now,
         hasher=hasher,
-        sources=(*map(_part_source, parts), *map(_ledger_source, dirty)),
+        sources=(*map(_part_source, parts), *(_ledger_source(ledger, topic.start_offset) for ledger in dirty)),
         old_parts=len(parts),
         indexes=tuple(ledger.index for ledger in dirty),
         levels=previous.index if previous else (),
         chunk_tables=previous.chunks if previous else (),
         cursor_floor=cursor_floor,
+        raw_from=topic.start_offset,
         rates=rates,
     )
 
@@ -130,7 +131,7 @@ def changes_order(previous: Manifest | None, policies: Policies) -> bool:
 
 
 def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[ScanPlan, ...]:
-    """The scans that the policies ask for; usually none."""
+    """The scans that the policies ask for, and a ledger that the topic's start lies within; usually none."""
     found: list[ScanPlan | None] = []
     if previous is not None:
         reindex = changes_order(previous, plan.policies)
@@ -139,20 +140,24 @@ def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord
                 _scan_of(number, part, plan.policies, plan.now, plan.cursor_floor, began_at(previous), reindex=reindex)
             )
     found += [
-        _scan_of_ledger(number, ledger, plan.policies, plan.now) for number, ledger in enumerate(dirty, plan.old_parts)
+        _scan_of_ledger(number, ledger, plan.policies, plan.now, plan.raw_from)
+        for number, ledger in enumerate(_from(plan.raw_from, dirty), plan.old_parts)
     ]
     return tuple(scan for scan in found if scan is not None)
 
 
 def with_scans(plan: RunPlan, results: Sequence[ScanResult], *, reindexed: bool) -> RunPlan:
-    """The plan with what the scans found: markers in front of the dirty indexes, new levels for old parts."""
+    """The plan with what the scans found: markers in front of the dirty indexes, new ones for ledgers that the topic
+    begins in, new levels for old parts."""
     due = tuple(result.due for result in results if result.due is not None)
     expired = tuple((result.source, result.expired) for result in results if result.expired is not None)
     gone = tuple((result.source, result.gone) for result in results if result.gone is not None)
+    anew = {result.source: result.index for result in results if result.index is not None}
+    indexes = tuple(anew.get(source, index) for source, index in enumerate(plan.indexes, plan.old_parts))
     levels = plan.levels
     if reindexed:
-        levels = (tuple(result.index for result in results if result.index is not None),)
-    return replace(plan, indexes=due + plan.indexes, expired=expired, gone=gone, levels=levels, reindexed=reindexed)
+        levels = (tuple(index for source, index in anew.items() if source < plan.old_parts),)
+    return replace(plan, indexes=due + indexes, expired=expired, gone=gone, levels=levels, reindexed=reindexed)
 
 
 def sized(plan: RunPlan, previous: Manifest | None, sizing: Sizing, *, reindexed: bool) -> RunPlan:
@@ -200,13 +205,14 @@ def _scan_of(
     return ScanPlan(number, reindex, values_to, tombstones_to, rows_to, rows_below)
 
 
-def _scan_of_ledger(number: int, ledger: LedgerRecord, policies: Policies, now: int) -> ScanPlan | None:
+def _scan_of_ledger(number: int, ledger: LedgerRecord, policies: Policies, now: int, raw_from: int) -> ScanPlan | None:
     values_to = None if policies.key_ttl_ms is None else _reached(now - policies.key_ttl_ms, ledger.min_publish_time)
     rows_to = _reached(policies.rows_to(now), ledger.min_publish_time)
-    rows_below = policies.start_offset if ledger.first_offset < policies.start_offset else 0
-    if (values_to, rows_to, rows_below) == (None, None, 0):
+    rows_below = policies.start_offset if max(ledger.first_offset, raw_from) < policies.start_offset else 0
+    reindex = ledger.first_offset < raw_from
+    if (values_to, rows_to, rows_below) == (None, None, 0) and not reindex:
         return None
-    return ScanPlan(number, values_to=values_to, rows_to=rows_to, rows_below=rows_below)
+    return ScanPlan(number, reindex, values_to=values_to, rows_to=rows_to, rows_below=rows_below)
 
 
 def _reached(limit: int | None, oldest: int) -> int | None:
@@ -236,9 +242,16 @@ def _part_source(part: Part) -> Source:
     return Source(part.rows, part.first.offset, part.last.offset, part.live, part.deleted, part.offset_sum)
 
 
-def _ledger_source(ledger: LedgerRecord) -> Source:
+def _ledger_source(ledger: LedgerRecord, raw_from: int) -> Source:
     rows_object = RowsObject(ledger.rows, ledger.footer_size)
-    return Source(rows_object, ledger.first_offset, ledger.last_offset, ledger.messages)
+    if ledger.first_offset >= raw_from:
+        return Source(rows_object, ledger.first_offset, ledger.last_offset, ledger.messages)
+    return Source(rows_object, raw_from, ledger.last_offset, ledger.last_offset - raw_from + 1)  # offsets are dense
+
+
+def _from(raw_from: int, ledgers: Sequence[LedgerRecord]) -> tuple[LedgerRecord, ...]:
+    """The ledgers that have rows at or behind the topic's start: what lies below it is not there any more."""
+    return tuple(ledger for ledger in ledgers if ledger.last_offset >= raw_from)
 
 
 def _directory(location: IndexLocation) -> IndexDirectory:

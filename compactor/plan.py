@@ -96,7 +96,7 @@ class Sizing:
 
 @dataclass(frozen=True)
 class Source:
-    """Rows by offset: a sealed ledger, or a part of the previous compacted ledger. Offsets are inclusive.
+    """Rows by offset: a sealed ledger from the topic's start on, or a part of the previous compacted ledger. Inclusive.
 
     Of a part: `deleted` rows no longer count; `messages` and `offset_sum` are of the rows that do.
     """
@@ -120,6 +120,7 @@ class RunPlan:
     newest first; the first `merged` of them are merged with the new level; `reindexed`: they were made anew, from rows.
     `chunk_tables`: of the previous compacted ledger. `now`: by which policies are applied.
     `cursor_floor`: tombstones above this offset wait for a cursor (T1); None: none does.
+    `raw_from`: the topic's start as the snapshot has it; rows of dirty ledgers below it are not there any more.
     """
 
     store: StoreLocation
@@ -136,6 +137,7 @@ class RunPlan:
     merged: int = 0
     range_bits: int = 0
     cursor_floor: int | None = None
+    raw_from: int = 0
     rates: Rates = field(default_factory=Rates)
     expired: tuple[tuple[int, DeletedRows], ...] = ()
     gone: tuple[tuple[int, DeletedRows], ...] = ()
@@ -157,7 +159,8 @@ class RunPlan:
 class ScanPlan:
     """A task before phase one: look through the rows of one source, as policies ask for it. Times as in a part.
 
-    `reindex`: make the key index of an old part anew, with event times. Of an old part find the rows that are due to
+    `reindex`: make the key index anew, of an old part with event times, of a dirty ledger from the source's first row
+    on. Of an old part find the rows that are due to
     go: values published up to `values_to` (T2), tombstones first kept up to `tombstones_to` and not above
     `cursor_floor` (T1). Of a dirty ledger find the values published up to `values_to`. None: none is due. Of both find
     all rows published up to `rows_to`, or with an offset below `rows_below` (C2).
@@ -173,9 +176,9 @@ class ScanPlan:
 
 @dataclass(frozen=True)
 class ScanResult:
-    """The answer of a scan. `due`: markers of the rows of an old part that go; `expired`: rows of a dirty ledger;
-    `gone`: as in a plan; `oldest_value`, `oldest_tombstone`, `first_tombstone`, `oldest_row`: of what is left of an old
-    part, as in the manifest."""
+    """The answer of a scan. `index`: made anew. `due`: markers of the rows of an old part that go; `expired`: rows of a
+    dirty ledger; `gone`: as in a plan; `oldest_value`, `oldest_tombstone`, `first_tombstone`, `oldest_row`: of what is
+    left of an old part, as in the manifest."""
 
     source: int
     index: IndexLocation | None = None

@@ -25,8 +25,19 @@ class State:
     dropped_to: int = -1
 
 
-def run(state: State, raw: Iterable[Message], policies: Policies, now: int, cursor_floor: int | None = None) -> State:
-    """One run over the state before and the rows after the horizon, in offset order."""
+def run(
+    state: State,
+    raw: Iterable[Message],
+    policies: Policies,
+    now: int,
+    cursor_floor: int | None = None,
+    raw_from: int = 0,
+) -> State:
+    """One run over the state before and the rows after the horizon, in offset order.
+
+    `raw_from`: the topic's start; rows of `raw` below it are not there any more.
+    """
+    raw = [message for message in raw if message.offset >= raw_from]
     newest: dict[bytes, Message] = {}
     unkeyed: list[Message] = []
     messages, rows_of, pending = whole_messages([*state.messages, *raw])

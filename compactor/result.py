@@ -173,6 +173,7 @@ class Made:
             "bytes_written": written + sum(one.bytes_written for one in seen),
             "bytes_out": manifest.stored_bytes,
             "logical_bytes_out": manifest.logical_bytes,
+            **({"raw_from": self.decision.plan.raw_from} if self.decision.plan.raw_from else {}),  # verify asks for it
         }
 
     def _new_parts(self) -> list[Part]:

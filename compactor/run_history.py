@@ -38,12 +38,14 @@ ALWAYS = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Ran:
-    """A run that published: up to where, by which time, by which policies. `certain`: its work is still in force."""
+    """A run that published: up to where, by which time, by which policies. `certain`: its work is still in force.
+    `raw_from`: where the topic began for it; what lay below was not there any more, but in the ledger before."""
 
     horizon: int
     now: int
     policies: Policies
     certain: bool
+    raw_from: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,16 @@ class History:
 
         What the manifest says of its own run counts for more than the run's row.
         """
-        own = Ran(manifest.horizon.offset, manifest.frozen_at, _policies(manifest.policies), True)
         before = sorted((one for one in records if one.run_id <= manifest.run_id), key=lambda one: one.run_id)
         begins = before[0].run_id if before else 0
         for older, newer in pairwise(before):
             if newer.epoch - older.epoch != (2 if older.state is RunState.CANCELLED else 1):
                 begins = newer.run_id
+        its_row = next((one for one in before if one.run_id == manifest.run_id), None)
+        raw_from = 0 if its_row is None else _raw_from(its_row)
+        own = Ran(manifest.horizon.offset, manifest.frozen_at, _policies(manifest.policies), True, raw_from)
         earlier = tuple(
-            Ran(one.horizon.offset, one.started_at, _policies(one.policies), one.run_id >= begins)
+            Ran(one.horizon.offset, one.started_at, _policies(one.policies), one.run_id >= begins, _raw_from(one))
             for one in before
             if one.compacted_ledger_id is not None and one.horizon is not None and one.run_id != manifest.run_id
         )
@@ -146,6 +150,15 @@ class History:
         times = [run.now if _keeps_tombstones(run.policies) else NEVER for run in certain]
         return np.array([*times, NEVER], dtype=np.int64)[met]
 
+    def raw_from(self, offsets: I64) -> I64 | None:
+        """By the offsets of raw rows: where the topic began for the run that first met them, so that a row below that
+        took no part; None: unknown."""
+        if not self.complete:
+            return None
+        certain = self._certain
+        met = np.searchsorted([run.horizon for run in certain], offsets, "left")
+        return np.array([*(run.raw_from for run in certain), 0], dtype=np.int64)[met]
+
     @property
     def _certain(self) -> tuple[Ran, ...]:
         return tuple(run for run in self.runs if run.certain) if self.complete else self.runs[-1:]
@@ -183,6 +196,11 @@ def _tombstones_to(run: Ran) -> int:
 
 def _keeps_tombstones(policies: Policies) -> bool:
     return policies.tombstone_retention_ms > 0 or policies.tombstones_wait_for_cursors
+
+
+def _raw_from(run: RunRecord) -> int:
+    told: Any = run.statistics.get("raw_from", 0)
+    return int(told)
 
 
 def _policies(named: Any) -> Policies:

@@ -2,8 +2,9 @@
 
 Most runs have none. Policies that go by time (T1, T2), and the limits of a topic with `compact,delete` (C2), need to
 know which rows of an old part are due to go, and under which hash the index has them; a topic that changes to
-event-time order (P9) needs event times for its old parts. One task looks through one source, and of it only through
-the row groups whose statistics allow for a row that is due.
+event-time order (P9) needs event times for its old parts; a dirty ledger that a trim cut needs a key index of what is
+left of it, since its own knows of each key one message by offset and one by event time, and these may be gone. One task
+looks through one source, and of it only through the row groups whose statistics allow for a row that is due.
 
 The rows of an old part that are due come out as markers in hash order, which phase one takes for the oldest dirty
 index: a newer message of the key wins over them, else they hide the row and it goes. Rows of a dirty ledger come out
@@ -22,7 +23,7 @@ from pyroaring import BitMap, BitMap64
 
 from compactor.phase_one import task_store
 from compactor.plan import RunPlan, ScanPlan, ScanResult
-from storage.ledger import key_index, names
+from storage.ledger import chunk_table, key_index, names
 from storage.ledger.deleted import alive, encode_deleted, read_all_deleted
 from storage.ledger.key_index import MARKER, TOMBSTONE, HashRange, Records, concatenated
 from storage.ledger.manifest import DeletedRows
@@ -144,22 +145,65 @@ def _write(
 
 
 def _scan_ledger(store: ObjectStore, plan: RunPlan, scan: ScanPlan) -> ScanResult:
-    """Every row of a dirty ledger that was published so early; of `expired` phase one asks for keyed values only."""
+    """Every row of a dirty ledger that was published so early; of `expired` phase one asks for keyed values only.
+
+    Rows below the source's first are left out of everything.
+    """
     source = plan.sources[scan.source]
     reader = RowsReader(store, source.rows)
     expired, gone = BitMap(), BitMap()
-    for number in range(len(reader.groups)):
+    left = _Left(plan)
+    for number, group in enumerate(reader.groups):
+        if group.last_offset < source.first_offset:
+            continue
         least = reader.least(number, "publish_time")
-        below = reader.groups[number].first_offset < scan.rows_below
-        if _due(least, scan.values_to) or _due(least, scan.rows_to) or below:
-            table = reader.read(number, ["offset", "publish_time"])
+        below = group.first_offset < scan.rows_below
+        if scan.reindex or _due(least, scan.values_to) or _due(least, scan.rows_to) or below:
+            table = reader.read(number, None if scan.reindex else ["offset", "publish_time"])
+            table = table.filter(pa.array(_numbers(table, "offset") >= source.first_offset))
+            if scan.reindex:
+                left.add(table)
             offsets, published = _numbers(table, "offset"), _numbers(table, "publish_time")
             expired |= _relative(offsets[_up_to(published, scan.values_to)], source.first_offset)
             gone |= _relative(offsets[_gone(table, scan)], source.first_offset)
     places = _write_bitmaps(store, plan, scan, [expired, gone])
     return ScanResult(
-        scan.source, expired=places[0] if scan.values_to is not None else None, gone=places[1] if gone else None
+        scan.source,
+        index=left.write(store, scan.source) if scan.reindex else None,
+        expired=places[0] if scan.values_to is not None else None,
+        gone=places[1] if gone else None,
     )
+
+
+class _Left:
+    """The key index of what is left of a dirty ledger, as sealing would make it (storage/ledger/sealing.py)."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+        self._records: list[Records] = []
+        self._unkeyed = {kind: BitMap64() for kind in key_index.UNKEYED_CLASSES}
+        self._chunks = [chunk_table.none()]
+
+    def add(self, table: pa.Table) -> None:
+        """Take in rows; they ascend from call to call."""
+        self._records.append(ledger_records(table, self._plan.hasher))
+        for kind, bitmap in unkeyed_rows(table).items():
+            self._unkeyed[kind] |= bitmap
+        self._chunks.append(chunk_table.chunk_records(table, self._plan.hasher))
+
+    def write(self, store: ObjectStore, source: int) -> IndexLocation:
+        together = concatenated([Records(one.hi, one.lo, one.offset) for one in self._records])
+        records = together.take(key_index.latest(together.hi, together.lo))
+        if any(one.event_time is not None for one in self._records):
+            events = concatenated([one.by_event() for one in self._records])
+            assert events.event_time is not None
+            events = events.take(key_index.latest_by_event(events.hi, events.lo, events.event_time))
+            records = Records(records.hi, records.lo, records.offset, events.event_offset, events.event_time)
+        chunks = np.concatenate(self._chunks).tobytes()
+        data, directory = key_index.encode_index(records, HashRange(), self._unkeyed, chunks)
+        name = names.compacted_index(self._plan.topic_uid, self._plan.attempt_id, source)
+        store.put(name, data)
+        return IndexLocation(name, 0, len(data), directory.encode())
 
 
 def _write_bitmaps(store: ObjectStore, plan: RunPlan, scan: ScanPlan, bitmaps: list[BitMap]) -> list[DeletedRows]:

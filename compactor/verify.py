@@ -108,6 +108,7 @@ class Verifier:
             history,
             range_bits(_records(snapshot, manifest), self.sizing or Sizing(self.engine.parallelism)),
             self.limit,
+            snapshot.topic.start_offset,
         )
         try:
             self._look(plan, looked)

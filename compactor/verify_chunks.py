@@ -127,7 +127,8 @@ class RangeChunks:
         self._plan = plan
         ledgers = [chunk_table.read_ledger_chunks(store, ledger.index) for ledger in plan.below]
         trimmed = self._live[~plan.covered(chunk_table.offsets(self._live).astype(np.int64))]
-        raw = np.concatenate([trimmed, *(chunk_table.inside(found, wanted) for found in ledgers)])
+        found = np.concatenate([chunk_table.none(), *(chunk_table.inside(one, wanted) for one in ledgers)])
+        raw = np.concatenate([trimmed, found[plan.took_part(chunk_table.offsets(found).astype(np.int64))]])
         self._alive = set(chunk_table.offsets(self._live).tolist())
         self._raw = made_of(raw)
         self.live = made_of(self._live)
@@ -141,6 +142,8 @@ class RangeChunks:
         assert self._plan.history is not None
         offsets = message.offsets
         first, last = offsets[0], offsets[-1]
+        if not self._plan.known(np.array(offsets, dtype=np.int64)).all():
+            return True
         if any(first <= end and start <= last for start, end in self._plan.gaps):
             return not self._alive.issuperset(offsets)
         if any(map(self._may_be_gone, message.chunks)):
@@ -150,10 +153,10 @@ class RangeChunks:
         return len(ledgers) > 1 and oldest <= self._plan.history.chunks_dropped_between(first, last)
 
     def _may_be_gone(self, one: np.void) -> bool:
-        """Whether the topic's limits may have taken a chunk, whatever it is of (C2)."""
+        """Whether the topic's limits may have taken a chunk, whatever it is of (C2), or a trim before its run."""
         assert self._plan.history is not None
         at = np.array([one["offset"] & OFFSET_MASK], dtype=np.int64)
-        return bool(one["publish_time"] <= self._plan.history.may_go(at)[0])
+        return bool(one["publish_time"] <= self._plan.history.may_go(at)[0] or not self._plan.known(at)[0])
 
     def compare(self, visible: set[int], findings: Findings) -> None:
         """`visible`: offsets of the records of the index that have a row."""

@@ -13,7 +13,8 @@ What a key may look like, W being its winner in raw:
 
 By event time an older message may stand behind a winner that is gone, once that is forgotten; so may any message where
 the order of winning has changed: then only keys count whose newest message also has the largest event time.
-Where a raw ledger is trimmed, a key is left alone if a message that is gone might have decided it.
+Where a raw ledger is trimmed, a key is left alone if a message that is gone might have decided it. What lay below the
+topic's start when its run came took no part, though a ledger that was cut there still has it.
 
 Memory: about 100 bytes a record of the range (`plan.RANGE_RECORDS` bounds it).
 """
@@ -44,7 +45,7 @@ from compactor.verify_records import (
 from storage.ledger import key_index
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, Records
 from storage.ledger.rows_file import RowsObject, RowsReader
-from storage.metadata.records import IndexLocation
+from storage.metadata.records import IndexLocation, LedgerRecord
 from storage.objects.interface import ObjectStore
 
 
@@ -124,8 +125,7 @@ def _winners(
     if runs is None:
         return None
     runs.append(chunks.winners())
-    by_offset = _joined([Records(run.hi, run.lo, run.offset) for run in runs])
-    by_event = _joined([run.by_event() for run in runs])
+    by_offset, by_event, cut = _that_took_part(plan, runs)
     newest = by_offset.take(last_of_each(by_offset.hi, by_offset.lo, by_offset.offset & OFFSET_MASK))
     assert by_event.event_time is not None
     order = (by_event.offset & OFFSET_MASK, by_event.event_time)
@@ -134,7 +134,30 @@ def _winners(
     certain = np.ones(len(winners), dtype=np.bool_)
     if plan.order is Order.EITHER:
         certain = newest.offset == largest.offset
+    if plan.order is not Order.OFFSET and len(cut):
+        ours, theirs = align(winners, cut.take(last_of_each(cut.hi, cut.lo)))
+        certain[ours[(ours >= 0) & (theirs >= 0)]] = False
     return winners, certain & plan.decided(_plain(winners)) & certain_of(winners, chunks.uncertain)
+
+
+def _that_took_part(plan: VerifyPlan, runs: Sequence[Records]) -> tuple[Records, Records, Records]:
+    """The newest records, the records of the largest event times, and of which keys these are not known.
+
+    The index of a ledger that was cut has one message of a key for each order: if the newest took part and that of the
+    largest event time did not, another may have won among those that did.
+    """
+    newest, largest, cut = [], [], []
+    for run in runs:
+        by_event = run.by_event()
+        here, there = (plan.took_part(_plain(one)) for one in (run, by_event))
+        newest.append(Records(run.hi, run.lo, run.offset).take(here))
+        lost = here & ~there
+        assert by_event.event_time is not None
+        offset = np.where(there, by_event.offset, run.offset)
+        event_time = np.where(there, by_event.event_time, NO_EVENT_TIME)
+        largest.append(Records(run.hi, run.lo, offset, offset, event_time).take(here))
+        cut.append(Records(run.hi, run.lo, run.offset).take(lost))
+    return _joined(newest), _joined(largest), _joined(cut)
 
 
 def _read_each(
@@ -268,10 +291,20 @@ def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> UnkeyedF
                 raw = key_index.read_unkeyed(store, ledger.index, name)
                 mine = bitmap & span
                 may_be_gone = max(limited_to, dropped_to if name == "null_keys" else -1)
+                raw = _that_took_part_of(plan, ledger, raw, mine)
                 if ledger.first_offset <= may_be_gone:
                     raw &= mine  # what was dropped by a run does not come back
                 compare_bitmaps(found.findings, where, name, raw, mine)
     return found
+
+
+def _that_took_part_of(plan: VerifyPlan, ledger: LedgerRecord, raw: BitMap64, found: BitMap64) -> BitMap64:
+    """Those offsets of a ledger that a run has read; of which that is not known, those that are `found`."""
+    assert plan.history is not None
+    begins = plan.history.raw_from(np.array([ledger.last_offset], dtype=np.int64))
+    to = plan.start_offset if begins is None else int(begins[0])
+    below = BitMap64(range(ledger.first_offset, min(to, ledger.last_offset + 1)))
+    return raw - below | raw & below & found if begins is None else raw - below
 
 
 def unkeyed_bitmaps(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> dict[str, BitMap64] | None:

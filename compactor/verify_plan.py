@@ -2,6 +2,10 @@
 
 Raw at or below the horizon may be trimmed, in front or anywhere. What a task may then say depends on where: a newer
 message of a key can only be in a gap behind, an event time that was larger in any gap.
+
+A trim may also cut a ledger in two: it is still there whole, but rows below the topic's start take no part in runs that
+come after. Which took part the runs tell, each has said where the topic began for it; with an incomplete history rows
+below the topic's start may have taken part or not.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ class VerifyPlan:
     """`ledgers`: all raw ledgers, by offset. `manifest` None: there is no compacted ledger that could be read.
 
     `range_bits`: log2 of the hash ranges; `limit`: differences of a kind that a task names.
+    `start_offset`: where the topic begins.
     """
 
     store: StoreLocation
@@ -48,6 +53,7 @@ class VerifyPlan:
     history: History | None
     range_bits: int
     limit: int
+    start_offset: int = 0
 
     @property
     def ranges(self) -> tuple[HashRange, ...]:
@@ -109,10 +115,24 @@ class VerifyPlan:
         return inside
 
     def decided(self, offsets: I64) -> Mask:
-        """Which winners, by offset, no message in a gap can have beaten."""
+        """Which winners, by offset, took part for certain, and no message in a gap can have beaten."""
+        known = self.known(offsets)
         if self.order is Order.OFFSET:
-            return offsets > max((last for _, last in self.gaps), default=-1)
-        return np.full(len(offsets), not self.gaps)
+            return known & (offsets > max((last for _, last in self.gaps), default=-1))
+        return known & (not self.gaps)
+
+    def took_part(self, offsets: I64) -> Mask:
+        """Which raw rows at or below the horizon, by offset, a run has read; with an incomplete history, may have."""
+        assert self.history is not None
+        begins = self.history.raw_from(offsets)
+        return np.ones(len(offsets), dtype=np.bool_) if begins is None else offsets >= begins
+
+    def known(self, offsets: I64) -> Mask:
+        """Of which raw rows, by offset, it is known whether they took part."""
+        assert self.history is not None
+        if self.history.complete:
+            return np.ones(len(offsets), dtype=np.bool_)
+        return offsets >= self.start_offset
 
 
 def _has_events(ledger: LedgerRecord) -> bool:

@@ -67,6 +67,7 @@ run_steps = st.lists(
             "later": st.sampled_from([0, 1, 10, 30, 100]),
             "policies": st.none() | run_policies,
             "begins": st.none() | st.floats(0, 1),
+            "trims": st.none() | st.none() | st.floats(0, 1),
             "sizing": sizings,
         }
     ),
@@ -99,13 +100,17 @@ def _replay(bench: Workbench, topic: Topic, schedule: list[dict[str, Any]], used
             everything += bench.append(topic, [table], step["ledger_bytes"])
         if step["begins"] is not None:
             begins = max(begins, int(step["begins"] * len(everything)))
+        if step["trims"] is not None:  # anywhere: within a ledger too
+            before = max(topic.snapshot().topic.start_offset, int(step["trims"] * len(everything)))
+            Retention(bench.metadata, bench.store, clock, bench.log).trim(topic.record, before, force=True)
         base = step["policies"] or used
         used = Policies(**{**vars(base), "start_offset": begins})
 
+        there = topic.snapshot()
         added = [message for message in everything if message.offset > horizon]
-        expected = reference.run(state, added, used, clock.now_ms())
+        expected = reference.run(state, added, used, clock.now_ms(), raw_from=there.topic.start_offset)
         outcome = bench.with_sizing(step["sizing"]).compactor().compact(topic.name, used)
-        horizon = len(everything) - 1
+        horizon = max([horizon, *(ledger.last_offset for ledger in there.ledgers)])
         snapshot = topic.snapshot()
         if horizon < 0:
             continue

@@ -27,7 +27,7 @@ from tests.properties.test_schedules import acknowledge, policies, steps
 from tests.sealed import CollidingHasher
 from tests.workbench import Workbench, raw
 
-deeds = st.sampled_from(["nothing", "nothing", "nothing", "delete the cursor", "trim"])
+deeds = st.sampled_from(["nothing", "nothing", "nothing", "delete the cursor", "trim", "cut", "cut"])
 
 
 def replay(schedule: list[dict[str, Any]], done: list[str], used: Policies, uniform: bool, colliding: bool) -> None:
@@ -52,12 +52,14 @@ def _replay(
             bench.append(topic, [pa.Table.from_pylist(step["messages"], schema=INPUT_SCHEMA)], step["ledger_bytes"])
         if step["acknowledged"] is not None and not trimmed and (everything := raw(topic)):
             acknowledge(bench, topic, everything[int(step["acknowledged"] * (len(everything) - 1))])
+        if deed == "cut":
+            cut(bench, topic)
         used = used if uniform else step["policies"] or used
         bench.with_sizing(step["sizing"]).compactor(hasher).compact(topic.name, used)
         if deed == "trim" and not trimmed:
             trimmed = trim_one(bench, topic)
         elif deed == "delete the cursor" and not trimmed and topic.snapshot().compacted is not None:
-            bench.metadata.delete_cursor(topic.record.id, "__compaction")
+            bench.metadata.delete_cursor(topic.record.id, "__compaction", force=True)
         verifier = Verifier(bench.metadata, bench.store, clock, bench.engine, sizing=step["sizing"])
         report = (verifier if hasher is None else replace(verifier, hasher=lambda _: hasher)).verify(topic.name)
         assert report.differences == ()
@@ -70,6 +72,15 @@ def live(topic: Topic) -> int:
     compacted = topic.snapshot().compacted
     assert compacted is not None
     return compacted.messages
+
+
+def cut(bench: Workbench, topic: Topic) -> None:
+    """Let the topic begin in the middle of its newest ledger; those below are left to a trim that is still to come."""
+    snapshot = topic.snapshot()
+    if snapshot.ledgers:
+        newest = snapshot.ledgers[-1]
+        start = max(snapshot.topic.start_offset, (newest.first_offset + newest.last_offset + 1) // 2)
+        bench.metadata.log.trim(topic.record.id, start, [], force=True)
 
 
 def trim_one(bench: Workbench, topic: Topic) -> bool:

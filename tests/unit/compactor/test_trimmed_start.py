@@ -1,0 +1,223 @@
+"""A trim that cuts a ledger in two: what lies below the topic's start is not there for a run, and verify knows (P3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+
+from compactor import reference
+from compactor.differences import Kind
+from compactor.dirty import first_plan
+from compactor.plan import Policies, RunPlan
+from compactor.retention import Retention
+from compactor.verify import Report, Verifier
+from storage.bulk_append import INPUT_SCHEMA
+from storage.ledger.manifest import read_manifest
+from storage.metadata.policy_store import topic_scope
+from storage.metadata.records import TopicSnapshot
+from storage.objects.interface import StoreLocation
+from storage.steps import Step
+from storage.topic import Topic
+from tests.chunked import append as append_rows
+from tests.chunked import chunk, message, whole
+from tests.clocks import ManualClock
+from tests.workbench import TINY, Workbench, compacted_only, content, raw
+
+NOW = ManualClock().now_ms()
+BY_EVENT = Policies(event_time_order=True)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    bench = Workbench.embedded(tmp_path)
+    yield bench
+    bench.metadata.close()
+
+
+def trim(bench: Workbench, topic: Topic, before: int) -> None:
+    Retention(bench.metadata, bench.store, bench.clock, bench.log).trim(topic.record, before, force=True)
+    assert topic.snapshot().topic.start_offset == before
+
+
+def verified(bench: Workbench, topic: Topic) -> Report:
+    return Verifier(bench.metadata, bench.store, bench.clock, bench.engine, sizing=TINY).verify(topic.name)
+
+
+def assert_clean(bench: Workbench, topic: Topic) -> None:
+    """Nothing is wrong, and of nothing it could not be told."""
+    report = verified(bench, topic)
+    assert report.differences == ()
+    assert report.total == 0
+
+
+def offsets(topic: Topic) -> list[int]:
+    return [one.offset for one in topic.messages(read_compacted=True)]
+
+
+def ten(bench: Workbench, topic: Topic) -> None:
+    bench.append(topic, [content(*((f"k{n}".encode(), b"v") for n in range(10)))])
+
+
+def at(bench: Workbench, topic: Topic, *messages: tuple[bytes | None, bytes | None, int | None]) -> None:
+    """Key, payload, event time."""
+    rows = [{"key": key, "payload": payload, "event_time": event} for key, payload, event in messages]
+    bench.append(topic, [pa.Table.from_pylist(rows, schema=INPUT_SCHEMA)])
+
+
+def test_a_run_does_not_bring_back_what_was_trimmed_before_it(bench: Workbench) -> None:
+    topic = bench.topic()
+    ten(bench, topic)
+    trim(bench, topic, 5)
+    outcome = bench.compact(topic)
+    assert offsets(topic) == [5, 6, 7, 8, 9] == [one.offset for one in raw(topic)]
+    assert [topic.get(f"k{n}".encode()) is None for n in range(10)] == [True] * 5 + [False] * 5
+    assert outcome.run is not None
+    assert outcome.run.statistics["messages_in"] == 5
+    assert_clean(bench, topic)
+    assert bench.compact(topic).run is None, "P11"
+
+
+def test_a_dry_run_foretells_it(bench: Workbench) -> None:
+    topic = bench.topic()
+    ten(bench, topic)
+    trim(bench, topic, 5)
+    told = bench.compactor().dry_run(topic.name)
+    assert (told["messages_in"], told["messages_out"]) == (5, 5)
+
+
+@pytest.mark.parametrize("retained", [True, False])
+def test_a_message_without_a_key_stays_gone(bench: Workbench, retained: bool) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content(*((None, b"%d" % n) for n in range(6)))])
+    trim(bench, topic, 4)
+    bench.compact(topic, retain_null_key=retained)
+    assert offsets(topic) == ([4, 5] if retained else [])
+    assert_clean(bench, topic)
+
+
+def test_chunks_below_the_start_make_no_message(bench: Workbench) -> None:
+    """Trimmed: one whole, the head of another, and a begin that was begun anew behind the start."""
+    topic = bench.topic()
+    rows = [*whole("u", b"u", b"1", b"2"), chunk("v", 0, 2, b"v", b"1"), chunk("w", 0, 2, b"w", b"0")]
+    rows += [chunk("v", 1, 2, b"v", b"2"), *whole("w", b"w", b"1", b"2"), message(b"a", b"3")]
+    given = append_rows(bench, topic, rows)
+    trim(bench, topic, 4)
+    bench.compact(topic)
+    expected = reference.run(reference.State(), given, Policies(), NOW, raw_from=4)
+    assert [one.offset for one in expected.messages] == [4, 5, 6, 7]
+    compacted = topic.snapshot().compacted
+    assert compacted is not None
+    manifest = read_manifest(bench.store, compacted.manifest)
+    assert manifest.messages == 4
+    assert sum(table.pending for table in manifest.chunks) == 1
+    assert [topic.get(key) is None for key in (b"u", b"v", b"w", b"a")] == [True, True, False, False]
+    assert_clean(bench, topic)
+
+
+def test_by_event_time_the_best_of_what_is_left_wins(bench: Workbench) -> None:
+    """The index knows of a key the newest message and that of the largest event time: the winner is neither."""
+    topic = bench.topic()
+    at(bench, topic, (b"a", b"gone", 90), (b"b", b"gone", 90), (b"a", b"wins", 50), (b"a", b"newest", 20))
+    at(bench, topic, (b"c", b"other", None))
+    trim(bench, topic, 2)
+    bench.compactor().compact(topic.name, BY_EVENT)
+    assert [(one.key, one.payload) for one in compacted_only(topic)] == [(b"a", b"wins"), (b"c", b"other")]
+    assert_clean(bench, topic)
+
+
+def test_what_an_earlier_run_kept_stays(bench: Workbench) -> None:
+    """Incremental: the second ledger is cut, and what it had of `a` supersedes nothing."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"0"), (b"b", b"1"))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"a", b"2"), (b"b", None), (b"b", b"4"), (b"c", b"5"))])
+    trim(bench, topic, 4)
+    bench.compact(topic)
+    assert [one.payload for one in compacted_only(topic)] == [b"0", b"4", b"5"]
+    assert_clean(bench, topic)
+    bench.append(topic, [content((b"a", None))])
+    bench.compact(topic)
+    assert [one.payload for one in compacted_only(topic)] == [b"4", b"5"]
+    assert_clean(bench, topic)
+
+
+def test_a_trim_after_the_run_takes_nothing_from_it(bench: Workbench) -> None:
+    topic = bench.topic()
+    ten(bench, topic)
+    bench.compact(topic)
+    trim(bench, topic, 5)
+    bench.append(topic, [content((b"k1", b"new"))])
+    bench.compact(topic)
+    assert [one.offset for one in compacted_only(topic)] == [0, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert_clean(bench, topic)
+
+
+def test_a_run_goes_by_the_start_that_its_snapshot_had(bench: Workbench) -> None:
+    """A trim commits while a run that was planned before it is carried out: that run saw all."""
+    topic = bench.topic()
+    ten(bench, topic)
+
+    def reached(step: Step) -> None:
+        if step is Step.RUN_SNAPSHOT_TAKEN:
+            trim(bench, topic, 5)
+
+    with patch("compactor.two_phase.reached", reached):
+        bench.compact(topic)
+    assert [one.offset for one in compacted_only(topic)] == list(range(10))
+    assert_clean(bench, topic)
+
+
+def test_a_ledger_that_lies_below_the_start_as_a_whole_has_nothing(bench: Workbench) -> None:
+    """Its trim is still to come, as when the start moved alone."""
+    topic = bench.topic()
+    ten(bench, topic)
+    at(bench, topic, (b"z", b"1", None))
+    bench.metadata.log.trim(topic.record.id, 10, [], force=True)
+    bench.compact(topic)
+    assert offsets(topic) == [10]
+    assert_clean(bench, topic)
+
+
+def test_when_nothing_is_left_there_is_nothing(bench: Workbench) -> None:
+    topic = bench.topic()
+    ten(bench, topic)
+    bench.metadata.log.trim(topic.record.id, 10, [], force=True)
+    bench.compact(topic, retain_null_key=True)
+    assert offsets(topic) == []
+    assert_clean(bench, topic)
+
+
+def test_under_compact_delete_it_is_the_same(bench: Workbench) -> None:
+    topic = bench.topic()
+    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact,delete")
+    at(bench, topic, (b"a", b"gone", 90), (b"a", b"wins", 50), (b"a", b"newest", 20))
+    trim(bench, topic, 1)
+    bench.compactor().compact(topic.name, replace(BY_EVENT, start_offset=1))
+    assert [one.payload for one in compacted_only(topic)] == [b"wins"]
+    assert_clean(bench, topic)
+
+
+def reading_all(store: StoreLocation, snapshot: TopicSnapshot, *rest: Any) -> RunPlan:
+    """A plan over all rows of its ledgers, whose run is recorded as if it had begun at the start."""
+    without_start = replace(snapshot, topic=replace(snapshot.topic, start_offset=0))
+    return replace(first_plan(store, without_start, *rest), raw_from=snapshot.topic.start_offset)
+
+
+@pytest.mark.parametrize("policies", [Policies(retain_null_key=True), replace(BY_EVENT, retain_null_key=True)])
+def test_verify_names_what_a_run_brought_back(bench: Workbench, policies: Policies) -> None:
+    """As a run did before this was mended: it read below the start, and says that it did not."""
+    topic = bench.topic()
+    at(bench, topic, (b"a", b"0", 1), (None, b"1", 1), (b"b", b"2", 1))
+    trim(bench, topic, 2)
+    with patch("compactor.two_phase.dirty.first_plan", reading_all):
+        bench.compactor().compact(topic.name, policies)
+    assert offsets(topic) == [0, 1, 2]
+    report = verified(bench, topic)
+    assert {one.kind for one in report.differences} == {Kind.EXTRA}
+    assert {one.offset for one in report.differences} == {0, 1}
