@@ -9,8 +9,9 @@ What must hold beforehand is in invariants.py; sealing is in sealing.py. Must no
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, insert, select, update
 
 from storage.errors import Fenced
 from storage.metadata import leases, ledgers, mapping, topics
@@ -151,8 +152,7 @@ def topics_with(
     if log_uid is not None:
         having = having.where(segments.c.log_uid == log_uid)
     statement = select(topics_table).where(topics_table.c.id.in_(having))
-    found = [mapping.topic(row) for row in connection.execute(statement).mappings()]
-    return sorted(found, key=lambda topic: str(topic.name))
+    return _by_name(connection, statement)
 
 
 def asked_to_roll(connection: Connection, log_uid: str) -> list[TopicRecord]:
@@ -161,6 +161,10 @@ def asked_to_roll(connection: Connection, log_uid: str) -> list[TopicRecord]:
         segments.c.state == SegmentState.OPEN.value, segments.c.log_uid == log_uid
     )
     statement = select(topics_table).where(topics_table.c.roll_requested_at.is_not(None), topics_table.c.id.in_(opened))
+    return _by_name(connection, statement)
+
+
+def _by_name(connection: Connection, statement: Select[Any]) -> list[TopicRecord]:
     found = [mapping.topic(row) for row in connection.execute(statement).mappings()]
     return sorted(found, key=lambda topic: str(topic.name))
 
