@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
+import select
 import signal
+import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Annotated, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -26,11 +29,16 @@ from storage.bulk_append import INPUT_SCHEMA
 from storage.errors import InvalidInput, InvalidRecord
 from storage.model import Message
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 MAX_LINE_BYTES = 512 << 20
 """The longest line that is read, so that a file without line ends cannot fill the memory."""
 _ROWS_A_TABLE = 16_384
 _BYTES_A_TABLE = 32 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
+_LOOK_MS = 500
+"""How often who waits for a line looks whether he is to end."""
 _REMEDY = "correct the file and import it again; nothing of it was kept"
 
 Millis = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -122,7 +130,7 @@ def _read(
     columns: dict[str, list[Any]] = {name: [] for name in INPUT_SCHEMA.names}
     number = size = 0
     shown = "standard input" if file == "-" else file
-    # polars' handler of Ctrl-C, once it is imported, lets a read go on waiting for the next line.
+    # polars' handler of Ctrl-C, once it is imported, lets who opens a named pipe go on waiting for its writer.
     signal.siginterrupt(signal.SIGINT, True)
     with _open(file) as stream:
         while True:
@@ -174,7 +182,8 @@ def _open(file: str) -> io.BufferedIOBase:
         raise InvalidInput("there is no standard input to read", "name a file, or pipe something in")
     try:
         # Standard input is not ours to close: read it through a duplicate.
-        raw = open(sys.stdin.fileno(), "rb", closefd=False) if file == "-" else open(file, "rb")  # noqa: SIM115
+        name, ours = (sys.stdin.fileno(), False) if file == "-" else (file, True)
+        raw = io.BufferedReader(_Attentive(io.FileIO(name, closefd=ours)))
     except OSError as error:
         raise InvalidInput(
             f"the file {file} cannot be read ({error.strerror})", "check its name and permissions"
@@ -182,6 +191,32 @@ def _open(file: str) -> io.BufferedIOBase:
     if raw.peek(2)[:2] == _GZIP_MAGIC:
         return _OwningGzip(raw)
     return raw
+
+
+class _Attentive(io.RawIOBase):
+    """A file, pipe or terminal for whose next bytes one waits with an ear for Ctrl-C and SIGTERM.
+
+    Python hears a signal between two of its steps, and a read that begins right after the signal came waits on, for
+    however long the next line takes. So nothing is read here before it is there.
+    """
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self._waits = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        self._poll = select.poll()
+        self._poll.register(file.fileno(), select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int | None:
+        while self._waits and not self._poll.poll(_LOOK_MS):
+            pass
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
 
 
 class _OwningGzip(gzip.GzipFile):
