@@ -8,7 +8,8 @@ largest event time wins, of equal ones the later offset (P9): all of them are lo
 was never compacted has offset order.
 
 So at most 3 + 2 × levels ranged reads, where each ledger behind the horizon counts as a level, whatever the topic's
-size, and the manifest is the only object that is read whole. The bitmap of deleted rows is not needed: a record that no
+size, and the manifest is the only object that is read whole; only a ledger that a trim cut in two may be read through,
+where event time orders and the record names what is gone. The bitmap of deleted rows is not needed: a record that no
 newer level hides and that is no marker names a row that counts (storage/ledger/manifest.py).
 
 Chunked messages (P10) are in no ledger's records: where ledgers of the tail have chunk tables, these are read, and for
@@ -165,31 +166,33 @@ class _PointRead:
                 return
             record = self._record(ledger.index, by_event)
             # A ledger may straddle the horizon: what of it lies below is represented in the compacted ledger. It may
-            # straddle the topic's start: what lies below that is gone.
+            # straddle the topic's start: what lies below that is gone, and hides nothing.
             if record is not None and record[1] & _OFFSET >= first:
                 yield _found(record, RowsObject(ledger.rows, ledger.footer_size))
+            elif record is not None and by_event and record[1] & _OFFSET < self._snapshot.topic.start_offset:
+                yield from _as_found(self._scanned(self._reader.ledger(ledger, first), by_event)[0], by_event)
 
     def _in_segment(self, segment: SegmentRecord, by_event: bool) -> Iterator[_Found]:
         """The key's message that counts in a segment, chunked ones left out."""
-        winner, _ = self._segment(segment, by_event)
-        if winner is not None:
-            event_time = _event_time(winner) if by_event else int(key_index.NO_EVENT_TIME)
-            yield _Found(event_time, winner.offset, None if winner.is_tombstone else winner)
+        yield from _as_found(self._segment(segment, by_event)[0], by_event)
 
     def _segment(self, segment: SegmentRecord, by_event: bool) -> tuple[Message | None, Chunks]:
         """The key's message that counts in a segment, and the key's chunks; all of it is read, once."""
         if segment.ledger_id not in self._segments:
-            winner: Message | None = None
-            chunks = [chunk_table.none()]
-            for table in self._reader.segment(segment):
-                kinds = pc.is_in(table.column("slot"), value_set=pa.array(_OF_A_KEY, pa.int8()))
-                mine = table.filter(pc.and_kleene(pc.equal(table.column("key"), self._key), kinds))
-                chunks.append(chunk_records(mine, self._hasher))
-                for message in row_messages(iter(mine.to_batches()), self._snapshot.topic.name.partition):
-                    later = winner is None or not by_event or _event_time(message) >= _event_time(winner)
-                    winner = message if later and not message.is_chunk else winner
-            self._segments[segment.ledger_id] = winner, np.concatenate(chunks)
+            self._segments[segment.ledger_id] = self._scanned(self._reader.segment(segment), by_event)
         return self._segments[segment.ledger_id]
+
+    def _scanned(self, tables: Iterator[pa.Table], by_event: bool) -> tuple[Message | None, Chunks]:
+        winner: Message | None = None
+        chunks = [chunk_table.none()]
+        for table in tables:
+            kinds = pc.is_in(table.column("slot"), value_set=pa.array(_OF_A_KEY, pa.int8()))
+            mine = table.filter(pc.and_kleene(pc.equal(table.column("key"), self._key), kinds))
+            chunks.append(chunk_records(mine, self._hasher))
+            for message in row_messages(iter(mine.to_batches()), self._snapshot.topic.name.partition):
+                later = winner is None or not by_event or _event_time(message) >= _event_time(winner)
+                winner = message if later and not message.is_chunk else winner
+        return winner, np.concatenate(chunks)
 
     def _in_compacted(self, manifest: Manifest, by_event: bool) -> Iterator[_Found]:
         """The key's record of the newest level that has one: it hides those of older levels."""
@@ -286,6 +289,12 @@ class _PointRead:
 def _found(record: tuple[int, int], rows_object: RowsObject | None) -> _Found:
     event_time, flagged = record
     return _Found(event_time, flagged & _OFFSET, None if flagged & _NO_VALUE else rows_object)
+
+
+def _as_found(message: Message | None, by_event: bool) -> Iterator[_Found]:
+    if message is not None:
+        event_time = _event_time(message) if by_event else int(key_index.NO_EVENT_TIME)
+        yield _Found(event_time, message.offset, None if message.is_tombstone else message)
 
 
 def _event_time(message: Message) -> int:

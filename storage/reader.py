@@ -203,7 +203,7 @@ class SnapshotReader:
                 if bound.is_behind(part.last) or (self.shown is not None and self.shown.hides_all(part)):
                     continue
                 for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
-                    if len(table := table if self.shown is None else self.shown.of(table)):
+                    if len(table := table if self.shown is None else _from(bound, self.shown.of(table))):
                         yield table
 
     def raw(self, bound: Bound, after_offset: int = -1) -> Iterator[pa.Table]:
@@ -225,13 +225,17 @@ class SnapshotReader:
             for table in tables:
                 if table.column("offset")[0].as_py() <= after:
                     table = table.slice(FromOffset(after + 1).first_row(table))
-                if len(table := delivered(table)):
+                if len(table := _from(bound, delivered(table))):
                     yield table
 
     def segment(self, segment: SegmentRecord) -> Iterator[pa.Table]:
         """All rows of one of the snapshot's segments, from the topic's start on."""
         start = FromOffset(self.snapshot.topic.start_offset)
         return self._tail_of(segment).tables(self.snapshot.topic, segment, start)
+
+    def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
+        """The messages of one of the snapshot's ledgers from an offset on."""
+        return self._rows(RowsObject(ledger.rows, ledger.footer_size), FromOffset(first_offset))
 
     def _rows(
         self,
@@ -247,10 +251,7 @@ class SnapshotReader:
             table = reader.read(number)
             if deleted:
                 table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
-            table = delivered(table)
-            if len(table) and (first := bound.first_row(table)):
-                table = table.slice(first)
-            if len(table):
+            if len(table := _from(bound, delivered(table))):
                 yield table
 
     def _tail_of(self, piece: SegmentRecord) -> Tail:
@@ -260,6 +261,11 @@ class SnapshotReader:
                 "read it with the log directory (COMPACTOR_LOG) with which it was written",
             )
         return self._tail
+
+
+def _from(bound: Bound, table: pa.Table) -> pa.Table:
+    """The rows from `bound` on. Asked again where rows were taken out: the first of a time may have been one of them."""
+    return table.slice(bound.first_row(table)) if len(table) else table
 
 
 def _last_of(piece: LedgerRecord | SegmentRecord) -> Position | None:

@@ -425,7 +425,7 @@ class LogMachine(RuleBasedStateMachine):
         self.bench.compact(self.topic)
         if self.rows:
             snapshot = self.topic.snapshot()
-            dirty = self.rows[max(self.kept, self.horizon + 1) :]
+            dirty = self.rows[max(self.first, self.horizon + 1) :]
             left = [row for row in dirty if row.slot != int(Slot.COMPACTED_OUT)]
             if dirty:
                 self.state = fold([*self.state, *left])

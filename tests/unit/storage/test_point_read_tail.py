@@ -29,3 +29,19 @@ def test_a_key_in_the_hot_tail(tmp_path: Path, order: str) -> None:
     whole = {message.offset: message for message in topic.messages()}
     assert all(message == whole[message.offset] for message in found.values() if message is not None)
     bench.metadata.close()
+
+
+def test_a_trimmed_message_of_a_later_event_hides_none_that_is_left(tmp_path: Path) -> None:
+    """A ledger's index names one message a key: where a trim cut that off, those behind it count."""
+    bench = Workbench.embedded(tmp_path)
+    topic = bench.topic()
+    produce(topic, [one(b"z", b"0", event_time=1)])
+    bench.compactor().compact(topic.name, Policies(event_time_order=True))
+    produce(topic, [one(b"a", b"late", event_time=9), one(b"a", b"1", event_time=5), one(b"a", b"2", event_time=3)])
+    topic.keeper().settle(topic.record)
+    expected = {1: b"late", 2: b"1", 3: b"2", 4: None}
+    for start, value in expected.items():
+        bench.metadata.log.trim(topic.record.id, start, [], force=True)
+        found = topic.get(b"a")
+        assert (found and found.payload) == value
+    bench.metadata.close()

@@ -86,6 +86,20 @@ def test_a_time_that_has_not_come_gives_nothing_yet(topic: Topic) -> None:
     assert page(reader) == [12]
 
 
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_time_is_not_that_of_a_message_that_was_trimmed(bench: Workbench, sealed: bool) -> None:
+    """A trim goes to an offset within a ledger: what lies below it is not looked at for a time either."""
+    topic = bench.topic("trimmed")
+    produce(topic, [one(b"a", b"%d" % n, NOW + time) for n, time in enumerate([9, 9, 1, 2, 8, 3])])
+    with topic.append_log(0) as log:
+        log.roll()
+    if sealed:
+        topic.keeper().settle(topic.record)
+    bench.metadata.log.trim(topic.record.id, 2, [], force=True)
+    for time, first in [(0, 2), (2, 3), (3, 4), (8, 4), (9, 6)]:
+        assert offsets(topic.messages(AtTime(NOW + time))) == list(range(first, 6))
+
+
 def test_times_in_a_compacted_view(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
     produce(topic, [one(b"a", b"12", NOW + 40)])
