@@ -264,7 +264,7 @@ class SnapshotReader:
 
 
 def _from(bound: Bound, table: pa.Table) -> pa.Table:
-    """The rows from `bound` on. Asked again where rows were taken out: the first of a time may have been one of them."""
+    """The rows from `bound` on. Asked again where rows are taken out: the first of a time may be one of them."""
     return table.slice(bound.first_row(table)) if len(table) else table
 
 
