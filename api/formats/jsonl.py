@@ -222,7 +222,7 @@ class _Attentive(io.RawIOBase):
 class _OwningGzip(gzip.GzipFile):
     """A gzip reader that closes the file below it too."""
 
-    def __init__(self, raw: io.BufferedReader) -> None:
+    def __init__(self, raw: io.BufferedReader[_Attentive]) -> None:
         super().__init__(fileobj=raw, mode="rb")
         self._raw = raw
 
