@@ -36,7 +36,7 @@ from storage.model import LATEST
 from storage.objects.interface import ObjectStore
 from storage.raw_read import RawRead, last_offset
 from storage.reader import Limits, SnapshotReader, limited
-from storage.start import NOWHERE, Bound, FromOffset, Reset, Start
+from storage.start import NOWHERE, Bound, FromId, FromOffset, Reset, Start
 from storage.steps import Step, reached
 from storage.visible import Visible
 
@@ -122,7 +122,7 @@ class PinnedRead:
             if not self._is_raw:
                 snapshot = yield from self._compacted()
                 self._is_raw = True
-                if self._next is None or self._next == NOWHERE or self._start == LATEST:  # it has not come yet
+                if self._next in (None, NOWHERE, FromId(LATEST)):  # it has not come yet
                     self._next = FromOffset(SnapshotReader(self._store, snapshot, self._tail).end)
                 self._raw.begin(self._next, -1 if self._given is None else self._given)
             for table in self._raw.tables(snapshot):

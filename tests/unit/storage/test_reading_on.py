@@ -8,7 +8,7 @@ from compactor.retention import Retention
 from storage.errors import ObjectMissing, OffsetOutOfRange, StateMayBeStale, Unavailable
 from storage.ledger.manifest import read_manifest
 from storage.metadata.policy_store import topic_scope
-from storage.model import EARLIEST, MessageId
+from storage.model import EARLIEST, LATEST, MessageId
 from storage.reader import Limits, messages
 from storage.start import AtOffset, AtTime, Reset
 from storage.topic import Topic
@@ -93,6 +93,18 @@ def test_a_page_before_an_error_is_given_and_the_error_comes_with_the_next(bench
     for _ in range(2):
         with pytest.raises(ObjectMissing, match=lost):
             page(reader)
+
+
+def test_a_reader_from_latest_gets_what_a_compacted_ledger_kept_of_what_came(bench: Workbench, topic: Topic) -> None:
+    """It has its place once it has looked: what came behind it and was trimmed is not passed over."""
+    reader = topic.reader(LATEST, read_compacted=True)
+    assert page(reader) == []
+    imported(bench, topic, 3)
+    bench.compact(topic)
+    imported(bench, topic, 2, 3)
+    cleanup(bench, topic, "compact").apply(topic.record)
+    assert [message.offset for message in topic.messages()] == [3, 4]
+    assert page(reader) == [0, 1, 2, 3, 4]
 
 
 def test_a_reader_that_is_reset_to_latest_goes_on_there(bench: Workbench, topic: Topic) -> None:
