@@ -45,6 +45,7 @@ from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
 from storage.log.directory import LogDirectory
 from storage.log.keeper import LogKeeper
+from storage.metadata.control_records import Retry
 from storage.metadata.records import (
     Attempt,
     AttemptKind,
@@ -75,6 +76,7 @@ class TwoPhaseCompactor:
     `leader`: the token of the leadership that these runs are begun for: only topics are compacted whose request is
     there, and not by a leader that was overtaken. It may raise what says that nothing is to begin any more.
     `claims_at_once`: topics whose tails are sealed at once, each in a thread. `on_failed`: as in Batch.
+    `retry_tail_at`: when a topic is tried again of whose tail something had to be left; None: it is not.
     """
 
     metadata: MetadataStore
@@ -91,6 +93,7 @@ class TwoPhaseCompactor:
     on_claimed: Callable[[RunRecord], object] = lambda _: None
     claims_at_once: int = 1
     on_failed: OnFailed | None = None
+    retry_tail_at: Callable[[], int] | None = None
 
     def compact(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> Outcome:  # noqa: B008
         """Compact one topic. Raises TopicNotFound, CompactionRunning, Fenced, DataLoss, Unavailable."""
@@ -218,9 +221,15 @@ class TwoPhaseCompactor:
         reached(Step.RUN_VERIFIED)
         timer.lap("verify")
 
-        run = self._publish(snapshot, run, made, manifest, timer)
+        run = self._publish(snapshot, run, made, manifest, timer, self._retry(run, tail_left))
         self._clean_up(decision.ranges)
         return run
+
+    def _retry(self, run: RunRecord, tail_left: CompactorError | None) -> Retry | None:
+        if tail_left is None or self.retry_tail_at is None:
+            return None
+        told = f"run {run.run_id} succeeded, and left what is not sealed: {tail_left}"
+        return Retry(told, self.retry_tail_at())
 
     def _decide(
         self, snapshot: TopicSnapshot, attempt_id: str, policies: Policies, now: int, timer: _PhaseTimer
@@ -298,7 +307,13 @@ class TwoPhaseCompactor:
             ) from error
 
     def _publish(
-        self, snapshot: TopicSnapshot, run: RunRecord, made: Made, manifest: Manifest, timer: _PhaseTimer
+        self,
+        snapshot: TopicSnapshot,
+        run: RunRecord,
+        made: Made,
+        manifest: Manifest,
+        timer: _PhaseTimer,
+        retry: Retry | None,
     ) -> RunRecord:
         before = snapshot.compacted
         name = names.manifest(manifest.topic_uid, manifest.ledger_id, run.attempt_id)
@@ -318,7 +333,7 @@ class TwoPhaseCompactor:
             created_at=manifest.created_at,
         )
         statistics = made.statistics(manifest) | timer.lap("publish")
-        return self.metadata.publish(run, snapshot.topic.generation, compacted, statistics)
+        return self.metadata.publish(run, snapshot.topic.generation, compacted, statistics, retry)
 
     def _clean_up(self, ranges: Sequence[RangeResult]) -> None:
         """Row sets are between the two phases of this run alone; nobody else was ever told of them."""

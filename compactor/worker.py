@@ -5,8 +5,9 @@ its own, so it is cancelled by itself. What was requested stays requested until 
 of the claim and for the leadership that began it; so whatever dies here, or sleeps, loses and doubles nothing.
 
 What comes of a topic:
-    its run succeeded                     nothing is left to do: a success clears the failures by itself; but a tail
-                                          that had to be left is tried again, as a failure is
+    its run succeeded                     nothing is left to do: a success clears the failures by itself; but a topic
+                                          whose tail had to be left is tried again, as after a failure, which the
+                                          transaction that publishes says
     nothing was new (P11)                 the request is withdrawn
     fenced, cancelled, paused, taken      no failure: somebody decided it, and the request says what is to come
     anything else                         a failure: recorded with the time of the next try (S6), in the transaction
@@ -198,6 +199,7 @@ class Worker:
             on_claimed=partial(_begun, job),
             claims_at_once=_CLAIMS_AT_ONCE,
             on_failed=partial(self._run_failed, by_id),
+            retry_tail_at=lambda: self._retry_at(1),
         )
 
     def _token(self) -> int:
@@ -227,9 +229,8 @@ class Worker:
             elif error is not None and outcome.run is None and not isinstance(error, _NO_FAILURES):
                 self._fail(topic, requested_at, error)
             elif error is None and outcome.run is not None and (left := outcome.run.statistics.get("tail_left")):
-                told = f"run {outcome.run.run_id} succeeded, and left what is not sealed: {left}"
-                self._metadata.control.failed(topic.id, told, self._retry_at(1))
-                _log.warning("compaction of %s: %s", topic.name, told, extra={"topic": str(topic.name)})
+                named = {"topic": str(topic.name), "run": outcome.run.run_id}
+                _log.warning("compaction of %s left what is not sealed: %s", topic.name, left, extra=named)
         except CompactorError as second:
             _log.warning("what came of %s is not recorded: %s", topic.name, second.message)
             self._hold([topic])

@@ -34,6 +34,14 @@ class ControlRecord:
 
 
 @dataclass(frozen=True)
+class Retry:
+    """A topic is tried again at `at`, because of `error`."""
+
+    error: str
+    at: int
+
+
+@dataclass(frozen=True)
 class Activity:
     """A topic's compaction as of one moment. `running`: it is requested, or a run of it lives."""
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, insert, update
 
 from storage.errors import Fenced
-from storage.metadata import attempts, cursors, mapping, runs, topics
+from storage.metadata import attempts, control, cursors, mapping, runs, topics
+from storage.metadata.control_records import Retry
 from storage.metadata.invariants import RERUN, check_publish
 from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, RunRecord
 from storage.metadata.tables import compacted_ledgers
@@ -27,6 +28,7 @@ def publish(
     expected_generation: int,
     compacted: CompactedLedgerRecord,
     statistics: Mapping[str, object],
+    retry: Retry | None,
     now: int,
 ) -> RunRecord:
     """Let `compacted` serve and end the run. Raises Fenced; then everything is as it was (W3)."""
@@ -44,6 +46,9 @@ def publish(
     connection.execute(insert(compacted_ledgers).values(**mapping.compacted_ledger_values(topic.id, compacted)))
     cursors.move_horizon(connection, topic.id, compacted.horizon, compacted.ledger_id)
     runs.succeed(connection, found, compacted.ledger_id, statistics, now)
+    if retry is not None:
+        told = runs.storable(retry.error)
+        control.put(connection, topic.id, failures=1, retry_at=retry.at, last_error=told)
     reached(Step.PUBLISH_INSIDE_TRANSACTION)
     return runs.get(connection, run.run_id)
 

@@ -35,7 +35,7 @@ from storage.metadata import (
     topics,
     trimming,
 )
-from storage.metadata.control_records import RUN_DEAD_MS
+from storage.metadata.control_records import RUN_DEAD_MS, Retry
 from storage.metadata.control_store import ControlStore
 from storage.metadata.cursor_store import CursorStore
 from storage.metadata.engine import Database
@@ -389,9 +389,11 @@ class MetadataStore:
         expected_generation: int,
         compacted: CompactedLedgerRecord,
         statistics: Mapping[str, object],
+        retry: Retry | None = None,
     ) -> RunRecord:
         """The commit point (A1): let `compacted` serve, move the horizon, end the run.
 
+        `retry`: the topic is to be tried again all the same.
         Raises Fenced if run, epoch or generation are not the topic's any more; nothing has changed then.
         """
 
@@ -403,7 +405,7 @@ class MetadataStore:
         reached(Step.PUBLISH_BEFORE_TRANSACTION)
         published = self.database.write_once(
             lambda connection: publishing.publish(
-                connection, run, expected_generation, compacted, statistics, self._clock.now_ms()
+                connection, run, expected_generation, compacted, statistics, retry, self._clock.now_ms()
             ),
             happened,
             f"whether run {run.run_id} published compacted ledger {compacted.ledger_id}",

@@ -12,12 +12,19 @@ from sqlalchemy import URL, Connection, text
 from compactor.compaction_status import CompactionStatus, compaction_status
 from storage.errors import CompactionPaused, CompactionRunning, Conflict, Fenced, TopicNotFound
 from storage.metadata import services, topics
-from storage.metadata.control_records import RUN_DEAD_MS, SERVICE_DEAD_MS, BacklogRecord, ControlRecord, ServiceRecord
+from storage.metadata.control_records import (
+    RUN_DEAD_MS,
+    SERVICE_DEAD_MS,
+    BacklogRecord,
+    ControlRecord,
+    Retry,
+    ServiceRecord,
+)
 from storage.metadata.records import COMPACTION_CURSOR, RunState, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import TTL, append, at_once, claim, publish_all
+from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, publish_all
 from tests.conformance.metadata.conftest import OpenStore
 from tests.conformance.metadata.log_builders import content
 
@@ -291,6 +298,27 @@ def test_failures_are_counted_until_a_success(store: MetadataStore, topic: Topic
     store.fail_run(run, "three")
     assert store.control.control(topic.id).failures == 2
     store.finish_run(claim(store, topic), {})
+    assert store.control.control(topic.id) == ControlRecord()
+
+
+def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    """The transaction that publishes says so: the next one may never come."""
+    (made,) = append(store, topic, 5)
+    store.control.failed(topic.id, "one", 5)
+    run = claim(store, topic)
+    retry = Retry("left\x00", clock.now_ms() + 5)
+    ended = store.publish(run, 0, compacted(store, run, 1, end_of(made)), {}, retry)
+    assert ended.state is RunState.SUCCESS
+    control = store.control.control(topic.id)
+    assert (control.failures, control.retry_at, control.last_error) == (1, retry.at, "left\\x00")
+    clock.advance(5)
+    assert store.control.retries(3_600_000) == [store.topic(topic.name)]
+    with pytest.raises(Fenced):
+        store.publish(run, 1, compacted(store, run, 2, end_of(made)), {}, Retry("late", 5))
+    assert store.control.control(topic.id) == control
+    publish_all(store, topic)
     assert store.control.control(topic.id) == ControlRecord()
 
 
