@@ -186,20 +186,16 @@ _SEEN = (
     .where(runs.c.topic_id == bindparam("topic"))
     .order_by(runs.c.run_id.desc())
     .limit(RUNS_SEEN)
-    .subquery()
+    .cte("seen")
 )
-_NEWEST_RUNS = select(
-    func.max(case((_SEEN.c.state == RunState.SUCCESS.value, _SEEN.c.run_id))),
-    func.max(case((_SEEN.c.state.in_([RunState.ERROR.value, RunState.CANCELLED.value]), _SEEN.c.run_id))),
+_SUCCEEDED = select(func.max(_SEEN.c.run_id)).where(_SEEN.c.state == RunState.SUCCESS.value)
+_FAILED = select(func.max(_SEEN.c.run_id)).where(
+    (_SEEN.c.state == RunState.ERROR.value) | (_SEEN.c.state == RunState.CANCELLED.value)
 )
-
-_THESE_RUNS = select(runs).where(runs.c.run_id.in_(bindparam("runs", expanding=True)))
+_LAST_RUNS = select(runs).where(runs.c.run_id.in_(_SUCCEEDED.union_all(_FAILED)))
 
 
 def _last_runs(connection: Connection, topic_id: int) -> tuple[RunRecord | None, RunRecord | None]:
-    wanted = connection.execute(_NEWEST_RUNS, {"topic": topic_id}).one()
-    if wanted[0] is None and wanted[1] is None:
-        return None, None
-    found = connection.execute(_THESE_RUNS, {"runs": [one for one in wanted if one is not None]})
-    by_id = {row["run_id"]: mapping.run(row) for row in found.mappings()}
-    return by_id.get(wanted[0]), by_id.get(wanted[1])
+    found = [mapping.run(row) for row in connection.execute(_LAST_RUNS, {"topic": topic_id}).mappings()]
+    succeeded = next((one for one in found if one.state is RunState.SUCCESS), None)
+    return succeeded, next((one for one in found if one.state is not RunState.SUCCESS), None)
