@@ -136,9 +136,9 @@ def sent(draw: st.DrawFn) -> list[Sent]:
             said = {"publish_time": time, "uuid": uuid, "num_chunks_from_msg": count, "partition_key": uuid.encode()}
             return [
                 Sent(
-                    entry(metadata(chunk_id=number, **said), b"%d" % number),
+                    entry(metadata(chunk_id=number, **said), b"%d of %d" % (number + 1, count)),
                     time,
-                    ((uuid.encode(), b"%d" % number, Slot.CHUNK, number),),
+                    ((uuid.encode(), b"%d of %d" % (number + 1, count), Slot.CHUNK, number),),
                 )
                 for number in range(count)
             ]
@@ -158,6 +158,20 @@ def fold(rows: Iterable[Row]) -> list[Row]:
         elif row.key is not None:
             newest[row.key] = row
     return sorted([*whole, *(row for row in newest.values() if row.payload)], key=lambda row: row.offset)
+
+
+def ending(rows: Iterable[Row]) -> list[Row]:
+    """The rows with which a message is whole: of a chunked one the last, if all others come before it."""
+    found = []
+    begun: dict[bytes | None, int] = {}
+    for row in rows:
+        if row.slot != int(Slot.CHUNK):
+            found.append(row)
+        elif row.chunk_index == begun.get(row.key, 0):
+            begun[row.key] = row.chunk_index + 1
+            if row.payload == b"%d of %d" % (begun[row.key], begun[row.key]):
+                found.append(row)
+    return found
 
 
 def values(rows: Iterable[Row]) -> dict[bytes, bytes]:
@@ -506,6 +520,18 @@ class LogMachine(RuleBasedStateMachine):
         if kind == "id" and number < len(self.rows):
             return self.rows[number].message_id, kind
         return EARLIEST, "earliest"
+
+    @rule(key=keys)
+    def look_up(self, key: bytes) -> None:
+        """T4: the key's newest value, wherever its message lies."""
+        found = self.topic.get(key)
+        assert (None if found is None else found.payload) == values(self.compacted_view()).get(key)
+
+    @rule(flag=st.booleans())
+    def ask_for_the_last(self, flag: bool) -> None:
+        """R6: the id of the last message that a reader gets."""
+        whole = ending(self.compacted_view() if flag else self.raw_rows(0))
+        assert self.topic.snapshot_reader().last_message_id(flag) == (whole[-1].message_id if whole else EARLIEST)
 
     @precondition(lambda self: len(self.readings) < 6)
     @rule(data=st.data(), flag=st.booleans())
