@@ -8,6 +8,7 @@ what shows that they would.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import URL, Connection, update
@@ -99,11 +100,10 @@ def take_out_the_compare_and_swap(monkeypatch: pytest.MonkeyPatch) -> None:
         run: RunRecord,
         _expected_generation: int,
         new: CompactedLedgerRecord,
-        statistics: dict[str, object],
-        now: int,
+        *others: Any,
     ) -> RunRecord:
         generation = topics.locked(connection, run.topic_id).generation
-        return publish(connection, run, generation, replace(new, generation=generation + 1), statistics, now)
+        return publish(connection, run, generation, replace(new, generation=generation + 1), *others)
 
     def swap_anything(connection: Connection, topic_id: int, *_expected: int) -> bool:
         connection.execute(

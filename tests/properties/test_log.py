@@ -176,7 +176,11 @@ def ending(rows: Iterable[Row]) -> list[Row]:
 
 def values(rows: Iterable[Row]) -> dict[bytes, bytes]:
     """Where a reader ends that keeps the newest value of each key."""
-    return {row.key: row.payload for row in fold(rows) if row.slot == int(Slot.MESSAGE) and row.key and row.payload}
+    return {
+        row.key: row.payload
+        for row in fold(rows)
+        if row.slot == int(Slot.MESSAGE) and row.key is not None and row.payload
+    }
 
 
 class AskingClock(ManualClock):

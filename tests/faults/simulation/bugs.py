@@ -56,9 +56,9 @@ def _swap_blindly(connection: Connection, topic_id: int, expected_generation: in
     return True
 
 
-def _publish_over(connection: Connection, run: Any, expected: int, compacted: Any, statistics: Any, now: int) -> Any:
+def _publish_over(connection: Connection, run: Any, expected: int, compacted: Any, *others: Any) -> Any:
     topic = topics.locked(connection, run.topic_id)
-    return _publish_row(connection, run, expected, replace(compacted, generation=topic.generation + 1), statistics, now)
+    return _publish_row(connection, run, expected, replace(compacted, generation=topic.generation + 1), *others)
 
 
 _publish_row = publishing.publish
@@ -132,9 +132,9 @@ def _bitmaps_anew(store: Any, plan: RunPlan, task: Any) -> Any:
 _write_bitmaps = phase_two._write_bitmaps
 
 
-def _publish_short(self: TwoPhaseCompactor, snapshot: Any, run: Any, made: Any, manifest: Any, timer: Any) -> Any:
+def _publish_short(self: TwoPhaseCompactor, snapshot: Any, run: Any, made: Any, manifest: Any, *others: Any) -> Any:
     last = manifest.parts[-1].last if manifest.parts else manifest.horizon
-    return _publish(self, snapshot, run, made, replace(manifest, horizon=last), timer)
+    return _publish(self, snapshot, run, made, replace(manifest, horizon=last), *others)
 
 
 _publish = TwoPhaseCompactor._publish
