@@ -37,6 +37,7 @@ MAX_LINE_BYTES = 512 << 20
 _ROWS_A_TABLE = 16_384
 _BYTES_A_TABLE = 32 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
+_READ_BYTES = 64 << 10
 _LOOK_MS = 500
 """How often who waits for a line looks whether he is to end."""
 _REMEDY = "correct the file and import it again; nothing of it was kept"
@@ -183,7 +184,7 @@ def _open(file: str) -> io.BufferedIOBase:
     try:
         # Standard input is not ours to close: read it through a duplicate.
         name, ours = (sys.stdin.fileno(), False) if file == "-" else (file, True)
-        raw = io.BufferedReader(_Attentive(io.FileIO(name, closefd=ours)))
+        raw = io.BufferedReader(_Attentive(io.FileIO(name, closefd=ours)), _READ_BYTES)
     except OSError as error:
         raise InvalidInput(
             f"the file {file} cannot be read ({error.strerror})", "check its name and permissions"
