@@ -1,4 +1,4 @@
-"""Who waits for a line hears Ctrl-C, also one that came right before he began to wait."""
+"""Who waits for a line hears a signal such as Ctrl-C, also one that came right before he began to wait."""
 
 from __future__ import annotations
 
@@ -6,22 +6,44 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from api.formats.encoding import TextEncoding
-from api.formats.jsonl import read_rows
+from api.formats.jsonl import Row, read_rows
 
 
-def interrupt_a_sleeper(main: int) -> None:
-    """Once the main thread waits in the system: a SIGINT that cuts no wait of its short, as if it came just before."""
+class Heard(Exception):
+    """The signal's handler was called."""
+
+
+@pytest.fixture
+def heard() -> Iterator[signal.Signals]:
+    """A signal whose handler raises Heard, whatever becomes of Ctrl-C where tests run."""
+
+    def hear(*_: object) -> None:
+        raise Heard
+
+    before = signal.signal(signal.SIGUSR1, hear)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+def signal_a_sleeper(main: int, begun: threading.Event, number: signal.Signals) -> None:
+    """Once the main thread waits in the system: a signal that cuts no wait of its short, as if it came just before."""
+    begun.wait()
     while Path(f"/proc/self/task/{main}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "S":
         pass
-    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    signal.pthread_kill(threading.get_ident(), number)
 
 
-def test_an_interrupt_that_cut_no_read_short_is_heard_before_the_next_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(60)  # unheard, it would be waited for without end
+def test_a_signal_that_cut_no_read_short_is_heard_before_the_next_line(
+    monkeypatch: pytest.MonkeyPatch, heard: signal.Signals
+) -> None:
+    begun = threading.Event()
     reads, writes = os.pipe()
     with os.fdopen(reads) as stdin, os.fdopen(writes, "w") as producer:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -29,8 +51,13 @@ def test_an_interrupt_that_cut_no_read_short_is_heard_before_the_next_line(monke
         producer.flush()
         rows = read_rows("-", TextEncoding.UTF8, TextEncoding.UTF8)
         assert next(rows).key == b"k"
-        other = threading.Thread(target=interrupt_a_sleeper, args=(threading.get_native_id(),))
+        other = threading.Thread(target=signal_a_sleeper, args=(threading.get_native_id(), begun, heard))
         other.start()
-        with pytest.raises(KeyboardInterrupt):
-            next(rows)
+
+        def next_row() -> Row:
+            begun.set()
+            return next(rows)
+
+        with pytest.raises(Heard):
+            next_row()
         other.join()
