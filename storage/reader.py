@@ -203,7 +203,7 @@ class SnapshotReader:
                 if bound.is_behind(part.last) or (self.shown is not None and self.shown.hides_all(part)):
                     continue
                 for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
-                    if len(table := table if self.shown is None else _from(bound, self.shown.of(table))):
+                    if len(table := _from(bound, table if self.shown is None else self.shown.of(table))):
                         yield table
 
     def raw(self, bound: Bound, after_offset: int = -1) -> Iterator[pa.Table]:
@@ -223,9 +223,7 @@ class SnapshotReader:
             else:
                 tables = self._tail_of(piece).tables(self.snapshot.topic, piece, bound, after)
             for table in tables:
-                if table.column("offset")[0].as_py() <= after:
-                    table = table.slice(FromOffset(after + 1).first_row(table))
-                if len(table := _from(bound, delivered(table))):
+                if len(table := _from(bound, delivered(_from(FromOffset(after + 1), table)))):
                     yield table
 
     def segment(self, segment: SegmentRecord) -> Iterator[pa.Table]:
@@ -235,7 +233,10 @@ class SnapshotReader:
 
     def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
         """The messages of one of the snapshot's ledgers from an offset on."""
-        return self._rows(RowsObject(ledger.rows, ledger.footer_size), FromOffset(first_offset))
+        bound = FromOffset(first_offset)
+        for table in self._rows(RowsObject(ledger.rows, ledger.footer_size), bound):
+            if len(table := _from(bound, table)):
+                yield table
 
     def _rows(
         self,
@@ -244,6 +245,7 @@ class SnapshotReader:
         deleted: BitMap | None = None,
         first_offset: int = 0,
     ) -> Iterator[pa.Table]:
+        """The messages of the row groups that `bound` does not pass over, also those before it; no table is empty."""
         reader = RowsReader(self._store, rows_object)
         wanted = [number for number in range(len(reader.groups)) if not bound.skips(reader, number)]
         reader.expect(wanted)
@@ -251,7 +253,7 @@ class SnapshotReader:
             table = reader.read(number)
             if deleted:
                 table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
-            if len(table := _from(bound, delivered(table))):
+            if len(table := delivered(table)):
                 yield table
 
     def _tail_of(self, piece: SegmentRecord) -> Tail:
@@ -264,7 +266,7 @@ class SnapshotReader:
 
 
 def _from(bound: Bound, table: pa.Table) -> pa.Table:
-    """The rows from `bound` on. Asked again where rows are taken out: the first of a time may be one of them."""
+    """The rows from `bound` on. Asked when all others are taken out: one of them may be the first of a time."""
     return table.slice(bound.first_row(table)) if len(table) else table
 
 
