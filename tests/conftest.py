@@ -1,4 +1,4 @@
-"""What every test may use: how hypothesis runs, a workbench, a local object store, a Spark.
+"""What every test may use: how hypothesis runs, where temporary folders are, a workbench, a local object store, a Spark.
 
 Hypothesis has no deadline: a test must not assert a time, not even through its tools. With CI=true it draws the same
 examples each time, and topics hash their keys alike, so that a change is judged by what it changed; without, both go on
@@ -8,6 +8,7 @@ exploring.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 from hypothesis import settings
 
 from compactor.engine import Engine
+from storage.metadata import schema
+from storage.metadata.engine import SQLITE, Database
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
 from storage.topic import Topic
@@ -25,6 +28,41 @@ IN_CI = os.environ.get("CI") == "true"
 
 settings.register_profile("compactor", deadline=None, print_blob=True, derandomize=IN_CI)
 settings.load_profile("compactor")
+
+_TMPFS, _TMPFS_BYTES = Path("/dev/shm"), 4 << 30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Temporary folders lie in memory where there is room: an fsync takes 1 ms on a disk, 3 µs there.
+
+    What a power cut leaves is proven by tests that take away what was not flushed, not by the disk below.
+    """
+    if _TMPFS.is_dir() and shutil.disk_usage(_TMPFS).free >= _TMPFS_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_TMPFS))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _migrated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A new SQLite file is a copy of one that was migrated: a copy takes 0.1 ms, the migrations 33 ms.
+
+    In this process; services and commands that a test starts migrate their own.
+    """
+    template = tmp_path_factory.mktemp("migrated") / "metadata.db"
+    migrate = schema.upgrade
+
+    def upgrade(database: Database) -> None:
+        file = Path(database.url.database or "")
+        if database.dialect == SQLITE and file.parent.is_dir() and not file.exists():
+            if not template.exists():
+                made = Database(f"sqlite:///{template}")
+                migrate(made)
+                made.close()
+            shutil.copyfile(template, file)
+        migrate(database)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "upgrade", upgrade)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
