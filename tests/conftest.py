@@ -1,4 +1,4 @@
-"""What every test may use: how hypothesis runs, where temporary folders are, a workbench, a local object store, a Spark.
+"""What every test may use: hypothesis, temporary folders, a workbench, a local object store, a Spark.
 
 Hypothesis has no deadline: a test must not assert a time, not even through its tools. With CI=true it draws the same
 examples each time, and topics hash their keys alike, so that a change is judged by what it changed; without, both go on
