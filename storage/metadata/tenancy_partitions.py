@@ -75,13 +75,13 @@ def update_number(connection: Connection, name: TopicName, partitions: int, now:
     Raises NotFound, InvalidInput, Conflict for fewer, or if a topic of a new partition's name exists.
     """
     _check_number(name, partitions)
+    tenancy.locked_namespace(connection, f"{name.tenant}/{name.namespace}")
     found = _locked(connection, name)
     if partitions < found.partitions:
         raise Conflict(
             f"{name} has {found.partitions} partitions, and cannot be brought to {partitions}",
             "partitions can only be added; make another topic",
         )
-    tenancy.locked_namespace(connection, f"{name.tenant}/{name.namespace}")
     for index in range(found.partitions):
         topics.create(connection, partition_of(name, index), now)
     _make(connection, name, found.partitions, partitions, now)
