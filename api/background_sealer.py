@@ -25,7 +25,7 @@ from storage.errors import TopicNotFound
 from storage.log.keeper import LogKeeper
 from storage.metadata.records import SegmentState, TopicRecord
 from storage.model import TopicName
-from storage.topic import holder_name
+from storage.owner import owner_name
 
 LOOK_SECONDS = 1.0
 """How often it looks whether something was rolled, or a file's time is over."""
@@ -155,7 +155,7 @@ class _Sealing:
 
     def _keeper(self) -> LogKeeper:
         one = self._components
-        return LogKeeper(one.metadata, one.store, one.clock, one.log, holder_name())
+        return LogKeeper(one.metadata, one.store, one.clock, one.log, owner_name())
 
 
 class _Told:

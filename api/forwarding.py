@@ -12,8 +12,6 @@ log directory is on no machine that lives.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +25,7 @@ from storage.log.directory import LogDirectory
 from storage.metadata.control_records import ServiceRecord
 from storage.metadata.records import Lease, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
+from storage.owner import Owner, same_process
 
 if TYPE_CHECKING:
     # Imported with the first request that is sent: it takes a while, and most services start without sending any.
@@ -80,7 +79,7 @@ class Forwarding:
         self._seconds = timeout_ms / 1000
         self._transport = transport
         self._verify = verify
-        self._ours = f"{socket.gethostname()}:{os.getpid()}:"
+        self._owner = Owner.current()
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
     def for_writing(self, topic: TopicRecord) -> None:
@@ -89,12 +88,11 @@ class Forwarding:
         if segment is not None and segment.log_uid != self._log.known_uid:
             raise Elsewhere(self._having(segment.log_uid, topic), topic)
         lease = self._metadata.log.lease_of(topic.id)
-        if lease is None or lease.holder.startswith(self._ours):
+        if lease is None or same_process(lease.holder, str(self._owner)):
             return
-        process = lease.holder.rpartition(":")[0] + ":"
-        for service in self._metadata.services.services():
-            if service.name.startswith(process):
-                raise Elsewhere(service, topic)
+        service = self._metadata.services.of_owner(lease.holder)
+        if service is not None:
+            raise Elsewhere(service, topic)
         raise self.held(lease, topic)
 
     def held(self, lease: Lease, topic: TopicRecord) -> Problem:
@@ -189,7 +187,7 @@ class Forwarding:
 
     def _headers(self, given: Any) -> dict[str, str]:
         passed = {name: value for name, value in given if name.lower() not in _NOT_PASSED}
-        return passed | {FORWARDED: self._ours.rstrip(":")}
+        return passed | {FORWARDED: f"{self._owner.host}:{self._owner.pid}"}
 
     def _not_again(self, request: Request, service: ServiceRecord) -> JSONResponse:
         by = request.headers[FORWARDED]

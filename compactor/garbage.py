@@ -40,6 +40,7 @@ from storage.errors import DataLoss, NotFound
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind, ParsedName
+from storage.metadata.liveness import beating
 from storage.metadata.policy_store import namespace_scope
 from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore
@@ -153,7 +154,8 @@ class GarbageCollector:
         kept = list(snapshot.compacted)
         if dry_run:
             given_up = sum(
-                one.finished_at is None and one.heartbeat_at <= now - self.grace_ms for one in snapshot.attempts
+                one.finished_at is None and not beating(self.grace_ms, now).has(one.heartbeat_at)
+                for one in snapshot.attempts
             )
             kept = [one for one in kept if not self._may_go(snapshot, one, now)]
             retired = len(snapshot.compacted) - len(kept)

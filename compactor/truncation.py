@@ -19,7 +19,7 @@ from storage.log.keeper import ROLL_WAIT_MS, LogKeeper
 from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
-from storage.topic import holder_name
+from storage.owner import owner_name
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Truncation:
         """`wait_ms`: how long a writer may take to roll when it is asked to."""
         if dry_run:
             return _of(self.metadata.snapshot(topic.id), truncated=False)
-        LogKeeper(self.metadata, self.store, self.clock, self.log, holder_name()).roll(topic, wait_ms)
+        LogKeeper(self.metadata, self.store, self.clock, self.log, owner_name()).roll(topic, wait_ms)
         before = self.metadata.snapshot(topic.id)
         after = self.metadata.log.truncate(topic.id)
         told = _of(before, truncated=True)

@@ -8,9 +8,6 @@ on as messages come (`storage/topic_reader.py`), or for one key through the key 
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from itertools import islice
@@ -31,6 +28,7 @@ from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, Message, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
+from storage.owner import owner_name
 from storage.paging import PageReader, Place
 from storage.pinned_read import PinnedRead
 from storage.point_read import point_read
@@ -39,11 +37,6 @@ from storage.reader import Limits, SnapshotReader, limited, messages
 from storage.start import AtOffset, Reset, Start
 from storage.topic_reader import TopicReader
 from storage.visible import Visible, visible
-
-
-def holder_name() -> str:
-    """A name for this process at one piece of work: unique, and tells an operator where to look."""
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class Topic:
@@ -105,7 +98,7 @@ class Topic:
             self._clock,
             self.record,
             self._hasher,
-            holder_name(),
+            owner_name(),
             ledger_bytes,
             workers,
             wait_ms,
@@ -123,11 +116,11 @@ class Topic:
         `on_rolled` is called when a segment waits to be sealed. `watch`: of a process that has many open at once.
         """
         log = self._log_directory
-        return TopicLog(self._metadata, self._clock, log, self.record, holder_name(), wait_ms, on_rolled, watch)
+        return TopicLog(self._metadata, self._clock, log, self.record, owner_name(), wait_ms, on_rolled, watch)
 
     def keeper(self) -> LogKeeper:
         """What rolls and seals this topic's segments."""
-        return LogKeeper(self._metadata, self._store, self._clock, self._log_directory, holder_name())
+        return LogKeeper(self._metadata, self._store, self._clock, self._log_directory, owner_name())
 
     @property
     def _log_directory(self) -> LogDirectory:
@@ -182,7 +175,7 @@ class Topic:
             self._store,
             self._clock,
             self.record.id,
-            holder_name(),
+            owner_name(),
             start,
             self._tail,
             reset,

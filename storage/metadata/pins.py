@@ -4,30 +4,35 @@ Invariants: a compacted ledger is collected only when it no longer serves, its g
 it (A3); pin and collection of one topic form a queue at the topic's row, so whoever pins either holds the ledger or
 sees a newer one. The database itself forbids to delete a row that is pinned (tables.py).
 
-Time decides only how long a pin lasts. A clock that is wrong costs a reader its pin, of which its next renewal tells
-it, or keeps objects for too long; a ledger that serves is never collected, whatever the time.
+Time decides only how long a pin lasts (liveness.py). A clock that is wrong costs a reader its pin, of which its next
+renewal tells it, or keeps objects for too long; a ledger that serves is never collected, whatever the time.
 """
 
 from __future__ import annotations
 
 import uuid
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from storage.errors import Fenced
 from storage.metadata import cursors, mapping, topics
+from storage.metadata.liveness import PIN_TTL_MS, expiring
 from storage.metadata.records import CompactedLedgerRecord, Pin
 from storage.metadata.tables import compacted_ledgers, pins
 
 
 def take(connection: Connection, topic_id: int, holder: str, ttl_ms: int, now: int) -> Pin | None:
-    """Pin the compacted ledger that serves; None if there is none. Raises TopicNotFound."""
+    """Pin the compacted ledger that serves; None if there is none. `ttl_ms`: PIN_TTL_MS at most.
+
+    Raises TopicNotFound.
+    """
+    _check_ttl(ttl_ms)
     topics.locked(connection, topic_id)
     serving = cursors.serving_compacted(connection, topic_id)
     if serving is None:
         return None
     # Readers that died leave rows; whoever makes rows sweeps them, so they are never more than there are readers.
-    connection.execute(delete(pins).where(pins.c.topic_id == topic_id, pins.c.expires_at <= now))
+    connection.execute(delete(pins).where(pins.c.topic_id == topic_id, ~_alive(now)))
     pin = Pin(uuid.uuid4().hex, topic_id, serving.ledger_id, holder, now + ttl_ms)
     connection.execute(insert(pins).values(**mapping.pin_values(pin)))
     return pin
@@ -38,6 +43,7 @@ def renew(connection: Connection, pin: Pin, ttl_ms: int, now: int) -> Pin:
 
     Raises Fenced if it is not, TopicNotFound.
     """
+    _check_ttl(ttl_ms)
     topic = topics.locked(connection, pin.topic_id)
     if _find(connection, pin.topic_id, pin.ledger_id) is None:
         raise Fenced(
@@ -59,7 +65,7 @@ def release(connection: Connection, pin: Pin) -> None:
 
 def live(connection: Connection, topic_id: int, now: int) -> tuple[Pin, ...]:
     """The pins that hold a compacted ledger at this moment, in no order that means anything."""
-    statement = select(pins).where(pins.c.topic_id == topic_id, pins.c.expires_at > now).order_by(pins.c.pin_id)
+    statement = select(pins).where(pins.c.topic_id == topic_id, _alive(now)).order_by(pins.c.pin_id)
     return tuple(mapping.pin(row) for row in connection.execute(statement).mappings())
 
 
@@ -81,9 +87,18 @@ def collect(connection: Connection, topic_id: int, ledger_id: int, grace_ms: int
         return False
     if any(pin.ledger_id == ledger_id for pin in live(connection, topic_id, now)):
         return False
-    connection.execute(delete(pins).where(pins.c.ledger_id == ledger_id, pins.c.expires_at <= now))
+    connection.execute(delete(pins).where(pins.c.ledger_id == ledger_id, ~_alive(now)))
     connection.execute(delete(compacted_ledgers).where(compacted_ledgers.c.ledger_id == ledger_id))
     return True
+
+
+def _check_ttl(ttl_ms: int) -> None:
+    if ttl_ms > PIN_TTL_MS:
+        raise AssertionError(f"a pin of {ttl_ms} ms would count as one of a wrong clock; renew one of {PIN_TTL_MS} ms")
+
+
+def _alive(now: int) -> ColumnElement[bool]:
+    return expiring(PIN_TTL_MS, now).where(pins.c.expires_at)
 
 
 def _find(connection: Connection, topic_id: int, ledger_id: int) -> CompactedLedgerRecord | None:
