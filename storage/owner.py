@@ -67,9 +67,14 @@ class Owner:
         return (self.host, self.pid, self.machine, self.start) == (other.host, other.pid, other.machine, other.start)
 
     @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this machine, dead or alive."""
+        return bool(self.machine) and self.machine == _process(os.getpid())[0]
+
+    @property
     def is_dead(self) -> bool:
         """Whether the process is known to have ended: it ran on this machine and is not there any more."""
-        if not self.machine or self.machine != _process(os.getpid())[0]:
+        if not self.is_here:
             return False
         try:
             os.kill(self.pid, 0)  # and not a look into /proc, which may hide other users' processes
@@ -96,6 +101,12 @@ def is_dead(text: str) -> bool:
     """Whether an owner, by its text, is known to have ended (`Owner.is_dead`)."""
     owner = Owner.parse(text)
     return owner is not None and owner.is_dead
+
+
+def is_alive_here(text: str) -> bool:
+    """Whether an owner, by its text, is known to be a live process of this machine."""
+    owner = Owner.parse(text)
+    return owner is not None and owner.is_here and not owner.is_dead
 
 
 @cache

@@ -1,8 +1,8 @@
-"""`compactor topics create` and `compactor topics delete`: the beginning and the end of a topic."""
+"""`compactor topics create`, `delete` and `release-lease`: the beginning and the end of a topic, and of its writer."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,10 @@ from api.cli.talk import counted, say, size
 from api.wiring import open_components
 from storage.errors import InvalidInput
 from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from storage.metadata.records import TopicRecord
+    from storage.metadata.store import MetadataStore
 
 
 def create_topic(
@@ -57,15 +61,7 @@ def delete_topic(
     with open_components(context.obj) as components:
         tenancy = components.metadata.tenancy
         partitioned = tenancy.partitioned(name)
-        records = (
-            [components.metadata.topic(name)]
-            if partitioned is None
-            else [
-                one
-                for one in components.metadata.topics_in(f"{name.tenant}/{name.namespace}")
-                if _is_of(one.name, name)
-            ]
-        )
+        records = _records(components.metadata, name)
         messages, logical_bytes, cursors = 0, 0, 0
         for record in records:
             snapshot = components.metadata.snapshot(record.id)
@@ -82,6 +78,46 @@ def delete_topic(
     print(f"Topic {name}{of} {'deleted' if yes else 'would be deleted'}: {lost}")  # noqa: T201
     if not yes:
         say("Nothing was deleted: give --yes")
+
+
+def release_lease(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    yes: Annotated[bool, typer.Option("--yes", help="Release it; without this, only show who owns it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also if its owner is alive.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show who owns it; so does leaving out --yes.")] = False,
+) -> None:
+    """Release the writer's lease of a topic, or of each partition, whose owner died on another machine.
+
+    Another writer need not wait for its end then. An owner that lives all the same is fenced: what it appends from
+    then on fails, and nothing is written twice.
+    """
+    name = TopicName.parse(topic)
+    if dry_run and yes:
+        raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
+    with open_components(context.obj) as components:
+        from storage.metadata.leases import shown_time
+
+        held = False
+        for record in _records(components.metadata, name):
+            lease = components.metadata.log.end_lease(record.id, force=force, dry_run=not yes)
+            if lease is None:
+                print(f"Topic {record.name}: no process owns its lease")  # noqa: T201
+                continue
+            held = True
+            verb = "released" if yes else "would be released"
+            print(  # noqa: T201
+                f"Topic {record.name}: the lease of {lease.holder}, until {shown_time(lease.expires_at)}, {verb}"
+            )
+    if held and not yes:
+        say("Nothing was released: make sure that the owner is dead, and give --yes")
+
+
+def _records(metadata: MetadataStore, name: TopicName) -> list[TopicRecord]:
+    """The topic, or the partitions of the partitioned topic of that name. Raises TopicNotFound."""
+    if metadata.tenancy.partitioned(name) is None:
+        return [metadata.topic(name)]
+    return [one for one in metadata.topics_in(f"{name.tenant}/{name.namespace}") if _is_of(one.name, name)]
 
 
 def _is_of(partition: TopicName, name: TopicName) -> bool:

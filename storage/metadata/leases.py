@@ -21,7 +21,7 @@ from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.records import Lease
 from storage.metadata.tables import leases
 from storage.model import TopicName
-from storage.owner import same_process
+from storage.owner import is_alive_here, same_process
 
 
 def acquire(connection: Connection, topic_id: int, holder: str, ttl_ms: int, now: int) -> Lease:
@@ -109,6 +109,28 @@ def release(connection: Connection, lease: Lease) -> None:
         .where(leases.c.topic_id == lease.topic_id, leases.c.token == lease.token)
         .values(holder=None, expires_at=0)
     )
+
+
+def end(connection: Connection, topic_id: int, now: int, *, force: bool, dry_run: bool) -> Lease | None:
+    """Take the lease from its owner, which is fenced from then on; the lease as it was, None: nobody held it.
+
+    For an owner that died elsewhere, and whose TTL is not to be waited for. `dry_run`: only check. Raises
+    TopicNotFound; LeaseHeld, unless forced, for an owner that is known to be alive: a service, or a process of this
+    machine.
+    """
+    row = _locked(connection, topic_id)
+    if not is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, now):
+        return None
+    lease = Lease(topic_id, row["holder"], row["token"], row["expires_at"])
+    if not force:
+        alive = "its owner is alive: stop it, or force it; what it appends from then on fails"
+        if is_alive_here(lease.holder) or any(
+            same_process(one.name, lease.holder) for one in services.live(connection, SERVICE_DEAD_MS, now)
+        ):
+            raise held(connection, topics.by_id(connection, topic_id).name, row, now, alive, alive)
+    if not dry_run:
+        release(connection, lease)
+    return lease
 
 
 def check(connection: Connection, lease: Lease) -> None:

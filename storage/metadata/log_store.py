@@ -42,6 +42,14 @@ class LogStore:
         now = self._clock.now_ms()
         return lease if lease is not None and is_held(lease.holder, lease.expires_at, LEASE_TTL_MS, now) else None
 
+    def end_lease(self, topic_id: int, *, force: bool = False, dry_run: bool = False) -> Lease | None:
+        """Take the topic's lease from its owner, which is fenced from then on; the lease as it was, None: none is held.
+
+        `dry_run`: only check. Raises LeaseHeld, unless forced, for an owner that is known to be alive.
+        """
+        with self._database.write() as connection:
+            return leases.end(connection, topic_id, self._clock.now_ms(), force=force, dry_run=dry_run)
+
     def renew_leases(self, held: Sequence[Lease], ttl_ms: int) -> leases.Unrenewed:
         """A new term from now on for many leases, in one transaction; those that got none."""
         with self._database.write() as connection:

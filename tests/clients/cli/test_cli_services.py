@@ -314,13 +314,30 @@ def test_a_second_import_waits_for_the_first(compactor_command: Compactor, clock
 def test_a_second_import_gives_up_and_names_the_first(
     compactor_command: Compactor, clock: ManualClock, history: str
 ) -> None:
-    end = hold_lease(history, 600_000)
+    end = hold_lease(history, 60_000)
     compactor_command("import", history, "-", stdin=LINE).refused(
         4, "otherhost:4711:cafe is writing to persistent://public/default/t", "try again"
     )
     unchanged(compactor_command, history)
     end()
     compactor_command("import", history, "-", stdin=LINE).done()
+
+
+def test_the_lease_of_a_dead_process_elsewhere_is_released(
+    compactor_command: Compactor, clock: ManualClock, history: str
+) -> None:
+    hold_lease(history, 60_000)
+    compactor_command("topics", "release-lease", history, "--yes", "--dry-run").refused(2, "do not go together")
+    shown = compactor_command("topics", "release-lease", history).done()
+    assert "otherhost:4711:cafe, until 2030-03-17T17:47:40+00:00, would be released" in shown.stdout
+    assert "give --yes" in shown.stderr
+    compactor_command("import", history, "-", stdin=LINE).refused(4, "otherhost:4711:cafe", "try again")
+    assert "released" in compactor_command("topics", "release-lease", history, "--yes").done().stdout
+    started = clock.now_ms()
+    compactor_command("import", history, "-", stdin=LINE).done()
+    assert clock.now_ms() == started
+    assert "no process owns its lease" in compactor_command("topics", "release-lease", history, "--yes").done().stdout
+    compactor_command("topics", "release-lease", "nosuch").refused(3, "does not exist")
 
 
 def test_a_second_compaction_is_refused_and_names_the_first(
