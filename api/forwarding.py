@@ -1,7 +1,11 @@
 """Requests for topics that another service of the same database has at hand go there, once.
 
     a write   to the service in whose log directory the topic's open segment lies, or that holds its lease
-    a read    to the service in whose log directory there are messages that no ledger holds yet
+    a read    to the service that lives in whose log directory the first messages lie that the read comes to and that
+              no ledger holds yet; where it needs the newest ones, to the service with the last of them
+
+What no living service has is no reason to refuse a read: what the store has is given here, and a read that comes to the
+rest is told so (SegmentElsewhere). Services look at the same rows, so they agree on where a request belongs.
 
 A request that was forwarded says so in a header and is forwarded no more. Headers go along, the caller's Authorization
 too, and bodies as they come, both ways; if the other service breaks off, so does the answer. Where nobody can serve
@@ -26,6 +30,8 @@ from storage.metadata.control_records import ServiceRecord
 from storage.metadata.records import Lease, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.owner import Owner, same_process
+from storage.reader import may_come_to
+from storage.start import Start
 
 if TYPE_CHECKING:
     # Imported with the first request that is sent: it takes a while, and most services start without sending any.
@@ -104,12 +110,20 @@ class Forwarding:
             {"Retry-After": str(seconds)},
         )
 
-    def for_reading(self, topic: TopicRecord) -> None:
-        """Raises Elsewhere, or Problem (503), if messages lie only in a log directory that is not here."""
+    def for_reading(self, topic: TopicRecord, start: Start | None = None) -> None:
+        """Raises Elsewhere if another service can give more. `start`: where the read begins; None: it needs the newest
+        messages."""
         here = self._log.known_uid
-        for segment in self._metadata.log.segments(topic.id):
-            if segment.state is not SegmentState.SEALED and segment.log_uid != here:
-                raise Elsewhere(self._having(segment.log_uid, topic), topic)
+        unsealed = [one for one in self._metadata.log.segments(topic.id) if one.state is not SegmentState.SEALED]
+        if all(one.log_uid == here for one in unsealed):
+            return
+        wanted = unsealed[::-1] if start is None else [one for one in unsealed if may_come_to(start, one)][:1]
+        living = {one.log_uid: one for one in self._metadata.services.services() if one.url}
+        for segment in wanted:
+            if segment.log_uid == here:
+                return
+            if segment.log_uid in living:
+                raise Elsewhere(living[segment.log_uid], topic)
 
     def _having(self, log_uid: str, topic: TopicRecord) -> ServiceRecord:
         for service in self._metadata.services.services():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 
 import pyarrow as pa
@@ -193,13 +194,18 @@ class Topic:
         snapshot = self.snapshot()
         return SnapshotReader(self._store, snapshot, self._tail, self._shown(snapshot))
 
-    def get(self, key: bytes) -> Message | None:
+    def get(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
         """The newest message of one key, compacted part and tail together (T4).
 
         None: the key has no value, because it never had, it was deleted, or compaction has removed it; a value that
-        has outlived its time to live but is not removed yet is one. Raises DataLoss (R8).
+        has outlived its time to live but is not removed yet is one. `sealed_only`: of what is sealed; what a segment
+        holds is left out. Raises DataLoss (R8), SegmentElsewhere.
         """
-        return point_read(self._store, self.snapshot, self._hasher, key, self._clock.now_ms(), self._tail, self._shown)
+        look = self._sealed if sealed_only else self.snapshot
+        return point_read(self._store, look, self._hasher, key, self._clock.now_ms(), self._tail, self._shown)
+
+    def _sealed(self) -> TopicSnapshot:
+        return replace(self.snapshot(), segments=())
 
     def messages(
         self,

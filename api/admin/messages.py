@@ -163,6 +163,16 @@ def examine_message(
     return entry_of(opened, place.message_id.ledger_id, place.message_id.entry_id)
 
 
+SealedOnly = Annotated[
+    bool,
+    Query(
+        alias="sealedOnly",
+        description="Only what is sealed into the object store, without the newest messages: for a topic whose log "
+        "lies on a machine that is away.",
+    ),
+]
+
+
 @router.get(
     _PATH + "/key/{key}",
     dependencies=[allowed(Action.CONSUME)],
@@ -181,9 +191,10 @@ def get_key(
     value_encoding: Annotated[TextEncoding, Query(alias="valueEncoding", description="How the value is shown.")] = (
         TextEncoding.UTF8
     ),
+    sealed_only: SealedOnly = False,
 ) -> Any:
     """The newest message of a key, compacted part and tail together; of a partitioned topic, of its partitions."""
-    return _of_key(parts, topic, decoded(key), key_encoding, value_encoding)
+    return _of_key(parts, topic, decoded(key), key_encoding, value_encoding, sealed_only)
 
 
 @router.get(
@@ -203,9 +214,10 @@ def get_empty_key(
     value_encoding: Annotated[TextEncoding, Query(alias="valueEncoding", description="How the value is shown.")] = (
         TextEncoding.UTF8
     ),
+    sealed_only: SealedOnly = False,
 ) -> Any:
     """As `…/key/{key}`, with the key as a query parameter: for keys that no path can hold."""
-    return _of_key(parts, topic, key, key_encoding, value_encoding)
+    return _of_key(parts, topic, key, key_encoding, value_encoding, sealed_only)
 
 
 @router.delete(
@@ -249,15 +261,18 @@ def terminate(parts: Parts, topic: Topic, authoritative: bool = False) -> Respon
     raise Problem(501, f"{topic} cannot be terminated: this service does not close topics for writing")
 
 
-def _of_key(parts: Service, topic: TopicName, key: str, encoding: TextEncoding, value: TextEncoding) -> Any:
+def _of_key(
+    parts: Service, topic: TopicName, key: str, encoding: TextEncoding, value: TextEncoding, sealed_only: bool
+) -> Any:
     try:
         wanted = to_bytes(key, encoding)
     except ValueError as error:
         raise Problem(400, f"the key is not of the given encoding: {error}") from error
     records = existing.topics(parts, topic)
-    for record in records:
-        parts.forwarding.for_reading(record)
-    found = [parts.components.topic(record.name).get(wanted) for record in records]
+    if not sealed_only:
+        for record in records:
+            parts.forwarding.for_reading(record)
+    found = [parts.components.topic(record.name).get(wanted, sealed_only=sealed_only) for record in records]
     newest = max((one for one in found if one is not None), key=lambda one: one.publish_time, default=None)
     if newest is None:
         raise Problem(404, f"the key {key[:100]!r} of {topic} has no value")

@@ -32,12 +32,12 @@ from api.places import check_begins, parse_start
 from api.problems import Problem, refusals
 from api.query_names import KNOWN_QUERY
 from api.service import Parts, Service
-from storage.errors import InvalidInput, OffsetOutOfRange
+from storage.errors import InvalidInput, OffsetOutOfRange, SegmentElsewhere
 from storage.ledger import rows
 from storage.model import Message, TopicName
 from storage.paging import MessagesPage, PageReader, Place, RowsPage
 from storage.reader import Limits, messages
-from storage.start import Reset
+from storage.start import Reset, Start
 from storage.topic import Topic as OpenTopic
 from storage.topic_reader import POLL_SECONDS
 
@@ -103,7 +103,7 @@ async def read_messages(
     if stream and (place.standing or place.given >= 0):
         raise Problem(400, f"the start {start} is one of a page: ask for pages, or stream from an offset")
     kind = _kind_of(accept)
-    source = await run_in_threadpool(_opened, parts, topic)
+    source = await run_in_threadpool(_opened, parts, topic, place.start)
     if place.standing:
         await run_in_threadpool(_check_standing, parts, source, place)
     encodings = key_encoding, value_encoding
@@ -122,24 +122,24 @@ async def read_messages(
     if FORWARDED in request.headers:  # or the service that asks would take the silence for a dead one
         wait_ms = min(wait_ms, settings.forwarding_timeout_ms // 2)
     deadline = clock.now_ms() + wait_ms
-    checked = False
-    while True:
-        page, is_empty = await run_in_threadpool(_page, reader, kind, limits)
-        if is_empty and not checked:  # what was found was there
-            await run_in_threadpool(check_begins, source, place.start)
-            checked = True
-        if not is_empty or clock.now_ms() >= deadline or await request.is_disconnected():
-            break
+    page, is_empty = await run_in_threadpool(_page, reader, kind, limits)
+    if is_empty:  # what was found was there
+        await run_in_threadpool(check_begins, source, place.start)
+    while is_empty and clock.now_ms() < deadline and not await request.is_disconnected():
         await asyncio.sleep(POLL_SECONDS)
+        try:
+            page, is_empty = await run_in_threadpool(_page, reader, kind, limits)
+        except SegmentElsewhere:
+            break  # another service appends since then: the next page is asked of it, from the end that was found here
     content = await run_in_threadpool(_encoded, page, *encodings)
     return Response(content, media_type=kind, headers={NEXT: str(page.next)})
 
 
-def _opened(parts: Service, name: TopicName) -> OpenTopic:
-    """The topic, if this service can read it. Raises Problem, Elsewhere."""
+def _opened(parts: Service, name: TopicName, start: Start) -> OpenTopic:
+    """The topic, if this service can read it from there. Raises Problem, Elsewhere."""
     if parts.components.metadata.tenancy.partitioned(name) is not None:
         raise Problem(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
-    parts.forwarding.for_reading(existing.topic(parts, name))
+    parts.forwarding.for_reading(existing.topic(parts, name), start)
     return parts.components.topic(name)
 
 

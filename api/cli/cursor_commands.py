@@ -66,7 +66,7 @@ def list_cursors(context: typer.Context, topic: _TopicArgument, output: _Output 
                 document["cursor"],
                 _cell(document["mark_delete"]),
                 _cell(document["mark_delete_offset"]),
-                str(document["backlog"]),
+                _cell(document["backlog"]),
                 str(document["ranges"]),
                 _properties(document["properties"]),
             ]

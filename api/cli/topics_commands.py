@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from api.cli.names import TOPIC_HELP
+from api.cli.talk import say
 from api.wiring import open_components
 from storage.errors import CompactorError
 from storage.model import TopicName
@@ -16,6 +18,9 @@ from storage.model import TopicName
 if TYPE_CHECKING:
     from storage.metadata.records import TopicSnapshot
     from storage.reader import SnapshotReader
+
+
+T = TypeVar("T")
 
 
 class ListingName(StrEnum):
@@ -73,13 +78,17 @@ def show_stats(
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
         reader = components.topic(name).snapshot_reader()
-        snapshot, end = reader.snapshot, reader.end
-        last = {flag: str(reader.last_message_id(flag)) for flag in (False, True)}
+        snapshot, end = reader.snapshot, _if_here(lambda: reader.end)
+        last = _if_here(lambda: str(reader.last_message_id(read_compacted=False)))
+        last_compacted = _if_here(lambda: str(reader.last_message_id(read_compacted=True)))
         tail_messages = _tail_messages(reader)
+        away = {one.log_uid for one in snapshot.segments} - {components.log.known_uid}
     document = stats(snapshot, reader.first_offset, end, tail_messages) | {
-        "last_message_id": last[False],
-        "last_compacted_message_id": last[True],
+        "last_message_id": last,
+        "last_compacted_message_id": last_compacted,
     }
+    for log_uid in sorted(away):
+        say(f"Messages of {name} that are not sealed yet lie in the log directory {log_uid}, which is not here")
     if output is ListingName.JSON:
         print(json.dumps(document, indent=2))  # noqa: T201
         return
@@ -87,6 +96,16 @@ def show_stats(
         inner = value if isinstance(value, dict) else {"": value}
         for field, content in inner.items():
             print(f"{f'{key}.{field}'.rstrip('.'):40} {'-' if content is None else content}")  # noqa: T201
+
+
+def _if_here(ask: Callable[[], T]) -> T | None:
+    """What is asked; None where it depends on messages that lie in a log directory that is not here."""
+    from storage.errors import SegmentElsewhere
+
+    try:
+        return ask()
+    except SegmentElsewhere:
+        return None
 
 
 def _tail_messages(reader: SnapshotReader) -> int:
@@ -100,7 +119,7 @@ def _tail_messages(reader: SnapshotReader) -> int:
         return rolled
 
 
-def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int, tail_messages: int) -> dict[str, Any]:
+def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, tail_messages: int) -> dict[str, Any]:
     """What one snapshot shows, as plain values; offsets of the first raw message, and of the next one to come."""
     horizon = snapshot.horizon
     backlog = [ledger for ledger in snapshot.ledgers if horizon is None or ledger.last_offset > horizon.offset]

@@ -79,13 +79,13 @@ class LogKeeper:
         end = self._rolled_end(topic)
         sealed = list(self._seal_below(topic, end))
         deadline = self.clock.now_ms() + wait_ms
-        while (left := self.rolled(topic, end)) and self.clock.now_ms() < deadline:
-            self.clock.wait(_POLL_SECONDS)
-            sealed += self._seal_below(topic, end)
-        if left:
+        while left := self.rolled(topic, end):
             if not self._is_kept_elsewhere(left[0]):
                 self.log.check(topic.name, left[0])
-            raise self._unsealed(topic, left[0], wait_ms)
+            if self.clock.now_ms() >= deadline:
+                raise self._unsealed(topic, left[0], wait_ms)
+            self.clock.wait(_POLL_SECONDS)
+            sealed += self._seal_below(topic, end)
         return tuple(sealed)
 
     def settle_what_can_be(self, topic: TopicRecord) -> CompactorError | None:

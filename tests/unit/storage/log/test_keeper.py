@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import Fenced, LeaseHeld, Misconfigured, ObjectDamaged, Unavailable
+from storage.errors import Fenced, LeaseHeld, ObjectDamaged, SegmentElsewhere, Unavailable
 from storage.ledger.rows import Codec, Slot
 from storage.log.directory import LogDirectory
 from storage.log.keeper import SEALER_DEAD_MS, LogKeeper
@@ -362,13 +362,15 @@ def test_a_reader_goes_on_when_its_segment_is_sealed_and_swept(bench: Workbench,
 def test_a_segment_in_another_directory_is_left_to_those_who_have_it(
     bench: Workbench, topic: Topic, tmp_path: Path
 ) -> None:
-    """It is waited for, and then named; no claim of ours keeps its sealer from it."""
+    """It is named at once where no service lives that would seal it; no claim of ours keeps its sealer from it."""
     produce(topic, [one(b"a", b"1")])
     topic.keeper().roll(topic.record)
     nowhere = tmp_path / "nowhere"
     other = LogKeeper(bench.metadata, bench.store, bench.clock, LogDirectory(nowhere), "other")
-    with pytest.raises(Misconfigured, match="lies in the log directory"):
+    started = bench.clock.now_ms()
+    with pytest.raises(SegmentElsewhere, match="lies in the log directory"):
         other.settle(topic.record)
+    assert bench.clock.now_ms() == started
     assert len(list(topic.keeper().seal(topic.record))) == 1
     assert other.settle(topic.record) == ()
     assert other.sweep() == 0
