@@ -61,6 +61,7 @@ from storage.objects.interface import ObjectStore
 from storage.objects.throttled import Rates
 from storage.owner import owner_name
 from storage.steps import Step, reached
+from storage.store_identity import StoreIdentity
 
 PoliciesOf = Callable[[TopicRecord], Policies]
 """The policies of a run of a topic that begins now."""
@@ -122,6 +123,7 @@ class TwoPhaseCompactor:
         Phase one runs, and what it wrote is deleted again. It claims nothing, so it may run beside a compaction; an
         attempt of its own keeps its objects meanwhile.
         """
+        StoreIdentity(self.metadata, self.store).require()
         topic = self.metadata.topic(name)
         holder = owner_name()
         attempt = self.metadata.begin_attempt(topic.id, AttemptKind.RUN, holder)
@@ -166,6 +168,7 @@ class TwoPhaseCompactor:
         """A run that is ready to be driven, or None if nothing is new (P11)."""
         if self.leader is not None:
             self.leader()  # before the tail is rolled for nothing
+        StoreIdentity(self.metadata, self.store).require()
         topic = self.metadata.topic(name)
         tail_left = self._settle(topic)
         snapshot = self.metadata.snapshot(topic.id)

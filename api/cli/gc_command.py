@@ -8,7 +8,7 @@ import typer
 
 from api.cli.durations import parse_duration
 from api.cli.talk import counted, say, size
-from api.wiring import open_components
+from api.wiring import open_components, open_for_writing
 from storage.errors import InvalidInput
 from storage.model import TopicName
 
@@ -34,6 +34,9 @@ def collect_garbage(
         bool,
         typer.Option("--unknown-topics", help="Also delete the objects of topics that this database does not know."),
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --unknown-topics: delete; without this, only say what would be.")
+    ] = False,
 ) -> None:
     """Delete objects that nothing refers to any more.
 
@@ -45,7 +48,11 @@ def collect_garbage(
     wanted = [TopicName.parse(one) for one in dict.fromkeys(topic or ())]
     if wanted and unknown_topics:
         raise InvalidInput("--topic and --unknown-topics do not go together", "leave one of them out")
-    with open_components(context.obj) as components:
+    if yes and dry_run:
+        raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
+    asked = unknown_topics and not yes and not dry_run
+    dry_run = dry_run or asked
+    with (open_components if dry_run else open_for_writing)(context.obj) as components:
         from compactor.garbage import GarbageCollector
 
         collector = GarbageCollector(
@@ -59,6 +66,8 @@ def collect_garbage(
         if not wanted and not dry_run:
             _sweep(components)
         _tell(reports, dry_run)
+    if asked:
+        say("Nothing was deleted: give --yes if no other database has these topics")
 
 
 def _sweep(components: Components) -> None:

@@ -13,7 +13,7 @@ from api.cli import exit_codes
 from api.cli.failures import tell
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import counted, say
-from api.wiring import open_components
+from api.wiring import open_components, open_for_writing
 from storage.errors import DataLoss, InvalidInput, NotFound
 from storage.model import TopicName
 
@@ -71,7 +71,7 @@ def seal_segments(
     names = [TopicName.parse(topic) for topic in topics or []]
     if accept_loss and not names:
         raise InvalidInput("a loss is accepted of no topic in particular", "name the TOPIC with the damaged segment")
-    with open_components(context.obj) as components:
+    with open_for_writing(context.obj) as components:
         from storage.metadata.records import SegmentState
 
         wanted = [components.topic(name) for name in names] or [
@@ -122,7 +122,7 @@ def roll_topic(
     ] = False,
 ) -> None:
     """Close the topic's open segment; a writer that is at work is asked to, and goes on in a new one."""
-    with open_components(context.obj) as components:
+    with open_for_writing(context.obj) as components:
         opened = components.topic(TopicName.parse(topic))
         keeper = opened.keeper()
         keeper.roll(opened.record, accept_loss=accept_loss)

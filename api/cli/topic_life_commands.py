@@ -8,7 +8,7 @@ import typer
 
 from api.cli.names import TOPIC_HELP
 from api.cli.talk import counted, say, size
-from api.wiring import open_components
+from api.wiring import open_components, open_for_writing
 from storage.errors import InvalidInput
 from storage.model import TopicName
 
@@ -30,7 +30,7 @@ def create_topic(
     """Create a topic, which must not exist; its tenant and namespace are made with it."""
     name = TopicName.parse(topic)
     said = dict(_property(one) for one in properties or ())
-    with open_components(context.obj) as components:
+    with open_for_writing(context.obj) as components:
         components.metadata.tenancy.ensure_namespace(name)
         if partitions is None:
             components.metadata.tenancy.create_topic(name, said)
@@ -58,7 +58,7 @@ def delete_topic(
     name = TopicName.parse(topic)
     if dry_run and yes:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
-    with open_components(context.obj) as components:
+    with (open_for_writing if yes else open_components)(context.obj) as components:
         tenancy = components.metadata.tenancy
         partitioned = tenancy.partitioned(name)
         records = _records(components.metadata, name)
@@ -95,7 +95,7 @@ def release_lease(
     name = TopicName.parse(topic)
     if dry_run and yes:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
-    with open_components(context.obj) as components:
+    with (open_for_writing if yes else open_components)(context.obj) as components:
         from storage.metadata.leases import shown_time
 
         held = False

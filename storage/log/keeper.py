@@ -10,9 +10,10 @@ Sealing may be done by any process that has the log directory and the store, bes
 sealers: a segment is claimed by an attempt, and of two that seal the same one, one commits. Whatever is cut off leaves
 the segment rolled, or sealed, never both and never neither: the transaction decides which, and readers go by rows.
 
-May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, Misconfigured for a segment that lies in
-another log directory, any error of store and database. Memory: one segment, about four times its logical size
-(`segment.bytes`, storage/log/topic_log.py bounds it) and 250 bytes a message.
+May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentElsewhere for a segment that lies
+in another log directory, Misconfigured for a store that is another database's, any error of store and database. Memory:
+one segment, about four times its logical size (`segment.bytes`, storage/log/topic_log.py bounds it) and 250 bytes a
+message.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from storage.metadata.records import Attempt, LedgerRecord, SegmentRecord, Segme
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
 from storage.steps import Step, reached
+from storage.store_identity import StoreIdentity
 
 ROLL_WAIT_MS = 10_000
 """How long a writer may take to roll when it is asked to; it looks every `topic_log.LOOK_SECONDS`."""
@@ -188,6 +190,7 @@ class LogKeeper:
         if not any(one.log_uid == uid and one.ledger_id not in but for one in self.rolled(topic, end)):
             return None
         assert uid is not None, "a segment lies in it"
+        StoreIdentity(self.metadata, self.store).require()
         claimed = self.metadata.log.claim_sealing(topic.id, self.holder, uid, SEALER_DEAD_MS, end, but)
         if claimed is not None:
             reached(Step.SEAL_CLAIMED)

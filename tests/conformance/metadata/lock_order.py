@@ -8,10 +8,10 @@ a row is updated that the same transaction has inserted or updated before.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Delete, Engine, Insert, Select, Table, Update, event
 
@@ -45,7 +45,7 @@ class LockOrder:
 
     def __init__(self, engine: Engine) -> None:
         self.violations: list[str] = []
-        self._transactions: dict[Any, _Transaction] = defaultdict(_Transaction)
+        self._transactions: WeakKeyDictionary[Connection, _Transaction] = WeakKeyDictionary()
         event.listen(engine, "before_execute", self._before)
         for ending in ("commit", "rollback"):
             event.listen(engine, ending, self._ended)
@@ -54,7 +54,7 @@ class LockOrder:
         self._transactions.pop(connection, None)
 
     def _before(self, connection: Connection, statement: Any, *_: object) -> None:
-        transaction = self._transactions[connection]
+        transaction = self._transactions.setdefault(connection, _Transaction())
         if isinstance(statement, Select):
             self._select(transaction, statement)
         elif isinstance(statement, Insert | Update | Delete) and isinstance(statement.table, Table):
