@@ -1,13 +1,14 @@
 """Who may do what: the actions that routes ask for, and the one place that allows or refuses them.
 
-A route says what it needs, `dependencies=[allowed(Action.COMPACT)]`; the path's tenant and namespace say where. Several
-actions: any of them is enough. Rules, the first that fits:
+A route says what it needs, `dependencies=[allowed(Action.COMPACT)]`; the path's tenant, namespace and topic say where.
+Several actions: any of them is enough. Rules, the first that fits:
 
 - access control is off (only on loopback): everything is allowed;
 - no token, or one that does not hold: 401;
 - a superuser may do everything; SUPERUSER, or a path without a tenant, wants one; ANYONE wants but a token;
 - a role in a tenant's adminRoles, or with `admin` granted in the tenant, may do everything in it;
-- a role may do what its tenant or namespace grants it; `admin` of a namespace is everything in it;
+- a role may do what its tenant or namespace grants it, and with a topic what the topic, or the partitioned topic that
+  it belongs to, grants it; `admin` of a namespace or topic is everything in it;
 - everything else: 403. What does not exist grants nothing, so a stranger does not learn what there is.
 
 Pulsar's actions `functions`, `sources`, `sinks` and `packages` can be granted and allow nothing here. Grants are read
@@ -29,17 +30,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.paths import decoded
 from api.problems import Problem
 from storage.errors import InvalidInput, NotFound
+from storage.model import TopicName
 
 if TYPE_CHECKING:
     from api.settings import Settings
     from api.tokens import Verifier
     from storage.clock import Clock
     from storage.metadata.tenancy_store import TenancyStore
-    from storage.model import TopicName
 
 
 class Action(StrEnum):
-    """What a role may be permitted, for a tenant or a namespace; SUPERUSER: for the service; ANYONE: with a token."""
+    """What a role may be permitted, for a tenant, a namespace or a topic. SUPERUSER: for the service; ANYONE: with a
+    token."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -49,6 +51,8 @@ class Action(StrEnum):
     ANYONE = "anyone"
 
 
+Where = tuple[str | None, str | None, str | None]
+"""Tenant, namespace and topic, as far as there are any."""
 GRANTABLE = ("produce", "consume", "compact", "admin", "functions", "sources", "sinks", "packages")
 """What Pulsar's and our tools may grant; the last four allow nothing here."""
 _SCHEME = HTTPBearer(scheme_name="token", bearerFormat="JWT", auto_error=False)
@@ -103,7 +107,14 @@ class Access:
         except BadToken as error:
             return Caller(address, refused=str(error))
 
-    def require(self, caller: Caller, actions: tuple[Action, ...], tenant: str | None, namespace: str | None) -> None:
+    def require(
+        self,
+        caller: Caller,
+        actions: tuple[Action, ...],
+        tenant: str | None,
+        namespace: str | None,
+        topic: str | None = None,
+    ) -> None:
         """Returns if the caller may do any of `actions` there. Raises Problem: 401, 403."""
         if self.verifier is None:
             return
@@ -113,9 +124,9 @@ class Access:
             return
         if tenant is None or Action.SUPERUSER in actions:
             raise Problem(403, f"role {caller.role!r} is no superuser, and only superusers may do this")
-        granted = self._granted(caller.role, tenant, namespace)
+        granted = self._granted(caller.role, tenant, namespace, topic)
         if "admin" not in granted and not granted & {action.value for action in actions}:
-            where = tenant if namespace is None else f"{tenant}/{namespace}"
+            where = "/".join(one for one in (tenant, namespace, topic) if one is not None)
             wanted = " or ".join(action.value for action in actions)
             raise Problem(403, f"role {caller.role!r} has no permission to {wanted} in {where}: ask its administrator")
 
@@ -123,7 +134,7 @@ class Access:
         """Whether `require` may look at grants, so that it wants a thread."""
         return self.verifier is not None and caller.role is not None and caller.role not in self.superusers
 
-    def _granted(self, role: str, tenant: str, namespace: str | None) -> frozenset[str]:
+    def _granted(self, role: str, tenant: str, namespace: str | None, topic: str | None) -> frozenset[str]:
         """What a role may do there, `admin` standing for everything."""
         found: set[str] = set()
         try:
@@ -133,9 +144,18 @@ class Access:
             found.update(record.permissions.get(role, ()))
             if namespace is not None:
                 found.update(self.tenancy.namespace(f"{tenant}/{namespace}").permissions.get(role, ()))
+                if topic is not None:
+                    for granted in topic_grants(self.tenancy, TopicName(tenant, namespace, topic)):
+                        found.update(granted.get(role, ()))
         except (NotFound, InvalidInput):
             pass
         return frozenset(found)
+
+
+def topic_grants(tenancy: TenancyStore, topic: TopicName) -> list[Mapping[str, tuple[str, ...]]]:
+    """What a topic itself grants by role, and what the partitioned topic does that it is a partition of."""
+    whole = topic.whole
+    return list(tenancy.topic_permissions([topic] if whole is None else [topic, whole]).values())
 
 
 def unauthenticated(caller: Caller) -> Problem:
@@ -181,9 +201,9 @@ def allowed_on(where: Callable[[Request], TopicName | None], *actions: Action) -
     None: there is none, which only superusers learn. 401, 403.
     """
 
-    def found(request: Request) -> tuple[str | None, str | None]:
+    def found(request: Request) -> Where:
         topic = where(request)
-        return (None, None) if topic is None else (topic.tenant, topic.namespace)
+        return (None, None, None) if topic is None else (topic.tenant, topic.namespace, topic.topic)
 
     return Depends(_checker(actions, found))
 
@@ -194,17 +214,16 @@ def require_here(request: Request, *actions: Action) -> None:
     access.require(caller_of(request), actions, *_where(request))
 
 
-def _where(request: Request) -> tuple[str | None, str | None]:
-    """Tenant and namespace of the request's path, as far as it has them."""
-    tenant, namespace = (
-        decoded(request.path_params[name]) if name in request.path_params else None for name in ("tenant", "namespace")
+def _where(request: Request) -> Where:
+    """Tenant, namespace and topic of the request's path, as far as it has them."""
+    tenant, namespace, topic = (
+        decoded(request.path_params[name]) if name in request.path_params else None
+        for name in ("tenant", "namespace", "topic")
     )
-    return tenant, namespace
+    return tenant, namespace, topic
 
 
-def _checker(
-    actions: tuple[Action, ...], where: Callable[[Request], tuple[str | None, str | None]] = _where
-) -> Callable[..., Awaitable[None]]:
+def _checker(actions: tuple[Action, ...], where: Callable[[Request], Where] = _where) -> Callable[..., Awaitable[None]]:
     assert actions, "a route says what it needs"
 
     def look(access: Access, caller: Caller, request: Request) -> None:

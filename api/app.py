@@ -14,6 +14,9 @@ from fastapi_offline import FastAPIOffline
 from api import fanning_out, openapi, problems
 from api.access import Access, Authentication
 from api.admin import (
+    backlog,
+    backlog_policies,
+    broker_stats,
     brokers,
     compaction,
     cursor_moves,
@@ -24,6 +27,7 @@ from api.admin import (
     lookup,
     messages,
     namespaces,
+    not_offered,
     partitioned,
     permissions,
     policies,
@@ -58,18 +62,22 @@ ROUTERS: tuple[APIRouter, ...] = (
     partitioned.router,
     thresholds.router,
     retention.router,
+    backlog_policies.router,
     lookup.router,
     produce.router,
     read.router,
     messages.router,
     subscriptions.router,
     cursor_moves.router,
+    backlog.router,
     runs.router,
     progress.router,
     verify.router,
     policies.router,
     trim.router,
     garbage.router,
+    broker_stats.router,
+    not_offered.router,
     brokers.router,  # behind policies: its `/brokers/{cluster}` takes what no other route does
     domains.router,
 )

@@ -48,7 +48,7 @@ async def answered(request: Request, other: Elsewhere) -> Response:
     """The answer to a request of which `other` is to be asked something."""
     forwarding: Forwarding = request.app.state.service.forwarding
     name = other.topic.name
-    whole = existing.whole_of(name)
+    whole = name.whole
     path = raw_path(request).split("/")
     # Compared decoded: clients differ in what they encode, and what is asked of one partition is not for all.
     if whole is None or not request.url.path.startswith(_PREFIX) or unquote(path[_TOPIC_AT]) == name.topic:

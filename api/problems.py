@@ -25,6 +25,7 @@ from starlette.types import Scope
 from storage import errors
 
 LOG = logging.getLogger(__name__)
+_SHOWN = 200
 
 BY_KIND: Mapping[type[Exception], int] = {
     errors.InvalidTopicName: 412,
@@ -120,9 +121,13 @@ async def _http(request: Request, error: Exception) -> Response:
     if isinstance(error, Unreadable):
         return Response(error.detail, error.status_code, {"content-type": error.media_type})
     headers = dict(error.headers or {})
-    if error.status_code == 405 and (verbs := _verbs(request)):
+    knows = isinstance(error, Problem) and "Allow" in headers
+    if error.status_code == 405 and not knows and (verbs := _verbs(request)):
         headers["Allow"] = ", ".join(verbs)
-    return answer(error.status_code, str(error.detail), headers)
+    said = str(error.detail)
+    if error.status_code == 404 and not isinstance(error, Problem):  # no route fits: it is not a topic that is missing
+        said = f"{said}: there is no call {request.method} {request.url.path[:_SHOWN]} here"
+    return answer(error.status_code, said, headers)
 
 
 def _verbs(request: Request) -> list[str]:

@@ -199,7 +199,8 @@ class Settings:
         300_000,
         "maintenance.interval",
         WithUnit(least=1),
-        "How often cleanup policies and retention are applied.",
+        "How often cleanup policies and retention are applied; limits of backlogs every minute, or as often if that is "
+        "more.",
         Alias("log.retention.check.interval.ms", unit=1),
     )
     gc_interval_ms: int = _setting(3_600_000, "gc.interval", WithUnit(least=1), "How often garbage is collected.")

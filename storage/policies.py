@@ -28,6 +28,7 @@ from storage.policy_values import (
     BOOLEAN,
     FOR_EVER,
     RATIO,
+    Choice,
     CleanupPolicy,
     Duration,
     Kind,
@@ -37,6 +38,10 @@ from storage.policy_values import (
 )
 
 DAY_MS = 86_400_000
+HOLD, REFUSE, EVICT = "producer_request_hold", "producer_exception", "consumer_backlog_eviction"
+"""What happens where a backlog is over its quota, in Pulsar's words."""
+_OVER_QUOTA = Choice((HOLD, REFUSE, EVICT))
+_INT = (1 << 31) - 1
 _MIB = 1 << 20
 _MAX_COMPACTION_LAG = "max.compaction.lag.ms"
 _MIN_COMPACTION_LAG = "min.compaction.lag.ms"
@@ -223,6 +228,42 @@ class TopicPolicies:
         "compaction.threshold.messages",
         Whole("messages"),
         "A compaction is due when more messages than this lie after the horizon (S1); 0: off.",
+    )
+
+    message_ttl_seconds: int = _policy(
+        0,
+        "message.ttl.seconds",
+        Whole("seconds", most=_INT),
+        "Older messages count as acknowledged by every subscription; 0: off. `__compaction` is exempt (S9).",
+        "messageTTLInSeconds",
+        "ttlDurationDefaultInSeconds",
+    )
+    backlog_quota_bytes: int = _policy(
+        -1,
+        "backlog.quota.bytes",
+        Size(least=FOR_EVER),
+        "How many bytes may lie behind the slowest subscription, `__compaction` apart; -1: any number.",
+        "backlogQuotaDefaultLimitBytes",
+    )
+    backlog_quota_bytes_action: str = _policy(
+        HOLD,
+        "backlog.quota.bytes.action",
+        _OVER_QUOTA,
+        "What happens beyond: messages are refused for now, or refused, or the oldest count as acknowledged.",
+        "backlogQuotaDefaultRetentionPolicy",
+    )
+    backlog_quota_seconds: int = _policy(
+        -1,
+        "backlog.quota.seconds",
+        Whole("seconds", least=FOR_EVER, most=_INT),
+        "How old a message may be that a subscription, `__compaction` apart, has not acknowledged; -1: any age.",
+        "backlogQuotaDefaultLimitSecond",
+    )
+    backlog_quota_seconds_action: str = _policy(
+        HOLD,
+        "backlog.quota.seconds.action",
+        _OVER_QUOTA,
+        "What happens beyond: the same choice.",
     )
 
     def __post_init__(self) -> None:

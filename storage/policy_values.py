@@ -198,6 +198,26 @@ class Boolean:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """One of some words; capitals do not matter."""
+
+    words: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
+
+    def parse(self, name: str, given: object) -> str:
+        word = given.strip().lower() if isinstance(given, str) else None
+        if word not in self.words:
+            raise _refused(name, given, self.allowed)
+        return str(word)
+
+    def shown(self, value: object) -> object:
+        return value
+
+
+@dataclass(frozen=True)
 class CleanupPolicy:
     """A set of `compact` and `delete`; as text separated by commas, as JSON a list or such a text; `nothing`: empty."""
 

@@ -118,14 +118,7 @@ def skip_messages(
 )
 def skip_all(parts: Parts, topic: Topic, subscription: Subscription, authoritative: bool = False) -> Response:
     """Acknowledge all that there is."""
-
-    def skip(record: TopicRecord, name: str) -> None:
-        with Owned(parts, record, name) as owned:
-            last = owned.topic.snapshot_reader().last_position()
-            if last is not None:
-                owned.cursor.acknowledge_cumulative(last)
-
-    return each(parts, topic, subscription, skip)
+    return each(parts, topic, subscription, lambda record, name: clear_backlog(parts, record, name))
 
 
 @router.post(
@@ -180,6 +173,14 @@ def expire_for_all(parts: Parts, topic: Topic, seconds: Seconds, authoritative: 
             if cursor.name != COMPACTION_CURSOR:
                 _expire(parts, record, cursor.name, seconds)
     return done()
+
+
+def clear_backlog(parts: Service, record: TopicRecord, name: str) -> None:
+    """Acknowledge all that a topic holds; its messages lie here."""
+    with Owned(parts, record, name) as owned:
+        last = owned.topic.snapshot_reader().last_position()
+        if last is not None:
+            owned.cursor.acknowledge_cumulative(last)
 
 
 def _expire(parts: Service, record: TopicRecord, name: str, seconds: int) -> None:

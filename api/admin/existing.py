@@ -87,16 +87,9 @@ def namespace_of(name: TopicName) -> str:
     return f"{name.tenant}/{name.namespace}"
 
 
-def whole_of(name: TopicName) -> TopicName | None:
-    """The partitioned topic that a partition of that name would belong to; None: it is not named like one."""
-    if name.partition < 0:
-        return None
-    return TopicName(name.tenant, name.namespace, name.topic.rpartition("-partition-")[0])
-
-
 def not_found(parts: Service, name: TopicName) -> Problem:
     """Why there is no such topic, as a broker says it."""
-    whole = whole_of(name)
+    whole = name.whole
     if whole is None:
         return Problem(404, f"Topic {name} not found")
     if parts.components.metadata.tenancy.partitioned(whole) is None:

@@ -91,6 +91,7 @@ def internal_stats(found: Figures) -> TopicInternalStats:
         last_confirmed_entry=str(found.last_entry),
         ledgers=[LedgerInfo(ledger_id=one.ledger_id, entries=one.entries, size=one.size) for one in pieces],
         cursors={one.record.name: _cursor(found, one) for one in standing.cursors},
+        properties=dict(standing.properties),
         compacted_ledger=LedgerInfo(ledger_id=-1, entries=-1, size=-1)
         if compacted is None
         else LedgerInfo(ledger_id=compacted.ledger_id, entries=compacted.messages, size=compacted.logical_bytes),
@@ -137,6 +138,7 @@ def _cursor(found: Figures, cursor: CursorStanding) -> CursorStats:
     return CursorStats(
         mark_delete_position=str(mark),
         read_position=str(EntryPosition(mark.ledger_id, mark.entry_id + 1)),
+        messages_consumed_counter=max(found.end - found.backlog(cursor), 0),
         last_ledger_switch_timestamp=moment(found.standing.topic.created_at),
         number_of_entries_since_first_not_acked_message=found.backlog(cursor),
         total_non_contiguous_deleted_messages_range=cursor.ranges,

@@ -227,28 +227,6 @@ def truncate(parts: Parts, topic: Topic, authoritative: bool = False) -> Respons
     return done()
 
 
-@router.post(
-    _PATH + "/terminate",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="terminateTopic",
-    response_class=Response,
-    status_code=501,
-    responses=refusals(404, 412, 501),
-)
-@router.post(
-    _PATH + "/terminate/partitions",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="terminatePartitionedTopic",
-    response_class=Response,
-    status_code=501,
-    responses=refusals(404, 412, 501),
-)
-def terminate(parts: Parts, topic: Topic, authoritative: bool = False) -> Response:
-    """Not offered: a topic cannot be closed for writing."""
-    existing.topics(parts, topic)
-    raise Problem(501, f"{topic} cannot be terminated: this service does not close topics for writing")
-
-
 def _of_key(parts: Service, topic: TopicName, key: str, encoding: TextEncoding, value: TextEncoding) -> Any:
     try:
         wanted = to_bytes(key, encoding)

@@ -26,14 +26,16 @@ from api.formats.jsonl import parse_rows
 from api.forwarding import Elsewhere
 from api.key_routing import partition_of
 from api.paths import Topic
-from api.problems import Problem, refusals
+from api.problems import Problem, refusals, status_of
 from api.service import Parts, Service
+from api.upkeep import QUOTA_LOOK_MS
 from storage.errors import CompactorError, Conflict, InvalidRecord, LeaseHeld, Unavailable
 from storage.log.encode import encode_message
 from storage.log.group_commit import Answer
 from storage.metadata.control_records import ServiceRecord
 from storage.metadata.records import TopicRecord
 from storage.model import MessageId, TopicName
+from storage.policies import HOLD
 from storage.topic import Topic as OpenTopic
 
 router = APIRouter(prefix="/topics", tags=["produce"])
@@ -220,8 +222,17 @@ def _check_here(parts: Service, record: TopicRecord) -> None:
         parts.forwarding.for_writing(record)
 
 
+def _check_quota(parts: Service, record: TopicRecord) -> None:
+    """Raises Problem (409, 503) while the topic's backlog is over a quota that keeps producers from it."""
+    over = parts.maintenance.maintenance.over_quota.get(record.id)
+    if over is not None:
+        again = {"Retry-After": str(QUOTA_LOOK_MS // 1000)} if over.action == HOLD else None
+        raise Problem(status_of(over.error), str(over.error), again)
+
+
 def _appended(parts: Service, record: TopicRecord, messages: Sequence[_Message]) -> list[ProducerAck]:
     _check_here(parts, record)
+    _check_quota(parts, record)
     now = parts.components.clock.now_ms()
     entries: list[bytes] = []
     refused: dict[int, CompactorError] = {}

@@ -1,7 +1,8 @@
 """Retention of namespaces and topics, as Pulsar has it: minutes and MiB, -1 for no limit.
 
 It is kept as the policies `retention.minutes` and `retention.bytes` (docs/policies.md), and matters where the cleanup
-policy has `delete`. Set here, it takes the place of `retention.ms` and `retention.hours` of the same scope.
+policy has `delete`; where that has not and nobody sets a retention, everything is kept. Set here, it takes the place of
+`retention.ms` and `retention.hours` of the same scope.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from api.admin.bodies import Strict, done, unset
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
 from api.service import Parts, Service
+from compactor.retention import DELETE
 from storage.metadata.policy_store import namespace_scope, topic_scope
+from storage.policies import Origin
 
 router = APIRouter(prefix="/admin/v2", tags=["retention"])
 
@@ -102,7 +105,9 @@ def get_topic_retention(parts: Parts, topic: Topic, applied: bool = False) -> Re
     if not applied:
         found = retention_of(policies.of_scope(topic_scope(record)))
         return unset() if found is None else found
-    held = policies.effective(record)
+    held, origins = policies.effective_with_origins(record)
+    if DELETE not in held.cleanup_policy and {origins[name] for name in (*_TIMES, _BYTES)} == {Origin.DEFAULT}:
+        return _document(-1, -1)  # the default of Kafka's policy `delete`, which does not hold here
     time = held.retention_ms_effective
     return _document(-1 if time is None else time // 60_000, held.retention_bytes)
 

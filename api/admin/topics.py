@@ -13,6 +13,8 @@ from starlette.responses import Response
 from api.access import Action, allowed
 from api.admin import existing
 from api.admin.bodies import TextByName, done
+from api.admin.bundles import bundle_of
+from api.admin.not_offered import check_no_shadow
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
 from api.service import Parts, Service
@@ -37,10 +39,12 @@ Properties = Annotated[TextByName | None, Body(description="Properties of the to
 def list_topics(
     parts: Parts,
     namespace: Namespace,
+    bundle: Annotated[str | None, Query(description="Only of this bundle.")] = None,
 ) -> list[str]:
     """The topics of a namespace, partitions one by one."""
     existing.namespace(parts, namespace)
-    return [str(one.name) for one in parts.components.metadata.topics_in(namespace)]
+    names = (one.name for one in parts.components.metadata.topics_in(namespace))
+    return [str(name) for name in names if bundle is None or bundle_of(name) == bundle]
 
 
 @router.put(
@@ -52,6 +56,7 @@ def list_topics(
 )
 def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> Response:
     """Make a topic without partitions."""
+    check_no_shadow(properties or {})
     tenancy = parts.components.metadata.tenancy
     whole = _whole_of_partition(parts, topic)
     if tenancy.partitioned(topic) is not None:
@@ -186,7 +191,7 @@ def _whole_of_partition(parts: Service, topic: TopicName) -> PartitionedTopic | 
 
     A name of a partition is for partitions. 412 in the words of a broker.
     """
-    whole = existing.whole_of(topic)
+    whole = topic.whole
     if whole is None:
         return None
     found = parts.components.metadata.tenancy.partitioned(whole)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,10 @@ from api.cli.talk import counted, say, size
 from api.wiring import open_components
 from storage.errors import InvalidInput, InvalidRecord
 from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from api.wiring import Components
+    from storage.metadata.records import TopicRecord
 
 
 class FormatName(StrEnum):
@@ -40,6 +44,13 @@ def name_file(message: str, file: str) -> str:
     """The message with the file's name before it, unless it has it: what is found behind the reader knows no file."""
     shown = "standard input" if file == "-" else file
     return message if shown in message else f"{shown}: {message}"
+
+
+def check_quota(components: Components, topic: TopicRecord) -> None:
+    """Raises Unavailable or Conflict for a topic whose backlog is over a quota that keeps producers from it."""
+    from compactor.backlog_limits import BacklogLimits
+
+    BacklogLimits(components.metadata, components.store, components.clock, components.log).check(topic)
 
 
 def import_files(
@@ -70,7 +81,9 @@ def import_files(
     encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
     with open_components(context.obj) as components:
         sources = [(file, read_messages(file, given, *encodings)) for file in files]
-        writer = components.create_topic(name).bulk_append(ledger_bytes=ledger_bytes)
+        opened = components.create_topic(name)
+        check_quota(components, opened.record)
+        writer = opened.bulk_append(ledger_bytes=ledger_bytes)
         for file, tables in sources:
             started = time.perf_counter()
             try:

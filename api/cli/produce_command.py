@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.import_command import name_file
+from api.cli.import_command import check_quota, name_file
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import abandon_output, counted, say
 from api.wiring import open_components
@@ -74,6 +74,7 @@ def produce_messages(
     started = time.perf_counter()
     with open_components(context.obj) as components, BackgroundSealer(context.obj, name) as sealer:
         opened = components.create_topic(name)
+        check_quota(components, opened.record)
         rows = read_rows(file, *encodings, _REMEDY, given_key)
         limit = components.metadata.policies.effective(opened.record).max_message_bytes
         entries = Entries(batch, limit, Codec[compression.name], components.clock)

@@ -111,7 +111,7 @@ permissions = Table(
     Column("role", String, primary_key=True),
     Column("actions", JSON, nullable=False),
 )
-"""What a role may do, by scope: `tenant`, or `tenant/namespace`; gone with it."""
+"""What a role may do, by scope: `tenant`, `tenant/namespace`, or a topic's full name; gone with it."""
 
 partitioned_topics = Table(
     "partitioned_topics",

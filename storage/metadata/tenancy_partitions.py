@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 
 from storage.errors import Conflict, InvalidInput, NotFound
 from storage.metadata import tenancy, topic_deletion, topics
-from storage.metadata.tables import partitioned_topics
+from storage.metadata.tables import partitioned_topics, permissions
 from storage.metadata.tenancy_records import DeletedTopic, PartitionedTopic
 from storage.metadata.tenancy_topics import check_properties
 from storage.model import TopicName
@@ -111,6 +111,7 @@ def remove(connection: Connection, name: TopicName, now: int, *, force: bool) ->
     found = _locked(connection, name)
     partitions = topics.ids_of(connection, [partition_of(name, index) for index in range(found.partitions)])
     gone = topic_deletion.delete_topics(connection, partitions, now, force=force)
+    connection.execute(delete(permissions).where(permissions.c.scope == str(name)))
     connection.execute(delete(partitioned_topics).where(partitioned_topics.c.name == str(name)))
     return gone
 

@@ -83,14 +83,27 @@ class TenancyStore:
             tenancy.delete_namespace(connection, name)
 
     def permit(self, scope: str, role: str, actions: Sequence[str]) -> None:
-        """Let a role do exactly these actions in a tenant, or in `tenant/namespace`. Raises NotFound."""
+        """Let a role do exactly these actions in a tenant, in `tenant/namespace`, or with a topic, by its full name.
+
+        A partitioned topic's count for its partitions. Raises NotFound.
+        """
         with self._database.write() as connection:
             tenancy.permit(connection, scope, role, actions)
 
-    def revoke(self, scope: str, role: str) -> None:
-        """Take what a role was permitted there; nothing happens if it was nothing. Raises NotFound for the scope."""
+    def revoke(self, scope: str, role: str) -> bool:
+        """Take what a role was permitted there; whether that was anything. Raises NotFound for the scope."""
         with self._database.write() as connection:
-            tenancy.revoke(connection, scope, role)
+            return tenancy.revoke(connection, scope, role)
+
+    def topic_permissions(self, names: Sequence[TopicName]) -> tenancy.Granted:
+        """What was granted for these topics themselves, by full name and role."""
+        with self._database.read() as connection:
+            return tenancy.topic_permissions(connection, names)
+
+    def topic_permissions_in(self, namespace: str) -> tenancy.Granted:
+        """What was granted for single topics of `tenant/namespace`, by full name and role."""
+        with self._database.read() as connection:
+            return tenancy.topic_permissions_in(connection, namespace)
 
     # Partitioned topics
 

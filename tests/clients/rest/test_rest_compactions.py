@@ -243,27 +243,42 @@ def test_message_threshold(rest_topic: RestTopic) -> None:
     assert rest_topic.ask("GET", below).content == b""
 
 
-def test_trim_is_a_dry_run_unless_told_otherwise(rest_topic: RestTopic) -> None:
+def test_a_trim_is_reported_or_done_and_reported_as_the_query_says(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     rest_topic.compact()
     ids = rest_topic.put(b="2")
     before = rest_topic.read()
     for wanted in (None, {}, {"before": ids[0]}, {"before": 1}):
-        (report,) = rest_topic.ask("POST", "/trim", wanted).json()
+        (report,) = rest_topic.ask("POST", "/trim?dryRun=true", wanted).json()
         assert report["dry_run"]
     assert len(report["ledgers"]) == 1
+    for wanted in ({}, {"before": 1}):
+        refused = rest_topic.ask("POST", "/trim", wanted)
+        assert (refused.status_code, "dryRun=" in refused.json()["reason"]) == (400, True)
     assert rest_topic.read() == before
-    (report,) = rest_topic.ask("POST", "/trim", {"before": ids[0], "dryRun": False}).json()
+    (report,) = rest_topic.ask("POST", "/trim?dryRun=false", {"before": ids[0]}).json()
     assert not report["dry_run"]
     assert rest_topic.values() == [("b", "2")]
-    assert rest_topic.ask("POST", "/trim", {"before": 99}).status_code == 400
-    assert rest_topic.ask("POST", "/trim", {"dryrun": False}).status_code == 400
+    assert rest_topic.ask("POST", "/trim?dryRun=true", {"before": 99}).status_code == 400
+    assert rest_topic.ask("POST", "/trim?dryRun=true", {"dryRun": False}).status_code == 400
+    assert rest_topic.ask("POST", "/trim?dryrun=true").status_code == 400
+
+
+def test_a_trim_without_more_applies_the_policies_and_answers_nothing(rest_topic: RestTopic) -> None:
+    """As a broker: Pulsar's clients wait for ever for a list where they want no answer."""
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    assert rest_topic.ask("PUT", "/policies/cleanup.policy", "compact").status_code == 204
+    trimmed = rest_topic.ask("POST", "/trim")
+    assert (trimmed.status_code, trimmed.content) == (204, b"")
+    assert rest_topic.read() == []
+    assert rest_topic.values("readCompacted=true") == [("a", "1")]
 
 
 def test_what_a_cursor_holds_back_is_told(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     assert rest_topic.ask("PUT", "/subscription/slow", "earliest").status_code == 204
-    (report,) = rest_topic.ask("POST", "/trim", {"before": 1, "dryRun": False}).json()
+    (report,) = rest_topic.ask("POST", "/trim?dryRun=false", {"before": 1}).json()
     assert report["held"]["cursor"] == "slow"
     assert rest_topic.values() == [("a", "1")]
 
@@ -271,7 +286,7 @@ def test_what_a_cursor_holds_back_is_told(rest_topic: RestTopic) -> None:
 def test_garbage_is_a_dry_run_unless_told_otherwise(rest_topic: RestTopic, served: Served) -> None:
     rest_topic.put(a="1")
     assert rest_topic.ask("PUT", "/policies/file.delete.delay.ms", 0).status_code == 204
-    assert rest_topic.ask("POST", "/trim", {"before": 1, "dryRun": False}).status_code == 200
+    assert rest_topic.ask("POST", "/trim?dryRun=false", {"before": 1}).status_code == 200
     body = {"topics": [rest_topic.name]}
     for dry_run in ({}, {}, {"dryRun": False}):
         report = served.ask("POST", "/admin/v2/garbage", json.dumps({**body, **dry_run})).json()

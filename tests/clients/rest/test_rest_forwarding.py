@@ -198,11 +198,24 @@ def test_a_partitioned_topic_that_lies_with_both(two: Two) -> None:
     assert there.ask("PUT", "/subscription/s").status_code == 409
     assert there.ask("GET", "/key/k").json()["value"] == "new"
     assert there.ask("GET", "/key/none").status_code == 404
-    assert [report["topic"] for report in there.ask("POST", "/trim").json()] == [one.name, other.name]
+    assert [report["topic"] for report in there.ask("POST", "/trim?dryRun=true").json()] == [one.name, other.name]
+    assert there.ask("POST", "/trim").status_code == 204
     assert there.ask("POST", "/subscription/s/skip_all").status_code == 204
     for partition in (one, other):
         assert partition.ask("GET", "/subscription/s/position/1").status_code == 404
     assert there.ask("POST", "/subscription/none/skip_all").status_code == 404
+
+
+def test_the_backlogs_of_a_namespace_are_cleared_where_they_lie(two: Two, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    assert rest_topic.ask("PUT", "/subscription/everywhere", "earliest").status_code == 204
+    cleared = two.second.ask("POST", "/admin/v2/namespaces/public/default/clearBacklog/everywhere")
+    assert cleared.status_code == 204
+    assert rest_topic.ask("GET", "/subscription/everywhere/position/1").status_code == 404
+    two.transport.away = True
+    rest_topic.put(b="2")
+    refused = two.second.ask("POST", "/admin/v2/namespaces/public/default/clearBacklog/everywhere")
+    assert refused.status_code == 503
 
 
 def test_a_partition_that_was_deleted_by_itself_is_left_out(two: Two) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from api.paths import EncodedSlashes
 from api.tokens import HS256, Key, Verifier, create
 from storage.errors import NotFound
 from storage.metadata.tenancy_records import NamespaceRecord, TenantRecord
+from storage.model import TopicName
 from tests.asgi import TestClient
 from tests.clocks import ManualClock
 
@@ -55,6 +56,7 @@ class Grants:
     admins: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tenants: dict[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     namespaces: dict[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    topics: dict[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def tenant(self, name: str) -> TenantRecord:
         if name not in self.tenants:
@@ -66,6 +68,9 @@ class Grants:
             raise NotFound("no namespace", "make it")
         return NamespaceRecord(name, self.namespaces[name], 0)
 
+    def topic_permissions(self, names: Sequence[TopicName]) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+        return {str(name): self.topics[str(name)] for name in names if str(name) in self.topics}
+
 
 GRANTS = Grants(
     admins={"t": ("boss",)},
@@ -74,6 +79,10 @@ GRANTS = Grants(
         "t/n": {"chief": ("admin",), "writer": ("produce",), "cook": ("compact", "functions"), "old": ("functions",)},
         "t/m": {},
         "other/n": {},
+    },
+    topics={
+        "persistent://t/n/x": {"clerk": ("produce",), "owner": ("admin",)},
+        "persistent://t/n/x-partition-1": {"sweeper": ("compact",)},
     },
 )
 
@@ -98,7 +107,7 @@ def bearing(role: str, **claims: object) -> dict[str, str]:
     return {"Authorization": f"Bearer {create(SECRET, role, claims)}"}
 
 
-EVERYTHING = set(itertools.product(SCOPED, ("t", "t/n", "t/n/x", "t/m", "other/n", "none/n")))
+EVERYTHING = set(itertools.product(SCOPED, ("t", "t/n", "t/n/x", "t/n/x-partition-1", "t/m", "other/n", "none/n")))
 IN_TENANT = {(action, where) for action, where in EVERYTHING if where.startswith("t")}
 IN_NAMESPACE = {(action, where) for action, where in EVERYTHING if where.startswith("t/n")}
 
@@ -113,6 +122,9 @@ IN_NAMESPACE = {(action, where) for action, where in EVERYTHING if where.startsw
         ("chief", IN_NAMESPACE),
         ("writer", {(action, where) for action, where in IN_NAMESPACE if action is Action.PRODUCE}),
         ("cook", {(action, where) for action, where in IN_NAMESPACE if action is Action.COMPACT}),
+        ("clerk", {(Action.PRODUCE, "t/n/x"), (Action.PRODUCE, "t/n/x-partition-1")}),
+        ("owner", {(action, f"t/n/{topic}") for action in SCOPED for topic in ("x", "x-partition-1")}),
+        ("sweeper", {(Action.COMPACT, "t/n/x-partition-1")}),
         ("old", set()),
         ("stranger", set()),
     ],
