@@ -12,7 +12,7 @@ import typer
 
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import counted, say
-from api.places import parse_start
+from api.places import check_begins, parse_start
 from api.wiring import open_components
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -86,6 +86,7 @@ def read_topic(
 
     with open_components(context.obj) as components:
         source = components.topic(name)
+        check_begins(source, first)
         if follow:
             _follow(source.reader(first, read_compacted, Reset(reset.value)), limit, name.partition, *encodings)
             return
