@@ -98,11 +98,14 @@ class Forwarding:
         raise self.held(lease, topic)
 
     def held(self, lease: Lease, topic: TopicRecord) -> Problem:
-        """Why a topic cannot be written now, and when to try again."""
+        """Why a topic cannot be written now, and what to do."""
         seconds = max(1, -(-(lease.expires_at - self._clock.now_ms()) // 1000))
+        host, _, process = lease.holder.rpartition(":")[0].rpartition(":")
         return Problem(
             503,
-            f"{lease.holder} is writing to {topic.name}, and is no service that lives: try again when it has finished",
+            f"{lease.holder} is writing to {topic.name}, and is no service that lives but a `compactor produce`, an "
+            f"import or a service that died, which keeps the topic for as long as it runs: end the process {process} "
+            f"on {host}, or write through it; if it has ended, try again",
             {"Retry-After": str(seconds)},
         )
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends, Request
 
@@ -25,6 +25,9 @@ from api.upkeep import Upkeep
 from api.wiring import Components, open_components
 from compactor.control_loop import ControlLoop
 from storage.log.watch import LogWatch
+
+if TYPE_CHECKING:
+    from api.admin.health import Check
 
 
 @dataclass
@@ -41,7 +44,9 @@ class Service:
     maintenance: Upkeep
     verifying: threading.Lock = field(default_factory=threading.Lock)
     """Held while a topic is verified: it reads all of it, so one at a time."""
-    readiness: Shared[Mapping[str, str]] = field(default_factory=Shared)
+    readiness: Shared[Mapping[str, Check]] = field(default_factory=Shared)
+    not_ready: dict[str, str] = field(default_factory=dict)
+    """By what was looked at, what is wrong with it, as it was logged last."""
     scrapes: Shared[bytes] = field(default_factory=Shared)
     """What is told without a token is made for all who ask at once."""
 

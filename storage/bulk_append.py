@@ -22,7 +22,7 @@ import pyarrow as pa
 from storage.clock import Clock
 from storage.errors import InvalidRecord, Misconfigured
 from storage.heartbeat import Heartbeat
-from storage.lease import afterwards, writer_lease
+from storage.lease import OnHeld, afterwards, writer_lease
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
@@ -70,7 +70,7 @@ class Appended:
 
 @dataclass(frozen=True)
 class BulkAppend:
-    """Appends to one topic; each call of `append` is one transaction."""
+    """Appends to one topic; each call of `append` is one transaction. `on_held`: who is waited for (lease.py)."""
 
     metadata: MetadataStore
     store: ObjectStore
@@ -82,13 +82,16 @@ class BulkAppend:
     workers: int = 2
     wait_ms: int = DEFAULT_WAIT_MS
     log: LogDirectory | None = None
+    on_held: OnHeld = lambda _: None
 
     def append(self, tables: Iterable[pa.Table]) -> Appended:
         """Append every message of `tables` (INPUT_SCHEMA), in order, as unbatched entries of new ledgers.
 
         Raises LeaseHeld, Fenced, any store error, and whatever `tables` raises; then nothing was appended.
         """
-        with writer_lease(self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms) as lease:
+        with writer_lease(
+            self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms, on_held=self.on_held
+        ) as lease:
             reached(Step.IMPORT_LEASE_TAKEN)
             self._roll(lease)
             attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.holder)

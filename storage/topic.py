@@ -20,6 +20,7 @@ import pyarrow as pa
 from storage.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.clock import Clock
 from storage.errors import Misconfigured, ObjectMissing
+from storage.lease import OnHeld
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.log.directory import LogDirectory
@@ -96,9 +97,14 @@ class Topic:
         return self.record.name
 
     def bulk_append(
-        self, *, ledger_bytes: int = DEFAULT_LEDGER_BYTES, workers: int = 2, wait_ms: int = DEFAULT_WAIT_MS
+        self,
+        *,
+        ledger_bytes: int = DEFAULT_LEDGER_BYTES,
+        workers: int = 2,
+        wait_ms: int = DEFAULT_WAIT_MS,
+        on_held: OnHeld = lambda _: None,
     ) -> BulkAppend:
-        """A writer of sealed ledgers; each of its `append` calls is all or nothing."""
+        """A writer of sealed ledgers; each of its `append` calls is all or nothing. `on_held`: who is waited for."""
         return BulkAppend(
             self._metadata,
             self._store,
@@ -110,6 +116,7 @@ class Topic:
             workers,
             wait_ms,
             self._log,
+            on_held,
         )
 
     def append_log(
@@ -117,13 +124,16 @@ class Topic:
         wait_ms: int = DEFAULT_WAIT_MS,
         on_rolled: Callable[[], object] = lambda: None,
         watch: LogWatch | None = None,
+        on_held: OnHeld = lambda _: None,
     ) -> TopicLog:
         """The writer of the hot tail; a context manager, inside which the topic is ours to append to.
 
-        `on_rolled` is called when a segment waits to be sealed. `watch`: of a process that has many open at once.
+        `on_rolled` is called when a segment waits to be sealed. `watch`: of a process that has many open at once;
+        `on_held`: who is waited for.
         """
         log = self._log_directory
-        return TopicLog(self._metadata, self._clock, log, self.record, holder_name(), wait_ms, on_rolled, watch)
+        one = self.record
+        return TopicLog(self._metadata, self._clock, log, one, holder_name(), wait_ms, on_rolled, watch, on_held)
 
     def keeper(self) -> LogKeeper:
         """What rolls and seals this topic's segments."""

@@ -16,7 +16,10 @@ from storage.errors import InvalidInput, InvalidRecord
 from storage.model import TopicName
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from api.wiring import Components
+    from storage.errors import LeaseHeld
     from storage.metadata.records import TopicRecord
 
 
@@ -27,6 +30,8 @@ class FormatName(StrEnum):
     PARQUET = "parquet"
 
 
+WAIT_SECONDS = 30
+"""How long another writer is waited for."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -51,6 +56,11 @@ def check_quota(components: Components, topic: TopicRecord) -> None:
     from compactor.backlog_limits import BacklogLimits
 
     BacklogLimits(components.metadata, components.store, components.clock, components.log).check(topic)
+
+
+def say_who_is_waited_for(seconds: int) -> Callable[[LeaseHeld], object]:
+    """What is said once while another writer has the topic."""
+    return lambda held: say(f"compactor: {held.message}: waiting for it to end, for {seconds} s at most")
 
 
 def import_files(
@@ -83,7 +93,9 @@ def import_files(
         sources = [(file, read_messages(file, given, *encodings)) for file in files]
         opened = components.create_topic(name)
         check_quota(components, opened.record)
-        writer = opened.bulk_append(ledger_bytes=ledger_bytes)
+        writer = opened.bulk_append(
+            ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=say_who_is_waited_for(WAIT_SECONDS)
+        )
         for file, tables in sources:
             started = time.perf_counter()
             try:

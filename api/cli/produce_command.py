@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.import_command import check_quota, name_file
+from api.cli.import_command import check_quota, name_file, say_who_is_waited_for
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import abandon_output, counted, say
 from api.wiring import open_components
@@ -80,7 +80,7 @@ def produce_messages(
         entries = Entries(batch, limit, Codec[compression.name], components.clock)
         produced = Produced(name.partition, ids)
         try:
-            with opened.append_log(wait * 1000, sealer.wake) as log:
+            with opened.append_log(wait * 1000, sealer.wake, on_held=say_who_is_waited_for(wait)) as log:
                 for entry in entries.of(lingering(rows, linger / 1000) if batch > 1 else rows):
                     # What comes behind a message that failed must not come in front of it.
                     log.submit(entry, produced.answered, produced.check)

@@ -26,7 +26,7 @@ from types import TracebackType
 from storage.clock import Clock
 from storage.errors import CompactorError, Fenced, ObjectDamaged, ObjectMissing, TopicNotFound
 from storage.heartbeat import Heartbeat
-from storage.lease import writer_lease
+from storage.lease import OnHeld, writer_lease
 from storage.ledger import rows
 from storage.log.directory import LogDirectory
 from storage.log.frames import SegmentHeader
@@ -60,11 +60,13 @@ class TopicLog:
         wait_ms: int = DEFAULT_WAIT_MS,
         on_rolled: Callable[[], object] = lambda: None,
         watch: LogWatch | None = None,
+        on_held: OnHeld = lambda _: None,
     ) -> None:
         """`holder` must be unique to one piece of work; `wait_ms`: how long to wait for another writer to finish.
 
         `on_rolled` is called when a segment waits to be sealed; it must be quick. `watch`: who renews the lease and
-        looks, for all logs of the process, and outlives this one; None: two threads of its own.
+        looks, for all logs of the process, and outlives this one; None: two threads of its own. `on_held`: who is
+        waited for (lease.py).
         """
         self._metadata = metadata
         self._clock = clock
@@ -74,6 +76,7 @@ class TopicLog:
         self._wait_ms = wait_ms
         self._on_rolled = on_rolled
         self._watch = watch
+        self._on_held = on_held
         self._open = ExitStack()
         self._lock = threading.RLock()
         self._segments: _Segments | None = None
@@ -91,6 +94,7 @@ class TopicLog:
                     self._wait_ms,
                     self._on_fenced,
                     None if self._watch is None else self._watch.renewing,
+                    self._on_held,
                 )
             )
             self._segments = _Segments(self._metadata, self._clock, self._log, self._topic, lease)

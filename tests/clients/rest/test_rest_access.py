@@ -13,6 +13,7 @@ from api.app import make_app
 from api.service import running
 from api.settings import Settings
 from api.tokens import create
+from storage.errors import Unavailable
 from storage.model import TopicName
 from tests.asgi import TestClient
 
@@ -96,6 +97,30 @@ def test_operations_have_ids_of_their_own_and_say_that_they_want_a_token(
     ids = [one["operationId"] for _, _, one in operations]
     assert len(ids) == len(set(ids))
     assert [path for _, path, one in operations if one.get("security") != [{"token": []}]] == []
+
+
+def test_why_it_is_not_ready_is_for_superusers_and_the_log(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No token is needed to ask, and the reason names host, user and bucket."""
+    full = "the database postgresql://compactor@db.internal/x does not answer: start it"
+
+    def ping() -> None:
+        raise Unavailable(*full.rsplit(": ", 1))
+
+    metadata = cast(Any, client.app).state.service.components.metadata
+    monkeypatch.setattr(metadata.metrics, "ping", ping)
+    for headers in ({}, bearing("stranger"), {"Authorization": "Bearer x.y.z"}):
+        answer = client.get("/readyz", headers=headers)
+        assert answer.status_code == 503
+        told = "it does not answer now: the service's log says more"
+        assert answer.json() == {
+            "reason": f"database: {told}",
+            "checks": {"database": told, "schema": "ok", "store": "ok"},
+        }
+    assert client.get("/readyz", headers=bearing("root")).json()["reason"] == f"database: {full}"
+    logged = [record.getMessage() for record in caplog.records if record.getMessage().startswith("readiness")]
+    assert logged == [f"readiness: database: {full}"]
 
 
 def test_permissions_of_tenant_and_namespace_count_at_once(client: TestClient) -> None:

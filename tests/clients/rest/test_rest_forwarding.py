@@ -153,6 +153,19 @@ def test_a_log_directory_that_no_service_has(two: Two, rest_topic: RestTopic) ->
     assert "which no living service has" in answer.json()["reason"]
 
 
+def test_a_writer_that_is_no_service_is_named_with_what_to_do(two: Two, rest_topic: RestTopic) -> None:
+    """A `compactor produce` that stays open never finishes: that it should be waited for would be no advice."""
+    metadata = two.first.service.components.metadata
+    lease = metadata.acquire_lease(rest_topic.served.topic(rest_topic.name).record.id, "there:4711:cafe", 60_000)
+    path = f"/topics{rest_topic.path[9:]}"
+    answer = two.first.ask("POST", path, '{"messages": [{"payload": "v"}]}')
+    metadata.release_lease(lease)
+    reason = answer.json()["reason"]
+    assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+    assert reason.startswith(f"there:4711:cafe is writing to {rest_topic.name}, and is no service that lives")
+    assert "end the process 4711 on there" in reason
+
+
 def test_the_holder_of_the_lease_is_asked_if_it_is_a_service(two: Two, rest_topic: RestTopic) -> None:
     metadata = two.first.service.components.metadata
     lease = metadata.acquire_lease(rest_topic.served.topic(rest_topic.name).record.id, f"{ELSEWHERE}:ab", 60_000)

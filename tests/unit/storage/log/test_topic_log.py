@@ -73,6 +73,10 @@ def test_one_writer_at_a_time(topic: Topic) -> None:
         log.append(one(b"a", b"1"))
         with pytest.raises(LeaseHeld, match="is writing to"), topic.append_log(0):
             pass
+        waited_for: list[LeaseHeld] = []
+        with pytest.raises(LeaseHeld), topic.append_log(2_000, on_held=waited_for.append):
+            pass
+        assert [str(os.getpid()) in held.message for held in waited_for] == [True], "said once"
         log.append(one(b"b", b"2"))
     assert len(raw(topic)) == 2
 
