@@ -43,6 +43,11 @@ EXAMPLES: dict[str, tuple[object, object]] = {
     "compaction.chunk-expiry.ms": (None, None),
     "compaction.threshold.bytes": ("100M", 100 << 20),
     "compaction.threshold.messages": ("1000", 1000),
+    "message.ttl.seconds": ("3600", 3600),
+    "backlog.quota.bytes": ("10G", 10 << 30),
+    "backlog.quota.bytes.action": ("Producer_Exception", "producer_exception"),
+    "backlog.quota.seconds": (-1, -1),
+    "backlog.quota.seconds.action": ("consumer_backlog_eviction", "consumer_backlog_eviction"),
 }
 
 
