@@ -187,9 +187,9 @@ class PinnedRead:
         """Raises StateMayBeStale where going on in another generation, behind what was given, would not tell all."""
         gone = f"the generation of {manifest.topic} that was read up to offset {given} is gone, and generation"
         remedy = "read again from earliest, into an empty state"
-        if manifest.tombstones_dropped_to > given:
+        if manifest.dropped_to > given:
             raise StateMayBeStale(
-                f"{gone} {manifest.generation} has lost deletions up to offset {manifest.tombstones_dropped_to}", remedy
+                f"{gone} {manifest.generation} has lost deletions up to offset {manifest.dropped_to}", remedy
             )
         if by_event != bool(self._by_event):  # the key's value may now be a message that lies before what was given
             raise StateMayBeStale(f"{gone} {manifest.generation} has another order", remedy)

@@ -242,7 +242,7 @@ class Readers:
             ("messages", (manifest.messages, compacted.messages), (len(state.messages),) * 2),
             ("tombstones", manifest.tombstones, len(state.retained_at)),
             ("keys", manifest.keys, len(keyed) - len(state.retained_at)),
-            ("dropped tombstones", manifest.tombstones_dropped_to, state.dropped_to),
+            ("dropped tombstones", manifest.dropped_to, state.dropped_to),
             ("last message", compacted.last_message_id, last),
             ("times of retained tombstones", retained_at, dict(state.retained_at)),
         ]:
