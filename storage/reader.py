@@ -69,6 +69,8 @@ class SnapshotReader:
         self._tail = tail
         self.shown = shown
         self.pieces = snapshot.pieces
+        self.read_to = -1
+        """Up to this offset `raw` has gone through the topic, rows that no reader gets included."""
 
     def batches(self, start: Start, read_compacted: bool, limits: Limits = Limits()) -> Iterator[pa.RecordBatch]:
         """Messages at or after `start` as record batches of `rows.SCHEMA`, in order, none empty."""
@@ -223,8 +225,13 @@ class SnapshotReader:
             else:
                 tables = self._tail_of(piece).tables(self.snapshot.topic, piece, bound, after)
             for table in tables:
-                if len(table := _from(bound, delivered(_from(FromOffset(after + 1), table)))):
+                table = _from(FromOffset(after + 1), table)
+                if len(seen := _from(bound, table)):
+                    self.read_to = seen.column("offset")[-1].as_py()
+                if len(table := _from(bound, delivered(table))):
                     yield table
+            if last is not None:
+                self.read_to = last.offset
 
     def segment(self, segment: SegmentRecord) -> Iterator[pa.Table]:
         """All rows of one of the snapshot's segments, from the topic's start on."""

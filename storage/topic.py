@@ -31,11 +31,12 @@ from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, Message, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
-from storage.paging import PageReader, Place
+from storage.paging import PageReader
 from storage.pinned_read import PinnedRead
 from storage.point_read import point_read
 from storage.raw_read import RawRead
 from storage.reader import Limits, SnapshotReader, limited, messages
+from storage.reader_state import ReaderState
 from storage.start import AtOffset, Reset, Start
 from storage.topic_reader import TopicReader
 from storage.visible import Visible, visible
@@ -168,10 +169,12 @@ class Topic:
             self._clock, self._pinned_read(start, reset) if read_compacted else self._raw_read(start, reset)
         )
 
-    def page_reader(self, place: Place, read_compacted: bool = False, reset: Reset = Reset.EARLIEST) -> PageReader:
+    def page_reader(
+        self, state: ReaderState, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
+    ) -> PageReader:
         """A reader of one page, which says where the next one begins."""
-        read = self._pinned_read(place.start, reset) if read_compacted else self._raw_read(place.start, reset)
-        return PageReader(read, place, self.name.partition)
+        read = self._pinned_read(state.start, reset) if read_compacted else self._raw_read(state.start, reset)
+        return PageReader(read, state, self.name.partition)
 
     def _raw_read(self, start: Start, reset: Reset) -> RawRead:
         return RawRead(self._store, self._tail, self.snapshot, start, reset)

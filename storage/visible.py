@@ -9,6 +9,7 @@ Invariant: what is hidden stays hidden, as long as policies stay: the start only
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,9 +58,13 @@ class Visible:
             return True
         return self.not_before_ms is not None and part.max_publish_time < self.not_before_ms
 
-    def hides_none(self, part: Part) -> bool:
-        """Whether all of a part may be seen."""
-        return self.shows(part.first.offset, part.min_publish_time)
+    def may_hide_behind(self, offset: int, parts: Sequence[Part]) -> bool:
+        """Whether a row of `parts` that lies behind `offset` may be hidden."""
+        behind = [part for part in parts if part.last.offset > offset]
+        if not behind or self.start_offset > offset + 1:
+            return bool(behind)
+        oldest = min(part.min_publish_time if part.oldest_row is None else part.oldest_row for part in behind)
+        return self.not_before_ms is not None and oldest < self.not_before_ms
 
 
 def visible_under(policies: TopicPolicies, start_offset: int, now: int) -> Visible | None:

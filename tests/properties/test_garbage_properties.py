@@ -16,11 +16,13 @@ from random import Random
 import pytest
 
 from compactor.garbage import GarbageCollector
+from compactor.retention import Retention
 from storage.errors import StateMayBeStale
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
+from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, AttemptKind
-from storage.model import EARLIEST, Message, MessageId
+from storage.model import Message
 from storage.pinned_read import TERM_MS
 from storage.topic import Topic
 from tests.clocks import ManualClock
@@ -36,7 +38,7 @@ SCHEDULES, STEPS = 30, 30
 
 @dataclass
 class Reader:
-    """One compacted read; `held`: it has had no pause as long as a pin's term since it began."""
+    """One compacted read; `held`: it has had no pause as long as a pin's term since it began, and all raw is there."""
 
     messages: Iterator[Message]
     asked_at: int
@@ -52,7 +54,7 @@ class Schedule:
         self.bench = Workbench.embedded(folder)
         self.topic: Topic = self.bench.topic()
         self.readers: list[Reader] = []
-        self.bench.append(self.topic, [content(*((key, b"0" * 50) for key in KEYS))])
+        self.everything = self.bench.append(self.topic, [content(*((key, b"0" * 50) for key in KEYS))])
 
     def run(self) -> None:
         weights = {
@@ -60,6 +62,7 @@ class Schedule:
             self.append_and_compact: 2,
             self.replace_all_parts: 5,
             self.clear: 1,
+            self.trim: 2,
             self.leave_garbage: 2,
             self.let_time_go_by: 2,
             self.open_reader: 4,
@@ -81,7 +84,7 @@ class Schedule:
 
     def append(self) -> None:
         changes = [(self.random.choice(KEYS), self.random.choice(VALUES)) for _ in range(self.random.randint(1, 8))]
-        self.bench.append(self.topic, [content(*changes)])
+        self.everything += self.bench.append(self.topic, [content(*changes)])
 
     def append_and_compact(self) -> None:
         self.append()
@@ -89,18 +92,28 @@ class Schedule:
 
     def compact(self) -> None:
         self.bench.compact(self.topic)
-        assert view(list(self.topic.messages(read_compacted=True))) == view(raw(self.topic))
+        assert view(list(self.topic.messages(read_compacted=True))) == view(self.everything)
 
     def replace_all_parts(self) -> None:
         """Nothing of the generation before is kept, and soon nobody but a pin holds it."""
         deleted = self.random.choice([None, *KEYS])
-        self.bench.append(self.topic, [content(*((key, None if key == deleted else b"4" * 50) for key in KEYS))])
+        changes = [(key, None if key == deleted else b"4" * 50) for key in KEYS]
+        self.everything += self.bench.append(self.topic, [content(*changes)])
         self.compact()
         self.let_time_go_by()
         self.collect()
 
+    def trim(self) -> None:
+        """By the policy `compact`: so readers whose generation is gone must go on in a newer one."""
+        scope = topic_scope(self.topic.record)
+        self.bench.metadata.policies.set(scope, "cleanup.policy", "compact")
+        Retention(self.bench.metadata, self.bench.store, self.clock, self.bench.log).apply(self.topic.record)
+        self.bench.metadata.policies.set(scope, "cleanup.policy", "")
+        for reader in self.readers:
+            reader.held = False
+
     def clear(self) -> None:
-        if self.topic.snapshot().cursor is not None:
+        if self.topic.snapshot().cursor is not None and len(raw(self.topic)) == len(self.everything):
             self.bench.metadata.delete_cursor(self.topic.record.id, COMPACTION_CURSOR)
 
     def leave_garbage(self) -> None:
@@ -144,7 +157,12 @@ class Schedule:
     def needed(self) -> set[str]:
         """What is referred to, pinned, young or at work now: written apart from the collector."""
         snapshot, now = self.bench.metadata.referenced(self.topic.record.id), self.clock.now_ms()
-        needed = {name for ledger in snapshot.ledgers for name in (ledger.rows.name, ledger.index.name)}
+        delay = self.bench.metadata.policies.effective(self.topic.record).file_delete_delay_ms
+        stays, goes = set[str](), set[str]()
+        for ledger in snapshot.ledgers:
+            trimmed = ledger.deleted_at is not None and ledger.deleted_at <= now - delay
+            (goes if trimmed else stays).update((ledger.rows.name, ledger.index.name))
+        needed = stays
         pinned = {pin.ledger_id for pin in snapshot.pins if pin.expires_at > now}
         for compacted in snapshot.compacted:
             retired_at = compacted.retired_at
@@ -157,7 +175,7 @@ class Schedule:
             finished_at = ended[parsed.attempt_id]
             if finished_at is None or now - finished_at < GRACE_MS:
                 needed.add(name)
-        return needed
+        return needed - goes
 
     def hold(self, reader: Reader) -> None:
         now = self.clock.now_ms()
@@ -165,7 +183,7 @@ class Schedule:
         reader.asked_at = now
 
     def finish(self, reader: Reader) -> None:
-        """Read to the end, then go on raw behind it, as a consumer does: nothing was missed, nothing came twice."""
+        """Read to the end, and then what came behind it: nothing was missed, nothing came twice."""
         self.readers.remove(reader)
         self.hold(reader)
         try:
@@ -175,17 +193,16 @@ class Schedule:
             return
         ids = [message.message_id for message in reader.got]
         assert ids == sorted(set(ids))
-        last = ids[-1] if ids else EARLIEST
-        rest = raw(self.topic, MessageId(last.ledger_id, last.entry_id, -1, last.batch_index + 1))
-        assert view([*reader.got, *rest]) == view(raw(self.topic))
+        rest = [message for message in self.everything if not ids or message.message_id > ids[-1]]
+        assert view([*reader.got, *rest]) == view(self.everything)
 
     def stale(self, reader: Reader) -> None:
-        """Only for who let its pin run out, and only with a deletion behind what it has."""
+        """Only where the pin ran out or raw is trimmed, and only with a deletion behind what the reader has."""
         if reader in self.readers:
             self.readers.remove(reader)
         assert not reader.held
         assert reader.got
-        deleted = [message.offset for message in raw(self.topic) if message.is_tombstone]
+        deleted = [message.offset for message in self.everything if message.is_tombstone]
         assert max(deleted) > reader.got[-1].offset
 
 
