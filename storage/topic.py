@@ -20,6 +20,7 @@ import pyarrow as pa
 from storage.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.clock import Clock
 from storage.errors import Misconfigured, ObjectMissing
+from storage.last_message import LastMessage
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.log.directory import LogDirectory
@@ -230,7 +231,7 @@ class Topic:
         while True:
             reader = self.snapshot_reader()
             try:
-                return reader.last_message_id(read_compacted)
+                return LastMessage(self._store, reader, self._hasher).message_id(read_compacted)
             except ObjectMissing:  # it was sealed, or trimmed, between the look and the read
                 if self.snapshot().pieces == reader.pieces:
                     raise
