@@ -204,13 +204,18 @@ class Topic:
         snapshot = self.snapshot()
         return SnapshotReader(self._store, snapshot, self._tail, self._shown(snapshot))
 
-    def get(self, key: bytes) -> Message | None:
-        """The newest message of one key, compacted part and tail together (T4).
+    def newest(self, key: bytes) -> Message | None:
+        """The newest message of one key, compacted part and tail together, which may be a tombstone (T4).
 
-        None: the key has no value, because it never had, it was deleted, or compaction has removed it; a value that
-        has outlived its time to live but is not removed yet is one. Raises DataLoss (R8).
+        None: the key never had one, or compaction has removed it. A value that has outlived its time to live but is
+        not removed yet is one. Raises DataLoss (R8).
         """
         return point_read(self._store, self.snapshot, self._hasher, key, self._clock.now_ms(), self._tail, self._shown)
+
+    def get(self, key: bytes) -> Message | None:
+        """The newest value of one key; None: it has none, or it was deleted. Raises as `newest`."""
+        found = self.newest(key)
+        return None if found is None or found.is_tombstone else found
 
     def messages(
         self,

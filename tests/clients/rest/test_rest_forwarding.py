@@ -198,6 +198,10 @@ def test_a_partitioned_topic_that_lies_with_both(two: Two) -> None:
     assert there.ask("PUT", "/subscription/s").status_code == 409
     assert there.ask("GET", "/key/k").json()["value"] == "new"
     assert there.ask("GET", "/key/none").status_code == 404
+    there.produce({"payload": None, "key": "k"}, query="/partitions/1")
+    assert there.ask("GET", "/key/k").status_code == 404, "the newest is a tombstone"
+    parted.produce({"payload": "newest", "key": "k"}, query="/partitions/0")
+    assert there.ask("GET", "/key/k").json()["value"] == "newest"
     assert [report["topic"] for report in there.ask("POST", "/trim").json()] == [one.name, other.name]
     assert there.ask("POST", "/subscription/s/skip_all").status_code == 204
     for partition in (one, other):

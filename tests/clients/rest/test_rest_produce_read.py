@@ -264,6 +264,27 @@ def test_partitions_by_key_and_in_turn(served: Served) -> None:
     assert parted.ask("GET", "/key/test").json()["value"] == "here"
 
 
+def test_a_key_that_was_deleted_in_a_new_partition_stays_deleted(served: Served) -> None:
+    """Its value lies in the old one for ever."""
+    grown = RestTopic(served, "grown")
+    assert grown.ask("PUT", "/partitions", 1).status_code == 204
+    key = next(key for key in map(str, range(99)) if partition_of(key.encode(), 2, 0) == 1)
+    old = f'{{"key": "{key}", "value": "old", "publish_time": 5}}\n'
+    assert lines_of(grown, old).status_code == 200
+    assert grown.ask("POST", "/partitions", 2).status_code == 204
+    grown.put(**{key: None})
+    assert grown.ask("GET", f"/key/{key}").status_code == 404
+    assert RestTopic(served, "grown-partition-0").ask("GET", f"/key/{key}").json()["value"] == "old"
+    assert lines_of(grown, old.replace("old", "at once")).status_code == 200
+    assert RestTopic(served, "grown-partition-1").ask("GET", f"/key/{key}").json()["value"] == "at once"
+    assert grown.ask("GET", f"/key/{key}").json()["value"] == "at once", "of the same time, where the key goes now"
+    event = f'{{"key": "{key}", "value": "event", "publish_time": 4, "event_time": 1}}\n'
+    assert lines_of(RestTopic(served, "grown-partition-0"), event).status_code == 200
+    assert grown.ask("GET", f"/key/{key}").json()["value"] == "at once"
+    assert grown.ask("PUT", "/policies/compaction.event-time-order", True).status_code == 204
+    assert grown.ask("GET", f"/key/{key}").json()["value"] == "event"
+
+
 def test_a_key_keeps_its_partition_while_another_one_is_gone(served: Served) -> None:
     path = "/admin/v2/persistent/public/default/holed"
     assert served.ask("PUT", f"{path}/partitions", "3").status_code == 204
