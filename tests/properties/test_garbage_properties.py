@@ -3,7 +3,7 @@
 At each collection: what is referred to, pinned, young or at work stays; twice is once; a dry run deletes nothing and
 says what a run then does. And every reader, however slow, ends with the newest value of every key, or is told that its
 state may be stale, when it may be. Each schedule is a seed, so that a failure names what brings it back; a step takes
-tens of milliseconds, and the weights are such that readers are overtaken often.
+tens of milliseconds, and the weights are such that readers are overtaken often. In some of them values expire, too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from random import Random
 import pytest
 
 from compactor.garbage import GarbageCollector
+from compactor.plan import Policies
 from compactor.retention import Retention
 from storage.errors import StateMayBeStale
 from storage.ledger import names
@@ -54,6 +55,7 @@ class Schedule:
         self.bench = Workbench.embedded(folder)
         self.topic: Topic = self.bench.topic()
         self.readers: list[Reader] = []
+        self.policies = Policies(key_ttl_ms=random.choice([None, None, 3 * GRACE_MS]))
         self.everything = self.bench.append(self.topic, [content(*((key, b"0" * 50) for key in KEYS))])
 
     def run(self) -> None:
@@ -91,8 +93,8 @@ class Schedule:
         self.compact()
 
     def compact(self) -> None:
-        self.bench.compact(self.topic)
-        assert view(list(self.topic.messages(read_compacted=True))) == view(self.everything)
+        self.bench.compactor().compact(self.topic.name, self.policies)
+        self.check(list(self.topic.messages(read_compacted=True)))
 
     def replace_all_parts(self) -> None:
         """Nothing of the generation before is kept, and soon nobody but a pin holds it."""
@@ -194,16 +196,24 @@ class Schedule:
         ids = [message.message_id for message in reader.got]
         assert ids == sorted(set(ids))
         rest = [message for message in self.everything if not ids or message.message_id > ids[-1]]
-        assert view([*reader.got, *rest]) == view(self.everything)
+        self.check([*reader.got, *rest])
+
+    def check(self, got: list[Message]) -> None:
+        """The newest value of each key and no other, but for those whose time to live is over."""
+        newest, held = view(self.everything), view(got)
+        assert held.items() <= newest.items()
+        if self.policies.key_ttl_ms is None:
+            assert held == newest
 
     def stale(self, reader: Reader) -> None:
-        """Only where the pin ran out or raw is trimmed, and only with a deletion behind what the reader has."""
+        """Only where the pin ran out or raw is trimmed, and only with something gone behind what the reader has."""
         if reader in self.readers:
             self.readers.remove(reader)
         assert not reader.held
         assert reader.got
-        deleted = [message.offset for message in self.everything if message.is_tombstone]
-        assert max(deleted) > reader.got[-1].offset
+        ttl, now = self.policies.key_ttl_ms, self.clock.now_ms()
+        gone = [one for one in self.everything if one.is_tombstone or (ttl and one.publish_time + ttl <= now)]
+        assert gone[-1].offset > reader.got[-1].offset
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))
