@@ -191,6 +191,15 @@ def test_the_last_message_is_none_of_which_a_chunk_is_hidden(bench: Workbench) -
     assert topic.last_message_id(False) == ids(raw(topic))[1]
 
 
+def test_a_chunk_that_belongs_to_no_message_is_one_by_itself(bench: Workbench) -> None:
+    """P8, P10: without uuid nobody can put it together, so it passes whole, and a reader gets it."""
+    topic = bench.topic("chunked")
+    chunked.append(
+        bench, topic, [chunked.message(b"a", b"x"), {**chunked.chunk("u", 0, 2, b"k", b"1"), "chunk_uuid": None}]
+    )
+    assert topic.last_message_id() == ids(topic.messages())[-1] == ids(raw(topic))[1]
+
+
 @pytest.mark.parametrize("compacts", [False, True])
 @pytest.mark.parametrize("rolls", [False, True])
 def test_the_last_message_is_a_chunked_one_wherever_its_chunks_lie(
