@@ -1,9 +1,10 @@
 """A request for a partitioned topic whose partitions lie with several services: asked of each partition, where it lies.
 
 Before anything was done here the request is taken apart into one a partition; those that lie here go to this same
-application. The answers become one: lists are joined, objects merged, of messages the newest counts. The first answer
-that is a refusal is the answer, but for those that say no more than that another partition has it: a key that one
-partition does not have, a subscription that one has already. Partitions that were deleted by themselves are left out.
+application. The answers become one: lists are joined, objects merged, of the messages of a key the newest counts, also
+where it is a tombstone. The first answer that is a refusal is the answer, but for those that say no more than that
+another partition has it: a key that one partition does not have, a subscription that one has already. Partitions that
+were deleted by themselves are left out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from api.admin import existing
+from api.admin.messages import AGE
 from api.forwarding import Elsewhere, Forwarding
 from api.problems import Problem, answer
 from storage.errors import TopicNotFound
@@ -86,19 +88,28 @@ async def _asked(
 
 def together(method: str, found: Sequence[httpx.Response]) -> Response:
     """One answer of those of the partitions, which are at least one."""
+    dated = [one for one in found if AGE in one.headers]
     good = [one for one in found if one.is_success]
-    bad = [one for one in found if not one.is_success]
-    tolerated = bool(good) and all(one.status_code in _TOLERATED for one in bad) and method in ("GET", "PUT")
+    bad = [one for one in found if not one.is_success and AGE not in one.headers]
+    tolerated = bool(good or dated) and all(one.status_code in _TOLERATED for one in bad) and method in ("GET", "PUT")
     if bad and not tolerated:
-        return Response(bad[0].content, bad[0].status_code, media_type=bad[0].headers.get("content-type"))
+        return _passed(bad[0])
+    if dated:
+        return _passed(max(dated, key=_age))
     contents = [json.loads(one.content) for one in good if one.content]
     if not contents:
         return Response(status_code=204)
     if isinstance(contents[0], list):
         return JSONResponse([item for content in contents for item in content])
-    if "publish_time" in contents[0]:
-        return JSONResponse(max(contents, key=lambda one: int(one["publish_time"])))
     return JSONResponse({name: value for content in contents for name, value in content.items()})
+
+
+def _age(answer: httpx.Response) -> tuple[int, ...]:
+    return tuple(map(int, answer.headers[AGE].split(":")))
+
+
+def _passed(answer: httpx.Response) -> Response:
+    return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
 
 
 def raw_path(request: Request) -> str:

@@ -107,8 +107,8 @@ class Looked:
         name = compacted.manifest.name
         self._equal(name, "topic", manifest.topic, str(topic.name))
         self._equal(name, "topic_uid", manifest.topic_uid, topic.uid)
-        if manifest.tombstones_dropped_to > manifest.horizon.offset:
-            self._say(name, f"tombstones_dropped_to {manifest.tombstones_dropped_to} is above the horizon")
+        if manifest.dropped_to > manifest.horizon.offset:
+            self._say(name, f"dropped_to {manifest.dropped_to} is above the horizon")
         run = runs.get(manifest.run_id)
         if run is None:
             self._say(name, f"run {manifest.run_id}, which made it, is not known")
@@ -188,10 +188,10 @@ class Looked:
         self._compare_dropped(manifest, dropped_to)
 
     def _compare_dropped(self, manifest: Manifest, dropped_to: int) -> None:
-        """Readers are told of deletions by this number (R7)."""
+        """Readers go by this number to know whether they miss deletions, or values that expired (R7)."""
         compacted = self._snapshot.compacted
-        if compacted is not None and dropped_to > manifest.tombstones_dropped_to:
-            what = f"tombstones_dropped_to is {manifest.tombstones_dropped_to}, but the tombstone at offset"
+        if compacted is not None and dropped_to > manifest.dropped_to:
+            what = f"dropped_to is {manifest.dropped_to}, but the newest message of a key at offset"
             self._say(compacted.manifest.name, f"{what} {dropped_to} is gone")
 
     def take_details(self, found: list[Findings]) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from storage.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.clock import Clock
 from storage.errors import Misconfigured, ObjectMissing
+from storage.last_message import LastMessage
 from storage.lease import OnHeld
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
@@ -32,11 +33,12 @@ from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, Message, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
-from storage.paging import PageReader, Place
+from storage.paging import PageReader
 from storage.pinned_read import PinnedRead
 from storage.point_read import point_read
 from storage.raw_read import RawRead
 from storage.reader import Limits, SnapshotReader, limited, messages
+from storage.reader_state import ReaderState
 from storage.start import AtOffset, Reset, Start
 from storage.topic_reader import TopicReader
 from storage.visible import Visible, visible
@@ -178,10 +180,12 @@ class Topic:
             self._clock, self._pinned_read(start, reset) if read_compacted else self._raw_read(start, reset)
         )
 
-    def page_reader(self, place: Place, read_compacted: bool = False, reset: Reset = Reset.EARLIEST) -> PageReader:
+    def page_reader(
+        self, state: ReaderState, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
+    ) -> PageReader:
         """A reader of one page, which says where the next one begins."""
-        read = self._pinned_read(place.start, reset) if read_compacted else self._raw_read(place.start, reset)
-        return PageReader(read, place, self.name.partition)
+        read = self._pinned_read(state.start, reset) if read_compacted else self._raw_read(state.start, reset)
+        return PageReader(read, state, self.name.partition)
 
     def _raw_read(self, start: Start, reset: Reset) -> RawRead:
         return RawRead(self._store, self._tail, self.snapshot, start, reset)
@@ -210,13 +214,18 @@ class Topic:
         snapshot = self.snapshot()
         return SnapshotReader(self._store, snapshot, self._tail, self._shown(snapshot))
 
-    def get(self, key: bytes) -> Message | None:
-        """The newest message of one key, compacted part and tail together (T4).
+    def newest(self, key: bytes) -> Message | None:
+        """The newest message of one key, compacted part and tail together, which may be a tombstone (T4).
 
-        None: the key has no value, because it never had, it was deleted, or compaction has removed it; a value that
-        has outlived its time to live but is not removed yet is one. Raises DataLoss (R8).
+        None: the key never had one, or compaction has removed it. A value that has outlived its time to live but is
+        not removed yet is one. Raises DataLoss (R8).
         """
         return point_read(self._store, self.snapshot, self._hasher, key, self._clock.now_ms(), self._tail, self._shown)
+
+    def get(self, key: bytes) -> Message | None:
+        """The newest value of one key; None: it has none, or it was deleted. Raises as `newest`."""
+        found = self.newest(key)
+        return None if found is None or found.is_tombstone else found
 
     def messages(
         self,
@@ -237,7 +246,7 @@ class Topic:
         while True:
             reader = self.snapshot_reader()
             try:
-                return reader.last_message_id(read_compacted)
+                return LastMessage(self._store, reader, self._hasher).message_id(read_compacted)
             except ObjectMissing:  # it was sealed, or trimmed, between the look and the read
                 if self.snapshot().pieces == reader.pieces:
                     raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from api.admin.bodies import done
 from api.admin.entries import MOST_ENTRIES, NOT_FOUND, RESPONSE, entries, entry_of, entry_response, refuse_far
 from api.formats.encoding import TextEncoding, to_bytes
 from api.formats.jsonl import JsonLines
+from api.key_routing import partition_of
 from api.paths import Topic, decoded
 from api.places import first_at
 from api.problems import Problem, refusals
@@ -27,7 +29,8 @@ from api.service import Parts, Service
 from compactor.truncation import Truncation
 from storage.errors import InvalidInput
 from storage.ledger import rows
-from storage.model import MessageId, TopicName
+from storage.metadata.records import TopicRecord
+from storage.model import Message, MessageId, TopicName
 from storage.start import AtOffset, AtTime
 from storage.topic import Topic as OpenTopic
 
@@ -35,6 +38,8 @@ router = APIRouter(prefix="/admin/v2", tags=["messages"])
 
 _PATH = "/persistent/{tenant}/{namespace}/{topic}"
 _LONG = 2**63 - 1
+AGE = "X-Compactor-Age"
+"""Of the newest message of a key, also of a tombstone: what partitions in several services are compared by."""
 _Id = Annotated[int, Path(ge=0, le=_LONG)]
 
 
@@ -173,6 +178,7 @@ def examine_message(
 )
 def get_key(
     parts: Parts,
+    response: Response,
     topic: Topic,
     key: Annotated[str, Path(description="The key; percent-encode what is not letters and digits.")],
     key_encoding: Annotated[TextEncoding, Query(alias="keyEncoding", description="How the key is given.")] = (
@@ -183,7 +189,7 @@ def get_key(
     ),
 ) -> Any:
     """The newest message of a key, compacted part and tail together; of a partitioned topic, of its partitions."""
-    return _of_key(parts, topic, decoded(key), key_encoding, value_encoding)
+    return _of_key(parts, response, topic, decoded(key), key_encoding, value_encoding)
 
 
 @router.get(
@@ -195,6 +201,7 @@ def get_key(
 )
 def get_empty_key(
     parts: Parts,
+    response: Response,
     topic: Topic,
     key: Annotated[str, Query(description='The key; "" is a key like any other.')] = "",
     key_encoding: Annotated[TextEncoding, Query(alias="keyEncoding", description="How the key is given.")] = (
@@ -205,7 +212,7 @@ def get_empty_key(
     ),
 ) -> Any:
     """As `…/key/{key}`, with the key as a query parameter: for keys that no path can hold."""
-    return _of_key(parts, topic, key, key_encoding, value_encoding)
+    return _of_key(parts, response, topic, key, key_encoding, value_encoding)
 
 
 @router.delete(
@@ -227,7 +234,9 @@ def truncate(parts: Parts, topic: Topic, authoritative: bool = False) -> Respons
     return done()
 
 
-def _of_key(parts: Service, topic: TopicName, key: str, encoding: TextEncoding, value: TextEncoding) -> Any:
+def _of_key(
+    parts: Service, response: Response, topic: TopicName, key: str, encoding: TextEncoding, value: TextEncoding
+) -> Any:
     try:
         wanted = to_bytes(key, encoding)
     except ValueError as error:
@@ -235,16 +244,42 @@ def _of_key(parts: Service, topic: TopicName, key: str, encoding: TextEncoding, 
     records = existing.topics(parts, topic)
     for record in records:
         parts.forwarding.for_reading(record)
-    found = [parts.components.topic(record.name).get(wanted) for record in records]
-    newest = max((one for one in found if one is not None), key=lambda one: one.publish_time, default=None)
-    if newest is None:
-        raise Problem(404, f"the key {key[:100]!r} of {topic} has no value")
+    found = [(_age(parts, record, message), message) for record, message in _newest(parts, records, wanted)]
+    age, newest = max(found, key=lambda one: one[0], default=(None, None))
+    headers = {} if age is None else {AGE: ":".join(map(str, age))}
+    if newest is None or newest.is_tombstone:
+        raise Problem(404, f"the key {key[:100]!r} of {topic} has no value", headers)
     buffer = io.BytesIO()
     try:
         JsonLines(buffer, encoding, value).write(newest)
     except InvalidInput as error:
         raise InvalidInput(error.message, "ask with keyEncoding=base64 or valueEncoding=base64") from error
+    response.headers.update(headers)
     return json.loads(buffer.getvalue())
+
+
+def _newest(parts: Service, records: Sequence[TopicRecord], key: bytes) -> Iterator[tuple[TopicRecord, Message]]:
+    """The newest message of a key in each partition that has one, tombstones too."""
+    for record in records:
+        message = parts.components.topic(record.name).newest(key)
+        if message is not None:
+            yield record, message
+
+
+def _age(parts: Service, record: TopicRecord, message: Message) -> tuple[int, int, int]:
+    """By what messages of one key in several partitions are compared: the largest is the newest.
+
+    Where event time decides in each partition (P9), it decides between them; then the publish time; then whether the
+    partition is the one that the key goes to now. Partitions number their messages each for itself.
+    """
+    by_event = parts.components.metadata.policies.effective(record).compaction_event_time_order
+    event_time = message.event_time if by_event and message.event_time is not None else -(2**63)
+    whole = existing.whole_of(record.name)
+    partitioned = parts.components.metadata.tenancy.partitioned(whole) if whole is not None else None
+    is_there = partitioned is not None and (
+        partition_of(message.key, partitioned.partitions, 0) == record.name.partition
+    )
+    return event_time, message.publish_time, int(is_there)
 
 
 def _opened(parts: Service, name: TopicName) -> OpenTopic:

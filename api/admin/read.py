@@ -35,9 +35,10 @@ from api.service import Parts, Service
 from storage.errors import InvalidInput, OffsetOutOfRange
 from storage.ledger import rows
 from storage.model import Message, TopicName
-from storage.paging import MessagesPage, PageReader, Place, RowsPage
+from storage.paging import MessagesPage, PageReader, RowsPage
 from storage.reader import Limits, messages
-from storage.start import Reset
+from storage.reader_state import ReaderState
+from storage.start import Reset, Start
 from storage.topic import Topic as OpenTopic
 from storage.topic_reader import POLL_SECONDS
 
@@ -97,19 +98,19 @@ async def read_messages(
     accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
 ) -> Response:
     """Messages of a topic, raw or compacted, from a place on."""
-    place = Place.parse(start, parse_start)
-    if place.standing and not read_compacted:
+    state = ReaderState.from_token(start, parse_start)
+    if state.compacted is not None and not read_compacted:
         raise Problem(400, f"the start {start} is one of a read with readCompacted=true: ask with it")
-    if stream and (place.standing or place.given >= 0):
+    if stream and (state.compacted is not None or state.delivered >= 0):
         raise Problem(400, f"the start {start} is one of a page: ask for pages, or stream from an offset")
     kind = _kind_of(accept)
     source = await run_in_threadpool(_opened, parts, topic)
-    if place.standing:
-        await run_in_threadpool(_check_standing, parts, source, place)
+    if state.compacted is not None:
+        await run_in_threadpool(_check_ledger, parts, source, state)
     encodings = key_encoding, value_encoding
     if stream:
-        await run_in_threadpool(check_begins, source, place.start)
-        body = _all(source, place, read_compacted, reset, Limits(limit, max_bytes), kind, *encodings)
+        await run_in_threadpool(check_begins, source, state.start)
+        body = _all(source, state.start, read_compacted, reset, Limits(limit, max_bytes), kind, *encodings)
         first = await run_in_threadpool(next, body, b"")  # what is wrong from the beginning has a status of its own
         return StreamingResponse(_behind(first, body), media_type=kind)
     settings = parts.settings
@@ -117,7 +118,7 @@ async def read_messages(
         min(limit or PAGE_MESSAGES, settings.read_max_messages),
         min(max_bytes or settings.read_max_bytes, settings.read_max_bytes),
     )
-    reader = source.page_reader(place, read_compacted, reset)
+    reader = source.page_reader(state, read_compacted, reset)
     clock = parts.components.clock
     if FORWARDED in request.headers:  # or the service that asks would take the silence for a dead one
         wait_ms = min(wait_ms, settings.forwarding_timeout_ms // 2)
@@ -126,13 +127,13 @@ async def read_messages(
     while True:
         page, is_empty = await run_in_threadpool(_page, reader, kind, limits)
         if is_empty and not checked:  # what was found was there
-            await run_in_threadpool(check_begins, source, place.start)
+            await run_in_threadpool(check_begins, source, state.start)
             checked = True
         if not is_empty or clock.now_ms() >= deadline or await request.is_disconnected():
             break
         await asyncio.sleep(POLL_SECONDS)
     content = await run_in_threadpool(_encoded, page, *encodings)
-    return Response(content, media_type=kind, headers={NEXT: str(page.next)})
+    return Response(content, media_type=kind, headers={NEXT: page.next.to_token()})
 
 
 def _opened(parts: Service, name: TopicName) -> OpenTopic:
@@ -143,14 +144,12 @@ def _opened(parts: Service, name: TopicName) -> OpenTopic:
     return parts.components.topic(name)
 
 
-def _check_standing(parts: Service, source: OpenTopic, place: Place) -> None:
-    """Raises OffsetOutOfRange for a place in a compacted ledger that the topic never had."""
-    entered, compacted = place.entered, source.snapshot().compacted
-    if entered is None or (compacted is not None and compacted.ledger_id == entered):
-        return
-    if not parts.components.metadata.has_had_compacted(source.record.id, entered):
+def _check_ledger(parts: Service, source: OpenTopic, state: ReaderState) -> None:
+    """Raises OffsetOutOfRange for a state in a compacted ledger that the topic never had."""
+    ledger_id = None if state.compacted is None else state.compacted.ledger_id
+    if ledger_id is not None and not parts.components.metadata.has_had_compacted(source.record.id, ledger_id):
         raise OffsetOutOfRange(
-            f"the start {place} names the compacted ledger {entered}, which {source.name} has never had",
+            f"the start {state.to_token()} names the compacted ledger {ledger_id}, which {source.name} has never had",
             "read again from earliest, into an empty state",
         )
 
@@ -196,7 +195,7 @@ def _write(lines: JsonLines, message: Message) -> None:
 
 def _all(
     source: OpenTopic,
-    place: Place,
+    start: Start,
     read_compacted: bool,
     reset: Reset,
     limits: Limits,
@@ -205,7 +204,7 @@ def _all(
     value: TextEncoding,
 ) -> Generator[bytes, None, None]:
     """The pieces of a stream. The end of an Arrow stream is marked: one without has been cut off."""
-    batches = source.read(place.start, read_compacted, limits.messages, limits.bytes, reset)
+    batches = source.read(start, read_compacted, limits.messages, limits.bytes, reset)
     if kind == ARROW:
         yield from _arrow(batches)
         return

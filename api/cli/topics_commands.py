@@ -72,9 +72,10 @@ def show_stats(
     """
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
-        reader = components.topic(name).snapshot_reader()
+        opened = components.topic(name)
+        reader = opened.snapshot_reader()
         snapshot, end = reader.snapshot, reader.end
-        last = {flag: str(reader.last_message_id(flag)) for flag in (False, True)}
+        last = {flag: str(opened.last_message_id(flag)) for flag in (False, True)}
         tail_messages = _tail_messages(reader)
     document = stats(snapshot, reader.first_offset, end, tail_messages) | {
         "last_message_id": last[False],

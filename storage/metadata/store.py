@@ -285,14 +285,17 @@ class MetadataStore:
 
     # Readers' pins, and garbage collection
 
-    def pin_compacted(self, topic_id: int, holder: str, ttl_ms: int) -> tuple[TopicSnapshot, Pin | None]:
+    def pin_compacted(
+        self, topic_id: int, holder: str, ttl_ms: int, ledger_id: int | None = None
+    ) -> tuple[TopicSnapshot, Pin | None]:
         """The topic of one moment, with a pin on the compacted ledger that serves in it; None: never compacted.
 
-        While the pin lives, nothing that this compacted ledger refers to is deleted.
+        `ledger_id`: pin that compacted ledger instead, unless it is collected already; it need not serve any more.
+        While the pin lives, nothing that the pinned compacted ledger refers to is deleted.
         """
         with self.database.write() as connection:
             # The pin locks the topic first, so what the snapshot's statements see cannot change between them.
-            pin = pins.take(connection, topic_id, holder, ttl_ms, self._clock.now_ms())
+            pin = pins.take(connection, topic_id, holder, ttl_ms, self._clock.now_ms(), ledger_id)
             return snapshots.of_topic(connection, topic_id), pin
 
     def renew_pin(self, pin: Pin, ttl_ms: int) -> Pin:

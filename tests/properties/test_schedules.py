@@ -123,7 +123,7 @@ def _replay(bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str
         manifest = read_manifest(bench.store, snapshot.compacted.manifest)
         assert compacted_only(topic) == list(state.messages)
         assert retained_at(topic, horizon) == state.retained_at
-        assert manifest.tombstones_dropped_to == state.dropped_to
+        assert manifest.dropped_to == state.dropped_to
         assert manifest.messages == snapshot.compacted.messages == len(state.messages)
         assert manifest.tombstones == len(state.retained_at)
         keyed = [message for message in state.messages if message.key is not None]

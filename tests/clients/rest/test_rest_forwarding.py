@@ -213,6 +213,10 @@ def test_a_partitioned_topic_that_lies_with_both(two: Two) -> None:
     assert there.ask("GET", "/key/none").status_code == 404
     assert [report["topic"] for report in there.ask("POST", "/trim?dryRun=true").json()] == [one.name, other.name]
     assert there.ask("POST", "/trim").status_code == 204
+    there.produce({"payload": None, "key": "k"}, query="/partitions/1")
+    assert there.ask("GET", "/key/k").status_code == 404, "the newest is a tombstone"
+    parted.produce({"payload": "newest", "key": "k"}, query="/partitions/0")
+    assert there.ask("GET", "/key/k").json()["value"] == "newest"
     assert there.ask("POST", "/subscription/s/skip_all").status_code == 204
     for partition in (one, other):
         assert partition.ask("GET", "/subscription/s/position/1").status_code == 404

@@ -127,12 +127,16 @@ def raw_object(forger: Forger) -> Any:
 
 
 def test_with_an_incomplete_history_any_value_may_have_expired(bench: Workbench) -> None:
-    """What is gone cannot be told then, and that is said; what is there still can."""
+    """What is gone cannot be told then, and that is said, unless the manifest denies it; what is there still can."""
     forger = expiring(bench)
     first = bench.metadata.runs(forger.topic.record.id, 10)[-1]
     with bench.metadata.database.write() as connection:
         connection.execute(delete(runs).where(runs.c.run_id == first.run_id))
-    forger.publish(replace(forger.manifest, parts=(), index=()))
+    empty = replace(forger.manifest, parts=(), index=())
+    forger.publish(empty)
+    (one,) = verify(bench, forger.topic).differences
+    assert "the newest message of a key at offset 1 is gone" in one.what
+    forger.publish(replace(empty, dropped_to=1))
     report = verify(bench, forger.topic)
     assert report.total == 0
     assert any("history" in one for one in report.unchecked)
