@@ -137,6 +137,11 @@ METRICS: Mapping[str, MetricDefinition] = {
             "gauge",
             "Dirty bytes of topics that fail; only in the leader (Kafka: uncleanable-bytes).",
         ),
+        MetricDefinition(
+            "compactor_unreadable_policies",
+            "gauge",
+            "Stored policies that this version cannot read; only in the leader.",
+        ),
         MetricDefinition("compactor_log_segments", "gauge", "Segments of the hot tail, by state.", ("state",)),
         MetricDefinition(
             "compactor_log_appended_entries_total", "counter", "Entries that this process has appended for clients."
@@ -275,6 +280,7 @@ _CHECKED = (
     "compactor_max_compaction_delay_seconds",
     "compactor_uncleanable_topics",
     "compactor_uncleanable_bytes",
+    "compactor_unreadable_policies",
 )
 
 
@@ -287,6 +293,7 @@ def _of_check(check: Check, now: int) -> dict[str, float | None]:
         check.max_delay_ms / 1000,
         check.uncleanable,
         check.uncleanable_bytes,
+        check.unreadable_policies,
     )
     return dict(zip(_CHECKED, values, strict=True))
 

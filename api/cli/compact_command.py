@@ -243,7 +243,7 @@ class _Work:
         """The topic's own, but for those that were given."""
         from compactor.policies import stored_policies
 
-        return replace(stored_policies(self.components.metadata, topic), **self.given)
+        return replace(stored_policies(self.components.metadata, topic, self.given), **self.given)
 
     def _tell_of_policies(self, snapshot: TopicSnapshot, policies: Policies) -> None:
         """What was given instead of a stored policy holds once: the next run will not know of it. And a run by other
