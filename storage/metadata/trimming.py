@@ -123,7 +123,11 @@ def forget(connection: Connection, topic_id: int, before_ms: int) -> int:
 
 
 def check_removal(connection: Connection, topic_id: int, name: str) -> None:
-    """Deleting that cursor loses no message. Raises Conflict if `__compaction` would take some with it (R8)."""
+    """Deleting that cursor loses nothing that the next run cannot find in raw (R8). Raises Conflict.
+
+    A compacted ledger without messages knows something, too: which keys were deleted or have expired, which holds
+    against late values in event-time order (P9), and up to where a reader may have missed deletions (R7).
+    """
     if name != COMPACTION_CURSOR:
         return
     topic = topics.locked(connection, topic_id)
@@ -131,14 +135,15 @@ def check_removal(connection: Connection, topic_id: int, name: str) -> None:
     # Segments need no look: what is not sealed lies above the horizon.
     first_raw = min((one.first_offset for one in ledgers.of_topic(connection, topic_id)), default=topic.next_offset)
     first_raw = max(first_raw, topic.start_offset)  # it may lie within a ledger
-    if compacted is None or compacted.messages == 0 or first_raw == 0:
+    if compacted is None or first_raw == 0:
         return
     last = min(first_raw - 1, compacted.horizon.offset)
     raise Conflict(
         f"raw messages of {topic.name} are gone up to offset {last}: what is left of offsets 0 to {last} lies only in "
         f"compacted ledger {compacted.ledger_id} ({compacted.messages} messages up to offset "
-        f"{compacted.horizon.offset}), which goes with the cursor {COMPACTION_CURSOR}",
-        "keep the cursor, or force it to give these messages up for ever",
+        f"{compacted.horizon.offset}), with what it remembers of deleted keys; it goes with the cursor "
+        f"{COMPACTION_CURSOR}",
+        "keep the cursor, or force it to give this up for ever",
     )
 
 
