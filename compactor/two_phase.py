@@ -22,6 +22,7 @@ an `Engine` runs the tasks. Nothing here is per key or per message.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -37,7 +38,7 @@ from compactor.plan import BitmapResult, PartResult, Policies, RangeResult, Sizi
 from compactor.result import Decision, Made, check_objects
 from compactor.scan import run_scan
 from storage.clock import Clock
-from storage.errors import CompactorError, DataLoss, Fenced
+from storage.errors import CompactorError, Conflict, DataLoss, Fenced
 from storage.heartbeat import Heartbeat
 from storage.lease import afterwards
 from storage.ledger import names
@@ -145,11 +146,12 @@ class TwoPhaseCompactor:
             return {"messages_in": 0, "messages_before": 0, "messages_out": 0, "messages_dropped": 0}
         steps = self._decide(snapshot, attempt.attempt_id, policies, now, _PhaseTimer(self.clock))
         try:
-            work = next(steps)
-            while True:
-                self.progress.phase(work.name, len(work.costs), work.messages)
-                done = self.engine.run(len(work.costs), work.task, self.progress.done, work.costs)
-                work = steps.send(answers(done))
+            with self._not_lost(snapshot):
+                work = next(steps)
+                while True:
+                    self.progress.phase(work.name, len(work.costs), work.messages)
+                    done = self.engine.run(len(work.costs), work.task, self.progress.done, work.costs)
+                    work = steps.send(answers(done))
         except StopIteration as stop:
             decision: Decision = stop.value
             return decision.forecast()
@@ -204,9 +206,9 @@ class TwoPhaseCompactor:
         if horizon is None:
             return self.metadata.finish_run(run, {"messages_in": 0, "messages_out": 0})
         run = self.metadata.update_run(run, phase="phase one", horizon=horizon, statistics=said)
-
-        decision = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
-        made = yield from self._carry_out(decision)
+        with self._not_lost(snapshot, run):
+            decision = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
+            made = yield from self._carry_out(decision)
         timer.lap("phase_two")
         made.check()
         manifest = made.manifest(
@@ -224,6 +226,23 @@ class TwoPhaseCompactor:
         run = self._publish(snapshot, run, made, manifest, timer, self._retry(run, tail_left))
         self._clean_up(decision.ranges)
         return run
+
+    @contextmanager
+    def _not_lost(self, before: TopicSnapshot, run: RunRecord | None = None) -> Iterator[None]:
+        """Inside it, what was truncated, deleted or trimmed while it was read is no loss: Fenced, or Conflict."""
+        try:
+            yield
+        except DataLoss as error:
+            if run is not None:
+                self.metadata.update_run(run)
+            listed = {ledger.ledger_id for ledger in self.metadata.ledgers(before.topic.id)}
+            for ledger in dirty.dirty_ledgers(before, Policies(), self.clock.now_ms()):
+                if ledger.ledger_id not in listed:
+                    raise Conflict(
+                        f"ledger {ledger.ledger_id} of {before.topic.name} was trimmed while a compaction read it",
+                        "compact what is left of the topic",
+                    ) from error
+            raise
 
     def _retry(self, run: RunRecord, tail_left: CompactorError | None) -> Retry | None:
         if tail_left is None or self.retry_tail_at is None:
