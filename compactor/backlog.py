@@ -22,7 +22,7 @@ from storage.log.directory import LogDirectory
 from storage.log.open_count import OpenSegments
 from storage.metadata.control_records import BacklogRecord
 from storage.metadata.policy_store import PolicyResolver
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.policy_resolution import Triggers
 
@@ -53,6 +53,27 @@ class Backlog:
     def dirtiness(self) -> float:
         """Of all that a run would take; topics go in its order."""
         return ratio(self.clean, self.bytes)
+
+
+@dataclass(frozen=True)
+class Unsealed:
+    """What lies in segments: a run seals it first, so that it belongs to what the run compacts."""
+
+    messages: int = 0
+    bytes: int = 0
+
+
+def unsealed(log: LogDirectory | None, snapshot: TopicSnapshot) -> Unsealed:
+    """What a topic has in segments, as far as it can be seen from here: not an open one in another log directory."""
+    count = OpenSegments(log).count if log is not None else None
+    messages = size = 0
+    for segment in snapshot.segments:
+        if segment.content is not None:
+            messages, size = messages + segment.content.messages, size + segment.content.logical_bytes
+        elif count is not None:
+            counted = count(snapshot.topic, segment)
+            messages, size = messages + counted.messages, size + counted.logical_bytes
+    return Unsealed(messages, size)
 
 
 class Backlogs:
