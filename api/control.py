@@ -65,7 +65,8 @@ class _Spark:
     def open(self) -> Engine:
         with self._lock:
             if self._engines is None:
-                from compactor.spark import SparkEngines, SparkSettings
+                from compactor.spark import SparkSettings
+                from compactor.spark_sessions import SparkEngines
 
                 log_file = self._settings.make_data_directory() / "spark.log"
                 self._engines = SparkEngines(SparkSettings(log_file, self._settings.spark_master), LOG.info)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from compactor.engine import Engine
-from compactor.spark import SparkEngine, SparkEngines, SparkSettings
+from compactor.spark import SparkEngine, SparkSettings
+from compactor.spark_sessions import SparkEngines
 from storage.errors import Fenced, Unavailable
 from tests.unit.compactor.test_spark import until
 
@@ -75,7 +76,8 @@ def test_a_java_that_died_is_followed_by_another(tmp_path: Path) -> None:
     script = """
 import os, signal, sys
 from pathlib import Path
-from compactor.spark import SparkEngines, SparkSettings
+from compactor.spark import SparkSettings
+from compactor.spark_sessions import SparkEngines
 engines = SparkEngines(SparkSettings(Path(sys.argv[1]), "local[1]", "512m"))
 session = engines.open()._session
 java = session.sparkContext._gateway.proc.pid
