@@ -43,6 +43,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
             retry_first_ms=settings.compaction_retry_first_ms,
             retry_most_ms=settings.compaction_retry_most_ms,
             run_dead_ms=settings.compaction_run_dead_after_ms,
+            stalled_ms=settings.compaction_stalled_after_ms,
             rates=rates.shared_by(lanes),
         ),
     )

@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import Any
 
 from compactor import dirty
-from compactor.batch import Batch, Job, OnFailed, Outcome, Steps, Work
+from compactor.batch import Batch, Job, OnFailed, Outcome, Steps, Stillness, Work
 from compactor.engine import Divided, Engine, Progress, Quiet, answers
 from compactor.layout import lay_out
 from compactor.phase_one import run_range
@@ -78,6 +78,7 @@ class TwoPhaseCompactor:
     there, and not by a leader that was overtaken. It may raise what says that nothing is to begin any more.
     `claims_at_once`: topics whose tails are sealed at once, each in a thread. `on_failed`: as in Batch.
     `retry_tail_at`: when a topic is tried again of whose tail something had to be left; None: it is not.
+    `stalled_ms`: a run of whose tasks none ends for so long fails; None: it takes as long as it likes.
     """
 
     metadata: MetadataStore
@@ -95,6 +96,7 @@ class TwoPhaseCompactor:
     claims_at_once: int = 1
     on_failed: OnFailed | None = None
     retry_tail_at: Callable[[], int] | None = None
+    stalled_ms: int | None = None
 
     def compact(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> Outcome:  # noqa: B008
         """Compact one topic. Raises TopicNotFound, CompactionRunning, Fenced, DataLoss, Unavailable."""
@@ -114,7 +116,10 @@ class TwoPhaseCompactor:
 
         Raises only what stops all of them, such as Ctrl-C; then every run under way is recorded as failed.
         """
-        batch = Batch(self.metadata, self.engine, self.progress, self.heartbeat_ms, self.claims_at_once, self.on_failed)
+        still = None if self.stalled_ms is None else Stillness(self.clock, self.stalled_ms)
+        batch = Batch(
+            self.metadata, self.engine, self.progress, self.heartbeat_ms, self.claims_at_once, self.on_failed, still
+        )
         return batch.run(topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job)
 
     def dry_run(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> dict[str, object]:  # noqa: B008

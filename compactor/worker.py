@@ -55,12 +55,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How a worker works. Times in milliseconds; `run_dead_ms`: a run without a heartbeat for so long is dead."""
+    """How a worker works. Times in milliseconds; `run_dead_ms`: a run without a heartbeat for so long is dead;
+    `stalled_ms`: one of whose tasks none ends for so long fails."""
 
     lanes: int = 4
     retry_first_ms: int = 30_000
     retry_most_ms: int = 3_600_000
     run_dead_ms: int = RUN_DEAD_MS
+    stalled_ms: int = 1_800_000
     rates: Rates = field(default_factory=Rates)
     sizing: Sizing | None = None
 
@@ -200,6 +202,7 @@ class Worker:
             claims_at_once=_CLAIMS_AT_ONCE,
             on_failed=partial(self._run_failed, by_id),
             retry_tail_at=lambda: self._retry_at(1),
+            stalled_ms=settings.stalled_ms,
         )
 
     def _token(self) -> int:

@@ -296,4 +296,5 @@ class _Work:
                 Sizing(engine.parallelism, max_garbage_ratio=self.max_garbage_ratio),
                 self.rates,
                 self.components.log,
+                stalled_ms=self.settings.compaction_stalled_after_ms,
             )
