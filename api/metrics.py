@@ -61,6 +61,7 @@ class Sources:
     leads: Callable[[], bool] = lambda: False
     last_check: Callable[[], Check | None] = lambda: None
     appended: Callable[[], Appended] = Appended
+    engine_error: Callable[[], str | None] = lambda: None
 
 
 METRICS: Mapping[str, MetricDefinition] = {
@@ -110,6 +111,11 @@ METRICS: Mapping[str, MetricDefinition] = {
         MetricDefinition("compactor_paused_topics", "gauge", "Topics whose compaction is paused."),
         MetricDefinition(
             "compactor_failing_topics", "gauge", "Topics whose last compaction failed, tried again later."
+        ),
+        MetricDefinition(
+            "compactor_engine_up",
+            "gauge",
+            "1 if compactions can begin in this service, 0 if Spark or its executors are missing.",
         ),
         MetricDefinition("compactor_leader", "gauge", "1 in the service that schedules, 0 in the others."),
         MetricDefinition(
@@ -253,6 +259,8 @@ class _Scrape(Collector):
         yield _plain("compactor_log_appended_entries_total", appended.entries)
         yield _plain("compactor_log_appended_bytes_total", appended.bytes)
         yield _plain("compactor_log_open_topics", appended.open_topics)
+        error = self._sources.engine_error()
+        yield _plain("compactor_engine_up", None if error is None else int(not error))
         leads = self._sources.leads()
         yield _plain("compactor_leader", int(leads))
         check = self._sources.last_check() if leads else None

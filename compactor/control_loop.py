@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -128,6 +129,11 @@ class ControlLoop:
     def leads(self) -> bool:
         """Whether this service schedules."""
         return self._leadership.token is not None
+
+    @property
+    def engine_error(self) -> str | None:
+        """Why compactions cannot begin here; empty: they can; None: no engine was asked for yet."""
+        return self._worker.engine_error
 
     def serve_at(self, url: str) -> None:
         """How others reach this service, once that is known."""
@@ -276,4 +282,8 @@ class ControlLoop:
         """Start the engines' machinery, beside everything else, so that the first run need not wait for it."""
         if not self._warm and self._threads:
             self._warm = True
-            threading.Thread(target=lambda: self._guarded(self._engines.open), name="warm-up", daemon=True).start()
+            threading.Thread(target=self._open_engine, name="warm-up", daemon=True).start()
+
+    def _open_engine(self) -> None:
+        with suppress(CompactorError):  # the worker has logged it
+            self._worker.open_engine()

@@ -109,6 +109,8 @@ class Worker:
         self._jobs: dict[Future[None], Job] = {}
         self._held_until: dict[int, int] = {}
         self._ending = False
+        self.engine_error: str | None = None
+        """Why there was no engine when it was asked for last; empty: there was one; None: none was asked for yet."""
 
     def begin(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
         """Execute the requests of these topics, in a thread. The caller sees that a lane is free."""
@@ -119,6 +121,22 @@ class Worker:
             future = self._pool.submit(self._execute, job)
             self._jobs[future] = job
         future.add_done_callback(self._end)
+
+    def open_engine(self) -> Engine:
+        """An engine. Raises what the engines raise; it is logged once, until another reason, or an engine, comes."""
+        try:
+            engine = self._engines.open()
+        except CompactorError as error:
+            with self._lock:
+                is_new, self.engine_error = str(error) != self.engine_error, str(error)
+            if is_new:
+                _log.warning("compactions cannot begin, and wait: %s", error)
+            raise
+        with self._lock:
+            waited, self.engine_error = bool(self.engine_error), ""
+        if waited:
+            _log.info("compactions can begin again")
+        return engine
 
     def busy(self) -> tuple[int, int]:
         """Lanes that are taken: by large topics, by small ones."""
@@ -173,14 +191,19 @@ class Worker:
     def _execute(self, job: Job) -> None:
         by_name = {topic.name: topic for topic in job.topics}
         try:
-            job.engine = self._engines.open()
+            job.engine = self.open_engine()
+        except CompactorError:
+            # Nothing of this is a topic's fault (no Java, no executors), and their requests are still there.
+            self._hold(job.topics)
+            return
+        try:
             asked = {topic.id: control.requested_at for topic, control in self._metadata.control.requests()}
             job.requested_at = {topic.id: at for topic in job.topics if (at := asked.get(topic.id)) is not None}
             made = self._compactor(job, job.engine).compact_all(by_name, partial(stored_policies, self._metadata))
             for outcome in made:
                 self._settle(job, by_name[outcome.topic], outcome)
         except CompactorError as error:
-            # Nothing of this is a topic's fault (no Java, no database), and their requests are still there.
+            # Nor is this, as a database that is away.
             _log.warning("compactions cannot begin: %s", error)
             self._hold(job.topics)
 

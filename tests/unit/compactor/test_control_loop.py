@@ -552,10 +552,21 @@ def mend(stage: Stage, topic: Topic) -> None:
     stage.bench.store.put(ledger.rows.name, stage.bench.store.get("kept aside"))
 
 
-def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage) -> None:
+def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     loop, topic = stage.lead(), stage.topic("t")
+    assert loop.engine_error is None
     stage.engines.fails = Unavailable("no Spark", "start it")
     loop.trigger(topic.record)
+    for _ in range(3):
+        loop.look()
+        stage.settle(loop)
+        stage.clock.advance(6_000)
+        loop.beat()
+    assert stage.engines.opened == 3
+    assert [one for one in caplog.messages if "no Spark" in one] == [
+        "compactions cannot begin, and wait: no Spark: start it"
+    ], "once, not every few seconds"
+    assert loop.engine_error == "no Spark: start it"
     loop.look()
     stage.settle(loop)
     assert len(stage.control.requests()) == 1
@@ -568,6 +579,7 @@ def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage) -> None:
     loop.beat()
     stage.finish(loop)
     assert stage.runs(topic) == [RunState.SUCCESS]
+    assert loop.engine_error == ""
 
 
 def test_what_is_held_or_waits_for_its_next_try_does_so_no_longer_if_the_clock_is_set_back(stage: Stage) -> None:
