@@ -318,6 +318,14 @@ class SparkEngine:
         )
 
 
+def stop_session(session: SparkSession) -> None:
+    """Stop a session; a Java that does not answer is killed."""
+    watched = Watched(SparkDriver(session))
+    with contextlib.suppress(Exception):  # stopping a Java that has died fails, too, and would hide why
+        watched.ask(session.stop)
+    watched.close()
+
+
 def end_session(session: SparkSession, watched: Watched) -> None:
     """Stop a session and its Java, also one that does not answer; PySpark forgets both, so that others can follow."""
     java = getattr(SparkContext._gateway, "proc", None)
