@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.names import TOPIC_HELP
+from api.cli.talk import origin
 from api.cli.topics_commands import ListingName
 from api.documents import policies_document
 from api.wiring import open_components
@@ -112,15 +113,7 @@ def show(document: Mapping[str, Any], output: ListingName) -> None:
     from api.cli.tables import print_table
 
     found = document["policies"].items()
-    print_table(("policy", "value", "from"), ((name, cell(one["value"]), _from(one)) for name, one in found))
-
-
-def _from(policy: Mapping[str, Any]) -> str:
-    """Where a value comes from; and instead of which, if that cannot be read."""
-    unreadable = policy.get("unreadable")
-    if unreadable is None:
-        return str(policy["origin"])
-    return f"{policy['origin']} (the {unreadable['origin']}'s {cell(unreadable['value'])} cannot be read)"
+    print_table(("policy", "value", "from"), ((name, cell(one["value"]), origin(one)) for name, one in found))
 
 
 def cell(value: object) -> str:
