@@ -214,6 +214,7 @@ class SparkDriver:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._java = getattr(SparkContext._gateway, "proc", None)  # None: it was started by somebody else
+        self._has_executors: bool | None = None
 
     def look(self, group: str) -> Look:
         context = self._session.sparkContext
@@ -231,8 +232,10 @@ class SparkDriver:
 
     def _executors(self, java_context: Any) -> int | None:
         """Executors that live; None: they are not counted, since they come with jobs, or are the driver itself."""
-        dynamic = str(java_context.conf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
-        if dynamic or cluster.is_local(str(java_context.master())):
+        if self._has_executors is None:
+            dynamic = str(java_context.conf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
+            self._has_executors = not dynamic and not cluster.is_local(str(java_context.master()))
+        if not self._has_executors:
             return None
         return int(java_context.getExecutorMemoryStatus().size()) - 1  # the driver is one of them
 
@@ -260,8 +263,14 @@ class SparkEngine:
             raise self._failure(error) from error
 
     def warm_up(self) -> None:
-        """Start the Python workers and let them import what tasks need."""
-        answers(self.run(self.parallelism, _import_phases, lambda _: None))
+        """Start the Python workers and let them import what tasks need; given up after some minutes."""
+        late = threading.Timer(_STARTS_WITHIN_SECONDS, self.cancel)
+        late.daemon = True
+        late.start()
+        try:
+            answers(self.run(self.parallelism, _import_phases, lambda _: None))
+        finally:
+            late.cancel()
 
     def run(
         self,

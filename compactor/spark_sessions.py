@@ -74,6 +74,7 @@ class SparkEngines:
             engine = self._session.engine()
             with suppress(CompactorError):  # the first job says why
                 engine.warm_up()
+            self._check_executors(self._session.watched)
             return engine
 
     def close(self) -> None:

@@ -132,5 +132,5 @@ print(engines.open().run(3, lambda number: number * 2, lambda _: None))
 engines.close()
 """
     command = [sys.executable, "-c", script, str(tmp_path / "spark.log")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ended.stdout.splitlines()[-1:] == ["[0, 2, 4]"], ended.stdout + ended.stderr
