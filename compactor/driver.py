@@ -75,10 +75,13 @@ class Asker:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._closed = False
         threading.Thread(target=self._run, name="spark-driver", daemon=True).start()
 
     def ask(self, call: Callable[[], Answer], seconds: float) -> Answer:
-        """What the call gives, or raises. Raises NoAnswer."""
+        """What the call gives, or raises. Raises NoAnswer, and ConnectionAbortedError after `close`."""
+        if self._closed:
+            raise ConnectionAbortedError("the session is closed")
         future: Future[Answer] = Future()
         self._calls.put((future, call))
         try:
@@ -94,6 +97,7 @@ class Asker:
 
     def close(self) -> None:
         """End the thread when what was asked is done."""
+        self._closed = True
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -158,6 +162,7 @@ class Watched:
         """A job begins."""
         with self._lock:
             self.jobs += 1
+            self._answered_at = self._monotonic()  # nobody has asked for long, perhaps
 
     def over(self) -> None:
         """It has ended."""

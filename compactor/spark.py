@@ -41,7 +41,7 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
 from compactor import cluster
-from compactor.driver import JobWatch, Look, NoAnswer, Watched
+from compactor.driver import JobWatch, Look, Watched
 from compactor.engine import Divided, Failed, answers, pack
 from compactor.java import find_java_home
 from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
@@ -259,7 +259,7 @@ class SparkEngine:
         """Tasks that can run at once: Spark's default parallelism. Raises Unavailable."""
         try:
             return int(self._watched.ask(lambda: self._session.sparkContext.defaultParallelism))
-        except NoAnswer as error:
+        except Exception as error:  # NoAnswer, or a Java that has died
             raise self._failure(error) from error
 
     def warm_up(self) -> None:

@@ -148,3 +148,13 @@ def test_what_a_call_raises_is_raised_where_it_was_asked() -> None:
         asker.ask(fails, HOLD_SECONDS)
     assert asker.ask(lambda: 3, HOLD_SECONDS) == 3
     asker.close()
+    with pytest.raises(ConnectionAbortedError):
+        asker.ask(lambda: 3, HOLD_SECONDS)
+
+
+def test_a_job_that_begins_after_a_long_pause_is_not_given_up_at_the_first_error() -> None:
+    time = Time()
+    watched = Watched(FakeDriver([ConnectionRefusedError()]), Patience(answer_seconds=60.0), time)
+    time.now += 3600
+    watched.begun()
+    assert (watched.look(), watched.given_up) == (None, "")
