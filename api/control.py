@@ -43,6 +43,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
             retry_first_ms=settings.compaction_retry_first_ms,
             retry_most_ms=settings.compaction_retry_most_ms,
             run_dead_ms=settings.compaction_run_dead_after_ms,
+            stalled_ms=settings.compaction_stalled_after_ms,
             rates=rates.shared_by(lanes),
         ),
     )
@@ -65,7 +66,8 @@ class _Spark:
     def open(self) -> Engine:
         with self._lock:
             if self._engines is None:
-                from compactor.spark import SparkEngines, SparkSettings
+                from compactor.spark import SparkSettings
+                from compactor.spark_sessions import SparkEngines
 
                 log_file = self._settings.make_data_directory() / "spark.log"
                 self._engines = SparkEngines(SparkSettings(log_file, self._settings.spark_master), LOG.info)

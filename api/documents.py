@@ -1,4 +1,4 @@
-"""What is known of runs, verifications and trims, as plain values: one form for the command line and REST.
+"""What is known of runs, verifications, trims and policies, as plain values: one form for the command line and REST.
 
 Times are milliseconds since 1970.
 """
@@ -9,11 +9,15 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from compactor.differences import Difference
     from compactor.retention import Gone, Trimmed
     from compactor.verify_report import Report
     from storage.metadata.records import RunRecord
     from storage.model import TopicName
+    from storage.policies import Unreadable
+    from storage.policy_resolution import Origin, Resolved
 
 
 def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
@@ -105,3 +109,32 @@ def trimmed_ledger(gone: Gone) -> dict[str, Any]:
         "logical_bytes": piece.logical_bytes,
         "why": gone.why.value,
     }
+
+
+def policies_document(resolved: Resolved) -> dict[str, dict[str, Any]]:
+    """The policies of a topic: value and origin by name; and the value that would count, where that cannot be read."""
+    from storage.policies import POLICIES
+
+    document: dict[str, dict[str, Any]] = {}
+    for policy in POLICIES.values():
+        value = policy.kind.shown(getattr(resolved.policies, policy.attribute))
+        document[policy.name] = {"value": value, "origin": resolved.origins[policy.name].value}
+        if (unreadable := resolved.unreadable.get(policy.name)) is not None:
+            document[policy.name]["unreadable"] = _unreadable(unreadable.stored, unreadable.origin)
+    return document
+
+
+def settings_document(settings: Mapping[str, object], origin: Origin) -> dict[str, dict[str, Any]]:
+    """What one scope sets: value and origin by name; what cannot be read as it is stored."""
+    from storage.policies import Unreadable, shown
+
+    return {
+        name: {"value": value.value, "origin": origin.value, "unreadable": _unreadable(value, origin)}
+        if isinstance(value, Unreadable)
+        else {"value": shown(name, value), "origin": origin.value}
+        for name, value in settings.items()
+    }
+
+
+def _unreadable(stored: Unreadable, origin: Origin) -> dict[str, Any]:
+    return {"value": stored.value, "origin": origin.value, "reason": stored.reason}

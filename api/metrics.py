@@ -61,6 +61,7 @@ class Sources:
     leads: Callable[[], bool] = lambda: False
     last_check: Callable[[], Check | None] = lambda: None
     appended: Callable[[], Appended] = Appended
+    engine_error: Callable[[], str | None] = lambda: None
 
 
 METRICS: Mapping[str, MetricDefinition] = {
@@ -111,6 +112,11 @@ METRICS: Mapping[str, MetricDefinition] = {
         MetricDefinition(
             "compactor_failing_topics", "gauge", "Topics whose last compaction failed, tried again later."
         ),
+        MetricDefinition(
+            "compactor_engine_up",
+            "gauge",
+            "1 if compactions can begin in this service, 0 if Spark or its executors are missing.",
+        ),
         MetricDefinition("compactor_leader", "gauge", "1 in the service that schedules, 0 in the others."),
         MetricDefinition(
             "compactor_last_check_seconds", "gauge", "Since the leader's last look at all topics; only in the leader."
@@ -136,6 +142,11 @@ METRICS: Mapping[str, MetricDefinition] = {
             "compactor_uncleanable_bytes",
             "gauge",
             "Dirty bytes of topics that fail; only in the leader (Kafka: uncleanable-bytes).",
+        ),
+        MetricDefinition(
+            "compactor_unreadable_policies",
+            "gauge",
+            "Stored policies that this version cannot read; only in the leader.",
         ),
         MetricDefinition("compactor_log_segments", "gauge", "Segments of the hot tail, by state.", ("state",)),
         MetricDefinition(
@@ -248,6 +259,8 @@ class _Scrape(Collector):
         yield _plain("compactor_log_appended_entries_total", appended.entries)
         yield _plain("compactor_log_appended_bytes_total", appended.bytes)
         yield _plain("compactor_log_open_topics", appended.open_topics)
+        error = self._sources.engine_error()
+        yield _plain("compactor_engine_up", None if error is None else int(not error))
         leads = self._sources.leads()
         yield _plain("compactor_leader", int(leads))
         check = self._sources.last_check() if leads else None
@@ -275,6 +288,7 @@ _CHECKED = (
     "compactor_max_compaction_delay_seconds",
     "compactor_uncleanable_topics",
     "compactor_uncleanable_bytes",
+    "compactor_unreadable_policies",
 )
 
 
@@ -287,6 +301,7 @@ def _of_check(check: Check, now: int) -> dict[str, float | None]:
         check.max_delay_ms / 1000,
         check.uncleanable,
         check.uncleanable_bytes,
+        check.unreadable_policies,
     )
     return dict(zip(_CHECKED, values, strict=True))
 

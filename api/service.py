@@ -69,6 +69,7 @@ def running(settings: Settings) -> Iterator[Service]:
         sources = Sources(
             leads=lambda: control.leads,
             last_check=lambda: control.last_check,
+            engine_error=lambda: control.engine_error,
             appended=lambda: Appended(producers.appended_entries, producers.appended_bytes, len(producers.topics)),
         )
         metrics = Metrics(

@@ -183,6 +183,12 @@ class Settings:
         WithUnit(least=1000),
         "A run that says nothing for so long is held for dead, and made again. The same in all services.",
     )
+    compaction_stalled_after_ms: int = _setting(
+        1_800_000,
+        "compaction.stalled-after",
+        WithUnit(least=1000),
+        "A run of whose tasks none ends for so long fails, and is tried again. Longer than a task may take.",
+    )
     leader_lease_term_ms: int = _setting(
         10_000,
         "leader.lease-term",

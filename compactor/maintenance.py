@@ -210,7 +210,7 @@ class Maintenance:
             for topic in page:
                 if self._stopping():
                     return
-                if resolver.effective(topic)[0].cleanup_policy or topic.start_offset:
+                if resolver.resolved(topic).policies.cleanup_policy or topic.start_offset:
                     with _alone(Task.RETENTION, topic, failing):
                         self._trim(retention, topic, failing)
 

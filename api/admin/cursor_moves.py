@@ -27,9 +27,11 @@ from api.admin.cursor_places import (
     refuse_partitioned,
 )
 from api.paths import Topic
+from api.places import mark_delete_before
 from api.problems import refusals
 from api.service import Parts, Service
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
+from storage.model import LATEST
 
 router = APIRouter(prefix="/admin/v2", tags=["subscriptions"])
 
@@ -178,9 +180,7 @@ def expire_for_all(parts: Parts, topic: Topic, seconds: Seconds, authoritative: 
 def clear_backlog(parts: Service, record: TopicRecord, name: str) -> None:
     """Acknowledge all that a topic holds; its messages lie here."""
     with Owned(parts, record, name) as owned:
-        last = owned.topic.snapshot_reader().last_position()
-        if last is not None:
-            owned.cursor.acknowledge_cumulative(last)
+        owned.acknowledge_to(mark_delete_before(owned.topic, LATEST))
 
 
 def _expire(parts: Service, record: TopicRecord, name: str, seconds: int) -> None:

@@ -98,15 +98,18 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
 
 def _would(forecast: dict[str, object] | None) -> str:
     seen = {name: value for name, value in (forecast or {}).items() if isinstance(value, int)}
+    tail = ""
+    if "unsealed_messages" in seen:
+        tail = f"seal {counted(seen['unsealed_messages'], 'message')} ({size(seen['unsealed_bytes'])}) first"
     if "bytes_to_write" not in seen:
-        return "find nothing to compact"
+        return f"{tail}, and compact them" if tail else "find nothing to compact"
     before = seen["messages_in"] + seen["messages_before"]
     return (
         f"keep {number(seen['messages_out'])} of {counted(before, 'message')}, "
         f"drop {number(seen['messages_dropped'])}, "
         f"write {counted(seen['parts_to_write'], 'part')} and about {size(seen['bytes_to_write'])} in all, "
         f"leave {number(seen['parts_kept'])} as they are"
-    )
+    ) + (f"; and {tail}, which are not counted here" if tail else "")
 
 
 def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:

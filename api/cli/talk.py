@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 
 def say(text: str) -> None:
@@ -36,3 +38,11 @@ def size(value: float) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError
+
+
+def origin(policy: Mapping[str, Any]) -> str:
+    """Where a policy, as a plain document, comes from; and instead of which value, if that cannot be read."""
+    unreadable = policy.get("unreadable")
+    if unreadable is None:
+        return str(policy["origin"])
+    return f"{policy['origin']} (the {unreadable['origin']}'s {unreadable['value']} cannot be read)"

@@ -270,7 +270,7 @@ class LogKeeper:
         if deleted is None:
             return 0
         scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
-        policies, _ = self.metadata.policies.effective_of_scope(scope)
+        policies = self.metadata.policies.resolved_around(scope).policies
         if deleted.deleted_at > now - policies.file_delete_delay_ms:
             return 0
         removed = 0

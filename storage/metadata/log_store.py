@@ -3,12 +3,12 @@
 Reached as MetadataStore.log. As there, each method is one transaction, and may raise Unavailable, Misconfigured and
 TopicNotFound. Opening, rolling, sealing and trimming find out by themselves whether a COMMIT whose answer was lost has
 happened; all other methods may be called again. What a method does is said where it is done: segments, sealing,
-trimming. Must not know: files, objects, policies.
+trimming. Must not know: files, objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -30,9 +30,11 @@ from storage.steps import Step, reached
 class LogStore:
     """The log's part of the metadata, over the database of a MetadataStore. Safe to share between threads."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, object]) -> None:
+        """`defaults`: the broker's policies (PolicyStore)."""
         self._database = database
         self._clock = clock
+        self._defaults = defaults
 
     def lease_of(self, topic_id: int) -> Lease | None:
         """Who holds the topic's lease, as far as its term is not over; None: nobody."""
@@ -195,6 +197,7 @@ class LogStore:
     ) -> None:
         """Begin reads at `start_offset` and mark as deleted the given ledgers, which lie wholly below it (C1, C3).
 
+        A topic for which compaction is enabled, and that has no cursor `__compaction`, needs all that it has (S9).
         The start never goes back. `keep_start`: it stays where it is; the ledgers are the topic's oldest and lie at or
         below the horizon, and what of them survived is in the compacted ledger (C2). `force`: no cursor holds
         anything back. Raises InvalidInput for an offset beyond the topic's end, Conflict if a cursor needs what would
@@ -208,6 +211,7 @@ class LogStore:
                 start_offset,
                 ledger_ids,
                 self._clock.now_ms(),
+                self._defaults,
                 force=force,
                 keep_start=keep_start,
             )

@@ -80,14 +80,14 @@ class MetadataStore:
         """
         self.database = Database(url)
         self._clock = clock
-        self.log = LogStore(self.database, clock)
+        self.log = LogStore(self.database, clock, policies)
         self.policies = PolicyStore(self.database, policies)
         self.acknowledgements = CursorStore(self.database)
         self.stats = StatsStore(self.database)
         self.metrics = MetricsStore(self.database, run_dead_ms)
         self.control = ControlStore(self.database, clock, run_dead_ms)
         self.services = ServiceStore(self.database, clock)
-        self.tenancy = TenancyStore(self.database, clock)
+        self.tenancy = TenancyStore(self.database, clock, policies)
 
     @property
     def url(self) -> str:
@@ -111,7 +111,7 @@ class MetadataStore:
     def create_topic(self, name: TopicName) -> TopicRecord:
         """The topic of that name, made with tenant and namespace if not there. Raises Conflict if it is partitioned."""
         with self.database.write() as connection:
-            return tenancy_topics.ensure(connection, name, self._clock.now_ms())
+            return tenancy_topics.ensure(connection, name, self._clock.now_ms(), self.policies.broker_defaults)
 
     def topic(self, name: TopicName) -> TopicRecord:
         with self.database.read() as connection:

@@ -11,12 +11,13 @@ import pytest
 
 from api.admin import progress
 from api.run_looks import LOOK_MS, RunLooks
+from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord
 from storage.model import Position
 from tests.clients.rest.conftest import RestTopic
 from tests.clocks import ManualClock
 from tests.serving import Served
-from tests.workbench import Workbench
+from tests.workbench import Workbench, store_policy
 
 
 def claimed(topic: RestTopic) -> RunRecord:
@@ -196,6 +197,30 @@ def test_policies_at_each_scope(rest_topic: RestTopic, served: Served) -> None:
     for path in (own, namespace, broker):
         assert served.ask("DELETE", path).status_code == 204
     assert rest_topic.ask("GET", name).json() == {"value": 0, "origin": "default"}
+
+
+def test_a_stored_policy_that_cannot_be_read_is_shown_beside_what_counts_instead(
+    rest_topic: RestTopic, served: Served
+) -> None:
+    metadata, topic = served.service.components.metadata, served.topic(rest_topic.name)
+    store_policy(metadata, topic_scope(topic.record), "retention.ms", "1y")
+    store_policy(metadata, BROKER, "segment.bytes", 1 << 40)
+    found = rest_topic.ask("GET", "/policies").json()
+    reason = found["retention.ms"]["unreadable"].pop("reason")
+    assert reason.startswith("'1y' is no value for the policy retention.ms: give milliseconds")
+    assert found["retention.ms"] == {
+        "value": -1,
+        "origin": "topic",
+        "unreadable": {"value": "1y", "origin": "topic"},
+    }
+    assert found["segment.bytes"]["value"] == 128 << 20
+    assert found["segment.bytes"]["unreadable"]["origin"] == "broker"
+    assert "unreadable" not in found["segment.ms"]
+    assert rest_topic.ask("GET", "/policies/retention.ms?applied=false").json()["value"] == "1y"
+    assert rest_topic.ask("GET", "/retention?applied=true").json()["retentionTimeInMinutes"] == -1
+    assert rest_topic.ask("DELETE", "/policies").status_code == 204
+    assert rest_topic.ask("GET", "/policies?applied=false").json() == {}
+    assert served.ask("DELETE", "/admin/v2/brokers/policies/segment.bytes").status_code == 204
 
 
 @pytest.mark.parametrize(("body", "status"), [(b"65536", 204), (b'"64K"', 204), (b"64K", 415), (b"[" * 100_000, 415)])

@@ -64,6 +64,22 @@ def test_skip_and_peek(rest_topic: RestTopic) -> None:
     assert peeked(rest_topic) == "5"
 
 
+@pytest.mark.parametrize("call", ["/skip_all", "/expireMessages/0", "/resetcursor"])
+def test_to_the_end_where_all_raw_is_trimmed_is_the_horizon(rest_topic: RestTopic, call: str) -> None:
+    """Its reader would get the compacted messages again."""
+    last = rest_topic.put(a="1", b="2")[-1]
+    subscribed(rest_topic)
+    assert rest_topic.ask("PUT", "/policies/cleanup.policy", "compact").status_code == 204
+    rest_topic.compact()
+    assert rest_topic.ask("POST", "/trim", {"dryRun": False, "force": True}).status_code == 200
+    assert rest_topic.read() == []
+    assert rest_topic.ask("POST", "/subscription/s" + call).status_code == 204
+    topic = rest_topic.served.topic(rest_topic.name)
+    mark = rest_topic.served.service.components.metadata.cursor(topic.record.id, "s").mark_delete
+    assert mark is not None
+    assert str(mark.message_id) == last
+
+
 def test_skip_begins_where_messages_begin(rest_topic: RestTopic) -> None:
     ids = rest_topic.put(a="1", b="2", c="3", d="4")
     topic = rest_topic.served.topic(rest_topic.name)

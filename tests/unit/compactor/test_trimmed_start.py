@@ -18,6 +18,7 @@ from compactor.plan import Policies, RunPlan
 from compactor.retention import Retention
 from compactor.verify import Report, Verifier
 from storage.bulk_append import INPUT_SCHEMA
+from storage.errors import Conflict
 from storage.ledger.manifest import read_manifest
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, TopicSnapshot
@@ -192,6 +193,32 @@ def test_by_event_time_the_best_of_what_is_left_wins(bench: Workbench) -> None:
     bench.compactor().compact(topic.name, BY_EVENT)
     assert [(one.key, one.payload) for one in compacted_only(topic)] == [(b"a", b"wins"), (b"c", b"other")]
     assert_clean(bench, topic)
+
+
+def test_late_values_revive_nothing_after_compaction_cursor_was_deleted(bench: Workbench) -> None:
+    """P9, R8: from whole raw a run learns of deletions and expiries again; where raw is trimmed, only the compacted
+    ledger remembers them, and it is not deleted by the way."""
+    topic, policies = bench.topic(), replace(BY_EVENT, key_ttl_ms=1000)
+
+    def compact() -> list[bytes | None]:
+        bench.compactor().compact(topic.name, policies)
+        return [one.key for one in compacted_only(topic)]
+
+    at(bench, topic, (b"deleted", b"v", NOW), (b"deleted", None, NOW + 200), (b"expired", b"v", NOW + 200))
+    clock = bench.clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(1001)
+    assert compact() == []
+    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    at(bench, topic, (b"deleted", b"late", NOW + 100), (b"expired", b"late", NOW + 100), (b"other", b"v", NOW))
+    assert compact() == [b"other"]
+    at(bench, topic, (b"other", None, NOW + 1))
+    assert compact() == []
+    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
+    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+    assert raw(topic) == []
+    with pytest.raises(Conflict, match="what it remembers of deleted keys"):
+        bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
 
 
 def test_what_an_earlier_run_kept_stays(bench: Workbench) -> None:
