@@ -27,7 +27,8 @@ from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.directory import LogDirectory
-from storage.log.topic_log import roll_open_segment
+from storage.log.open_segment import roll_open_segment
+from storage.log.unnamed import behind
 from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
@@ -108,11 +109,13 @@ class BulkAppend:
         return Appended(ledgers)
 
     def _roll(self, lease: Lease) -> None:
-        """Close the segment that is open, if there is one: what is imported comes behind it."""
+        """Close the segment that is open, if there is one: what is imported comes behind it, and behind what the
+        database has lost."""
         segment = self.metadata.log.open_segment_of(self.topic.id)
-        if segment is None:
+        if segment is None and (self.log is None or not behind(self.log.of_topic(self.topic.uid), 0)):
             return
         if self.log is None:
+            assert segment is not None
             raise Misconfigured(
                 f"{self.topic.name} has an open segment from offset {segment.first_offset} on, and this import knows "
                 "no log directory",

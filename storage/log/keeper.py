@@ -4,7 +4,7 @@
             is another one (they are asked through SQL), else here, under the lease
     seal    a rolled segment becomes a sealed ledger: objects first, then one transaction; its messages keep their ids
     sweep   files of sealed segments go after `file.delete.delay`, then their rows; so does the folder of a topic that
-            was deleted (S8)
+            was deleted (S8); files that hold messages and that no row names are set aside (unnamed.py)
 
 Sealing may be done by any process that has the log directory and the store, beside the writer and beside other
 sealers: a segment is claimed by an attempt, and of two that seal the same one, one commits. Whatever is cut off leaves
@@ -12,12 +12,11 @@ the segment rolled, or sealed, never both and never neither: the transaction dec
 
 May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, Misconfigured for a segment that lies in
 another log directory, any error of store and database. Memory: one segment, about four times its logical size
-(`segment.bytes`, storage/log/topic_log.py bounds it) and 250 bytes a message.
+(`segment.bytes`, storage/log/open_segment.py bounds it) and 250 bytes a message.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,11 +30,12 @@ from storage.heartbeat import Heartbeat
 from storage.lease import afterwards, writer_lease
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
-from storage.log.directory import LogDirectory
+from storage.log.directory import LogDirectory, sync_folder
+from storage.log.open_segment import roll_open_segment
 from storage.log.salvage import salvage
 from storage.log.segment import SegmentFiles
 from storage.log.tail import Tail
-from storage.log.topic_log import roll_open_segment
+from storage.log.unnamed import behind, files_set_aside, holds_data, segments_in, set_aside
 from storage.metadata.policy_store import namespace_scope
 from storage.metadata.records import Attempt, LedgerRecord, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
@@ -48,7 +48,6 @@ SEALER_DEAD_MS = 60_000
 """A sealer whose heartbeat is older than this has lost its segment."""
 _HEARTBEAT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
-_FILE = re.compile(r"(\d{20})\.(log|index|end)")
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,8 @@ class LogKeeper:
 
         `accept_loss`: also one that is damaged, with all offsets that it gave out; `seal_remains` seals what is left.
         One whose file is gone is forgotten, and nobody knows any more which offsets it gave out: others get them.
+
+        What the database has lost of the log is taken up again, and rolled (unnamed.py); Misconfigured if it cannot be.
         """
         deadline = self.clock.now_ms() + wait_ms
         asked: int | None = None
@@ -143,6 +144,18 @@ class LogKeeper:
                 self.metadata.log.request_roll(topic.id)
                 asked = segment.ledger_id
             self.clock.wait(_POLL_SECONDS)
+        if self._is_behind_its_log(topic):
+            with writer_lease(self.metadata, self.clock, topic.id, self.holder, 0) as lease:
+                roll_open_segment(self.metadata, self.clock, self.log, topic, lease, accept_loss=accept_loss)
+
+    def _is_behind_its_log(self, topic: TopicRecord) -> bool:
+        """Whether files here hold messages from the topic's end on that no row names: the database was restored."""
+        files = behind(self.log.of_topic(topic.uid), 0)
+        if not files:
+            return False
+        end = self.metadata.topic(topic.name).next_offset
+        named = {one.first_offset for one in self.metadata.log.segments(topic.id)}
+        return any(first >= end and first not in named for first in files)
 
     def _is_kept_elsewhere(self, segment: SegmentRecord) -> bool:
         """Whether a service that lives has the segment's log directory, and this is another one: it rolls and seals
@@ -243,7 +256,10 @@ class LogKeeper:
             delay = self.metadata.policies.effective(owner).file_delete_delay_ms
             if segment.sealed_at is not None and segment.sealed_at <= now - delay:
                 with _noted(str(owner.name), failed):
-                    SegmentFiles(self.log.of_topic(owner.uid), segment.first_offset).remove()
+                    files = SegmentFiles(self.log.of_topic(owner.uid), segment.first_offset)
+                    files.remove()
+                    if files.folder.is_dir():
+                        sync_folder(files.folder)  # a file that a power cut brings back must find its row
                     reached(Step.SEGMENT_FILE_REMOVED)
                     with suppress(TopicNotFound):  # deleted meanwhile, and its rows with it
                         self.metadata.log.forget_segment(owner.id, segment.ledger_id)
@@ -274,30 +290,57 @@ class LogKeeper:
         if deleted.deleted_at > now - policies.file_delete_delay_ms:
             return 0
         removed = 0
-        for first in sorted(_segments_in(folder)):
+        for first in segments_in(folder):
             with _noted(folder.name, failed):
                 SegmentFiles(folder, first).remove()
                 removed += 1
             reached(Step.DELETED_SEGMENT_REMOVED)
+        with suppress(FileNotFoundError):  # another sweeper was here
+            for file in files_set_aside(folder):
+                with _noted(folder.name, failed):
+                    file.unlink(missing_ok=True)
         with suppress(OSError):  # something that is not ours lies in it, or a writer has just made a file
             folder.rmdir()
         return removed
 
     def _remove_orphans(self, topic: TopicRecord, failed: dict[str, str]) -> int:
-        """Files below the topic's end that no row names: their writer died before the row.
+        """Files that no row names: those below the topic's end whose writer died before the row; how many.
 
-        The end is older than the rows that are looked at, so whatever a live writer makes lies at or behind it.
+        Those that hold messages are kept (unnamed.py): from the topic's end on they are taken up again, below it set
+        aside. The end is older than the list of files, and that older than the rows that are looked at: so whatever a
+        live writer makes lies at or behind the end, and has a row before it holds anything.
         """
         folder = self.log.of_topic(topic.uid)
+        found = segments_in(folder)
         named = {segment.first_offset for segment in self.metadata.log.segments(topic.id)}
-        found = _segments_in(folder)
-        orphans = [first for first in found if first < topic.next_offset and first not in named]
         removed = 0
-        for first in orphans:
+        for first, size in found.items():
+            files = SegmentFiles(folder, first)
+            if first in named or (first >= topic.next_offset and not holds_data(size)):
+                continue
             with _noted(str(topic.name), failed):
-                SegmentFiles(folder, first).remove()
-                removed += 1
+                if first >= topic.next_offset:
+                    self._take_up(topic, failed)
+                elif not holds_data(size):
+                    files.remove()
+                    removed += 1
+                elif files.log.exists():
+                    kept = set_aside(files)
+                    failed[str(topic.name)] = (
+                        f"{files.log} holds messages and has no row, so the database must be older than the log; it "
+                        f"was renamed to {kept.name} (docs/operations.md)"
+                    )
         return removed
+
+    def _take_up(self, topic: TopicRecord, failed: dict[str, str]) -> None:
+        """Let the topic have again what the database has lost of its log."""
+        try:
+            if self._is_behind_its_log(topic):
+                self.roll(topic, 0)
+        except (LeaseHeld, TopicNotFound):
+            pass  # a writer is at work, and has done so when it began; or the topic was deleted
+        except CompactorError as error:
+            failed[str(topic.name)] = str(error)
 
     def rolled(self, topic: TopicRecord, end: int | None = None) -> tuple[SegmentRecord, ...]:
         """The segments that wait to be sealed; with `end`, of those that begin below this offset."""
@@ -315,12 +358,3 @@ def _noted(owner: str, failed: dict[str, str]) -> Iterator[None]:
         yield
     except OSError as error:
         failed.setdefault(owner, f"{error.filename or 'a file'}: {error.strerror or error}")
-
-
-def _segments_in(folder: Path) -> set[int]:
-    """The first offsets of the segments that have files in a folder; none if another sweeper has removed it."""
-    try:
-        files = list(folder.iterdir())
-    except FileNotFoundError:
-        return set()
-    return {int(match[1]) for file in files if (match := _FILE.fullmatch(file.name))}

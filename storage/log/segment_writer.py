@@ -76,9 +76,7 @@ class SegmentWriter:
         *,
         before_write: BeforeWrite = as_it_is,
     ) -> Self:
-        """A new segment in the topic's folder, durable; no row may name it yet. A file that is there is replaced: its
-        writer died before its row, so nothing in it was acknowledged.
-        """
+        """A new segment in the topic's folder, durable; no row may name it yet. Is there a file? See unnamed.py."""
         files = SegmentFiles(folder, header.first_offset)
         file = SegmentFile.create(files, header, partition, options, before_write)
         return cls(file, header, partition, clock, options)

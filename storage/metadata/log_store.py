@@ -63,6 +63,23 @@ class LogStore:
             f"whether the segment of ledger {segment.ledger_id} was opened",
         )
 
+    def take_up_segment(self, lease: Lease, segment: SegmentRecord) -> None:
+        """Make a segment, whose row was lost, the topic's open one again, under the id that its file has.
+
+        Ids that are given out later are above it. Raises Conflict if the id is another's, or below one of the topic's;
+        Fenced as `open_segment`.
+        """
+
+        def happened(connection: Connection, _: None) -> bool:
+            topics.locked(connection, lease.topic_id)
+            return segments.find(connection, lease.topic_id, segment.ledger_id) is not None
+
+        self._database.write_once(
+            lambda connection: segments.take_up(connection, lease, segment),
+            happened,
+            f"whether the segment of ledger {segment.ledger_id} was taken up",
+        )
+
     def roll_segment(self, lease: Lease, ledger_id: int, content: SegmentContent) -> SegmentRecord:
         """Close the open segment, which is flushed and holds `content`; a wish to roll the topic is fulfilled.
 

@@ -38,6 +38,13 @@ def open_(connection: Connection, lease: Lease, new: SegmentRecord) -> None:
     connection.execute(insert(segments).values(**mapping.segment_values(topic.id, new)))
 
 
+def take_up(connection: Connection, lease: Lease, lost: SegmentRecord) -> None:
+    """`open_` for a segment that has its id, as a database that was restored does not know. Raises Conflict, Fenced."""
+    leases.check(connection, lease)
+    ledgers.take_id(connection, lease.topic_id, lost.ledger_id)
+    open_(connection, lease, lost)
+
+
 def check_open(connection: Connection, lease: Lease, ledger_id: int | None) -> None:
     """Raises Fenced if the lease was overtaken, or the topic's open segment (None: it has none) is another one."""
     leases.check(connection, lease)
