@@ -66,14 +66,23 @@ def seal_segments(
 ) -> None:
     """Seal rolled segments into ledgers, and remove the files of those that were sealed long enough ago.
 
+    Without a TOPIC, open segments that are older than segment.ms and that no writer has are rolled and sealed, too.
     One that is damaged is passed over: the others are sealed, and then it is an error.
     """
     names = [TopicName.parse(topic) for topic in topics or []]
     if accept_loss and not names:
         raise InvalidInput("a loss is accepted of no topic in particular", "name the TOPIC with the damaged segment")
     with open_components(context.obj) as components:
+        from storage.log.keeper import LogKeeper
         from storage.metadata.records import SegmentState
+        from storage.topic import holder_name
 
+        failing: dict[str, str] = {}
+        if not names:
+            parts = components
+            LogKeeper(parts.metadata, parts.store, parts.clock, parts.log, holder_name()).roll_old(failing)
+        for topic_name, why in failing.items():
+            say(f"{topic_name} cannot be rolled: {why}")
         wanted = [components.topic(name) for name in names] or [
             components.topic(record.name)
             for record in components.metadata.log.topics_with_segments([SegmentState.ROLLED, SegmentState.SEALED])

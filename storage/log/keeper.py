@@ -1,7 +1,8 @@
 """Keeping the log of topics: rolling tails, sealing segments, removing files that ledgers have taken the place of.
 
     roll    the open segment is closed, by its writer if one lives, or by the service that has its log directory if it
-            is another one (they are asked through SQL), else here, under the lease
+            is another one (they are asked through SQL), else here, under the lease; also when it is older than
+            `segment.ms` and no writer has it open
     seal    a rolled segment becomes a sealed ledger: objects first, then one transaction; its messages keep their ids
     sweep   files of sealed segments go after `file.delete.delay`, then their rows; so does the folder of a topic that
             was deleted (S8); files that hold messages and that no row names are set aside (unnamed.py)
@@ -147,6 +148,31 @@ class LogKeeper:
         if self._is_behind_its_log(topic):
             with writer_lease(self.metadata, self.clock, topic.id, self.holder, 0) as lease:
                 roll_open_segment(self.metadata, self.clock, self.log, topic, lease, accept_loss=accept_loss)
+
+    def roll_old(self, failing: dict[str, str]) -> int:
+        """Close the open segments here that are older than `segment.ms` and that no writer has open; how many.
+
+        A writer looks at the age by itself. `failing`: why one cannot be rolled, by topic.
+        """
+        uid = self.log.known_uid
+        if uid is None:
+            return 0
+        now = self.clock.now_ms()
+        idle = self.metadata.log.open_without_writer(uid, now - self.metadata.policies.least("segment.ms"))
+        resolver = self.metadata.policies.resolver() if idle else None
+        rolled = 0
+        for topic, segment in idle:
+            assert resolver is not None
+            if segment.created_at > now - resolver.effective(topic)[0].segment_ms:
+                continue
+            try:
+                self.roll(topic, 0)
+                rolled += 1
+            except (LeaseHeld, TopicNotFound):
+                continue  # it is written or compacted now, or was deleted
+            except CompactorError as error:
+                failing[str(topic.name)] = str(error)
+        return rolled
 
     def _is_behind_its_log(self, topic: TopicRecord) -> bool:
         """Whether files here hold messages from the topic's end on that no row names: the database was restored."""

@@ -18,6 +18,7 @@ from storage.metadata import leases, ledgers, mapping, topics
 from storage.metadata.attempts import AT_ONCE
 from storage.metadata.invariants import check_open_segment, check_roll
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord
+from storage.metadata.tables import leases as leases_table
 from storage.metadata.tables import segments
 from storage.metadata.tables import topics as topics_table
 
@@ -169,6 +170,30 @@ def asked_to_roll(connection: Connection, log_uid: str) -> list[TopicRecord]:
     )
     statement = select(topics_table).where(topics_table.c.roll_requested_at.is_not(None), topics_table.c.id.in_(opened))
     return _by_name(connection, statement)
+
+
+def open_without_writer(
+    connection: Connection, log_uid: str, created_until: int, now: int
+) -> list[tuple[TopicRecord, SegmentRecord]]:
+    """The open segments in that log directory that were made at that time or before, and whose topic no writer has a
+    lease of, with their topics; the oldest first."""
+    held = select(leases_table.c.topic_id).where(leases_table.c.holder.is_not(None), leases_table.c.expires_at > now)
+    statement = (
+        select(segments)
+        .where(
+            segments.c.state == SegmentState.OPEN.value,
+            segments.c.log_uid == log_uid,
+            segments.c.created_at <= created_until,
+            segments.c.topic_id.not_in(held),
+        )
+        .order_by(segments.c.created_at, segments.c.ledger_id)
+    )
+    rows = connection.execute(statement).mappings().all()
+    owners = select(topics_table).where(
+        topics_table.c.id.in_(statement.with_only_columns(segments.c.topic_id).order_by(None))
+    )
+    by_id = {row["id"]: mapping.topic(row) for row in connection.execute(owners).mappings()}
+    return [(by_id[row["topic_id"]], mapping.segment(row)) for row in rows if row["topic_id"] in by_id]
 
 
 def _by_name(connection: Connection, statement: Select[Any]) -> list[TopicRecord]:

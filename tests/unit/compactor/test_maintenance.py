@@ -19,7 +19,7 @@ from storage.log.keeper import LogKeeper
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import TopicRecord
 from tests.clocks import ManualClock
-from tests.entries import one
+from tests.entries import one, produce
 from tests.workbench import Workbench, content
 
 INTERVALS = Intervals(sweep_ms=10, retention_ms=20, garbage_ms=50)
@@ -86,6 +86,16 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
+
+
+def test_what_an_idle_topic_holds_is_rolled(bench: Bench) -> None:
+    topic = bench.workbench.topic("idle")
+    produce(topic, [one(b"k", b"v")])
+    for state in ("OPEN", "ROLLED"):
+        bench.leads = False
+        assert bench.maintenance.run_due() == [Task.SWEEP]
+        assert [one.state.value for one in bench.workbench.metadata.log.segments(topic.record.id)] == [state]
+        bench.clock.advance(4 * HOUR)
 
 
 def test_retention_and_garbage_by_the_clock(bench: Bench) -> None:

@@ -13,12 +13,14 @@ from storage.log.directory import LogDirectory
 from storage.log.keeper import SEALER_DEAD_MS, LogKeeper
 from storage.log.pulsar_metadata_pb2 import MessageMetadata
 from storage.log.segment import SegmentFiles
+from storage.metadata.policy_store import BROKER, topic_scope
 from storage.model import Message
 from storage.steps import Step, observed
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.dying import dying_at
 from tests.entries import batch, one, produce
+from tests.segments import flip
 from tests.workbench import Workbench, content, raw
 
 
@@ -250,6 +252,31 @@ def test_a_damaged_rolled_segment_is_named_and_stays(bench: Workbench, topic: To
     assert states(bench, topic) == ["ROLLED"]
     file.write_bytes(good)
     assert len(list(topic.keeper().seal(topic.record))) == 1
+
+
+def test_an_open_segment_that_no_writer_has_is_rolled_by_age(bench: Workbench, topic: Topic) -> None:
+    """Else the messages of an idle topic stay on one disk for ever."""
+    assert isinstance(bench.clock, ManualClock)
+    slower, damaged, written, empty = map(bench.topic, ("slower", "damaged", "written", "empty"))
+    bench.metadata.policies.set(BROKER, "segment.ms", 1000)
+    bench.metadata.policies.set(topic_scope(slower.record), "segment.ms", 5000)
+    for one_topic in (topic, slower, damaged):
+        produce(one_topic, [one(b"a", b"1")])
+    assert bench.log is not None
+    flip(SegmentFiles(bench.log.of_topic(damaged.record.uid), 0).log, 70)
+    failing: dict[str, str] = {}
+    with written.append_log() as log:
+        log.append(one(b"a", b"1"))
+        bench.clock.advance(999)
+        assert topic.keeper().roll_old(failing) == 0
+        bench.clock.advance(1)
+        assert topic.keeper().roll_old(failing) == 1
+    shown = [states(bench, one_topic) for one_topic in (topic, slower, damaged, written, empty)]
+    assert shown == [["ROLLED"], ["OPEN"], ["OPEN"], ["OPEN"], []]
+    assert list(failing) == [str(damaged.name)]
+    bench.clock.advance(4000)
+    assert slower.keeper().roll_old({}) == 2
+    assert (states(bench, slower), states(bench, written)) == (["ROLLED"], ["ROLLED"])
 
 
 def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: Topic) -> None:
