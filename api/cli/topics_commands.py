@@ -119,6 +119,7 @@ def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int, tail_mes
         "tail": {
             "segments": len(snapshot.segments),
             "messages": tail_messages,
+            "given_up": sum(segment.tried_too_often for segment in snapshot.segments),
         },
         "compacted": None
         if compacted is None

@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -27,9 +28,14 @@ _UID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class LogDirectory:
-    """Where segments lie on this machine. Made when something is first written to it."""
+    """Where segments lie on this machine. Made when something is first written to it.
+
+    `wake_sealer`: wakes the process that seals what is large, so that this one does not die of it; None: there is none,
+    and all is sealed by whoever wants it sealed.
+    """
 
     path: Path
+    wake_sealer: Callable[[], object] | None = field(default=None, compare=False)
 
     @cached_property
     def uid(self) -> str:

@@ -7,6 +7,10 @@
     sweep   files of sealed segments go after `file.delete.delay`, then their rows; so does the folder of a topic that
             was deleted (S8); files that hold messages and that no row names are set aside (unnamed.py)
 
+A segment that its sealers die over (out of memory) is given up after `MAX_SEALING_TRIES`, and sealed by hand alone. In
+a process that must not die, only what is small is sealed; the rest is left to the process that is woken for it
+(LogDirectory.wake_sealer).
+
 Sealing may be done by any process that has the log directory and the store, beside the writer and beside other
 sealers: a segment is claimed by an attempt, and of two that seal the same one, one commits. Whatever is cut off leaves
 the segment rolled, or sealed, never both and never neither: the transaction decides which, and readers go by rows.
@@ -18,7 +22,7 @@ another log directory, any error of store and database. Memory: one segment, abo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +49,11 @@ from storage.steps import Step, reached
 
 ROLL_WAIT_MS = 10_000
 """How long a writer may take to roll when it is asked to; it looks every `topic_log.LOOK_SECONDS`."""
+SEALER_WAIT_MS = 60_000
+"""How long the process that is woken to seal what is large may take."""
+SMALL_BYTES = 16 << 20
+SMALL_MESSAGES = 100_000
+"""A segment of so many logical bytes and messages at most takes less than 100 MiB to seal."""
 SEALER_DEAD_MS = 60_000
 """A sealer whose heartbeat is older than this has lost its segment."""
 _HEARTBEAT_SECONDS = 5.0
@@ -78,6 +87,9 @@ class LogKeeper:
         self.roll(topic, wait_ms)
         end = self._rolled_end(topic)
         sealed = list(self._seal_below(topic, end))
+        if self.log.wake_sealer is not None and self.rolled(topic, end):
+            self.log.wake_sealer()
+            wait_ms = max(wait_ms, SEALER_WAIT_MS)
         deadline = self.clock.now_ms() + wait_ms
         while (left := self.rolled(topic, end)) and self.clock.now_ms() < deadline:
             self.clock.wait(_POLL_SECONDS)
@@ -190,27 +202,32 @@ class LogKeeper:
             return False
         return any(one.log_uid == segment.log_uid for one in self.metadata.services.services())
 
-    def seal(self, topic: TopicRecord) -> Iterator[LedgerRecord]:
+    def seal(self, topic: TopicRecord, *, again: bool = False) -> Iterator[LedgerRecord]:
         """Seal what of a topic is rolled now, the oldest first; segments that another sealer has are left to it.
 
         What is rolled meanwhile is for the next call, so this ends however fast the topic is written. A segment that
-        is damaged is passed over, and its DataLoss raised when all others had their turn.
+        is damaged, or was given up, is passed over, and raised as DataLoss or Misconfigured when all others had their
+        turn. `again`: seal what was given up, too.
         """
-        yield from self._seal_below(topic, self._rolled_end(topic))
+        yield from self._seal_below(topic, self._rolled_end(topic), again=again)
 
     def seal_remains(self, topic: TopicRecord) -> Iterator[Remains]:
-        """As `seal`; but of what is damaged or gone seal what is left: the rest is lost for good."""
+        """As `seal` again; but of what is damaged or gone seal what is left: the rest is lost for good."""
         end = self._rolled_end(topic)
-        while (claimed := self._claim(topic, end)) is not None:
+        while (claimed := self._claim(topic, self._sealable(topic, end), end, again=True)) is not None:
             yield self._sealed(topic, *claimed, accept_loss=True)
 
     def _rolled_end(self, topic: TopicRecord) -> int:
         """The offset behind all that is rolled now."""
         return max((one.content.last_offset + 1 for one in self.rolled(topic) if one.content), default=0)
 
-    def _seal_below(self, topic: TopicRecord, end: int) -> Iterator[LedgerRecord]:
+    def _seal_below(self, topic: TopicRecord, end: int, *, again: bool = False) -> Iterator[LedgerRecord]:
         damaged: dict[int, DataLoss] = {}
-        while (claimed := self._claim(topic, end, damaged)) is not None:
+        while True:
+            waiting = self._sealable(topic, end)
+            claimed = self._claim(topic, waiting, end, damaged, again=again)
+            if claimed is None:
+                break
             segment, attempt = claimed
             try:
                 sealed = self._sealed(topic, segment, attempt)
@@ -220,23 +237,57 @@ class LogKeeper:
             yield sealed.ledger
         if damaged:
             raise next(iter(damaged.values()))
+        self._check_given_up(topic, waiting)
 
-    def _claim(self, topic: TopicRecord, end: int, but: Collection[int] = ()) -> tuple[SegmentRecord, Attempt] | None:
-        """The oldest segment that may be sealed here; nothing is written where there is none."""
+    def _sealable(self, topic: TopicRecord, end: int) -> list[SegmentRecord]:
+        """What waits to be sealed and lies here."""
         uid = self.log.known_uid
-        if not any(one.log_uid == uid and one.ledger_id not in but for one in self.rolled(topic, end)):
+        return [one for one in self.rolled(topic, end) if one.log_uid == uid]
+
+    def _claim(
+        self,
+        topic: TopicRecord,
+        waiting: Sequence[SegmentRecord],
+        end: int,
+        damaged: Collection[int] = (),
+        *,
+        again: bool = False,
+    ) -> tuple[SegmentRecord, Attempt] | None:
+        """The oldest segment that may be sealed here; nothing is written where there is none."""
+        others = {*damaged, *(one.ledger_id for one in waiting if self.log.wake_sealer and not _is_small(one))}
+        if all(one.ledger_id in others or (one.tried_too_often and not again) for one in waiting):
             return None
+        uid = self.log.known_uid
         assert uid is not None, "a segment lies in it"
-        claimed = self.metadata.log.claim_sealing(topic.id, self.holder, uid, SEALER_DEAD_MS, end, but)
+        claimed = self.metadata.log.claim_sealing(topic.id, self.holder, uid, SEALER_DEAD_MS, end, others, again=again)
         if claimed is not None:
             reached(Step.SEAL_CLAIMED)
         return claimed
+
+    def _check_given_up(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> None:
+        """Raises Misconfigured for a segment that was tried too often, unless the last try may be under way."""
+        given_up = [one for one in waiting if one.tried_too_often]
+        if not given_up:
+            return
+        alive = {
+            one.attempt_id
+            for one in self.metadata.attempts(topic.id)
+            if one.finished_at is None and one.heartbeat_at > self.clock.now_ms() - SEALER_DEAD_MS
+        }
+        for one in given_up:
+            if one.sealing_attempt_id not in alive and one.content is not None:
+                raise Misconfigured(
+                    f"the segment {one.ledger_id} of {topic.name} ({one.content.messages} messages, "
+                    f"{one.content.logical_bytes} bytes) is given up: {one.sealing_tries} processes that sealed it "
+                    "have died or had not enough memory",
+                    "seal it by hand where there is more memory, and lower segment.bytes (docs/operations.md)",
+                )
 
     def _sealed(
         self, topic: TopicRecord, segment: SegmentRecord, attempt: Attempt, *, accept_loss: bool = False
     ) -> Remains:
         with (
-            afterwards(lambda: self.metadata.finish_attempt(attempt.attempt_id)),
+            self._trying(attempt),
             Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), _HEARTBEAT_SECONDS),
         ):
             hasher = Xxh3KeyHasher(topic.hash_seed)
@@ -246,6 +297,24 @@ class LogKeeper:
             self.metadata.log.seal_segment(attempt, ledger)
         reached(Step.SEGMENT_SEALED)
         return Remains(ledger, lost)
+
+    @contextmanager
+    def _trying(self, attempt: Attempt) -> Iterator[None]:
+        """Finish the attempt at the end. It counts as a try if memory runs out, or if this process dies before."""
+        ran_out = False
+
+        def finish() -> None:
+            if ran_out:
+                self.metadata.finish_attempt(attempt.attempt_id)
+            else:
+                self.metadata.log.let_go_of_sealing(attempt)
+
+        with afterwards(finish):
+            try:
+                yield
+            except MemoryError:
+                ran_out = True
+                raise
 
     def _rows(self, topic: TopicRecord, segment: SegmentRecord, accept_loss: bool) -> tuple[pa.Table, int]:
         """All rows of a segment, and how many of its messages are not among them."""
@@ -375,6 +444,14 @@ class LogKeeper:
             for one in self.metadata.log.segments(topic.id)
             if one.state is SegmentState.ROLLED and (end is None or one.first_offset < end)
         )
+
+
+def _is_small(segment: SegmentRecord) -> bool:
+    """Whether sealing takes little memory, and no sealer has died over it."""
+    content = segment.content
+    if content is None or segment.sealing_tries:
+        return False
+    return content.logical_bytes <= SMALL_BYTES and content.messages <= SMALL_MESSAGES
 
 
 @contextmanager

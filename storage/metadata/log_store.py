@@ -164,14 +164,23 @@ class LogStore:
         stale_ms: int,
         below: int | None = None,
         but: Collection[int] = (),
+        *,
+        again: bool = False,
     ) -> tuple[SegmentRecord, Attempt] | None:
         """The oldest rolled segment of a log directory that nobody seals, now claimed by a new attempt; None: none.
 
-        `below`: only one that begins below this offset; `but`: none of these ledger ids.
+        `below`: only one that begins below this offset; `but`: none of these ledger ids; `again`: also one that was
+        tried too often.
         Whoever claimed it before and has not beaten for `stale_ms` is fenced.
         """
         with self._database.write() as connection:
-            return sealing.claim(connection, topic_id, holder, log_uid, stale_ms, self._clock.now_ms(), below, but)
+            now = self._clock.now_ms()
+            return sealing.claim(connection, topic_id, holder, log_uid, stale_ms, now, below, but, again=again)
+
+    def let_go_of_sealing(self, attempt: Attempt) -> None:
+        """Finish a sealer's attempt that has ended by itself, sealed or not: it is no try. Again changes nothing."""
+        with self._database.write() as connection:
+            sealing.let_go(connection, attempt, self._clock.now_ms())
 
     def seal_segment(self, attempt: Attempt, ledger: LedgerRecord) -> None:
         """Let a ledger, whose objects exist, stand for the segment of its id, and finish the attempt.

@@ -120,9 +120,16 @@ class SegmentContent:
     size: int
 
 
+MAX_SEALING_TRIES = 5
+"""A segment over which so many sealers have died is given up."""
+
+
 @dataclass(frozen=True)
 class SegmentRecord:
-    """A segment of the hot tail, in the log directory `log_uid`. `content` None: it is open."""
+    """A segment of the hot tail, in the log directory `log_uid`. `content` None: it is open.
+
+    `sealing_tries`: how often it was claimed to be sealed and neither was nor was let go.
+    """
 
     ledger_id: int
     first_offset: int
@@ -133,6 +140,12 @@ class SegmentRecord:
     sealed_at: int | None = None
     sealing_attempt_id: str | None = None
     content: SegmentContent | None = None
+    sealing_tries: int = 0
+
+    @property
+    def tried_too_often(self) -> bool:
+        """Whether it is sealed no more but by hand. The last try may be under way."""
+        return self.state is SegmentState.ROLLED and self.sealing_tries >= MAX_SEALING_TRIES
 
 
 @dataclass(frozen=True)
