@@ -167,7 +167,7 @@ class TopicSegments:
     def opened(self, entry: bytes) -> SegmentWriter:
         """A new segment, for an entry that it can take. Raises InvalidRecord."""
         self._policies = self._metadata.policies.effective(self._topic)
-        self._options.checked(entry)
+        self._options.checked(entry, self._clock.now_ms())
         first_offset = self._metadata.topic(self._topic.name).next_offset
         ledger_id = self._metadata.allocate_ledger_ids(1)
         now = self._clock.now_ms()
@@ -224,7 +224,11 @@ class TopicSegments:
     @property
     def _options(self) -> WriterOptions:
         flush = FlushPolicy(self._policies.flush_messages, self._policies.flush_ms)
-        return WriterOptions(flush, max_entry_bytes=self._policies.max_message_bytes + ENTRY_PADDING)
+        return WriterOptions(
+            flush,
+            max_entry_bytes=self._policies.max_message_bytes + ENTRY_PADDING,
+            max_ahead_ms=self._policies.message_timestamp_after_max_ms,
+        )
 
 
 def roll_open_segment(

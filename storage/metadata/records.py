@@ -91,6 +91,11 @@ class LedgerRecord:
     created_at: int
     deleted_at: int | None = None
 
+    @property
+    def newest(self) -> int:
+        """The largest publish time, as policies take it: no message was published after its ledger was made."""
+        return min(self.max_publish_time, self.created_at)
+
 
 class SegmentState(StrEnum):
     """States of a segment of the hot tail; each follows the one before."""
@@ -141,6 +146,13 @@ class SegmentRecord:
     sealing_attempt_id: str | None = None
     content: SegmentContent | None = None
     sealing_tries: int = 0
+
+    @property
+    def newest(self) -> int | None:
+        """The largest publish time, as policies take it: no message was published after the roll. None: it is open."""
+        if self.content is None or self.rolled_at is None:
+            return None
+        return min(self.content.max_publish_time, self.rolled_at)
 
     @property
     def tried_too_often(self) -> bool:
