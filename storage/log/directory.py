@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from storage.errors import Misconfigured
+from storage.log.room import Room
 from storage.metadata.records import SegmentRecord
 from storage.model import TopicName
 
@@ -31,11 +32,12 @@ class LogDirectory:
     """Where segments lie on this machine. Made when something is first written to it.
 
     `wake_sealer`: wakes the process that seals what is large, so that this one does not die of it; None: there is none,
-    and all is sealed by whoever wants it sealed.
+    and all is sealed by whoever wants it sealed. `room`: how much may be appended; None: as much as the disk takes.
     """
 
     path: Path
     wake_sealer: Callable[[], object] | None = field(default=None, compare=False)
+    room: Room | None = field(default=None, compare=False)
 
     @cached_property
     def uid(self) -> str:
@@ -57,6 +59,11 @@ class LogDirectory:
     def exists(self) -> bool:
         """Whether something was ever written to it."""
         return self._known_uid() is not None
+
+    def check_room(self) -> None:
+        """Raises StorageFull if nothing may be appended now."""
+        if self.room is not None:
+            self.room.check()
 
     def of_topic(self, topic_uid: str) -> Path:
         """The folder of a topic's segments; it may not exist."""

@@ -178,6 +178,7 @@ class TopicLog:
     def _current(self, entry: bytes) -> SegmentWriter:
         """The open segment with room for an entry. None is opened for one that cannot be taken (InvalidRecord)."""
         self._check_lease()
+        self._log.check_room()
         writer = self._whole()
         if writer is not None and self._of_ours.is_full(writer):
             self._rolled(writer)

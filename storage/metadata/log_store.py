@@ -149,6 +149,11 @@ class LogStore:
         with self._database.read() as connection:
             return segments.topics_with(connection, states, log_uid)
 
+    def rolled_bytes(self, log_uid: str) -> int:
+        """The size of a log directory's segments that wait to be sealed."""
+        with self._database.read() as connection:
+            return segments.rolled_bytes(connection, log_uid)
+
     def open_without_writer(self, log_uid: str, created_until: int) -> list[tuple[TopicRecord, SegmentRecord]]:
         """The open segments of a log directory that no writer has, made at that time (ms) or before; oldest first."""
         with self._database.snapshot() as connection:

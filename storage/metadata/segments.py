@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
 
 from storage.errors import Fenced
 from storage.metadata import leases, ledgers, mapping, topics
@@ -170,6 +170,14 @@ def asked_to_roll(connection: Connection, log_uid: str) -> list[TopicRecord]:
     )
     statement = select(topics_table).where(topics_table.c.roll_requested_at.is_not(None), topics_table.c.id.in_(opened))
     return _by_name(connection, statement)
+
+
+def rolled_bytes(connection: Connection, log_uid: str) -> int:
+    """The size of all files in that log directory that wait to be sealed."""
+    statement = select(func.sum(segments.c.size)).where(
+        segments.c.state == SegmentState.ROLLED.value, segments.c.log_uid == log_uid
+    )
+    return int(connection.execute(statement).scalar_one() or 0)
 
 
 def open_without_writer(
