@@ -191,9 +191,12 @@ class LogKeeper:
         files = behind(self.log.of_topic(topic.uid), 0)
         if not files:
             return False
-        end = self.metadata.topic(topic.name).next_offset
+        try:
+            now = self.metadata.topic(topic.name)
+        except TopicNotFound:
+            return False
         named = {one.first_offset for one in self.metadata.log.segments(topic.id)}
-        return any(first >= end and first not in named for first in files)
+        return now.uid == topic.uid and any(first >= now.next_offset and first not in named for first in files)
 
     def _is_kept_elsewhere(self, segment: SegmentRecord) -> bool:
         """Whether a service that lives has the segment's log directory, and this is another one: it rolls and seals
