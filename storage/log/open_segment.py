@@ -17,7 +17,7 @@ import logging
 from functools import partial
 
 from storage.clock import Clock
-from storage.errors import Conflict, DataLoss, Misconfigured, ObjectDamaged, ObjectMissing
+from storage.errors import Conflict, DataLoss, Fenced, Misconfigured, ObjectDamaged, ObjectMissing
 from storage.ledger import rows
 from storage.log.directory import LogDirectory
 from storage.log.frames import HEADER_BYTES, SegmentHeader, read_header
@@ -35,6 +35,10 @@ INFLATION = 4
 """A segment is rolled, too, when its messages are so many times larger than `segment.bytes` once uncompressed: sealing
 holds them in memory."""
 _log = logging.getLogger(__name__)
+
+
+class _NotTakenUp(Misconfigured):
+    """A file that has lost its row and cannot have one again."""
 
 
 class TopicSegments:
@@ -82,7 +86,7 @@ class TopicSegments:
             writer = None
             try:
                 writer = self._take_up(SegmentFiles(folder, files[0]), end)
-            except (Misconfigured, DataLoss):
+            except (_NotTakenUp, DataLoss):
                 if not accept_loss:
                     raise
                 for first in files:
@@ -110,11 +114,10 @@ class TopicSegments:
             written_at = min(self._clock.now_ms(), int(files.log.stat().st_mtime * 1000))
             row = SegmentRecord(found.ledger_id, end, self._log.uid, SegmentState.OPEN, written_at)
             self._metadata.log.take_up_segment(self._lease, row)
-        except Conflict as error:
+        except BaseException as error:
             writer.close()
-            raise refusal(error.message) from error
-        except BaseException:
-            writer.close()
+            if isinstance(error, Conflict) and not isinstance(error, Fenced):
+                raise refusal(error.message) from error
             raise
         self._opened_at = written_at
         _log.warning(
@@ -124,8 +127,8 @@ class TopicSegments:
         )
         return writer
 
-    def _not_taken_up(self, files: SegmentFiles, why: str) -> Misconfigured:
-        return Misconfigured(
+    def _not_taken_up(self, files: SegmentFiles, why: str) -> _NotTakenUp:
+        return _NotTakenUp(
             f"{files.log} holds messages of {self._topic.name} that the database does not know, and they cannot be "
             f"taken up again: {why}",
             "restore a database that is as new as the log, or accept the loss of the file (docs/operations.md); until "

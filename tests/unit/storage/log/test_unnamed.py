@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import Misconfigured
+from storage.errors import CompactorError, Fenced, Misconfigured
 from storage.log.segment import SegmentFiles
 from storage.model import Message
 from storage.topic import Topic
@@ -141,6 +141,26 @@ def test_damage_in_what_was_lost_is_set_aside_only_if_that_is_accepted(bench: Wo
         produce(topic, [one(b"new", b"1")])
     topic.keeper().roll(topic.record, accept_loss=True)
     assert (folder_of(bench, topic) / f"{0:020d}.aside-1.log").read_bytes() == damaged
+
+
+@pytest.mark.parametrize("error", [Fenced("overtaken", "stop"), Misconfigured("read-only", "use another")])
+def test_what_has_nothing_to_do_with_the_file_sets_nothing_aside(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch, error: CompactorError
+) -> None:
+    restore = backed_up(bench)
+    before = segments_of(topic, b"a")
+    restore()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.metadata.log, "take_up_segment", fail)
+        with pytest.raises(type(error), match=error.message):
+            topic.keeper().roll(topic.record, accept_loss=True)
+    assert kept_aside(bench, topic) == []
+    topic.keeper().roll(topic.record)
+    assert raw(topic) == before
 
 
 def test_a_sweep_sets_messages_below_the_end_aside(bench: Workbench, topic: Topic) -> None:
