@@ -23,9 +23,8 @@ another log directory, any error of store and database. Memory: one segment, abo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -35,13 +34,13 @@ from storage.heartbeat import Heartbeat
 from storage.lease import afterwards, writer_lease
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
-from storage.log.directory import LogDirectory, sync_folder
+from storage.log.directory import LogDirectory
 from storage.log.open_segment import roll_open_segment
 from storage.log.salvage import salvage
 from storage.log.segment import SegmentFiles
+from storage.log.sweep import LogSweep
 from storage.log.tail import Tail
-from storage.log.unnamed import behind, files_set_aside, holds_data, segments_in, set_aside
-from storage.metadata.policy_store import namespace_scope
+from storage.log.unnamed import behind
 from storage.metadata.records import Attempt, LedgerRecord, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
@@ -331,114 +330,23 @@ class LogKeeper:
         return salvaged.table, salvaged.lost
 
     def sweep(self, topic: TopicRecord | None = None, failing: dict[str, str] | None = None) -> int:
-        """Remove the files of segments that were sealed long enough ago; how many.
+        """Remove the files of segments that were sealed long enough ago; how many (sweep.py).
 
-        Of one topic, cheap enough to be called all the time; or of all topics, and then files that no row ever named,
-        too. What cannot be removed holds up nothing else: `failing` is told of one by topic (by uid, if it was
-        deleted); where there is none, Unavailable is raised when all others had their turn.
+        Of one topic, cheap enough to be called all the time; or of all topics, and then what no row names, too. What
+        cannot be removed holds up nothing else: `failing` is told of one by topic (by uid, if it was deleted); where
+        there is none, Unavailable is raised when all others had their turn.
         """
         failed: dict[str, str] = {} if failing is None else failing
-        removed = self._swept(topic, failed)
+        removed = LogSweep(self.metadata, self.clock, self.log, self._take_up).sweep(topic, failed)
         if failing is None and failed:
             owner, why = next(iter(failed.items()))
             raise Unavailable(f"files of {owner} are not swept: {why}", "see to the log directory, then try again")
         return removed
 
-    def _swept(self, topic: TopicRecord | None, failed: dict[str, str]) -> int:
-        uid = self.log.known_uid
-        if uid is None:
-            return 0
-        removed = 0
-        now = self.clock.now_ms()
-        for owner, segment in self.metadata.log.sealed_files(uid, now, topic.id if topic else None):
-            delay = self.metadata.policies.effective(owner).file_delete_delay_ms
-            if segment.sealed_at is not None and segment.sealed_at <= now - delay:
-                with _noted(str(owner.name), failed):
-                    files = SegmentFiles(self.log.of_topic(owner.uid), segment.first_offset)
-                    files.remove()
-                    if files.folder.is_dir():
-                        sync_folder(files.folder)  # a file that a power cut brings back must find its row
-                    reached(Step.SEGMENT_FILE_REMOVED)
-                    with suppress(TopicNotFound):  # deleted meanwhile, and its rows with it
-                        self.metadata.log.forget_segment(owner.id, segment.ledger_id)
-                    reached(Step.SEGMENT_FORGOTTEN)
-                    removed += 1
-        if topic is None:
-            living = {each.uid: each for each in self.metadata.topics()}
-            for folder in self.log.topic_folders():
-                owner_now = living.get(folder.name)
-                with _noted(str(owner_now.name) if owner_now else folder.name, failed):
-                    if owner_now is not None:
-                        removed += self._remove_orphans(owner_now, failed)
-                    else:
-                        removed += self._remove_deleted(folder, now, failed)
-        return removed
-
-    def _remove_deleted(self, folder: Path, now: int, failed: dict[str, str]) -> int:
-        """The files of a topic that was deleted long enough ago, and then its folder; how many segments.
-
-        A folder of a topic that the database has never had is another database's, and stays. A writer that has not
-        heard yet may make the folder again; then the next sweep removes it.
-        """
-        deleted = self.metadata.tenancy.deleted_topic(folder.name)
-        if deleted is None:
-            return 0
-        scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
-        policies, _ = self.metadata.policies.effective_of_scope(scope)
-        if deleted.deleted_at > now - policies.file_delete_delay_ms:
-            return 0
-        removed = 0
-        for first in segments_in(folder):
-            with _noted(folder.name, failed):
-                SegmentFiles(folder, first).remove()
-                removed += 1
-            reached(Step.DELETED_SEGMENT_REMOVED)
-        with suppress(FileNotFoundError):  # another sweeper was here
-            for file in files_set_aside(folder):
-                with _noted(folder.name, failed):
-                    file.unlink(missing_ok=True)
-        with suppress(OSError):  # something that is not ours lies in it, or a writer has just made a file
-            folder.rmdir()
-        return removed
-
-    def _remove_orphans(self, topic: TopicRecord, failed: dict[str, str]) -> int:
-        """Files that no row names: those below the topic's end whose writer died before the row; how many.
-
-        Those that hold messages are kept (unnamed.py): from the topic's end on they are taken up again, below it set
-        aside. The end is older than the list of files, and that older than the rows that are looked at: so whatever a
-        live writer makes lies at or behind the end, and has a row before it holds anything.
-        """
-        folder = self.log.of_topic(topic.uid)
-        found = segments_in(folder)
-        named = {segment.first_offset for segment in self.metadata.log.segments(topic.id)}
-        removed = 0
-        for first, size in found.items():
-            files = SegmentFiles(folder, first)
-            if first in named or (first >= topic.next_offset and not holds_data(size)):
-                continue
-            with _noted(str(topic.name), failed):
-                if first >= topic.next_offset:
-                    self._take_up(topic, failed)
-                elif not holds_data(size):
-                    files.remove()
-                    removed += 1
-                elif files.log.exists():
-                    kept = set_aside(files)
-                    failed[str(topic.name)] = (
-                        f"{files.log} holds messages and has no row, so the database must be older than the log; it "
-                        f"was renamed to {kept.name} (docs/operations.md)"
-                    )
-        return removed
-
-    def _take_up(self, topic: TopicRecord, failed: dict[str, str]) -> None:
+    def _take_up(self, topic: TopicRecord) -> None:
         """Let the topic have again what the database has lost of its log."""
-        try:
-            if self._is_behind_its_log(topic):
-                self.roll(topic, 0)
-        except (LeaseHeld, TopicNotFound):
-            pass  # a writer is at work, and has done so when it began; or the topic was deleted
-        except CompactorError as error:
-            failed[str(topic.name)] = str(error)
+        if self._is_behind_its_log(topic):
+            self.roll(topic, 0)
 
     def rolled(self, topic: TopicRecord, end: int | None = None) -> tuple[SegmentRecord, ...]:
         """The segments that wait to be sealed; with `end`, of those that begin below this offset."""
@@ -455,12 +363,3 @@ def _is_small(segment: SegmentRecord) -> bool:
     if content is None or segment.sealing_tries:
         return False
     return content.logical_bytes <= SMALL_BYTES and content.messages <= SMALL_MESSAGES
-
-
-@contextmanager
-def _noted(owner: str, failed: dict[str, str]) -> Iterator[None]:
-    """What a disk refuses inside is noted for `owner`, and nothing else stops for it."""
-    try:
-        yield
-    except OSError as error:
-        failed.setdefault(owner, f"{error.filename or 'a file'}: {error.strerror or error}")
