@@ -14,6 +14,7 @@ from storage.bulk_append import INPUT_SCHEMA
 from storage.errors import InvalidRecord
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.model import Message
+from storage.policies import TopicPolicies
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import NOW, one, produce
@@ -35,6 +36,8 @@ def topic(bench: Workbench) -> Topic:
 
 def test_what_lies_too_far_in_the_future_is_refused(bench: Workbench, topic: Topic) -> None:
     limit = NOW + HOUR
+    assert TopicPolicies().message_timestamp_after_max_ms == HOUR
+    bench.metadata.policies.set(BROKER, "message.timestamp.after.max.ms", HOUR)
     refused = r"the publish time \d+ of a message lies 3600001 ms in the future, and at most 3600000 ms are allowed"
     for first in (True, False):
         with topic.append_log() as log:
@@ -55,7 +58,6 @@ def test_what_lies_too_far_in_the_future_is_refused(bench: Workbench, topic: Top
 @pytest.fixture
 def stored(bench: Workbench, topic: Topic) -> list[Message]:
     """A ledger and a rolled segment from before there was a limit."""
-    bench.metadata.policies.set(BROKER, "message.timestamp.after.max.ms", "none")
     bench.append(topic, [rows_at(NOW + CENTURY, NOW)])
     produce(topic, [one(b"r", b"1", publish_time=NOW + CENTURY)])
     topic.keeper().roll(topic.record)
