@@ -149,6 +149,10 @@ METRICS: Mapping[str, MetricDefinition] = {
             "Stored policies that this version cannot read; only in the leader.",
         ),
         MetricDefinition("compactor_log_segments", "gauge", "Segments of the hot tail, by state.", ("state",)),
+        MetricDefinition("compactor_log_rolled_bytes", "gauge", "Bytes of rolled segments that wait to be sealed."),
+        MetricDefinition(
+            "compactor_log_segments_given_up", "gauge", "Rolled segments whose sealing was given up: seal them by hand."
+        ),
         MetricDefinition(
             "compactor_log_appended_entries_total", "counter", "Entries that this process has appended for clients."
         ),
@@ -244,6 +248,8 @@ class _Scrape(Collector):
         yield _plain("compactor_paused_topics", standing.paused)
         yield _plain("compactor_failing_topics", standing.failing)
         yield _labelled("compactor_log_segments", {state: standing.segments.get(state, 0) for state in _SEGMENTS})
+        yield _plain("compactor_log_rolled_bytes", standing.rolled_bytes)
+        yield _plain("compactor_log_segments_given_up", standing.given_up)
 
     def _of_topics(self) -> Iterator[Metric]:
         latest = sorted(self._totals.topics.items(), key=lambda one: -one[1].last_run_id)[: self._max_topics]

@@ -113,7 +113,8 @@ async def _known(_: Request, error: Exception) -> Response:
     said = " ".join(str(error).split())
     for local, over_http in _OVER_HTTP:
         said = local.sub(over_http, said)
-    return answer(status_of(error), said)
+    retry = {"Retry-After": "10"} if isinstance(error, errors.StorageFull) else None
+    return answer(status_of(error), said, retry)
 
 
 async def _http(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends, Request
@@ -56,6 +56,7 @@ def running(settings: Settings) -> Iterator[Service]:
     """A service with all its parts, started; ended in the opposite order, when what goes on has been let finish."""
     with ExitStack() as parts:
         components = parts.enter_context(open_components(settings))
+        components = replace(components, log=replace(components.log, wake_sealer=lambda: maintenance.wake()))
         control = control_loop(settings, components)
         maintenance = parts.enter_context(Upkeep(settings, components, lambda: control.leads))
         watch = parts.enter_context(LogWatch(components.metadata))

@@ -242,6 +242,15 @@ class Settings:
     limits_requests_at_once: int = _setting(
         512, "limits.requests-at-once", Whole("requests", least=1), "Requests under way at once; 503 above."
     )
+    limits_rolled_bytes: int = _setting(
+        0,
+        "limits.rolled-bytes",
+        Size(),
+        "Rolled segments in the log directory that wait to be sealed, together; no appends above; 0: no limit.",
+    )
+    limits_log_free_bytes: int = _setting(
+        128 << 20, "limits.log-free-bytes", Size(), "What stays free on the log's disk: no appends below it."
+    )
     read_max_messages: int = _setting(10_000, "read.max-messages", Whole("messages", least=1), "Messages in a page.")
     read_max_bytes: int = _setting(
         16 << 20, "read.max-bytes", Size(least=1), "Bytes in a page of messages; one message always fits."

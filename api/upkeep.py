@@ -87,7 +87,8 @@ class Upkeep:
     def _run(self) -> None:
         while True:
             self._look_after_logs()
-            self.maintenance.run_due()
+            if self.maintenance.run_due():
+                self._components.metadata.keep_reserve()
             if self._stop.wait(LOOK_SECONDS):
                 return
 

@@ -1,6 +1,7 @@
 """What a service does for its topics at intervals: sweeping its log directory, retention, garbage collection.
 
-    sweep       files of sealed segments, and of deleted topics, in this service's log directory: each service does it
+    sweep       this service's log directory: each service does it. Open segments that no writer has are rolled by age;
+                files of sealed segments, and of deleted topics, are removed
     backlog     message time to live and backlog quotas (backlog_limits.py): the service in whose log directory the
                 topic's tail lies; of topics without one, the leader
     retention   what the topics' cleanup policies let go (retention.py): the leader
@@ -175,6 +176,7 @@ class Maintenance:
 
     def _sweep(self, failing: dict[str, str]) -> None:
         keeper = LogKeeper(self._metadata, self._store, self._clock, self._log, holder_name())
+        keeper.roll_old(failing)
         self._count(Task.SWEEP, keeper.sweep(failing=failing), 0)
         for name, why in failing.items():
             _log.warning("%s: %s: %s", Task.SWEEP, name, why)

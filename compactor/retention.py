@@ -65,7 +65,8 @@ class Why(StrEnum):
 class Piece:
     """A ledger, or a segment that is none yet: what of it retention looks at. Offsets are inclusive.
 
-    `newest`: the largest publish time; None: not known, and so not old. `logical_bytes` of an open segment is 0.
+    `newest`: the largest publish time, or when it was closed, if that was earlier; None: not known, and so not old.
+    `logical_bytes` of an open segment is 0.
     """
 
     ledger_id: int
@@ -249,7 +250,7 @@ def _sealed(ledger: LedgerRecord) -> Piece:
         ledger.last_offset,
         ledger.messages,
         ledger.logical_bytes,
-        ledger.max_publish_time,
+        ledger.newest,
     )
 
 
@@ -359,7 +360,7 @@ class Retention:
                         content.last_offset,
                         content.messages,
                         content.logical_bytes,
-                        content.max_publish_time,
+                        segment.newest,
                         sealed=False,
                     )
                 )

@@ -170,6 +170,13 @@ class TopicPolicies:
         "message.max.bytes",
         "maxMessageSize",
     )
+    message_timestamp_after_max_ms: int | None = _policy(
+        3_600_000,
+        "message.timestamp.after.max.ms",
+        Optional(Duration()),
+        "How far in the future an appended or imported message's publish time may lie; else it is refused.",
+        "log.message.timestamp.after.max.ms",
+    )
     file_delete_delay_ms: int = _policy(
         60_000,
         "file.delete.delay.ms",

@@ -58,9 +58,9 @@ class Workbench:
 
     @classmethod
     def embedded(cls, folder: Path, engine: Engine | None = None, sizing: Sizing | None = TINY) -> Workbench:
-        """SQLite and a local store below `folder`, a clock that stands still."""
+        """SQLite and a local store below `folder`, a clock that stands still, and messages of any time."""
         clock = ManualClock()
-        metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", clock)
+        metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", clock, {"message.timestamp.after.max.ms": None})
         metadata.upgrade()
         log = LogDirectory(folder / "log")
         return cls(metadata, open_store((folder / "objects").as_uri()), clock, engine or InProcess(), sizing, log)

@@ -217,9 +217,10 @@ async def _produced(
 
 
 def _check_here(parts: Service, record: TopicRecord) -> None:
-    """Raises Elsewhere, or Problem, unless this service writes the topic or may try to."""
+    """Raises Elsewhere, Problem or StorageFull, unless this service writes the topic or may try to."""
     if not parts.producers.is_open(record):
         parts.forwarding.for_writing(record)
+    parts.components.log.check_room()
 
 
 def _check_quota(parts: Service, record: TopicRecord) -> None:

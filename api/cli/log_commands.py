@@ -14,7 +14,7 @@ from api.cli.failures import tell
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import counted, say
 from api.wiring import open_components
-from storage.errors import DataLoss, InvalidInput, NotFound
+from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured, NotFound
 from storage.model import TopicName
 
 if TYPE_CHECKING:
@@ -66,43 +66,53 @@ def seal_segments(
 ) -> None:
     """Seal rolled segments into ledgers, and remove the files of those that were sealed long enough ago.
 
-    One that is damaged is passed over: the others are sealed, and then it is an error.
+    Without a TOPIC, open segments that are older than segment.ms and that no writer has are rolled and sealed, too.
+    One that is damaged, or was given up because sealing it took too much memory, is passed over: the others are sealed,
+    and then it is an error. With TOPIC what was given up is tried again.
     """
     names = [TopicName.parse(topic) for topic in topics or []]
     if accept_loss and not names:
         raise InvalidInput("a loss is accepted of no topic in particular", "name the TOPIC with the damaged segment")
     with open_components(context.obj) as components:
+        from storage.log.keeper import LogKeeper
         from storage.metadata.records import SegmentState
+        from storage.topic import holder_name
 
+        failing: dict[str, str] = {}
+        if not names:
+            parts = components
+            LogKeeper(parts.metadata, parts.store, parts.clock, parts.log, holder_name()).roll_old(failing)
+        for topic_name, why in failing.items():
+            say(f"{topic_name} cannot be rolled: {why}")
         wanted = [components.topic(name) for name in names] or [
             components.topic(record.name)
             for record in components.metadata.log.topics_with_segments([SegmentState.ROLLED, SegmentState.SEALED])
         ]
-        damaged: list[DataLoss] = []
+        left: list[CompactorError] = []
         for topic in wanted:
             try:
-                _seal(topic, accept_loss)
-            except DataLoss as error:
-                damaged.append(error)
+                _seal(topic, accept_loss, again=bool(names))
+            except (DataLoss, Misconfigured) as error:
+                left.append(error)
         if wanted:
             removed = sum(topic.keeper().sweep(topic.record) for topic in wanted)
             say(f"{counted(removed, 'segment file')} removed")
-        for one in damaged[1:]:
+        for one in left[1:]:
             tell(one)
-        if damaged:
-            raise damaged[0]
+        if left:
+            raise left[0]
         for topic in wanted if names else []:
-            for left in topic.keeper().rolled(topic.record)[:1]:
-                components.log.check(topic.name, left)
+            for unsealed in topic.keeper().rolled(topic.record)[:1]:
+                components.log.check(topic.name, unsealed)
 
 
-def _seal(topic: Topic, accept_loss: bool) -> None:
-    """Seal what of a topic is rolled, and say so. Raises DataLoss."""
+def _seal(topic: Topic, accept_loss: bool, *, again: bool = False) -> None:
+    """Seal what of a topic is rolled, and say so. `again`: also what was given up. Raises DataLoss, Misconfigured."""
     if accept_loss:
         for remains in topic.keeper().seal_remains(topic.record):
             _say_sealed(topic, remains.ledger, remains.lost)
         return
-    for ledger in topic.keeper().seal(topic.record):
+    for ledger in topic.keeper().seal(topic.record, again=again):
         _say_sealed(topic, ledger)
 
 

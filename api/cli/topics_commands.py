@@ -115,6 +115,7 @@ def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int, tail: Un
             "segments": len(snapshot.segments),
             "messages": tail.messages,
             "logical_bytes": tail.bytes,
+            "given_up": sum(segment.tried_too_often for segment in snapshot.segments),
         },
         "compacted": None
         if compacted is None

@@ -12,12 +12,14 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from storage.errors import Misconfigured
+from storage.log.room import Room
 from storage.metadata.records import SegmentRecord
 from storage.model import TopicName
 
@@ -27,9 +29,15 @@ _UID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class LogDirectory:
-    """Where segments lie on this machine. Made when something is first written to it."""
+    """Where segments lie on this machine. Made when something is first written to it.
+
+    `wake_sealer`: wakes the process that seals what is large, so that this one does not die of it; None: there is none,
+    and all is sealed by whoever wants it sealed. `room`: how much may be appended; None: as much as the disk takes.
+    """
 
     path: Path
+    wake_sealer: Callable[[], object] | None = field(default=None, compare=False)
+    room: Room | None = field(default=None, compare=False)
 
     @cached_property
     def uid(self) -> str:
@@ -51,6 +59,11 @@ class LogDirectory:
     def exists(self) -> bool:
         """Whether something was ever written to it."""
         return self._known_uid() is not None
+
+    def check_room(self) -> None:
+        """Raises StorageFull if nothing may be appended now."""
+        if self.room is not None:
+            self.room.check()
 
     def of_topic(self, topic_uid: str) -> Path:
         """The folder of a topic's segments; it may not exist."""

@@ -31,6 +31,7 @@ from storage.log.directory import sync_folder
 from storage.log.entry import EntryHeader
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, frame_head
 from storage.log.segment import SegmentFiles, WriterOptions, speaking_of
+from storage.log.unnamed import holds_data, set_aside
 from storage.log.visible_end import VisibleEnd, VisibleEndWriter, read_visible_end, read_writing_process
 from storage.metadata.records import SegmentContent
 from storage.model import MessageId
@@ -91,7 +92,7 @@ class SegmentFile:
         options: WriterOptions,
         before_write: BeforeWrite,
     ) -> Self:
-        """A new file, durable. One that is there is replaced: no row names it."""
+        """A new file, durable. One that is there has no row: it is replaced, or set aside if it holds something."""
         with speaking_of(files.log, "create"):
             if not files.folder.is_dir():
                 files.folder.mkdir(parents=True, exist_ok=True)
@@ -99,6 +100,10 @@ class SegmentFile:
             descriptor = _locked(files, os.O_CREAT)
             try:
                 before_write()
+                if holds_data(os.fstat(descriptor).st_size):
+                    set_aside(files)
+                    renamed, descriptor = descriptor, _locked(files, os.O_CREAT)
+                    os.close(renamed)
                 os.ftruncate(descriptor, 0)
                 for aid in (files.end, files.index):
                     aid.unlink(missing_ok=True)

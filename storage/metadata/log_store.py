@@ -65,6 +65,23 @@ class LogStore:
             f"whether the segment of ledger {segment.ledger_id} was opened",
         )
 
+    def take_up_segment(self, lease: Lease, segment: SegmentRecord) -> None:
+        """Make a segment, whose row was lost, the topic's open one again, under the id that its file has.
+
+        Ids that are given out later are above it. Raises Conflict if the id is another's, or below one of the topic's;
+        Fenced as `open_segment`.
+        """
+
+        def happened(connection: Connection, _: None) -> bool:
+            topics.locked(connection, lease.topic_id)
+            return segments.find(connection, lease.topic_id, segment.ledger_id) is not None
+
+        self._database.write_once(
+            lambda connection: segments.take_up(connection, lease, segment),
+            happened,
+            f"whether the segment of ledger {segment.ledger_id} was taken up",
+        )
+
     def roll_segment(self, lease: Lease, ledger_id: int, content: SegmentContent) -> SegmentRecord:
         """Close the open segment, which is flushed and holds `content`; a wish to roll the topic is fulfilled.
 
@@ -134,6 +151,16 @@ class LogStore:
         with self._database.read() as connection:
             return segments.topics_with(connection, states, log_uid)
 
+    def rolled_bytes(self, log_uid: str) -> int:
+        """The size of a log directory's segments that wait to be sealed."""
+        with self._database.read() as connection:
+            return segments.rolled_bytes(connection, log_uid)
+
+    def open_without_writer(self, log_uid: str, created_until: int) -> list[tuple[TopicRecord, SegmentRecord]]:
+        """The open segments of a log directory that no writer has, made at that time (ms) or before; oldest first."""
+        with self._database.snapshot() as connection:
+            return segments.open_without_writer(connection, log_uid, created_until, self._clock.now_ms())
+
     # Sealing, by anybody
 
     def claim_sealing(
@@ -144,14 +171,23 @@ class LogStore:
         stale_ms: int,
         below: int | None = None,
         but: Collection[int] = (),
+        *,
+        again: bool = False,
     ) -> tuple[SegmentRecord, Attempt] | None:
         """The oldest rolled segment of a log directory that nobody seals, now claimed by a new attempt; None: none.
 
-        `below`: only one that begins below this offset; `but`: none of these ledger ids.
+        `below`: only one that begins below this offset; `but`: none of these ledger ids; `again`: also one that was
+        tried too often.
         Whoever claimed it before and has not beaten for `stale_ms` is fenced.
         """
         with self._database.write() as connection:
-            return sealing.claim(connection, topic_id, holder, log_uid, stale_ms, self._clock.now_ms(), below, but)
+            now = self._clock.now_ms()
+            return sealing.claim(connection, topic_id, holder, log_uid, stale_ms, now, below, but, again=again)
+
+    def let_go_of_sealing(self, attempt: Attempt) -> None:
+        """Finish a sealer's attempt that has ended by itself, sealed or not: it is no try. Again changes nothing."""
+        with self._database.write() as connection:
+            sealing.let_go(connection, attempt, self._clock.now_ms())
 
     def seal_segment(self, attempt: Attempt, ledger: LedgerRecord) -> None:
         """Let a ledger, whose objects exist, stand for the segment of its id, and finish the attempt.

@@ -127,6 +127,14 @@ class PolicyStore:
         with self._database.read() as connection:
             return resolved_around(connection, scope, self.broker_defaults)
 
+    def least(self, name: str) -> int:
+        """The smallest value of a policy, a number, that any topic may have. Raises InvalidInput for its name."""
+        known = policies.policy(name)
+        with self._database.read() as connection:
+            stored = connection.execute(select(policies_table.c.value).where(policies_table.c.name == known.name))
+            values = [*stored.scalars(), self.broker_defaults.get(known.name, known.default)]
+        return min(value for value in values if isinstance(value, int))
+
     def resolver(self) -> PolicyResolver:
         """The policies of all topics, of one moment: one statement, however many topics are asked for then."""
         with self._database.read() as connection:

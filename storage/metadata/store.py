@@ -98,6 +98,11 @@ class MetadataStore:
         """Bring the database to the schema of this version, from nothing or from an older one."""
         schema.upgrade(self.database)
 
+    def keep_reserve(self) -> None:
+        """Keep some space for a full disk, if the database is a file here (reserve.py). Quick; raises nothing."""
+        if self.database.reserve is not None:
+            self.database.reserve.keep()
+
     def check_schema(self) -> None:
         """Raises Misconfigured unless the schema is exactly this version's. Changes nothing."""
         schema.check(self.database)

@@ -159,13 +159,18 @@ def acknowledge(bench: Workbench, topic: Topic, message: Message) -> None:
 
 
 def last_old_enough(topic: Topic, used: Policies, now: int, horizon: int) -> int:
-    """P2, from the ledgers' own messages: whole ledgers up to the first that holds one that is too young."""
+    """P2, from the ledgers' own messages: whole ledgers up to the first that holds one that is too young.
+
+    None is younger than the ledger that holds it, whatever its publish time says.
+    """
     end = horizon
     for ledger in topic.snapshot().ledgers:
         if ledger.last_offset <= horizon:
             continue
         inside = [m for m in topic.messages() if ledger.first_offset <= m.offset <= ledger.last_offset]
-        if used.min_lag_ms and any(message.publish_time > now - used.min_lag_ms for message in inside):
+        if used.min_lag_ms and any(
+            min(message.publish_time, ledger.created_at) > now - used.min_lag_ms for message in inside
+        ):
             break
         end = ledger.last_offset
     return end

@@ -190,7 +190,7 @@ def test_roll_and_seal(compactor_command: Compactor, segment: Path) -> None:
 
     rolled = compactor_command("topics", "roll", "t", "--seal").done()
     assert rolled.stdout == f"Topic {name} rolled, 1 segment sealed, 0 segments to be sealed\n"
-    assert stats(compactor_command)["tail"] == {"segments": 0, "messages": 0, "logical_bytes": 0}
+    assert stats(compactor_command)["tail"] == {"segments": 0, "messages": 0, "logical_bytes": 0, "given_up": 0}
     after = compactor_command("read", "t", "--value-encoding", "base64", "--key-encoding", "base64").done().stdout
     assert after == before
     compactor_command("topics", "roll", "nosuch").refused(3, "nosuch")
@@ -311,7 +311,7 @@ def test_stats_of_a_topic_that_was_trimmed(compactor_command: Compactor, segment
     shown = stats(compactor_command)
     assert shown["raw"]["start_offset"] == 4
     assert shown["raw"]["ledgers"] == 0
-    assert shown["tail"] == {"segments": 1, "messages": 2, "logical_bytes": 2}
+    assert shown["tail"] == {"segments": 1, "messages": 2, "logical_bytes": 2, "given_up": 0}
     assert shown["last_message_id"] == "2:1:-1"
     table = compactor_command("topics", "stats", "t").done().stdout
     rows = dict(line.split() for line in table.splitlines() if len(line.split()) == 2)

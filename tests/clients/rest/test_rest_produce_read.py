@@ -52,6 +52,20 @@ def test_what_was_produced_is_read(rest_topic: RestTopic) -> None:
     assert (third["key"], third["value"]) == ("k", None)
 
 
+def test_without_room_in_the_log_nothing_is_taken(rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    rest_topic.put(a="1")
+    room = rest_topic.served.service.components.log.room
+    assert room is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(room, "_min_free_bytes", 1 << 62)
+        path = f"/topics/persistent/public/default/{rest_topic.local}"
+        answer = rest_topic.served.ask("POST", path, json.dumps({"messages": [{"payload": "2"}]}))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+    assert "nothing is appended: the disk of the log directory" in answer.json()["reason"]
+    rest_topic.put(a="3")
+    assert rest_topic.values() == [("a", "1"), ("a", "3")]
+
+
 def test_compacted_is_the_newest_of_each_key_and_raw_is_as_before(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1", b="1", c="1")
     rest_topic.put(a="2", b=None)

@@ -27,8 +27,8 @@ from storage.bulk_append import BulkAppend
 from storage.errors import ObjectMissing
 from storage.ledger import names, rows
 from storage.log import recovery
-from storage.log.keeper import LogKeeper
 from storage.log.segment import SegmentFiles
+from storage.log.sweep import LogSweep
 from storage.metadata import cursors, invariants, mapping, pins, publishing, runs, sealing, topics
 from storage.metadata.engine import Database
 from storage.metadata.tables import compacted_ledgers
@@ -209,7 +209,7 @@ def _dirty_over_segments(snapshot: Any, *arguments: Any) -> Any:
 _dirty_ledgers = dirty.dirty_ledgers
 
 
-def _remove_all_below(self: LogKeeper, topic: Any, failed: dict[str, str]) -> int:
+def _remove_all_below(self: LogSweep, topic: Any, failed: dict[str, str]) -> int:
     folder = self.log.of_topic(topic.uid)
     firsts = [int(path.stem) for path in folder.glob("*.log")] if folder.is_dir() else []
     below = [first for first in firsts if first < topic.next_offset]
@@ -333,7 +333,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "sweep-takes-unsealed": Bug(
             "Files below the topic's end are swept though a row names them.",
-            ((LogKeeper, "_remove_orphans", _remove_all_below),),
+            ((LogSweep, "_remove_orphans", _remove_all_below),),
         ),
         "commit-not-looked-for": Bug(
             "An import whose COMMIT lost its answer is told as failed, though its messages are there.",

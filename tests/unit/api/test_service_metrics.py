@@ -43,7 +43,7 @@ class History:
         if self.away:
             raise Unavailable("the database is away", "wait")
         self.looks += 1
-        return Standing(len(self.names), 2, NOW - 5000, 1, 3, {"OPEN": 4})
+        return Standing(len(self.names), 2, NOW - 5000, 1, 3, {"OPEN": 4}, 99, 1)
 
     def topic_names(self) -> dict[int, TopicName]:
         return dict(self.names)

@@ -90,6 +90,16 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
+def test_what_an_idle_topic_holds_is_rolled(bench: Bench) -> None:
+    topic = bench.workbench.topic("idle")
+    produce(topic, [one(b"k", b"v")])
+    for state in ("OPEN", "ROLLED"):
+        bench.leads = False
+        assert bench.maintenance.run_due() == [Task.SWEEP]
+        assert [one.state.value for one in bench.workbench.metadata.log.segments(topic.record.id)] == [state]
+        bench.clock.advance(4 * HOUR)
+
+
 def test_retention_and_garbage_by_the_clock(bench: Bench) -> None:
     metadata = bench.workbench.metadata
     kept, going = bench.imported("kept"), bench.imported("going")
