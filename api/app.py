@@ -84,9 +84,15 @@ def make_app(service: Service) -> FastAPI:
         await service.forwarding.close()
 
     app: FastAPI = FastAPIOffline(
-        title="Compactor", docs_url="/docs", redoc_url=None, static_url="/docs-static", lifespan=lifespan
+        title="Compactor",
+        docs_url="/docs",
+        redoc_url=None,
+        static_url="/docs-static",
+        lifespan=lifespan,
+        redirect_slashes=False,  # a redirect comes before anybody is asked for a token, and names the caller's Host
     )
     app.state.service = service
+    app.state.pools = service.pools
     app.state.routers = ROUTERS
     components = service.components
     app.state.access = Access.of(service.settings, components.metadata.tenancy, components.clock)

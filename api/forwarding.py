@@ -145,16 +145,17 @@ class Forwarding:
         headers = {name: value for name, value in found.headers.items() if name.lower() not in _HOP_BY_HOP}
         return _Passed(found, headers)
 
-    async def post(self, request: Request, service: ServiceRecord, path: str, document: object) -> httpx.Response:
-        """Send a part of a request, as JSON, to another path there. Raises Problem (503)."""
+    async def post(self, request: Request, service: ServiceRecord, path: str, body: bytes) -> httpx.Response:
+        """Send a part of a request, which is JSON, to another path there. Raises Problem (503)."""
         import httpx
 
         if FORWARDED in request.headers:
             raise Problem(503, f"{service.name} does not have at hand what it was asked for", {"Retry-After": "1"})
         authorization = request.headers.get("authorization")
         headers = self._headers([("authorization", authorization)] if authorization else [])
+        headers["content-type"] = "application/json"
         try:
-            return await self._of_this_loop().post(f"{service.url.rstrip('/')}{path}", json=document, headers=headers)
+            return await self._of_this_loop().post(f"{service.url.rstrip('/')}{path}", content=body, headers=headers)
         except httpx.HTTPError as error:
             raise Problem(503, _told(service, error), {"Retry-After": "1"}) from error
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
@@ -39,6 +39,9 @@ BY_KIND: Mapping[type[Exception], int] = {
 """The first that fits decides. 507: what was stored cannot be given (R8); 503: an operator, or time, helps."""
 
 
+_ERRORS = 10
+"""So many of a request's errors are told."""
+_SHOWN = 100
 _OVER_HTTP = tuple(
     (re.compile(local), over_http)
     for local, over_http in (
@@ -112,7 +115,8 @@ async def _known(_: Request, error: Exception) -> Response:
     said = " ".join(str(error).split())
     for local, over_http in _OVER_HTTP:
         said = local.sub(over_http, said)
-    return answer(status_of(error), said)
+    retry = {"Retry-After": "1"} if isinstance(error, errors.Unavailable) else None
+    return answer(status_of(error), said, retry)
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -139,8 +143,13 @@ async def _invalid(request: Request, error: Exception) -> Response:
         sent = f"it came as {kind[:100]}" if kind else "it has none"
         if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
             return answer(415, f"a JSON body needs the header Content-Type: application/json, and {sent}")
-    said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-    return answer(400, f"the request cannot be taken: {said}")
+    return answer(400, f"the request cannot be taken: {shown_errors(error)}")
+
+
+def shown_errors(error: RequestValidationError | ValidationError) -> str:
+    """The first errors of a body or a query, each with its place."""
+    shown = (f"{'.'.join(str(part)[:_SHOWN] for part in one['loc'])}: {one['msg']}" for one in error.errors()[:_ERRORS])
+    return "; ".join(shown)
 
 
 async def _gone(_: Request, error: Exception) -> Response:

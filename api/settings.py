@@ -25,6 +25,7 @@ from storage.errors import Misconfigured
 
 _PORT = Whole("the port", most=65_535)
 _COUNT = Whole("pieces", least=1)
+_THREADS = Whole("threads", least=1, most=1024)
 ENVIRONMENT = "COMPACTOR_"
 CONFIG_VARIABLE = "COMPACTOR_CONFIG"
 
@@ -110,6 +111,13 @@ class Settings:
         Text("a URL or host"),
         "How clients and other services reach this one; empty: host and port. A bare host gets scheme and port.",
         "advertisedAddress",
+    )
+    allowed_hosts: tuple[str, ...] = _setting(
+        (),
+        "allowed-hosts",
+        List("names"),
+        "Names that requests may use for this service besides loopback, host and advertised-url, while access control "
+        "is off.",
     )
     cluster_name: str = _setting("standalone", "cluster-name", Text("a name"), "The one cluster's name.", "clusterName")
     tls_certificate: str = _setting(
@@ -234,6 +242,49 @@ class Settings:
     )
     limits_requests_at_once: int = _setting(
         512, "limits.requests-at-once", Whole("requests", least=1), "Requests under way at once; 503 above."
+    )
+    limits_messages: int = _setting(
+        10_000, "limits.messages", Whole("messages", least=1), "Messages in the body of a produce request; 413 above."
+    )
+    limits_request_timeout_ms: int = _setting(
+        30_000,
+        "limits.request-timeout",
+        WithUnit(least=100),
+        "How long a request may wait for database, log directory or object store; 503 then. "
+        "Streams, verifying, trimming and garbage collection may take longer.",
+    )
+    limits_waiting_polls: int = _setting(
+        128,
+        "limits.waiting-polls",
+        Whole("requests", least=1),
+        "Reads with waitMs that wait at once, of one role or, without a role, of one address; 503 above.",
+    )
+    limits_connections: int = _setting(
+        1024,
+        "limits.connections",
+        Whole("connections", least=1),
+        "Connections at once, at most half of the file descriptors that the process may have; closed above.",
+    )
+    limits_header_timeout_ms: int = _setting(
+        10_000,
+        "limits.header-timeout",
+        WithUnit(least=1),
+        "How long request line and headers may take to arrive, with TLS its handshake too.",
+    )
+    limits_body_timeout_ms: int = _setting(
+        60_000, "limits.body-timeout", WithUnit(least=1), "How long a body may take to arrive; 408 then."
+    )
+    threads_database: int = _setting(
+        16, "threads.database", _THREADS, "Requests at once that wait for the database alone."
+    )
+    threads_log: int = _setting(
+        40, "threads.log", _THREADS, "Requests at once that wait for the log directory: they produce, or ask for stats."
+    )
+    threads_store: int = _setting(
+        16, "threads.store", _THREADS, "Requests at once that wait for the object store: they read."
+    )
+    threads_work: int = _setting(
+        4, "threads.work", _THREADS, "Requests at once that verify, trim, truncate or collect garbage."
     )
     read_max_messages: int = _setting(10_000, "read.max-messages", Whole("messages", least=1), "Messages in a page.")
     read_max_bytes: int = _setting(

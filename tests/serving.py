@@ -6,7 +6,6 @@ asked of a service while a compaction runs can be seen without a race.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,10 +21,7 @@ from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactorError
 from storage.model import TopicName
 from storage.topic import Topic
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that there is an httpx2
-    from starlette.testclient import TestClient
+from tests.asgi import TestClient
 
 if TYPE_CHECKING:
     import httpx

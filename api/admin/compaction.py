@@ -6,7 +6,6 @@ comes from the runs in SQL, and survives as well (S7).
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -15,13 +14,14 @@ from api.admin import existing
 from api.admin.bodies import done
 from api.paths import Topic
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
 from compactor.compaction_status import CompactionStatus, StatusAndError, compaction_status
 from storage.errors import CompactionRunning, TopicNotFound
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 
-router = APIRouter(prefix="/admin/v2", tags=["compaction"])
+router = Routes(prefix="/admin/v2", tags=["compaction"])
 
 RUNNING = "Compaction already in progress"
 MANUAL = "manual"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path
+from fastapi import Body, Path
 from starlette.responses import Response
 
 from api.access import Action, allowed
@@ -28,10 +28,12 @@ from api.admin.cursor_places import (
 )
 from api.paths import Topic
 from api.problems import refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 
-router = APIRouter(prefix="/admin/v2", tags=["subscriptions"])
+router = Routes(prefix="/admin/v2", tags=["subscriptions"])
 
 Seconds = Annotated[int, Path(ge=0, le=LONG // 1000)]
 
@@ -43,6 +45,7 @@ Seconds = Annotated[int, Path(ge=0, le=LONG // 1000)]
     status_code=204,
     responses=refusals(404, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def reset_to_time(
     parts: Parts,
     topic: Topic,
@@ -67,6 +70,7 @@ def reset_to_time(
     status_code=204,
     responses=refusals(400, 404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def reset_cursor(
     parts: Parts,
     topic: Topic,
@@ -92,6 +96,7 @@ def reset_cursor(
     status_code=204,
     responses=refusals(404, 405, 409, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def skip_messages(
     parts: Parts,
     topic: Topic,
@@ -116,6 +121,7 @@ def skip_messages(
     status_code=204,
     responses=refusals(404, 409, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def skip_all(parts: Parts, topic: Topic, subscription: Subscription, authoritative: bool = False) -> Response:
     """Acknowledge all that there is."""
 
@@ -135,6 +141,7 @@ def skip_all(parts: Parts, topic: Topic, subscription: Subscription, authoritati
     status_code=204,
     responses=refusals(404, 409, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def expire_messages(
     parts: Parts, topic: Topic, subscription: Subscription, seconds: Seconds, authoritative: bool = False
 ) -> Response:
@@ -149,6 +156,7 @@ def expire_messages(
     status_code=204,
     responses=refusals(400, 404, 405, 409, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def expire_to_position(
     parts: Parts,
     topic: Topic,
@@ -173,6 +181,7 @@ def expire_to_position(
     status_code=204,
     responses=refusals(404, 409, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def expire_for_all(parts: Parts, topic: Topic, seconds: Seconds, authoritative: bool = False) -> Response:
     """Acknowledge older messages for all subscriptions but `__compaction`."""
     for record in at_hand(parts, topic):

@@ -10,7 +10,7 @@ import json
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -23,7 +23,9 @@ from api.formats.jsonl import JsonLines
 from api.paths import Topic, decoded
 from api.places import first_at
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from compactor.truncation import Truncation
 from storage.errors import InvalidInput
 from storage.ledger import rows
@@ -31,7 +33,7 @@ from storage.model import MessageId, TopicName
 from storage.start import AtOffset, AtTime
 from storage.topic import Topic as OpenTopic
 
-router = APIRouter(prefix="/admin/v2", tags=["messages"])
+router = Routes(prefix="/admin/v2", tags=["messages"])
 
 _PATH = "/persistent/{tenant}/{namespace}/{topic}"
 _LONG = 2**63 - 1
@@ -66,6 +68,7 @@ class KeyMessage(BaseModel):
     operation_id="getLastMessageId",
     responses=refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def last_message_id(
     parts: Parts,
     topic: Topic,
@@ -86,6 +89,7 @@ def last_message_id(
     operation_id="getMessageIdByTimestamp",
     responses=refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def message_id_by_timestamp(
     parts: Parts,
     topic: Topic,
@@ -114,6 +118,7 @@ def message_id_by_timestamp(
     response_class=Response,
     responses=RESPONSE | refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, authoritative: bool = False) -> Response:
     """One raw entry, by its id."""
     _refuse_partitioned(
@@ -131,6 +136,7 @@ def message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, authorita
     response_class=Response,
     responses=RESPONSE | refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def examine_message(
     parts: Parts,
     topic: Topic,
@@ -171,6 +177,7 @@ def examine_message(
     response_model_exclude_none=False,
     responses=refusals(400, 404, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def get_key(
     parts: Parts,
     topic: Topic,
@@ -193,6 +200,7 @@ def get_key(
     response_model=KeyMessage,
     responses=refusals(400, 404, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def get_empty_key(
     parts: Parts,
     topic: Topic,
@@ -215,13 +223,14 @@ def get_empty_key(
     status_code=204,
     responses=refusals(404, 409, 412, 507),
 )
+@waits_for(WaitsFor.WORK)
 def truncate(parts: Parts, topic: Topic, authoritative: bool = False) -> Response:
     """Clear a topic, raw and compacted; offsets go on. What cursors and compaction have not read is lost to them."""
     records = existing.topics(parts, topic)
     for record in records:
         parts.forwarding.for_reading(record)
     components = parts.components
-    truncation = Truncation(components.metadata, components.store, components.clock, components.log)
+    truncation = Truncation(components.metadata, parts.patient_store, components.clock, components.log)
     for record in records:
         truncation.truncate(record)
     return done()

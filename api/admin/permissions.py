@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path
+from fastapi import Body, Path
 from starlette.responses import Response
 
 from api.access import GRANTABLE, Action, allowed
@@ -19,9 +19,10 @@ from api.admin.policies_document import for_pulsar
 from api.admin.tenants import NO_TENANT, Tenant
 from api.paths import Namespace, Topic, decoded
 from api.problems import Problem, missing_told, refusals
+from api.routes import Routes
 from api.service import Parts
 
-router = APIRouter(prefix="/admin/v2", tags=["permissions"])
+router = Routes(prefix="/admin/v2", tags=["permissions"])
 
 PER_NAMESPACE = (
     "Permissions are granted to a namespace here, not to a topic: POST /admin/v2/namespaces/{}/permissions/{}"

@@ -6,20 +6,21 @@ Values are JSON values, or texts as the command line takes them. A partitioned t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Path, Query
+from fastapi import Body, Path, Query
 from pydantic import BaseModel, BeforeValidator
 from starlette.responses import Response
 
+from api import json_bounds
 from api.access import Action, allowed
 from api.admin import existing
 from api.admin.bodies import UNREADABLE, LongBody, done, number_schema, unset
 from api.paths import Namespace, Topic, decoded
 from api.problems import Problem, refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts, Service
 from compactor.retention import make_compaction_cursor
 from storage import policies
@@ -29,7 +30,7 @@ from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 from storage.policies import POLICIES, Origin, TopicPolicies
 
-router = APIRouter(prefix="/admin/v2", tags=["policies"])
+router = Routes(prefix="/admin/v2", tags=["policies"])
 
 _TOPIC = "/persistent/{tenant}/{namespace}/{topic}"
 _NAMESPACE = "/namespaces/{tenant}/{namespace}"
@@ -56,7 +57,7 @@ def _of_json(body: object) -> object:
     if not isinstance(body, bytes):
         return body
     try:
-        return json.loads(body)
+        return json_bounds.load(body)
     except (ValueError, RecursionError):
         raise ValueError("the body is no JSON value") from None
 

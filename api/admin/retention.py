@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Body
+from fastapi import Body
 from pydantic import Field
 from starlette.responses import Response
 
@@ -18,10 +18,11 @@ from api.admin import existing
 from api.admin.bodies import Strict, done, unset
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
 from storage.metadata.policy_store import namespace_scope, topic_scope
 
-router = APIRouter(prefix="/admin/v2", tags=["retention"])
+router = Routes(prefix="/admin/v2", tags=["retention"])
 
 _MIB = 1 << 20
 _MINUTES, _BYTES = "retention.minutes", "retention.bytes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -16,13 +16,14 @@ from api.documents import run_document
 from api.paths import Topic
 from api.problems import refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts, Service
 from storage.errors import NotFound
 from storage.metadata.control_records import ControlRecord
 from storage.metadata.records import RunRecord, RunState, TopicRecord
 from storage.model import TopicName
 
-router = APIRouter(prefix="/admin/v2", tags=["compactions"])
+router = Routes(prefix="/admin/v2", tags=["compactions"])
 
 _PATH = "/persistent/{tenant}/{namespace}/{topic}"
 MOST_RUNS = 10_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from api.access import Action, allowed
@@ -12,10 +11,11 @@ from api.admin import existing
 from api.admin.bodies import UNREADABLE, LongBody, done, number_schema, unset
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts
 from storage.metadata.policy_store import namespace_scope, topic_scope
 
-router = APIRouter(prefix="/admin/v2", tags=["compaction"])
+router = Routes(prefix="/admin/v2", tags=["compaction"])
 
 THRESHOLD = "compaction.threshold.bytes"
 _BODY = number_schema("Bytes behind the horizon that are still no reason to compact; 0: off.", 1_048_576)

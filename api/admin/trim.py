@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import Body
 from pydantic import BaseModel, Field
 
 from api.access import Action, allowed
@@ -19,10 +19,12 @@ from api.paths import Topic
 from api.places import parse_trim_place
 from api.problems import Problem, refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts
+from api.waiting import WaitsFor, waits_for
 from compactor.retention import Retention
 
-router = APIRouter(prefix="/admin/v2", tags=["trim"])
+router = Routes(prefix="/admin/v2", tags=["trim"])
 
 
 class Trim(Strict):
@@ -73,6 +75,7 @@ class TrimReport(BaseModel):
     response_model=list[TrimReport],
     responses=refusals(400, 404, 405, 409, 412, 507),
 )
+@waits_for(WaitsFor.WORK)
 def trim(parts: Parts, topic: Topic, wanted: Annotated[Trim, Body()] = Trim()) -> Any:  # noqa: B008
     """Let raw ledgers of a topic, or of each partition, go. A dry run by default."""
     place = None if wanted.before is None else parse_trim_place(str(wanted.before))
@@ -82,7 +85,7 @@ def trim(parts: Parts, topic: Topic, wanted: Annotated[Trim, Body()] = Trim()) -
         raise Problem(405, "Trim before a message is not allowed for a partitioned topic: trim its partitions")
     for record in records:
         parts.forwarding.for_reading(record)
-    retention = Retention(components.metadata, components.store, components.clock, components.log)
+    retention = Retention(components.metadata, parts.patient_store, components.clock, components.log)
     found = []
     for record in records:
         if place is None:

@@ -23,6 +23,7 @@ from storage.metadata.records import (
     SegmentRecord,
     SegmentState,
     TopicRecord,
+    TopicTail,
 )
 from storage.steps import Step, reached
 
@@ -109,6 +110,11 @@ class LogStore:
         """Whether somebody wants them to roll, by topic id; a topic that was deleted is not there."""
         with self._database.read() as connection:
             return segments.roll_requests(connection, topic_ids)
+
+    def tails(self, topic_ids: Sequence[int]) -> list[TopicTail]:
+        """The topics and their open segments, in a few statements; a topic that was deleted is not there."""
+        with self._database.read() as connection:
+            return segments.tails(connection, topic_ids)
 
     def check_open_segment(self, lease: Lease, ledger_id: int | None) -> None:
         """Raises Fenced unless the lease is its holder's and the topic's open segment is that one; None: it has none.
