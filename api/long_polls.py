@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from api.problems import Problem
 from api.waiting import Pool
 from storage.clock import Clock
-from storage.errors import CompactorError
 from storage.log.directory import LogDirectory
 from storage.log.open_end import OpenEnd, open_end
 from storage.metadata.records import TopicTail
@@ -102,8 +101,8 @@ class LongPolls:
             waiting = list(self._waiting)
             try:
                 found = await self._pool.run(self._ends, sorted({one.topic_id for one in waiting}))
-            except (CompactorError, Problem):
-                found = None  # each read finds out by itself
+            except Exception:  # each read finds out by itself, and says so to its caller
+                found = None
             for one in waiting:
                 seen = [] if found is None else [found.get(one.topic_id)]
                 if not seen or seen != one.seen:
