@@ -20,13 +20,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from api import logs
+from api.connections import Listener, Seldom, deadline_protocol, loop_errors, most_connections, without_repeats
 from api.setting_sources import variable_notes
 from api.settings import Settings
+from storage.clock import SystemClock
 from storage.errors import Misconfigured, Unavailable
 
 if TYPE_CHECKING:
@@ -59,14 +62,23 @@ def serve(settings: Settings) -> None:
     LOG.info("ended")
 
 
-def serve_app(app: ASGIApp, settings: Settings, listener: socket.socket) -> None:
+def serve_app(app: ASGIApp, settings: Settings, listener: Listener) -> None:
     """Answer requests on a socket that is bound, until a signal."""
     import uvicorn
+
+    seldom = Seldom(SystemClock())
+    logging.getLogger("uvicorn.error").addFilter(without_repeats)
+    listener.limit(most_connections(settings), seldom, plain=not settings.tls_certificate)
 
     class Server(uvicorn.Server):
         """Tells its URL, and leaves what happens after a signal to us."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(loop_errors(seldom))
+            if settings.tls_certificate:  # uvicorn has no setting for it
+                handshake = settings.limits_header_timeout_ms / 1000
+                loop.create_server = partial(loop.create_server, ssl_handshake_timeout=handshake)  # type: ignore[method-assign]
             await super().startup(sockets)
             if self.started:
                 gc.freeze()
@@ -86,7 +98,7 @@ def serve_app(app: ASGIApp, settings: Settings, listener: socket.socket) -> None
 
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=deadline_protocol(settings, seldom),
         ws="none",
         log_config=None,
         access_log=False,
@@ -172,14 +184,14 @@ def check_parts(settings: Settings) -> None:
 
 
 @contextmanager
-def bound(settings: Settings) -> Iterator[socket.socket]:
+def bound(settings: Settings) -> Iterator[Listener]:
     """A socket that listens soon, on host and port. Raises Misconfigured, Unavailable."""
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise Misconfigured(f"there is no address {settings.host!r} ({error.strerror})", "set host") from error
     family, kind, protocol, _, address = found[0]
-    with socket.socket(family, kind, protocol) as listener:
+    with Listener(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
