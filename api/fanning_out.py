@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.admin import existing
 from api.forwarding import Elsewhere, Forwarding
+from api.paths import segment
 from api.problems import Problem, answer
 from api.waiting import WaitsFor, pools_of
 from storage.errors import TopicNotFound
@@ -61,7 +62,7 @@ async def answered(request: Request, other: Elsewhere) -> Response:
     body = await request.body()
     found = []
     for one in existing.partition_names(partitioned):
-        path[_TOPIC_AT] = quote(one.topic, safe="")
+        path[_TOPIC_AT] = segment(one.topic)
         try:
             found.append(await _asked(request, forwarding, metadata, one, "/".join(path), body))
         except TopicNotFound:

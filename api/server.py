@@ -137,7 +137,13 @@ def check_exposure(settings: Settings) -> None:
 
 
 def check_tls(settings: Settings) -> None:
-    """Certificate and key can be used. Raises Misconfigured."""
+    """Certificate and key, and others' authorities, can be used. Raises Misconfigured."""
+    if settings.tls_ca:
+        try:
+            ssl.create_default_context(cafile=settings.tls_ca)
+        except (OSError, ValueError) as error:
+            what = "holds no certificate in PEM" if Path(settings.tls_ca).is_file() else "does not exist"
+            raise Misconfigured(f"tls.ca cannot be used: {settings.tls_ca} {what}", "name a PEM file") from error
     if not settings.tls_certificate and not settings.tls_key:
         return
     if not settings.tls_certificate or not settings.tls_key:

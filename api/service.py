@@ -70,7 +70,14 @@ def running(settings: Settings) -> Iterator[Service]:
         )
         parts.callback(producers.drain)
         producers.start()
-        forwarding = Forwarding(components.metadata, components.clock, components.log, settings.forwarding_timeout_ms)
+        forwarding = Forwarding(
+            components.metadata,
+            components.clock,
+            components.log,
+            settings.forwarding_timeout_ms,
+            ca_file=settings.tls_ca,
+            most=settings.limits_requests_at_once,
+        )
         quick = components.store.within(settings.limits_request_timeout_ms * _OF_A_REQUEST / 1000)
         if quick is not components.store:
             parts.callback(quick.close)

@@ -124,6 +124,13 @@ class Settings:
         "", "tls.certificate", Text("a PEM file"), "Certificate, and what it hangs on; with it HTTPS is served alone."
     )
     tls_key: str = _setting("", "tls.key", Text("a PEM file"), "The certificate's private key.")
+    tls_ca: str = _setting(
+        "",
+        "tls.ca",
+        Text("a PEM file"),
+        "Authorities that other services' certificates may be from, besides the usual ones.",
+        "brokerClientTrustCertsFilePath",
+    )
     shutdown_grace_ms: int = _setting(
         30_000,
         "shutdown.grace",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import msgspec
 from fastapi import Path, Query, Request
@@ -22,7 +21,7 @@ from api.admin.produce_bodies import JSON_LINES, NewMessage, ProducerAck, Produc
 from api.formats.encoding import TextEncoding, to_text
 from api.forwarding import Elsewhere
 from api.key_routing import partition_of
-from api.paths import Topic
+from api.paths import Topic, segment
 from api.problems import Problem, refusals
 from api.routes import Routes
 from api.service import Parts, Service
@@ -209,9 +208,7 @@ async def _sent(
 ) -> list[ProducerAck]:
     """The messages of one partition, sent to the service that has it."""
     name, parsing = record.name, parts.pools[WaitsFor.PARSING]
-    path = "/".join(
-        ("/topics/persistent", *(quote(part, safe="") for part in (name.tenant, name.namespace, name.topic)))
-    )
+    path = "/".join(("/topics/persistent", *map(segment, (name.tenant, name.namespace, name.topic))))
     body = await parsing.run(_forwarded_body, messages)
     try:
         found = await parts.forwarding.post(request, service, f"{path}?keyEncoding=base64&valueEncoding=base64", body)
