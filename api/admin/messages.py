@@ -225,14 +225,16 @@ def get_empty_key(
 )
 @waits_for(WaitsFor.WORK)
 def truncate(parts: Parts, topic: Topic, authoritative: bool = False) -> Response:
-    """Clear a topic, raw and compacted; offsets go on. What cursors and compaction have not read is lost to them."""
+    """Clear a topic, or all partitions of one or none, raw and compacted; offsets go on.
+
+    What cursors and compaction have not read is lost to them.
+    """
     records = existing.topics(parts, topic)
     for record in records:
         parts.forwarding.for_reading(record)
     components = parts.components
     truncation = Truncation(components.metadata, parts.patient_store, components.clock, components.log)
-    for record in records:
-        truncation.truncate(record)
+    truncation.truncate_all(records)
     return done()
 
 

@@ -101,7 +101,7 @@ def create_namespace(
         raise Problem(412, "Namespace name is not valid") from error
     scope = namespace_scope(namespace)
     if kept.retention_policies is not None:
-        set_retention(parts, scope, kept.retention_policies)
+        set_retention(parts, [scope], kept.retention_policies)
     if kept.compaction_threshold is not None:
         metadata.policies.set(scope, THRESHOLD, kept.compaction_threshold)
     return done()

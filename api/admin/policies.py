@@ -24,8 +24,7 @@ from api.routes import Routes
 from api.service import Parts, Service
 from compactor.retention import make_compaction_cursor
 from storage import policies
-from storage.errors import InvalidInput
-from storage.metadata.policy_store import BROKER, PolicyStore, namespace_scope, topic_scope
+from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 from storage.policies import POLICIES, Origin, TopicPolicies
@@ -335,36 +334,12 @@ def _set_of_topic(parts: Service, topic: TopicName, values: Mapping[str, object]
 
 
 def _set(parts: Service, scopes: list[str], values: Mapping[str, object]) -> Response:
-    """All or nothing, as far as it can be known before; then one by one, in an order in which each is allowed."""
-    store = parts.components.metadata.policies
-    wanted = dict(policies.parse(name, value) for name, value in values.items())
-    for scope in scopes:
-        policies.check({**store.of_scope(scope), **wanted})
-    for scope in scopes:
-        _set_in_some_order(store, scope, wanted)
+    parts.components.metadata.policies.change(scopes, values)
     return done()
 
 
-def _set_in_some_order(store: PolicyStore, scope: str, wanted: Mapping[str, object]) -> None:
-    left = dict(wanted)
-    while left:
-        again: dict[str, object] = {}
-        refused: InvalidInput | None = None
-        for name, value in left.items():
-            try:
-                store.set(scope, name, policies.shown(name, value))
-            except InvalidInput as error:  # it contradicts what another of `left` is about to change
-                again[name], refused = value, error
-        if refused is not None and len(again) == len(left):
-            raise refused
-        left = again
-
-
 def _remove(parts: Service, scopes: list[str], name: str | None) -> Response:
-    store = parts.components.metadata.policies
-    for scope in scopes:
-        for one in [name] if name is not None else list(store.of_scope(scope)):
-            store.remove(scope, one)
+    parts.components.metadata.policies.change(scopes, {}, None if name is None else [name])
     return done()
 
 

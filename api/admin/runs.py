@@ -217,9 +217,13 @@ def control(parts: Parts, topic: Topic) -> list[Control]:
     responses=refusals(404, 412),
 )
 def pause(parts: Parts, topic: Topic) -> list[Control]:
-    """Stop a run that is under way and make none until it is resumed, as many times as it was paused (S5)."""
-    metadata = parts.components.metadata
-    return [_control(record, metadata.control.pause(record.id)) for record in existing.topics(parts, topic)]
+    """Stop a run that is under way and make none until it is resumed, as many times as it was paused (S5).
+
+    Of a partitioned topic all partitions are paused, or none.
+    """
+    records = existing.topics(parts, topic)
+    made = parts.components.metadata.control.pause_all([record.id for record in records])
+    return [_control(record, one) for record, one in zip(records, made, strict=True)]
 
 
 @router.post(
@@ -229,9 +233,10 @@ def pause(parts: Parts, topic: Topic) -> list[Control]:
     responses=refusals(404, 409, 412),
 )
 def resume(parts: Parts, topic: Topic) -> list[Control]:
-    """Take back one pause. 409 for a topic that is not paused."""
-    metadata = parts.components.metadata
-    return [_control(record, metadata.control.resume(record.id)) for record in existing.topics(parts, topic)]
+    """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
+    records = existing.topics(parts, topic)
+    made = parts.components.metadata.control.resume_all([record.id for record in records])
+    return [_control(record, one) for record, one in zip(records, made, strict=True)]
 
 
 @router.post(
@@ -242,8 +247,9 @@ def resume(parts: Parts, topic: Topic) -> list[Control]:
 )
 def abort(parts: Parts, topic: Topic) -> list[Control]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
-    metadata = parts.components.metadata
-    return [_control(record, metadata.control.abort(record.id)) for record in existing.topics(parts, topic)]
+    records = existing.topics(parts, topic)
+    made = parts.components.metadata.control.abort_all([record.id for record in records])
+    return [_control(record, one) for record, one in zip(records, made, strict=True)]
 
 
 def _shown(parts: Service, runs: list[tuple[TopicName, RunRecord]]) -> list[dict[str, Any]]:

@@ -97,8 +97,7 @@ def set_threshold(parts: Parts, topic: Topic, threshold: LongBody) -> Response:
     records = existing.with_policies(parts, topic)
     if threshold < 0:
         raise Problem(412, "Invalid value for compactionThreshold")
-    for record in records:
-        parts.components.metadata.policies.set(topic_scope(record), THRESHOLD, threshold)
+    parts.components.metadata.policies.change(list(map(topic_scope, records)), {THRESHOLD: threshold})
     return done()
 
 
@@ -111,8 +110,8 @@ def set_threshold(parts: Parts, topic: Topic, threshold: LongBody) -> Response:
 )
 def remove_threshold(parts: Parts, topic: Topic) -> Response:
     """Let the namespace's hold again; none is no error."""
-    for record in existing.with_policies(parts, topic):
-        parts.components.metadata.policies.remove(topic_scope(record), THRESHOLD)
+    scopes = list(map(topic_scope, existing.with_policies(parts, topic)))
+    parts.components.metadata.policies.change(scopes, {}, [THRESHOLD])
     return done()
 
 

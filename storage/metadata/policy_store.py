@@ -53,26 +53,35 @@ class PolicyStore:
         self.broker_defaults = broker_defaults
 
     def set(self, scope: str, name: str, value: object) -> tuple[str, object]:
-        """Set a policy, from a text or a JSON value; its own name and value.
-
-        Raises InvalidInput for a name or value that is not allowed, or that contradicts what the scope has set;
-        TopicNotFound if the topic of the scope is gone.
-        """
+        """Set a policy, from a text or a JSON value; its own name and value. Raises as `change`."""
         known, parsed = policies.parse(name, value)
-        with self._database.write() as connection:
-            _check_scope(connection, scope)
-            policies.check({**_of_scopes(connection, [scope])[scope], known: parsed})
-            _put(connection, scope, known, policies.shown(known, parsed))
+        self.change([scope], {known: value})
         return known, parsed
 
     def remove(self, scope: str, name: str) -> bool:
         """Let the next wider scope count again; whether there was something to remove. Raises InvalidInput."""
         known = policies.policy(name).name
         with self._database.write() as connection:
-            removed = connection.execute(
-                delete(policies_table).where(policies_table.c.scope == scope, policies_table.c.name == known)
-            )
-            return removed.rowcount > 0
+            return _remove(connection, scope, [known]) > 0
+
+    def change(
+        self, scopes: Collection[str], values: Mapping[str, object], removed: Collection[str] | None = ()
+    ) -> None:
+        """Set policies in each of these scopes, and let go of others, all or nothing; texts or JSON values, by name.
+
+        `removed` None: all that the scope has. Raises InvalidInput for a name or value that is not allowed, or values
+        that contradict each other or what a scope keeps; TopicNotFound if the topic of a scope is gone.
+        """
+        wanted = dict(policies.parse(name, value) for name, value in values.items())
+        gone = None if removed is None else {policies.policy(name).name for name in removed}
+        with self._database.write() as connection:
+            for scope in sorted(scopes):
+                _check_scope(connection, scope)
+                _remove(connection, scope, gone)
+                if wanted:
+                    policies.check({**_of_scopes(connection, [scope])[scope], **wanted})
+                for name, value in wanted.items():
+                    _put(connection, scope, name, policies.shown(name, value))
 
     def of_scope(self, scope: str) -> dict[str, object]:
         """What is set in that scope, by name."""
@@ -164,6 +173,12 @@ def _parsed(rows: Iterable[RowMapping]) -> dict[str, dict[str, object]]:
         scope: {name: policies.parse(name, values[name])[1] for name in policies.POLICIES if name in values}
         for scope, values in stored.items()
     }
+
+
+def _remove(connection: Connection, scope: str, names: Collection[str] | None) -> int:
+    """How many there were. `names` None: all that are known here; one of another version is left alone."""
+    these = policies_table.c.name.in_(policies.POLICIES if names is None else names)
+    return connection.execute(delete(policies_table).where(policies_table.c.scope == scope, these)).rowcount
 
 
 def _put(connection: Connection, scope: str, name: str, value: object) -> None:
