@@ -21,40 +21,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
+from api.logs import Seldom
 from api.settings import Settings
-from storage.clock import Clock
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-LOG = logging.getLogger(__name__)
-SELDOM_MS = 60_000
 _PART_OF_DESCRIPTORS = 2
 _REASON = b'{"reason": "too many connections are open: try again"}'
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_REASON), _REASON)
 )
-
-
-class Seldom:
-    """A warning that is logged once a minute, with how often it would have been."""
-
-    def __init__(self, clock: Clock, log: logging.Logger = LOG) -> None:
-        self._clock = clock
-        self._log = log
-        self._at: dict[str, int] = {}
-        self._more: dict[str, int] = {}
-
-    def warn(self, what: str) -> None:
-        """Say it, or count it."""
-        now = self._clock.now_ms()
-        if 0 <= now - self._at.get(what, -SELDOM_MS) < SELDOM_MS:
-            self._more[what] = self._more.get(what, 0) + 1
-            return
-        more = self._more.pop(what, 0)
-        self._at[what] = now
-        self._log.warning(what + (f" ({more} times more since this was logged last)" if more else ""))
 
 
 def most_connections(settings: Settings) -> int:

@@ -22,7 +22,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from api.logs import Seldom
+from api.masking import masked
 from storage import errors
+from storage.clock import SystemClock
 
 LOG = logging.getLogger(__name__)
 
@@ -39,6 +42,8 @@ BY_KIND: Mapping[type[Exception], int] = {
 """The first that fits decides. 507: what was stored cannot be given (R8); 503: an operator, or time, helps."""
 
 
+_LOCATION = re.compile(r"\b(?:s3|file|sqlite|postgres(?:ql)?(?:\+\w+)?|https?)://[^\s'\"]*[^\s'\",:;.)]")
+"""A URL of the store, its endpoint or the database, as errors of theirs name it."""
 _ERRORS = 10
 """So many of a request's errors are told."""
 _SHOWN = 100
@@ -98,12 +103,13 @@ def status_of(error: Exception) -> int:
 
 
 def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The body that Pulsar's clients read."""
-    return JSONResponse({"reason": reason}, status, headers=headers)
+    """The body that Pulsar's clients read; secrets are hidden in it."""
+    return JSONResponse({"reason": masked(reason)}, status, headers=headers)
 
 
 def install(app: FastAPI) -> None:
     """Let `app` answer every error in this way."""
+    app.state.seldom = Seldom(SystemClock(), LOG)
     app.add_exception_handler(errors.CompactorError, _known)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -111,10 +117,16 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unforeseen)
 
 
-async def _known(_: Request, error: Exception) -> Response:
+async def _known(request: Request, error: Exception) -> Response:
     said = " ".join(str(error).split())
     for local, over_http in _OVER_HTTP:
         said = local.sub(over_http, said)
+    if isinstance(error, errors.Misconfigured | errors.Unavailable | errors.DataLoss):
+        # Where the parts are is the operator's business.
+        route = getattr(request.scope.get("route"), "path", "")
+        text = f"{request.method} {route} is answered {status_of(error)}: {said}"
+        request.app.state.seldom.warn(text, f"{type(error).__name__} {request.method} {route}")
+        said = _LOCATION.sub("…", said)
     retry = {"Retry-After": "1"} if isinstance(error, errors.Unavailable) else None
     return answer(status_of(error), said, retry)
 

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from api import logs
-from api.connections import Listener, Seldom, deadline_protocol, loop_errors, most_connections, without_repeats
+from api.connections import Listener, deadline_protocol, loop_errors, most_connections, without_repeats
+from api.logs import Seldom
 from api.setting_sources import variable_notes
 from api.settings import Settings
 from storage.clock import SystemClock
@@ -66,7 +67,7 @@ def serve_app(app: ASGIApp, settings: Settings, listener: Listener) -> None:
     """Answer requests on a socket that is bound, until a signal."""
     import uvicorn
 
-    seldom = Seldom(SystemClock())
+    seldom = Seldom(SystemClock(), LOG)
     logging.getLogger("uvicorn.error").addFilter(without_repeats)
     listener.limit(most_connections(settings), seldom, plain=not settings.tls_certificate)
 

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from api.masking import masked
-from api.setting_kinds import BOOLEAN, Choice, Decimal, List, Optional, Size, Text, Whole, WithUnit
+from api.setting_kinds import BOOLEAN, Choice, Decimal, List, Optional, Size, Text, Url, Whole, WithUnit
 from storage.errors import Misconfigured
 
 _PORT = Whole("the port", most=65_535)
@@ -88,11 +88,11 @@ class Settings:
 
     data: str = _setting(".compactor", "data", Text("a directory"), "Directory of the embedded parts.")
     store: str = _setting(
-        "", "store", Text("a URL"), "Object store, file:///… or s3://bucket/prefix; empty: in the data directory."
+        "", "store", Url("a URL"), "Object store, file:///… or s3://bucket/prefix; empty: in the data directory."
     )
-    s3_endpoint: str = _setting("", "s3-endpoint", Text("a URL"), "Endpoint of an S3 server other than AWS.")
+    s3_endpoint: str = _setting("", "s3-endpoint", Url("a URL"), "Endpoint of an S3 server other than AWS.")
     database: str = _setting(
-        "", "database", Text("a URL"), "Database; empty: SQLite in the data directory. Its password is never shown."
+        "", "database", Url("a URL"), "Database; empty: SQLite in the data directory. Its password is never shown."
     )
     log: str = _setting(
         "", "log", Text("a directory"), "Directory of the hot tail, on a local disk; empty: in the data directory."
@@ -108,7 +108,7 @@ class Settings:
     advertised_url: str = _setting(
         "",
         "advertised-url",
-        Text("a URL or host"),
+        Url("a URL or host"),
         "How clients and other services reach this one; empty: host and port. A bare host gets scheme and port.",
         "advertisedAddress",
     )

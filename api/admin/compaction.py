@@ -12,6 +12,7 @@ from starlette.responses import Response
 from api.access import Action, CallerName, allowed
 from api.admin import existing
 from api.admin.bodies import done
+from api.masking import masked
 from api.paths import Topic
 from api.problems import Problem, refusals
 from api.routes import Routes
@@ -72,7 +73,7 @@ def status(parts: Parts, topic: Topic) -> LongRunningProcessStatus:
     """How compaction stands; of a partitioned topic: RUNNING if any partition is, then ERROR, then NOT_RUN."""
     found = {record.name: _status(parts, record) for record in existing.topics(parts, topic)}
     whole = summed(found)
-    return LongRunningProcessStatus(status=whole.status, lastError=whole.last_error)
+    return LongRunningProcessStatus(status=whole.status, lastError=masked(whole.last_error))
 
 
 def summed(found: dict[TopicName, StatusAndError]) -> StatusAndError:

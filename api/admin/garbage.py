@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from api.access import Action, allowed
 from api.admin.bodies import Strict
+from api.documents import shown_error
 from api.problems import Problem, refusals
 from api.query_names import KNOWN_QUERY
 from api.routes import Routes
@@ -108,5 +109,5 @@ def _shown(one: Collected) -> dict[str, Any]:
         "compacted_ledgers": one.compacted_ledgers,
         "trimmed_ledgers": one.trimmed_ledgers,
         "foreign": one.foreign,
-        "error": None if one.error is None else str(one.error),
+        "error": shown_error(one.error),
     }

@@ -13,6 +13,7 @@ from api.access import Action, allowed, allowed_on
 from api.admin import existing
 from api.admin.bodies import done
 from api.documents import run_document
+from api.masking import masked
 from api.paths import Topic
 from api.problems import refusals
 from api.query_names import KNOWN_QUERY
@@ -277,5 +278,5 @@ def _control(topic: TopicRecord, control: ControlRecord, running: bool = False) 
         aborting=control.aborting,
         failures=control.failures,
         retry_at=control.retry_at,
-        last_error=control.last_error,
+        last_error=masked(control.last_error),
     )

@@ -16,7 +16,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from api import connections
-from api.connections import Listener, Seldom, deadline_protocol, loop_errors, most_connections
+from api.connections import Listener, deadline_protocol, loop_errors, most_connections
+from api.logs import SELDOM_MS, Seldom
 from api.settings import Settings
 from tests.clocks import ManualClock
 
@@ -24,11 +25,15 @@ SOON = Settings(limits_header_timeout_ms=1, limits_body_timeout_ms=1)
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
 
 
+def seldom_of(clock: ManualClock) -> Seldom:
+    return Seldom(clock, logging.getLogger("test"))
+
+
 def listening(most: int, *, plain: bool = True) -> Listener:
     listener = Listener(socket.AF_INET, socket.SOCK_STREAM, 0)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    listener.limit(most, Seldom(ManualClock()), plain=plain)
+    listener.limit(most, seldom_of(ManualClock()), plain=plain)
     return listener
 
 
@@ -68,7 +73,7 @@ def test_where_no_descriptor_is_left_accepting_rests_and_says_so_once(
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        handle = loop_errors(Seldom(ManualClock()))
+        handle = loop_errors(seldom_of(ManualClock()))
         loop.set_exception_handler(handle)
         with listening(2) as listener, socket.create_connection(listener.getsockname()):
             server = await loop.create_server(asyncio.Protocol, sock=listener, backlog=1000)
@@ -86,11 +91,11 @@ def test_where_no_descriptor_is_left_accepting_rests_and_says_so_once(
 
 def test_what_is_logged_seldom_says_how_often_it_was(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    seldom = Seldom(clock)
+    seldom = seldom_of(clock)
     for _ in range(3):
         seldom.warn("this")
     seldom.warn("that")
-    clock.advance(connections.SELDOM_MS)
+    clock.advance(SELDOM_MS)
     seldom.warn("this")
     assert [record.message for record in caplog.records] == [
         "this",
@@ -157,7 +162,7 @@ def test_a_request_that_comes_too_slowly_is_answered_and_its_connection_closed(
     sent: bytes, setting: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> bytes:
-        async with served(SOON, Seldom(ManualClock())) as (reader, writer):
+        async with served(SOON, seldom_of(ManualClock())) as (reader, writer):
             writer.write(sent)
             return await reader.read()
 
@@ -169,7 +174,7 @@ def test_a_request_that_comes_too_slowly_is_answered_and_its_connection_closed(
 
 def test_a_request_in_time_is_answered_and_so_is_the_next_one() -> None:
     async def scenario() -> list[bytes]:
-        async with served(Settings(), Seldom(ManualClock())) as (reader, writer):
+        async with served(Settings(), seldom_of(ManualClock())) as (reader, writer):
             found = []
             for _ in range(2):
                 writer.write(HEAD)
@@ -184,7 +189,7 @@ def test_a_request_in_time_is_answered_and_so_is_the_next_one() -> None:
 
 def test_what_is_no_http_is_refused_in_words_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        seldom = Seldom(ManualClock())
+        seldom = seldom_of(ManualClock())
         for _ in range(3):
             async with served(Settings(), seldom) as (reader, writer):
                 writer.write(b"\x16\x03\x01\r\n\r\n")
