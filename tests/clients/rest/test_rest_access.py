@@ -165,8 +165,19 @@ def test_who_may_compact_a_topic_may_show_follow_and_cancel_its_runs(client: Tes
     assert client.get(ours, headers=clerk).json()["topic"] == "persistent://shop/orders/paid"
     assert client.delete(ours, headers=clerk).status_code == 204
     assert "event: end" in client.get(f"{ours}/events", headers=clerk).text
+    missing = "/admin/v2/compactions/99999"
     for verb, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
-        for run, role in ((others, "clerk"), (ours, "reader"), ("/admin/v2/compactions/99999", "clerk")):
-            assert client.request(verb, run + path, headers=bearing(role)).status_code == 403, (verb, run, role)
+        for run, role in ((others, "clerk"), (ours, "reader"), (missing, "clerk"), (missing, "reader")):
+            refused = client.request(verb, run + path, headers=bearing(role))
+            assert refused.status_code == 403, (verb, run, role)
+            said = refused.json()["reason"].replace(role, "ROLE")
+            assert said == "role 'ROLE' has no permission to compact what this names, or nothing is named so"
     assert client.get("/admin/v2/compactions/99999", headers=root).status_code == 404
     assert client.get("/admin/v2/compactions", headers=clerk).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/admin/v2/persistent/public/default/t/messages/", "/admin/v2/tenants/"])
+def test_nothing_redirects_to_where_the_caller_says(client: TestClient, path: str) -> None:
+    for headers in ({}, bearing("root")):
+        answer = client.get(path, headers={**headers, "Host": "evil.example"}, follow_redirects=False)
+        assert (answer.status_code, "location" in answer.headers, "evil" in answer.text) == (404, False, False)
