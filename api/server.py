@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from api import logs
 from api.connections import Listener, deadline_protocol, loop_errors, most_connections, without_repeats
@@ -32,6 +32,7 @@ from api.setting_sources import variable_notes
 from api.settings import Settings
 from storage.clock import SystemClock
 from storage.errors import Misconfigured, Unavailable
+from storage.private import is_open_to_others, make_private
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -49,7 +50,7 @@ def serve(settings: Settings) -> None:
     check_tls(settings)
     check_parts(settings)
     logs.configure(settings)
-    for note in variable_notes(os.environ):
+    for note in (*variable_notes(os.environ), *exposed_folders(settings)):
         LOG.warning(note)
     with bound(settings) as listener:
         here = settings.with_flags(port=listener.getsockname()[1])
@@ -180,7 +181,7 @@ def check_parts(settings: Settings) -> None:
     if not settings.log:
         settings.make_data_directory()
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
@@ -188,6 +189,18 @@ def check_parts(settings: Settings) -> None:
             f"the log directory {directory} cannot be written ({error.strerror})",
             "set log, or data, to a directory on a local disk that can be written",
         ) from error
+
+
+def exposed_folders(settings: Settings) -> list[str]:
+    """What to say of folders of ours that hold messages and that any user of the machine may look into."""
+    store = urlsplit(settings.store_url)
+    folders = {settings.data_directory, settings.log_directory}
+    folders |= {Path(unquote(store.path))} if store.scheme == "file" else set()
+    return [
+        f"any user of this machine may read {folder}, where messages lie: chmod 700 {folder}, or 770 for a group"
+        for folder in sorted(folders)
+        if is_open_to_others(folder)
+    ]
 
 
 @contextmanager

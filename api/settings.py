@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from api.masking import masked
 from api.setting_kinds import BOOLEAN, Choice, Decimal, List, Optional, Size, Text, Url, Whole, WithUnit
 from storage.errors import Misconfigured
+from storage.private import make_private
 
 _PORT = Whole("the port", most=65_535)
 _COUNT = Whole("pieces", least=1)
@@ -452,7 +453,7 @@ class Settings:
     def make_data_directory(self) -> Path:
         """The data directory, made if need be: embedded parts and Spark's log live there. Raises Misconfigured."""
         try:
-            self.data_directory.mkdir(parents=True, exist_ok=True)
+            make_private(self.data_directory)
         except OSError as error:
             raise Misconfigured(
                 f"the data directory {self.data_directory} cannot be made ({error.strerror})",

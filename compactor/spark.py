@@ -115,7 +115,7 @@ def _start(configuration: SparkConf, log_file: Path) -> SparkSession:
     They write stack traces there that mean nothing to a user, as when Spark hangs up on an idle worker.
     """
     if SparkContext._gateway is None:
-        with log_file.open("ab") as log:
+        with open(log_file, "ab", opener=lambda file, flags: os.open(file, flags, 0o600)) as log:
             how = {"stderr": log, "start_new_session": True}
             gateway = launch_gateway(configuration, popen_kwargs=how)  # type: ignore[no-untyped-call]
         SparkContext(conf=configuration, gateway=gateway)

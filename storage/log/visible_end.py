@@ -26,6 +26,8 @@ from typing import Self
 
 import google_crc32c
 
+from storage.private import file_mode
+
 _SLOT = Struct(">QQQQQ")
 _CHECKSUM = Struct(">I")
 _SLOT_BYTES = 64
@@ -63,7 +65,7 @@ class VisibleEndWriter:
         self._seed = seed
         found = _newest(_read(path), seed)
         self._number = found[0] if found else 0
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(path.parent))
         try:
             if os.fstat(self._descriptor).st_size != _BYTES:
                 os.ftruncate(self._descriptor, 0)
