@@ -17,6 +17,7 @@ with each request, so a change counts at once. Lists are not filtered: who may l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -32,7 +33,9 @@ from storage.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from api.settings import Settings
+    from api.token_keys import TokenKeys
     from api.tokens import Verifier
+    from api.waiting import Pools
     from storage.clock import Clock
     from storage.metadata.tenancy_store import TenancyStore
     from storage.model import TopicName
@@ -53,6 +56,8 @@ GRANTABLE = ("produce", "consume", "compact", "admin", "functions", "sources", "
 """What Pulsar's and our tools may grant; the last four allow nothing here."""
 _SCHEME = HTTPBearer(scheme_name="token", bearerFormat="JWT", auto_error=False)
 """Says in the OpenAPI document that a route wants a token; it decides nothing."""
+PROBES = ("/livez", "/readyz")
+"""Paths that are answered whoever asks, however busy the service is."""
 _CHECKED = "compactor.checked"
 """Where a request's scope says which permissions were checked."""
 _CHALLENGE: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="compactor"'}
@@ -74,19 +79,34 @@ class Caller:
 
 @dataclass(frozen=True)
 class Access:
-    """The rules, over what is granted in SQL. `verifier`: None if access control is off."""
+    """The rules, over what is granted in SQL.
+
+    `fixed`: what tokens are checked with, or `keys`, which follows its files; neither: access control is off.
+    """
 
     tenancy: TenancyStore
     superusers: frozenset[str]
-    verifier: Verifier | None
+    fixed: Verifier | None
+    keys: TokenKeys | None = None
 
     @classmethod
     def of(cls, settings: Settings, tenancy: TenancyStore, clock: Clock) -> Access:
         """As the settings say. Raises Misconfigured for keys that cannot be used."""
-        from api.tokens import Verifier
+        from api.token_keys import TokenKeys
 
-        verifier = Verifier.of(settings, clock) if settings.access_control else None
-        return cls(tenancy, frozenset(settings.auth_superuser_roles), verifier)
+        keys = TokenKeys(settings, clock) if settings.access_control else None
+        return cls(tenancy, frozenset(settings.auth_superuser_roles), None, keys)
+
+    @property
+    def verifier(self) -> Verifier | None:
+        """What tokens are checked with now."""
+        return self.fixed if self.keys is None else self.keys.verifier
+
+    async def look_at_keys(self, pools: Pools) -> None:
+        """Look at the files of keys again, in a thread, if that is due."""
+        if self.keys is not None and self.keys.is_due():
+            with suppress(Problem):  # no thread is free: the next request looks
+                await pools[WaitsFor.PARSING].run(self.keys.look)
 
     def caller(self, scope: Scope) -> Caller:
         """Who sent this request, by its header."""
@@ -149,12 +169,15 @@ def unauthenticated(caller: Caller) -> Problem:
 class Authentication:
     """Middleware: finds out who sent a request, once, as `request.state.caller`; it refuses nobody."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: Access, pools: Pools) -> None:
         self._app = app
         self._access = access
+        self._pools = pools
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            if scope["path"] not in PROBES:
+                await self._access.look_at_keys(self._pools)
             scope.setdefault("state", {})["caller"] = self._access.caller(scope)
         await self._app(scope, receive, send)
 

@@ -103,7 +103,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(Limits, settings=service.settings, clock=components.clock)
     app.add_middleware(HttpMetrics, metrics=service.metrics)
     app.add_middleware(Audit, clock=components.clock)
-    app.add_middleware(Authentication, access=app.state.access)
+    app.add_middleware(Authentication, access=app.state.access, pools=service.pools)
     app.add_middleware(EncodedSlashes)
     for router in ROUTERS:
         app.include_router(router)

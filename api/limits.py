@@ -21,14 +21,13 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.access import Caller, unauthenticated
+from api.access import PROBES, Caller, unauthenticated
 from api.audit import CHANGING
 from api.problems import Problem, answer
 from api.settings import Settings
 from api.wire import Wire
 from storage.clock import Clock
 
-PROBES = ("/livez", "/readyz")
 BODY_BYTES = 1 << 20
 """Largest body of a request that produces nothing."""
 _BODY = "body"

@@ -324,6 +324,15 @@ class Settings:
         "tokenPublicKey",
     )
     auth_jwks_file: str = _setting("", "auth.jwks-file", Text("a JSON file"), "Public keys by their id (JWKS).")
+    auth_revoked_tokens_file: str = _setting(
+        "", "auth.revoked-tokens-file", Text("a text file"), "Ids (jti) of tokens that hold no more, one a line."
+    )
+    auth_reload_interval_ms: int = _setting(
+        10_000,
+        "auth.reload-interval",
+        WithUnit(least=1),
+        "How often the files of keys and of revoked tokens are looked at again.",
+    )
     auth_role_claim: str = _setting(
         "sub", "auth.role-claim", Text("a claim"), "Claim that is the role.", "tokenAuthClaim"
     )

@@ -85,7 +85,7 @@ def application(verifier: Verifier | None) -> FastAPI:
     problems.install(app)
     openapi.install(app)
     app.include_router(router)
-    app.add_middleware(Authentication, access=app.state.access)
+    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
     app.add_middleware(EncodedSlashes)
     return app
 

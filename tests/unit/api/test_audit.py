@@ -18,7 +18,7 @@ from api.audit import Audit
 from api.limits import Limits
 from api.settings import Settings
 from api.tokens import HS256, Key, Verifier, create
-from tests.asgi import TestClient
+from tests.asgi import TestClient, with_pools
 from tests.clocks import ManualClock
 
 SECRET = bytes(32)
@@ -26,7 +26,7 @@ OUTPUT = io.StringIO()
 
 
 def application() -> FastAPI:
-    app = FastAPI()
+    app = with_pools(FastAPI())
     clock = ManualClock()
     app.state.access = Access(None, frozenset({"ops"}), Verifier([Key(HS256, SECRET)], clock))  # type: ignore[arg-type]
     problems.install(app)
@@ -45,7 +45,7 @@ def application() -> FastAPI:
 
     app.add_middleware(Limits, settings=Settings(), clock=clock)
     app.add_middleware(Audit, clock=clock)
-    app.add_middleware(Authentication, access=app.state.access)
+    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
     return app
 
 

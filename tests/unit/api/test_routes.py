@@ -62,7 +62,7 @@ def client() -> TestClient:
     app.include_router(router)
     app.add_middleware(Limits, settings=Settings(auth_enabled=True), clock=clock)
     app.add_middleware(Audit, clock=clock)
-    app.add_middleware(Authentication, access=app.state.access)
+    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
     return TestClient(app, raise_server_exceptions=False)
 
 
