@@ -182,6 +182,9 @@ def deadline_protocol(settings: Settings, seldom: Seldom) -> type[H11Protocol]:
     return DeadlineProtocol
 
 
+_TOLD_ELSEWHERE = ("Invalid HTTP request received.", "ASGI callable returned without completing response.")
+
+
 def without_repeats(record: logging.LogRecord) -> bool:
-    """A filter of uvicorn's log: what `DeadlineProtocol` says seldom."""
-    return record.msg != "Invalid HTTP request received."
+    """A filter of uvicorn's log: what `DeadlineProtocol` says seldom, and `api/audit.py` in words."""
+    return record.msg not in _TOLD_ELSEWHERE

@@ -53,8 +53,13 @@ class LongPolls:
         self._of_caller: Counter[str] = Counter()
         self._waiting: set[_Waiting] = set()
         self._task: asyncio.Task[None] | None = None
+        self._ends = False
         self.looks = 0
         """At the database, for all."""
+
+    def end(self) -> None:
+        """Let reads wait no more, as the service ends: their answers are empty, and soon. From any thread."""
+        self._ends = True
 
     @contextmanager
     def turn(self, caller: str) -> Iterator[None]:
@@ -79,14 +84,14 @@ class LongPolls:
     ) -> AsyncGenerator[None, None]:
         """Something each time that the topic may have got messages since it was read last; first, soon, in any case.
 
-        Ends at that time, or when the client `is_gone`.
+        Ends at that time, when the client `is_gone`, or with the service.
         """
         one = _Waiting(topic_id)
         self._waiting.add(one)
         if self._task is None or self._task.done() or self._task.get_loop() is not asyncio.get_running_loop():
             self._task = asyncio.create_task(self._look_on())
         try:
-            while (left := (until_ms - self._clock.now_ms()) / 1000) > 0 and not await is_gone():
+            while not self._ends and (left := (until_ms - self._clock.now_ms()) / 1000) > 0 and not await is_gone():
                 try:
                     await asyncio.wait_for(one.woken.wait(), min(left, _GONE_SECONDS))
                 except TimeoutError:
@@ -100,7 +105,7 @@ class LongPolls:
         while self._waiting:
             waiting = list(self._waiting)
             try:
-                found = await self._pool.run(self._ends, sorted({one.topic_id for one in waiting}))
+                found = await self._pool.run(self._tails, sorted({one.topic_id for one in waiting}))
             except Exception:  # each read finds out by itself, and says so to its caller
                 found = None
             for one in waiting:
@@ -110,7 +115,7 @@ class LongPolls:
                     one.woken.set()
             await asyncio.sleep(POLL_SECONDS)
 
-    def _ends(self, topic_ids: Sequence[int]) -> dict[int, _End]:
+    def _tails(self, topic_ids: Sequence[int]) -> dict[int, _End]:
         self.looks += 1
         return {
             tail.topic.id: (tail, None if tail.open is None else open_end(self._log, tail.topic, tail.open))

@@ -18,7 +18,7 @@ import socket
 import ssl
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,8 @@ from storage.errors import Misconfigured, Unavailable
 from storage.private import is_open_to_others, make_private
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from starlette.types import ASGIApp
 
 LOG = logging.getLogger(__name__)
@@ -60,11 +62,11 @@ def serve(settings: Settings) -> None:
         from api.service import running
 
         with running(here) as service:
-            serve_app(make_app(service), here, listener)
+            serve_app(make_app(service), here, listener, service.polls.end)
     LOG.info("ended")
 
 
-def serve_app(app: ASGIApp, settings: Settings, listener: Listener) -> None:
+def serve_app(app: ASGIApp, settings: Settings, listener: Listener, on_signal: Callable[[], object]) -> None:
     """Answer requests on a socket that is bound, until a signal."""
     import uvicorn
 
@@ -88,6 +90,10 @@ def serve_app(app: ASGIApp, settings: Settings, listener: Listener) -> None:
                 if not settings.access_control:
                     LOG.warning("access control is off: whoever reaches this machine's loopback may do everything")
                 LOG.info("serving", extra={"url": settings.url})
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            super().handle_exit(sig, frame)
+            on_signal()
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:

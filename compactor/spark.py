@@ -5,7 +5,8 @@ costs 50 ms more each time. Spark schedules, retries and speculates; the data go
 Python worker to the object store, never through the JVM or the driver. One warm session serves many runs; a first job
 pays for starting Python workers. To executors of a cluster our package travels with the session; no credentials do.
 
-Java has a process group of its own, so that a signal to ours ends us first, and us alone: it ends when its stdin does.
+Java has a process group of its own, so that a signal to ours ends us first, and us alone: it ends when its stdin does,
+or is killed while it starts (jvm.py).
 
 What may go wrong: Misconfigured (no usable Java, a session that cannot start, executors without a package that tasks
 need), Unavailable (no master, or Spark gave up on a task), Fenced (the job was cancelled). What fails in a task comes
@@ -21,7 +22,6 @@ import os
 import pickle
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pyspark import SparkConf, SparkContext, TaskContext
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
@@ -41,6 +42,7 @@ from pyspark.sql import SparkSession
 from compactor import cluster
 from compactor.engine import Divided, Failed, answers, pack
 from compactor.java import find_java_home
+from compactor.jvm import Jvm
 from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
 
 Answer = TypeVar("Answer")
@@ -67,8 +69,11 @@ class SparkSettings:
         return cluster.is_local(self.master)
 
 
-def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _: None) -> SparkSession:
-    """A session, started quietly; `say` gets a line for the user when something deserves one.
+def open_session(
+    settings: SparkSettings, say: Callable[[str], None] = lambda _: None, jvm: Jvm | None = None
+) -> SparkSession:
+    """A session, started quietly; `say` gets a line for the user when something deserves one. `jvm`: to give the start
+    up with, which Ctrl-C does in any case.
 
     Settings count only for the first session of a process: there is one JVM. On a cluster it is Spark's own files
     that say the rest (`spark-defaults.conf` in SPARK_CONF_DIR). Raises Misconfigured, Unavailable.
@@ -96,10 +101,17 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
     with tempfile.TemporaryDirectory(prefix="compactor-spark-") as folder:
         configuration = SparkConf().setMaster(settings.master).setAppName(settings.app_name)
         configuration.setAll(list(_configuration(settings, Path(folder)).items()))
+        jvm = jvm or Jvm()
         try:
-            with _signals_wait():
-                session = _start(configuration, settings.log_file)
-        except Exception as error:
+            session = _start(configuration, settings.log_file, jvm)
+        except BaseException as error:
+            if jvm.process is not None:
+                jvm.end()
+                _forget_session()
+            if not isinstance(error, Exception):
+                raise
+            if _passed_on_an_interrupt(error):
+                raise KeyboardInterrupt from error
             raise Misconfigured(
                 f"Spark could not start with master {settings.master} ({_first_line(error)})",
                 f"set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached; see {settings.log_file}",
@@ -109,17 +121,30 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
     return session
 
 
-def _start(configuration: SparkConf, log_file: Path) -> SparkSession:
+def _start(configuration: SparkConf, log_file: Path, jvm: Jvm) -> SparkSession:
     """Start the JVM, if this process has none, with the log file as its stderr, which Python workers inherit.
 
     They write stack traces there that mean nothing to a user, as when Spark hangs up on an idle worker.
     """
     if SparkContext._gateway is None:
         with open(log_file, "ab", opener=lambda file, flags: os.open(file, flags, 0o600)) as log:
-            how = {"stderr": log, "start_new_session": True}
-            gateway = launch_gateway(configuration, popen_kwargs=how)  # type: ignore[no-untyped-call]
-        SparkContext(conf=configuration, gateway=gateway)
+            submit = Path(_find_spark_home()) / "bin" / "spark-submit"
+            port, secret = jvm.launch(submit, configuration.getAll(), log)
+        SparkContext(conf=configuration, gateway=_gateway(port, secret, jvm))
     return SparkSession.builder.config(conf=configuration).getOrCreate()
+
+
+def _gateway(port: int, secret: str, jvm: Jvm) -> Any:
+    """PySpark's way to a JVM that runs already."""
+    found = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    os.environ.update(found)
+    try:
+        gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    finally:
+        for name in found:
+            del os.environ[name]
+    gateway.proc = jvm.process
+    return gateway
 
 
 def _equip_executors(session: SparkSession, settings: SparkSettings, say: Callable[[str], None]) -> None:
@@ -139,28 +164,6 @@ def _equip_executors(session: SparkSession, settings: SparkSettings, say: Callab
         time.sleep(_POLL_SECONDS)
         if (now := java_context.getExecutorMemoryStatus().size() - 1) != executors:  # the driver is one of them
             executors, settled = now, time.monotonic()
-
-
-@contextlib.contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM wait for the end: a JVM that is left while it starts would never end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    interrupted = threading.Event()
-
-    def remember(*_: object) -> None:
-        interrupted.set()
-
-    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is remember:  # PySpark has put its own in place otherwise
-                signal.signal(number, handler)
-        if interrupted.is_set():
-            raise KeyboardInterrupt
 
 
 def _configuration(settings: SparkSettings, folder: Path) -> dict[str, str]:
@@ -275,6 +278,7 @@ class SparkEngines:
         self._say = say
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
+        self._starting: Jvm | None = None
         self._closed = False
 
     def open(self) -> SparkEngine:
@@ -282,21 +286,40 @@ class SparkEngines:
         Unavailable.
         """
         with self._lock:
-            if self._closed:
-                raise Unavailable("Spark was stopped, as this service is ending", "another service does the work")
+            self._check_open()
             if self._session is not None and not _answers(self._session):
                 _forget_session()
                 self._session = None
             if self._session is None:
-                self._session = open_session(self._settings, self._say)
-                with contextlib.suppress(CompactorError):  # the first job says why
-                    SparkEngine(self._session).warm_up()
+                self._starting = jvm = Jvm()
+                try:
+                    self._check_open()  # `end` may just not have seen it
+                    self._session = open_session(self._settings, self._say, jvm)
+                    with contextlib.suppress(CompactorError):  # the first job says why
+                        SparkEngine(self._session).warm_up()
+                except Misconfigured:
+                    self._check_open()
+                    raise
+                finally:
+                    self._starting = None
+                self._check_open()
             return SparkEngine(self._session)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("Spark was stopped, as this service is ending", "another service does the work")
+
+    def end(self) -> None:
+        """Give up a session that is starting, and open none any more."""
+        self._closed = True
+        starting = self._starting
+        if starting is not None:
+            starting.end()
 
     def close(self) -> None:
         """Stop the session, if it was started."""
+        self.end()
         with self._lock:
-            self._closed = True
             if self._session is not None:
                 with contextlib.suppress(Exception):  # stopping a Java that has died fails, too
                     self._session.stop()

@@ -68,6 +68,8 @@ def test_a_read_ends_at_its_time_and_when_its_client_goes_away(bench: Workbench)
     async def scenario() -> None:
         assert [1 async for _ in polls.changes(topic, bench.clock.now_ms(), here)] == []
         assert [1 async for _ in polls.changes(topic, FAR_MS, gone)] == []
+        polls.end()
+        assert [1 async for _ in polls.changes(topic, FAR_MS, here)] == []
 
     run(scenario())
 
@@ -85,7 +87,7 @@ def test_a_deleted_topic_and_a_database_that_is_away_wake_who_waits(
         await anext(changes)
         bench.metadata.tenancy.delete_topic(topic)
         await anext(changes)
-        monkeypatch.setattr(polls, "_ends", away)
+        monkeypatch.setattr(polls, "_tails", away)
         await anext(changes)  # the read finds out by itself
 
     run(scenario())
