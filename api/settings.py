@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-from api.masking import masked
+from api.setting import Alias, Setting
+from api.setting import setting as _setting
 from api.setting_kinds import BOOLEAN, Choice, Decimal, List, Optional, Size, Text, Url, Whole, WithUnit
 from storage.errors import Misconfigured
 from storage.private import make_private
@@ -27,58 +28,7 @@ from storage.private import make_private
 _PORT = Whole("the port", most=65_535)
 _COUNT = Whole("pieces", least=1)
 _THREADS = Whole("threads", least=1, most=1024)
-ENVIRONMENT = "COMPACTOR_"
 CONFIG_VARIABLE = "COMPACTOR_CONFIG"
-
-
-class Kind(Protocol):
-    """What a setting takes."""
-
-    @property
-    def allowed(self) -> str: ...
-
-    def parse(self, name: str, given: object) -> object: ...
-
-    def shown(self, value: object) -> object: ...
-
-
-@dataclass(frozen=True)
-class Alias:
-    """Another system's name of a setting; `unit` (ms) of its bare numbers, `part` of its value that is meant."""
-
-    name: str
-    unit: int = 0
-    part: float = 1.0
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What may be set."""
-
-    name: str
-    kind: Kind
-    doc: str
-    default: Any
-    aliases: tuple[Alias, ...] = ()
-    secret: bool = False
-    attribute: str = ""
-
-    @property
-    def variable(self) -> str:
-        """Its variable in the environment."""
-        return ENVIRONMENT + self.name.upper().replace(".", "_").replace("-", "_")
-
-    def shown(self, value: object) -> object:
-        """The value as it may be shown, and as JSON has it: secrets masked."""
-        if self.secret and value and not str(value).startswith("file:"):
-            return "***"
-        told = self.kind.shown(value)
-        return masked(told) if isinstance(told, str) else told
-
-
-def _setting(default: Any, name: str, kind: Kind, doc: str, *aliases: str | Alias, secret: bool = False) -> Any:
-    others = tuple(one if isinstance(one, Alias) else Alias(one) for one in aliases)
-    return field(default=default, metadata={"setting": Setting(name, kind, doc, default, others, secret)})
 
 
 @dataclass(frozen=True, repr=False)
