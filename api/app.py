@@ -106,5 +106,6 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(Authentication, access=app.state.access, pools=service.pools)
     app.add_middleware(EncodedSlashes)
     for router in ROUTERS:
-        app.include_router(router)
+        # Not `include_router`: that makes each route again, on the event loop, when the first request comes to it.
+        app.router.routes.extend(router.routes)
     return app

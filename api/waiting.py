@@ -98,10 +98,7 @@ class Pool:
 
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
         """What `work` returns or raises, called by a thread of the pool. Raises Problem (503)."""
-        loop = asyncio.get_running_loop()
-        context = contextvars.copy_context()
-        job = _Job(lambda: work(*arguments), context, loop, loop.create_future())
-        self._take(job)
+        job = self._begin(lambda: work(*arguments))
         try:
             await asyncio.wait({job.future}, timeout=None if self._deadline_ms is None else self._deadline_ms / 1000)
         finally:
@@ -117,17 +114,19 @@ class Pool:
         try:
             while (found := await self.run(next, parts, end)) is not end:
                 yield found
-        finally:
-            with suppress(Problem, RuntimeError, ValueError):  # it hangs in a step still: it ends with that
-                await self.run(parts.close)
+        finally:  # who takes the stream may have gone away: nothing is waited for
+            with suppress(Problem):
+                self._begin(parts.close)
 
     def close(self) -> None:
         """Begin nothing more. Threads that hang are left to end with the process."""
         for _ in range(self._started):
             self._jobs.put(None)
 
-    def _take(self, job: _Job) -> None:
-        """Queue a job, and start a thread if none is free. Raises Problem (503)."""
+    def _begin(self, work: Callable[[], Any]) -> _Job:
+        """Queue a call, and start a thread if none is free. Raises Problem (503)."""
+        loop = asyncio.get_running_loop()
+        job = _Job(work, contextvars.copy_context(), loop, loop.create_future())
         with self._lock:
             if self._running >= self._threads:
                 stuck_ms = self._clock.now_ms() - self._moved_at
@@ -141,6 +140,7 @@ class Pool:
         self._jobs.put(job)
         if starts:
             threading.Thread(target=self._serve, name=f"{self._what.name.lower()}-pool", daemon=True).start()
+        return job
 
     def _refused(self, said: str) -> Problem:
         return Problem(503, f"the {self._what} {said}: try again", {"Retry-After": "1"})

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from api.app import make_app
+from api.app import ROUTERS, make_app
+from api.routes import Route
 from api.service import running
 from api.settings import Settings
 from api.tokens import create
@@ -62,6 +63,13 @@ def operations(client: TestClient) -> list[tuple[str, str, dict[str, Any]]]:
 
 def filled(path: str) -> str:
     return re.sub(r"\{[^}]*\}", "1", path.replace("{tenant}", "public").replace("{namespace}", "default"))
+
+
+def test_every_route_goes_through_the_same_steps_and_is_made_before_the_first_request(client: TestClient) -> None:
+    app = cast(Any, client.app)
+    for route in (route for router in ROUTERS for route in router.routes):
+        assert isinstance(route, Route)
+        assert any(one is route for one in app.router.routes), route.path
 
 
 def test_without_a_token_nothing_is_answered(client: TestClient, operations: list[tuple[str, str, Any]]) -> None:

@@ -117,6 +117,7 @@ def test_errors_and_the_parts_of_a_stream_come_back(leave: threading.Event) -> N
         stream = pool.each(numbers())
         assert await anext(stream) == 0
         await stream.aclose()
+        await pool.run(int)  # the one thread is through with what came before
         assert closed == [True, True]
 
     after(scenario)
