@@ -73,9 +73,9 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, engine: Engine | None = None) -> Iterator[Served]:
+def serving(folder: Path, engine: Engine | None = None, **others: Any) -> Iterator[Served]:
     """A service with its data below `folder`, whose control loop has ended: nothing is compacted by itself."""
-    settings = Settings(data=str(folder / "data"), spark_master="in-process", compaction_automatic=False)
+    settings = Settings(data=str(folder / "data"), spark_master="in-process", compaction_automatic=False, **others)
     with running(settings) as service:
         service.control.drain(0)
         watched = cast(ObjectStore, WatchedStore(service.components.store))
