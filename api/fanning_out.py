@@ -69,7 +69,9 @@ async def answered(request: Request, other: Elsewhere) -> Response:
             continue  # each can be deleted by itself
         except Problem as problem:
             return answer(problem.status_code, str(problem.detail), problem.headers)
-    return together(request.method, found) if found else answer(404, "Topic partitions were not yet created")
+    if not found:
+        return answer(404, "Topic partitions were not yet created")
+    return await pools_of(request)[WaitsFor.PARSING].run(together, request.method, found)
 
 
 async def _asked(

@@ -102,6 +102,11 @@ def status_of(error: Exception) -> int:
     return next((status for kind, status in BY_KIND.items() if isinstance(error, kind)), 500)
 
 
+def without_places(text: str) -> str:
+    """An error of the store or the database, without where they are."""
+    return _LOCATION.sub("…", text)
+
+
 def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The body that Pulsar's clients read; secrets are hidden in it."""
     return JSONResponse({"reason": masked(reason)}, status, headers=headers)
@@ -126,7 +131,7 @@ async def _known(request: Request, error: Exception) -> Response:
         route = getattr(request.scope.get("route"), "path", "")
         text = f"{request.method} {route} is answered {status_of(error)}: {said}"
         request.app.state.seldom.warn(text, f"{type(error).__name__} {request.method} {route}")
-        said = _LOCATION.sub("…", said)
+        said = without_places(said)
     retry = {"Retry-After": "1"} if isinstance(error, errors.Unavailable) else None
     return answer(status_of(error), said, retry)
 

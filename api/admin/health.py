@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from api.access import Access, Action, caller_of
 from api.masking import masked
+from api.problems import without_places
 from api.routes import Routes
 from api.service import Parts, Service
 from storage.errors import CompactorError, ObjectMissing
@@ -80,5 +81,5 @@ def _said(check: Callable[[], object]) -> str:
     try:
         check()
     except CompactorError as error:
-        return masked(" ".join(str(error).split()))
+        return masked(without_places(" ".join(str(error).split())))
     return _OK
