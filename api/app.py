@@ -92,9 +92,15 @@ def make_app(service: Service) -> FastAPI:
         await service.forwarding.close()
 
     app: FastAPI = FastAPIOffline(
-        title="Compactor", docs_url="/docs", redoc_url=None, static_url="/docs-static", lifespan=lifespan
+        title="Compactor",
+        docs_url="/docs",
+        redoc_url=None,
+        static_url="/docs-static",
+        lifespan=lifespan,
+        redirect_slashes=False,  # a redirect comes before anybody is asked for a token, and names the caller's Host
     )
     app.state.service = service
+    app.state.pools = service.pools
     app.state.routers = ROUTERS
     components = service.components
     app.state.access = Access.of(service.settings, components.metadata.tenancy, components.clock)
@@ -105,8 +111,9 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(Limits, settings=service.settings, clock=components.clock)
     app.add_middleware(HttpMetrics, metrics=service.metrics)
     app.add_middleware(Audit, clock=components.clock)
-    app.add_middleware(Authentication, access=app.state.access)
+    app.add_middleware(Authentication, access=app.state.access, pools=service.pools)
     app.add_middleware(EncodedSlashes)
     for router in ROUTERS:
-        app.include_router(router)
+        # Not `include_router`: that makes each route again, on the event loop, when the first request comes to it.
+        app.router.routes.extend(router.routes)
     return app

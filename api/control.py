@@ -10,6 +10,7 @@ from api.wiring import Components
 from compactor.control_loop import ControlLoop, LoopSettings
 from compactor.engine import IN_PROCESS, Engine, Engines, InProcessEngines
 from compactor.worker import WorkerSettings
+from storage.errors import Unavailable
 from storage.objects.throttled import Rates
 
 LOG = logging.getLogger(__name__)
@@ -62,9 +63,12 @@ class _Spark:
         self._settings = settings
         self._lock = threading.Lock()
         self._engines: Engines | None = None
+        self._ended = False
 
     def open(self) -> Engine:
         with self._lock:
+            if self._ended:
+                raise Unavailable("Spark is not started, as this service is ending", "another service does the work")
             if self._engines is None:
                 from compactor.spark import SparkSettings
                 from compactor.spark_sessions import SparkEngines
@@ -72,6 +76,12 @@ class _Spark:
                 log_file = self._settings.make_data_directory() / "spark.log"
                 self._engines = SparkEngines(SparkSettings(log_file, self._settings.spark_master), LOG.info)
         return self._engines.open()
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            if self._engines is not None:
+                self._engines.end()
 
     def close(self) -> None:
         with self._lock:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
+from api.masking import masked
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -38,7 +40,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
         "heartbeat_at": run.heartbeat_at,
         "heartbeat_expired": now - run.heartbeat_at >= HEARTBEAT_MS if running else None,
         "finished_at": run.finished_at,
-        "error": run.error or None,
+        "error": shown_error(run.error),
         "compacted_ledger": run.compacted_ledger_id,
         "horizon": None if run.horizon is None else str(run.horizon.message_id),
         "horizon_offset": None if run.horizon is None else run.horizon.offset,
@@ -50,6 +52,11 @@ def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
     }
 
 
+def shown_error(text: object) -> str | None:
+    """What a document says of an error, without secrets; None: there was none."""
+    return masked(str(text)) if text else None
+
+
 def verify_document(report: Report) -> dict[str, Any]:
     """A report as plain values."""
     return {
@@ -57,7 +64,7 @@ def verify_document(report: Report) -> dict[str, Any]:
         "compacted_ledger": report.compacted_ledger,
         "generation": report.generation,
         "checked": {noun.replace(" ", "_"): count for noun, count in report.checked.items()},
-        "unchecked": list(report.unchecked),
+        "unchecked": [masked(one) for one in report.unchecked],
         "differences": [_difference(one) for one in report.differences],
         "counts": {str(kind): count for kind, count in sorted(report.counts.items())},
         "total": report.total,
@@ -68,7 +75,7 @@ def _difference(one: Difference) -> dict[str, Any]:
     return {
         "kind": str(one.kind),
         "where": one.where,
-        "what": one.what,
+        "what": masked(one.what),
         "offset": one.offset,
         "key": None if one.key is None else one.key.decode(errors="replace"),
         "key_base64": None if one.key is None else base64.b64encode(one.key).decode(),
@@ -95,7 +102,7 @@ def trim_document(trimmed: Trimmed) -> dict[str, Any]:
         "start_offset": plan.start_offset,
         "ledgers": [trimmed_ledger(gone) for gone in plan.going],
         "held": held,
-        "tail_left": trimmed.tail_left or None,
+        "tail_left": shown_error(trimmed.tail_left),
     }
 
 

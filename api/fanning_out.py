@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from fastapi import FastAPI, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from api.admin import existing
 from api.admin.messages import AGE
 from api.forwarding import Elsewhere, Forwarding
+from api.paths import segment
 from api.problems import Problem, answer
+from api.waiting import WaitsFor, pools_of
 from storage.errors import TopicNotFound
 from storage.metadata.records import TopicRecord
 from storage.metadata.tenancy_records import PartitionedTopic
@@ -56,20 +57,23 @@ async def answered(request: Request, other: Elsewhere) -> Response:
     if whole is None or not request.url.path.startswith(_PREFIX) or unquote(path[_TOPIC_AT]) == name.topic:
         return await forwarding.forward(request, other.service)
     metadata = request.app.state.service.components.metadata
-    partitioned: PartitionedTopic | None = await run_in_threadpool(metadata.tenancy.partitioned, whole)
+    looking = pools_of(request)[WaitsFor.DATABASE]
+    partitioned: PartitionedTopic | None = await looking.run(metadata.tenancy.partitioned, whole)
     if partitioned is None:
         return await forwarding.forward(request, other.service)
     body = await request.body()
     found = []
     for one in existing.partition_names(partitioned):
-        path[_TOPIC_AT] = quote(one.topic, safe="")
+        path[_TOPIC_AT] = segment(one.topic)
         try:
             found.append(await _asked(request, forwarding, metadata, one, "/".join(path), body))
         except TopicNotFound:
             continue  # each can be deleted by itself
         except Problem as problem:
             return answer(problem.status_code, str(problem.detail), problem.headers)
-    return together(request.method, found) if found else answer(404, "Topic partitions were not yet created")
+    if not found:
+        return answer(404, "Topic partitions were not yet created")
+    return await pools_of(request)[WaitsFor.PARSING].run(together, request.method, found)
 
 
 async def _asked(
@@ -78,9 +82,10 @@ async def _asked(
     """The answer of one partition."""
     query = request.scope.get("query_string", b"").decode("latin-1")
     target = f"{path}?{query}" if query else path
-    record: TopicRecord = await run_in_threadpool(metadata.topic, name)
+    looking = pools_of(request)[WaitsFor.DATABASE]
+    record: TopicRecord = await looking.run(metadata.topic, name)
     try:
-        await run_in_threadpool(forwarding.for_reading, record)
+        await looking.run(forwarding.for_reading, record)
     except Elsewhere as other:
         return await forwarding.send(request, other.service, target, body)
     return await forwarding.send_here(request, target, body)

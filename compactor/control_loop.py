@@ -161,6 +161,7 @@ class ControlLoop:
         """Begin nothing more, let another service lead, let runs finish for so long; then hand them over, and leave."""
         self._ending.set()
         self._wake.set()
+        self._engines.end()
         self._leadership.resign()
         self._worker.drain(grace_seconds)
         for thread in self._threads:

@@ -189,7 +189,7 @@ class Maintenance:
             for topic in page:
                 if self._stopping():
                     return
-                policies = resolver.effective(topic)[0]
+                policies = resolver.resolved(topic).policies
                 if not has_limits(policies):
                     continue
                 over = before.get(topic.id)

@@ -6,7 +6,8 @@ Python worker to the object store, never through the JVM or the driver. One warm
 (spark_sessions.py); a first job pays for starting Python workers. To executors of a cluster our package travels with
 the session; no credentials do. Jobs are watched (driver.py): one that nobody works on does not wait for ever.
 
-Java has a process group of its own, so that a signal to ours ends us first, and us alone: it ends when its stdin does.
+Java has a process group of its own, so that a signal to ours ends us first, and us alone: it ends when its stdin does,
+or is killed while it starts (jvm.py).
 
 What may go wrong: Misconfigured (no usable Java, a session that cannot start, executors without a package that tasks
 need), Unavailable (no master, Spark gave up on a task, or its driver was given up), Fenced (the job was cancelled).
@@ -22,7 +23,6 @@ import os
 import pickle
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pyspark import SparkConf, SparkContext, TaskContext
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
@@ -44,6 +45,7 @@ from compactor import cluster
 from compactor.driver import JobWatch, Look, Watched
 from compactor.engine import Divided, Failed, answers, pack
 from compactor.java import find_java_home
+from compactor.jvm import Jvm
 from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
 
 Answer = TypeVar("Answer")
@@ -72,8 +74,11 @@ class SparkSettings:
         return cluster.is_local(self.master)
 
 
-def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _: None) -> SparkSession:
-    """A session, started quietly; `say` gets a line for the user when something deserves one.
+def open_session(
+    settings: SparkSettings, say: Callable[[str], None] = lambda _: None, jvm: Jvm | None = None
+) -> SparkSession:
+    """A session, started quietly; `say` gets a line for the user when something deserves one. `jvm`: to give the start
+    up with, which Ctrl-C does in any case.
 
     Settings count only for the first session of a process: there is one JVM. On a cluster it is Spark's own files
     that say the rest (`spark-defaults.conf` in SPARK_CONF_DIR). Raises Misconfigured, Unavailable.
@@ -101,10 +106,17 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
     with tempfile.TemporaryDirectory(prefix="compactor-spark-") as folder:
         configuration = SparkConf().setMaster(settings.master).setAppName(settings.app_name)
         configuration.setAll(list(_configuration(settings, Path(folder)).items()))
+        jvm = jvm or Jvm()
         try:
-            with _signals_wait():
-                session = _start(configuration, settings.log_file)
-        except Exception as error:
+            session = _start(configuration, settings.log_file, jvm)
+        except BaseException as error:
+            if jvm.process is not None:
+                jvm.end()
+                _forget_java()
+            if not isinstance(error, Exception):
+                raise
+            if _passed_on_an_interrupt(error):
+                raise KeyboardInterrupt from error
             raise Misconfigured(
                 f"Spark could not start with master {settings.master} ({_first_line(error)})",
                 f"set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached; see {settings.log_file}",
@@ -114,24 +126,38 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
     return session
 
 
-def _start(configuration: SparkConf, log_file: Path) -> SparkSession:
+def _start(configuration: SparkConf, log_file: Path, jvm: Jvm) -> SparkSession:
     """Start the JVM, if this process has none, with the log file as its stderr, which Python workers inherit.
 
     They write stack traces there that mean nothing to a user, as when Spark hangs up on an idle worker.
     """
     if SparkContext._gateway is not None:
         return SparkSession.builder.config(conf=configuration).getOrCreate()
-    with log_file.open("ab") as log:
-        how = {"stderr": log, "start_new_session": True}
-        gateway = launch_gateway(configuration, popen_kwargs=how)  # type: ignore[no-untyped-call]
-    # Whatever it waits for, as a Java that is stopped: then the calls to it end with an error.
-    late = threading.Timer(_STARTS_WITHIN_SECONDS, gateway.proc.kill)
+    # Whatever it waits for, as a Java that is stopped: then what waits for it ends with an error.
+    late = threading.Timer(_STARTS_WITHIN_SECONDS, jvm.end)
+    late.daemon = True
     late.start()
     try:
-        SparkContext(conf=configuration, gateway=gateway)
+        with open(log_file, "ab", opener=lambda file, flags: os.open(file, flags, 0o600)) as log:
+            submit = Path(_find_spark_home()) / "bin" / "spark-submit"
+            port, secret = jvm.launch(submit, configuration.getAll(), log)
+        SparkContext(conf=configuration, gateway=_gateway(port, secret, jvm))
         return SparkSession.builder.config(conf=configuration).getOrCreate()
     finally:
         late.cancel()
+
+
+def _gateway(port: int, secret: str, jvm: Jvm) -> Any:
+    """PySpark's way to a JVM that runs already."""
+    found = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    os.environ.update(found)
+    try:
+        gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    finally:
+        for name in found:
+            del os.environ[name]
+    gateway.proc = jvm.process
+    return gateway
 
 
 def _equip_executors(session: SparkSession, settings: SparkSettings, say: Callable[[str], None]) -> None:
@@ -151,28 +177,6 @@ def _equip_executors(session: SparkSession, settings: SparkSettings, say: Callab
         time.sleep(_POLL_SECONDS)
         if (now := java_context.getExecutorMemoryStatus().size() - 1) != executors:  # the driver is one of them
             executors, settled = now, time.monotonic()
-
-
-@contextlib.contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM wait for the end: a JVM that is left while it starts would never end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    interrupted = threading.Event()
-
-    def remember(*_: object) -> None:
-        interrupted.set()
-
-    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is remember:  # PySpark has put its own in place otherwise
-                signal.signal(number, handler)
-        if interrupted.is_set():
-            raise KeyboardInterrupt
 
 
 def _configuration(settings: SparkSettings, folder: Path) -> dict[str, str]:

@@ -19,7 +19,8 @@ from typing import Any
 
 from compactor import spark
 from compactor.driver import NoAnswer, Patience, Watched
-from storage.errors import CompactorError, Unavailable
+from compactor.jvm import Jvm
+from storage.errors import CompactorError, Misconfigured, Unavailable
 
 _MOST_SECONDS = 900.0
 """How long a session without executors waits at most before another one asks the master for some."""
@@ -51,6 +52,7 @@ class SparkEngines:
         self._waits_seconds = self._patience.executors_seconds
         self._lock = threading.Lock()
         self._session: _Session | None = None
+        self._starting: Jvm | None = None
         self._closed = False
 
     def open(self) -> spark.SparkEngine:
@@ -58,32 +60,54 @@ class SparkEngines:
         Unavailable: also while the session has no executors.
         """
         with self._lock:
-            if self._closed:
-                raise Unavailable("Spark was stopped, as this service is ending", "another service does the work")
+            self._check_open()
             if self._session is not None and (why := self._unusable(self._session.watched)):
                 self._say(f"{why}: its session is closed, and another one opened")
-                self._end()
+                self._end_session()
             if self._session is not None:
                 self._check_executors(self._session.watched)
                 return self._session.engine()
-            opened = spark.open_session(self._settings, self._say)
-            self._session = _Session(opened, Watched(spark.SparkDriver(opened), self._patience))
-            with suppress(NoAnswer):
-                self._session.watched.look()
-            self._check_executors(self._session.watched)
-            engine = self._session.engine()
-            with suppress(CompactorError):  # the first job says why
-                engine.warm_up()
-            self._check_executors(self._session.watched)
-            return engine
+            self._starting = jvm = Jvm()
+            try:
+                self._check_open()  # `end` may just not have seen it
+                return self._start(jvm)
+            except (Misconfigured, Unavailable):
+                self._check_open()
+                raise
+            finally:
+                self._starting = None
+
+    def end(self) -> None:
+        """Give up a session that is starting, and open none any more; waits for nothing."""
+        self._closed = True
+        starting = self._starting
+        if starting is not None:
+            starting.end()
 
     def close(self) -> None:
         """Stop the session, if it was started."""
+        self.end()
         with self._lock:
-            self._closed = True
-            self._end()
+            self._end_session()
 
-    def _end(self) -> None:
+    def _start(self, jvm: Jvm) -> spark.SparkEngine:
+        opened = spark.open_session(self._settings, self._say, jvm)
+        self._session = _Session(opened, Watched(spark.SparkDriver(opened), self._patience))
+        with suppress(NoAnswer):
+            self._session.watched.look()
+        self._check_executors(self._session.watched)
+        engine = self._session.engine()
+        with suppress(CompactorError):  # the first job says why
+            engine.warm_up()
+        self._check_open()
+        self._check_executors(self._session.watched)
+        return engine
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("Spark was stopped, as this service is ending", "another service does the work")
+
+    def _end_session(self) -> None:
         if self._session is not None:
             spark.end_session(self._session.session, self._session.watched)
         self._session = None

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from itertools import islice
 from typing import Annotated, Any
-from urllib.parse import quote
 
-from fastapi import APIRouter, Body, Path, Request
+from fastapi import Body, Path, Request
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from api.access import Action, allowed
@@ -31,10 +29,12 @@ from api.admin.cursor_places import (
 )
 from api.admin.entries import MOST_ENTRIES, entries
 from api.forwarding import Elsewhere
-from api.paths import Namespace, Topic, decoded
+from api.paths import Namespace, Topic, decoded, segment
 from api.places import first_at
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from compactor.backlog_limits import bytes_behind, extents
 from storage.cursor import Cursor
 from storage.errors import NotFound
@@ -42,7 +42,7 @@ from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, MessageId
 from storage.start import AtOffset
 
-router = APIRouter(prefix="/admin/v2", tags=["backlog"])
+router = Routes(prefix="/admin/v2", tags=["backlog"])
 
 _NAMESPACE = "/namespaces/{tenant}/{namespace}"
 _BUNDLE = _NAMESPACE + "/{bundle}"
@@ -72,6 +72,7 @@ class AnalyzedBacklog(BaseModel):
     operation_id="getBacklogSizeByMessageId",
     responses=refusals(400, 404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def backlog_size(parts: Parts, topic: Topic, place: Annotated[ResetCursorData, Body()]) -> int:
     """About how many bytes lie at a message or behind it; -1:-1: how many there are."""
     refuse_partitioned(parts, topic, "calculate backlog size is not allowed for partitioned-topic")
@@ -92,6 +93,7 @@ def backlog_size(parts: Parts, topic: Topic, place: Annotated[ResetCursorData, B
     response_model_exclude_none=True,
     responses=refusals(400, 404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def analyze_backlog(
     parts: Parts, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData | None, Body()] = None
 ) -> AnalyzedBacklog:
@@ -211,13 +213,14 @@ async def _clear(
     parts: Service, request: Request, namespace: str, bundle: str | None, subscription: str | None
 ) -> Response:
     wanted = None if subscription is None else _no_compaction(subscription)
-    for record in await run_in_threadpool(_topics, parts, namespace, bundle):
-        for name in await run_in_threadpool(_subscriptions, parts, record, wanted):
+    database, store = parts.pools[WaitsFor.DATABASE], parts.pools[WaitsFor.STORE]
+    for record in await database.run(_topics, parts, namespace, bundle):
+        for name in await database.run(_subscriptions, parts, record, wanted):
             try:
-                await run_in_threadpool(_clear_here, parts, record, name)
+                await store.run(_clear_here, parts, record, name)
             except Elsewhere as other:
                 where = (record.name.tenant, record.name.namespace, record.name.topic, "subscription", name, "skip_all")
-                target = "/".join(("/admin/v2/persistent", *(quote(part, safe="") for part in where)))
+                target = "/".join(("/admin/v2/persistent", *map(segment, where)))
                 answer = await parts.forwarding.send(request, other.service, target, b"")
                 if answer.status_code not in (204, 404):
                     raise Problem(answer.status_code, f"{record.name}: {answer.text[:500]}") from other

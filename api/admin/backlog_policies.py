@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query
+from fastapi import Body, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
@@ -20,12 +20,13 @@ from api.admin import existing
 from api.admin.bodies import UNREADABLE, LongBody, Strict, done, number_schema, unset
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
 from storage import policies
 from storage.metadata.policy_store import namespace_scope, topic_scope
 from storage.policies import HOLD, TopicPolicies
 
-router = APIRouter(prefix="/admin/v2", tags=["backlog"])
+router = Routes(prefix="/admin/v2", tags=["backlog"])
 
 TTL = "message.ttl.seconds"
 _TOPIC = "/persistent/{tenant}/{namespace}/{topic}"

@@ -7,21 +7,22 @@ there are; each topic is of a moment of its own. Source of the shape: Pulsar's `
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 
 from api.access import Action, allowed
 from api.admin.bundles import RANGES, bundle_of
 from api.admin.figures import Figures, figures
 from api.admin.stats_documents import NO_CONSUMER
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor
 from storage.errors import NotFound
 from storage.model import TopicName
 
-router = APIRouter(prefix="/admin/v2/broker-stats", tags=["brokers"])
+router = Routes(prefix="/admin/v2/broker-stats", tags=["brokers"])
 
 
 @router.get(
@@ -31,12 +32,13 @@ router = APIRouter(prefix="/admin/v2/broker-stats", tags=["brokers"])
     response_class=Response,
     responses={200: {"content": {"application/json": {}}, "description": "By namespace, bundle, domain and topic."}},
 )
-def topics(parts: Parts) -> Response:
+async def topics(parts: Parts) -> Response:
     """Stats of every topic, by namespace and bundle."""
-    return StreamingResponse(_written(parts), media_type="application/json")
+    written = parts.pools[WaitsFor.LOG].each(_written(parts))
+    return StreamingResponse(written, media_type="application/json")
 
 
-def _written(parts: Service) -> Iterator[str]:
+def _written(parts: Service) -> Generator[str, None, None]:
     yield "{"
     between = ""
     for namespace in _namespaces(parts):

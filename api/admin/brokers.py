@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -16,11 +16,12 @@ from api.access import Action, allowed
 from api.admin.bodies import done
 from api.admin.lookup import service_urls
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
 from compactor.maintenance import Task
 from storage.metadata.policy_store import BROKER
 
-router = APIRouter(prefix="/admin/v2/brokers", tags=["brokers"])
+router = Routes(prefix="/admin/v2/brokers", tags=["brokers"])
 
 PULSAR_VERSION = "4.2.4"
 """The broker whose answers these are."""

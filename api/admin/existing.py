@@ -64,9 +64,10 @@ def share_policies(parts: Service, whole: PartitionedTopic) -> None:
     store = parts.components.metadata.policies
     found = [(scope, store.of_scope(scope)) for scope in map(topic_scope, partitions(parts, whole))]
     shared = next((settings for _, settings in found if settings), {})
-    for scope, settings in found:
-        for name, value in shared.items() if not settings else ():
-            store.set(scope, name, policies.shown(name, value))
+    store.change(
+        [scope for scope, settings in found if not settings],
+        {name: policies.shown(name, value) for name, value in shared.items()},
+    )
 
 
 def with_policies(parts: Service, name: TopicName) -> list[TopicRecord]:

@@ -13,17 +13,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple, cast
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
 from api.access import Access, Action, caller_of
 from api.masking import masked
+from api.routes import Routes
 from api.service import Parts, Service
 from storage.errors import CompactorError, DataLoss, Misconfigured, ObjectMissing, Unavailable
 
-router = APIRouter(tags=["health"])
+router = Routes(tags=["health"])
 LOG = logging.getLogger(__name__)
 _OK = "ok"
 _KINDS = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from fastapi import APIRouter
-
 from api.access import Action, allowed
 from api.admin import existing
 from api.admin.figures import EntryPosition, Figures, figures
@@ -23,12 +21,14 @@ from api.admin.stats_documents import (
 )
 from api.paths import Topic
 from api.problems import refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, CursorRecord
 from storage.metadata.stats import CursorStanding
 from storage.metadata.tenancy_records import PartitionedTopic
 
-router = APIRouter(prefix="/admin/v2", tags=["stats"])
+router = Routes(prefix="/admin/v2", tags=["stats"])
 
 
 @router.get(
@@ -38,6 +38,7 @@ router = APIRouter(prefix="/admin/v2", tags=["stats"])
     response_model_exclude_none=True,
     responses=refusals(404, 412),
 )
+@waits_for(WaitsFor.LOG)
 def get_internal_stats(parts: Parts, topic: Topic) -> TopicInternalStats:
     """Ledgers and cursors of a topic."""
     return internal_stats(of_topic(parts, topic, lines=True))
@@ -50,6 +51,7 @@ def get_internal_stats(parts: Parts, topic: Topic) -> TopicInternalStats:
     response_model_exclude_none=True,
     responses=refusals(404, 412),
 )
+@waits_for(WaitsFor.LOG)
 def get_partitioned_internal_stats(parts: Parts, topic: Topic) -> PartitionedTopicInternalStats:
     """Ledgers and cursors of each partition."""
     whole = partitioned(parts, topic)
@@ -66,6 +68,7 @@ def get_partitioned_internal_stats(parts: Parts, topic: Topic) -> PartitionedTop
     response_model_exclude_none=True,
     responses=refusals(404, 412),
 )
+@waits_for(WaitsFor.LOG)
 def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
     """What metadata holds of a topic, or of each partition of a partitioned one."""
     whole = parts.components.metadata.tenancy.partitioned(topic)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -16,11 +16,12 @@ from api.admin import existing
 from api.admin.bundles import bundle_of
 from api.paths import Topic
 from api.problems import refusals
+from api.routes import Routes
 from api.service import Parts, Service
 from storage.errors import TopicNotFound
 from storage.model import TopicName
 
-router = APIRouter(prefix="/lookup/v2", tags=["lookup"])
+router = Routes(prefix="/lookup/v2", tags=["lookup"])
 
 BINARY_PORT = 6650
 """Pulsar's own."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -25,7 +25,9 @@ from api.key_routing import partition_of
 from api.paths import Topic, decoded
 from api.places import first_at
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from compactor.truncation import Truncation
 from storage.errors import InvalidInput
 from storage.ledger import rows
@@ -34,7 +36,7 @@ from storage.model import Message, MessageId, TopicName
 from storage.start import AtOffset, AtTime
 from storage.topic import Topic as OpenTopic
 
-router = APIRouter(prefix="/admin/v2", tags=["messages"])
+router = Routes(prefix="/admin/v2", tags=["messages"])
 
 _PATH = "/persistent/{tenant}/{namespace}/{topic}"
 _LONG = 2**63 - 1
@@ -71,6 +73,7 @@ class KeyMessage(BaseModel):
     operation_id="getLastMessageId",
     responses=refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def last_message_id(
     parts: Parts,
     topic: Topic,
@@ -91,6 +94,7 @@ def last_message_id(
     operation_id="getMessageIdByTimestamp",
     responses=refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def message_id_by_timestamp(
     parts: Parts,
     topic: Topic,
@@ -119,6 +123,7 @@ def message_id_by_timestamp(
     response_class=Response,
     responses=RESPONSE | refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, authoritative: bool = False) -> Response:
     """One raw entry, by its id."""
     _refuse_partitioned(
@@ -136,6 +141,7 @@ def message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, authorita
     response_class=Response,
     responses=RESPONSE | refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def examine_message(
     parts: Parts,
     topic: Topic,
@@ -176,6 +182,7 @@ def examine_message(
     response_model_exclude_none=False,
     responses=refusals(400, 404, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def get_key(
     parts: Parts,
     response: Response,
@@ -199,6 +206,7 @@ def get_key(
     response_model=KeyMessage,
     responses=refusals(400, 404, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def get_empty_key(
     parts: Parts,
     response: Response,
@@ -222,15 +230,18 @@ def get_empty_key(
     status_code=204,
     responses=refusals(404, 409, 412, 507),
 )
+@waits_for(WaitsFor.WORK)
 def truncate(parts: Parts, topic: Topic, authoritative: bool = False) -> Response:
-    """Clear a topic, raw and compacted; offsets go on. What cursors and compaction have not read is lost to them."""
+    """Clear a topic, or all partitions of one or none, raw and compacted; offsets go on.
+
+    What cursors and compaction have not read is lost to them.
+    """
     records = existing.topics(parts, topic)
     for record in records:
         parts.forwarding.for_reading(record)
     components = parts.components
-    truncation = Truncation(components.metadata, components.store, components.clock, components.log)
-    for record in records:
-        truncation.truncate(record)
+    truncation = Truncation(components.metadata, parts.patient_store, components.clock, components.log)
+    truncation.truncate_all(records)
     return done()
 
 
@@ -274,7 +285,7 @@ def _age(parts: Service, record: TopicRecord, message: Message) -> tuple[int, in
     """
     by_event = parts.components.metadata.policies.effective(record).compaction_event_time_order
     event_time = message.event_time if by_event and message.event_time is not None else -(2**63)
-    whole = existing.whole_of(record.name)
+    whole = record.name.whole
     partitioned = parts.components.metadata.tenancy.partitioned(whole) if whole is not None else None
     is_there = partitioned is not None and (
         partition_of(message.key, partitioned.partitions, 0) == record.name.partition

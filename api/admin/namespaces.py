@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import Body
 from pydantic import Field, ValidationError
 from starlette.responses import Response
 
@@ -19,11 +19,12 @@ from api.admin.retention import Retention, check_retention, retention_of, set_re
 from api.admin.tenants import Tenant
 from api.paths import Namespace
 from api.problems import Problem, missing_told, refusals
+from api.routes import Routes
 from api.service import Parts
 from storage.errors import Conflict, InvalidInput, NotFound
 from storage.metadata.policy_store import namespace_scope
 
-router = APIRouter(prefix="/admin/v2", tags=["namespaces"])
+router = Routes(prefix="/admin/v2", tags=["namespaces"])
 
 THRESHOLD = "compaction.threshold.bytes"
 NO_NAMESPACE = "Namespace does not exist"
@@ -119,7 +120,7 @@ def create_namespace(
         raise Problem(412, "Namespace name is not valid") from error
     scope = namespace_scope(namespace)
     if kept.retention_policies is not None:
-        set_retention(parts, scope, kept.retention_policies)
+        set_retention(parts, [scope], kept.retention_policies)
     if kept.compaction_threshold is not None:
         metadata.policies.set(scope, THRESHOLD, kept.compaction_threshold)
     if ttl is not None:

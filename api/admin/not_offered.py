@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from api.access import Action, allowed, require_here
@@ -22,6 +22,7 @@ from api.admin import existing
 from api.admin.bodies import done, unset
 from api.paths import Namespace, Topic
 from api.problems import Problem
+from api.routes import Routes
 from api.service import Parts, Service
 
 REFUSAL = "not offered here: {}"
@@ -285,9 +286,9 @@ def _check_cluster(parts: Service, request: Request) -> None:
         raise Problem(404, "Cluster does not exist")
 
 
-def _router() -> APIRouter:
+def _router() -> Routes:
     """A route a row; what is not offered is not described either."""
-    made = APIRouter()
+    made = Routes()
     for row in ROWS:
         if row.path.startswith(_TOPIC):
             endpoint, needed = _of_topic(row), allowed(*_LOOK)

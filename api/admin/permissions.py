@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path
+from fastapi import Body, Path
 from starlette.responses import Response
 
 from api.access import GRANTABLE, Action, allowed, topic_grants
@@ -21,9 +21,10 @@ from api.admin.policies_document import for_pulsar
 from api.admin.tenants import NO_TENANT, Tenant
 from api.paths import Namespace, Topic, decoded
 from api.problems import Problem, missing_told, refusals
+from api.routes import Routes
 from api.service import Parts
 
-router = APIRouter(prefix="/admin/v2", tags=["permissions"])
+router = Routes(prefix="/admin/v2", tags=["permissions"])
 
 NOT_SET = "Permissions are not set at the topic level"
 MAX_ROLE_BYTES = 1024

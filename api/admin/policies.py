@@ -6,14 +6,14 @@ Values are JSON values, or texts as the command line takes them. A partitioned t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Path, Query
+from fastapi import Body, Path, Query
 from pydantic import BaseModel, BeforeValidator
 from starlette.responses import Response
 
+from api import json_bounds
 from api.access import Action, allowed
 from api.admin import existing
 from api.admin.bodies import UNREADABLE, LongBody, done, number_schema, unset
@@ -21,15 +21,15 @@ from api.documents import policies_document, settings_document
 from api.paths import Namespace, Topic, decoded
 from api.problems import Problem, refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts, Service
 from storage import policies
-from storage.errors import InvalidInput
-from storage.metadata.policy_store import BROKER, PolicyStore, namespace_scope, topic_scope
+from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 from storage.policy_resolution import Origin
 
-router = APIRouter(prefix="/admin/v2", tags=["policies"])
+router = Routes(prefix="/admin/v2", tags=["policies"])
 
 _TOPIC = "/persistent/{tenant}/{namespace}/{topic}"
 _NAMESPACE = "/namespaces/{tenant}/{namespace}"
@@ -66,7 +66,7 @@ def _of_json(body: object) -> object:
     if not isinstance(body, bytes):
         return body
     try:
-        return json.loads(body)
+        return json_bounds.load(body)
     except (ValueError, RecursionError):
         raise ValueError("the body is no JSON value") from None
 
@@ -344,36 +344,12 @@ def _set_of_topic(parts: Service, topic: TopicName, values: Mapping[str, object]
 
 
 def _set(parts: Service, scopes: list[str], values: Mapping[str, object]) -> Response:
-    """All or nothing, as far as it can be known before; then one by one, in an order in which each is allowed."""
-    store = parts.components.metadata.policies
-    wanted = dict(policies.parse(name, value) for name, value in values.items())
-    for scope in scopes:
-        policies.check({**store.of_scope(scope), **wanted})
-    for scope in scopes:
-        _set_in_some_order(store, scope, wanted)
+    parts.components.metadata.policies.change(scopes, values)
     return done()
 
 
-def _set_in_some_order(store: PolicyStore, scope: str, wanted: Mapping[str, object]) -> None:
-    left = dict(wanted)
-    while left:
-        again: dict[str, object] = {}
-        refused: InvalidInput | None = None
-        for name, value in left.items():
-            try:
-                store.set(scope, name, policies.shown(name, value))
-            except InvalidInput as error:  # it contradicts what another of `left` is about to change
-                again[name], refused = value, error
-        if refused is not None and len(again) == len(left):
-            raise refused
-        left = again
-
-
 def _remove(parts: Service, scopes: list[str], name: str | None) -> Response:
-    store = parts.components.metadata.policies
-    for scope in scopes:
-        for one in [name] if name is not None else list(store.settings(scope)):
-            store.remove(scope, one)
+    parts.components.metadata.policies.change(scopes, {}, None if name is None else [name])
     return done()
 
 

@@ -11,18 +11,16 @@ stored (`storage.ledger.rows.SCHEMA`), chunks by themselves.
 
 from __future__ import annotations
 
-import asyncio
 import io
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import aclosing, closing
 from typing import Annotated, Any
 
 import pyarrow as pa
-from fastapi import APIRouter, Header, Query, Request
-from starlette.concurrency import run_in_threadpool
+from fastapi import Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from api.access import Action, allowed
+from api.access import Action, allowed, caller_of
 from api.admin import existing
 from api.formats.encoding import TextEncoding
 from api.formats.jsonl import JsonLines
@@ -31,7 +29,9 @@ from api.paths import Topic
 from api.places import check_begins, parse_start
 from api.problems import Problem, refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor
 from storage.errors import InvalidInput, OffsetOutOfRange
 from storage.ledger import rows
 from storage.model import Message, TopicName
@@ -40,9 +40,8 @@ from storage.reader import Limits, messages
 from storage.reader_state import ReaderState
 from storage.start import Reset, Start
 from storage.topic import Topic as OpenTopic
-from storage.topic_reader import POLL_SECONDS
 
-router = APIRouter(prefix="/admin/v2", tags=["read"])
+router = Routes(prefix="/admin/v2", tags=["read"])
 
 JSON_LINES = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -104,44 +103,47 @@ async def read_messages(
     if stream and (state.compacted is not None or state.delivered >= 0):
         raise Problem(400, f"the start {start} is one of a page: ask for pages, or stream from an offset")
     kind = _kind_of(accept)
-    source = await run_in_threadpool(_opened, parts, topic)
-    if state.compacted is not None:
-        await run_in_threadpool(_check_ledger, parts, source, state)
+    waiting = parts.pools[WaitsFor.STORE]
+    source = await parts.pools[WaitsFor.DATABASE].run(_opened, parts, topic, state)
     encodings = key_encoding, value_encoding
     if stream:
-        await run_in_threadpool(check_begins, source, state.start)
+        await waiting.run(check_begins, source, state.start)
         body = _all(source, state.start, read_compacted, reset, Limits(limit, max_bytes), kind, *encodings)
-        first = await run_in_threadpool(next, body, b"")  # what is wrong from the beginning has a status of its own
-        return StreamingResponse(_behind(first, body), media_type=kind)
+        first = await waiting.run(next, body, b"")  # what is wrong from the beginning has a status of its own
+        return StreamingResponse(waiting.each(_behind(first, body)), media_type=kind)
     settings = parts.settings
     limits = Limits(
         min(limit or PAGE_MESSAGES, settings.read_max_messages),
         min(max_bytes or settings.read_max_bytes, settings.read_max_bytes),
     )
     reader = source.page_reader(state, read_compacted, reset)
-    clock = parts.components.clock
+    deadline = parts.components.clock.now_ms() + wait_ms
     if FORWARDED in request.headers:  # or the service that asks would take the silence for a dead one
-        wait_ms = min(wait_ms, settings.forwarding_timeout_ms // 2)
-    deadline = clock.now_ms() + wait_ms
-    checked = False
-    while True:
-        page, is_empty = await run_in_threadpool(_page, reader, kind, limits)
-        if is_empty and not checked:  # what was found was there
-            await run_in_threadpool(check_begins, source, state.start)
-            checked = True
-        if not is_empty or clock.now_ms() >= deadline or await request.is_disconnected():
-            break
-        await asyncio.sleep(POLL_SECONDS)
-    content = await run_in_threadpool(_encoded, page, *encodings)
+        deadline -= max(wait_ms - settings.forwarding_timeout_ms // 2, 0)
+    page, is_empty = await waiting.run(_page, reader, kind, limits)
+    if is_empty:  # what was found was there
+        await waiting.run(check_begins, source, state.start)
+    if is_empty and deadline > parts.components.clock.now_ms():
+        changes = parts.polls.changes(source.record.id, deadline, request.is_disconnected)
+        with parts.polls.turn(caller_of(request).name):
+            async with aclosing(changes):
+                async for _ in changes:
+                    page, is_empty = await waiting.run(_page, reader, kind, limits)
+                    if not is_empty:
+                        break
+    content = await waiting.run(_encoded, page, *encodings)
     return Response(content, media_type=kind, headers={NEXT: page.next.to_token()})
 
 
-def _opened(parts: Service, name: TopicName) -> OpenTopic:
-    """The topic, if this service can read it. Raises Problem, Elsewhere."""
+def _opened(parts: Service, name: TopicName, state: ReaderState) -> OpenTopic:
+    """The topic, if this service can read it from there. Raises Problem, Elsewhere, OffsetOutOfRange."""
     if parts.components.metadata.tenancy.partitioned(name) is not None:
         raise Problem(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
     parts.forwarding.for_reading(existing.topic(parts, name))
-    return parts.components.topic(name)
+    source = parts.components.topic(name)
+    if state.compacted is not None:
+        _check_ledger(parts, source, state)
+    return source
 
 
 def _check_ledger(parts: Service, source: OpenTopic, state: ReaderState) -> None:
@@ -232,7 +234,7 @@ def _arrow(batches: Iterator[pa.RecordBatch]) -> Generator[bytes, None, None]:
     yield buffer.getvalue()
 
 
-def _behind(first: bytes, rest: Generator[bytes, None, None]) -> Iterator[bytes]:
+def _behind(first: bytes, rest: Generator[bytes, None, None]) -> Generator[bytes, None, None]:
     with closing(rest):
         if first:
             yield first

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 
 from api.access import Action, allowed
 from api.admin import existing
@@ -23,14 +23,16 @@ from api.admin.stats_documents import (
 )
 from api.paths import Topic
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
 from storage.metadata.stats import CursorStanding
 from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
 from storage.policies import TopicPolicies
 
-router = APIRouter(prefix="/admin/v2", tags=["stats"])
+router = Routes(prefix="/admin/v2", tags=["stats"])
 
 Precise = Annotated[bool, Query(alias="getPreciseBacklog", description="Count single acknowledgements, too.")]
 Sizes = Annotated[bool, Query(alias="subscriptionBacklogSize", description="With the backlog's bytes; else -1.")]
@@ -47,6 +49,7 @@ NOT_COUNTED = -1
     response_model_exclude_none=True,
     responses=refusals(404, 412),
 )
+@waits_for(WaitsFor.LOG)
 def get_stats(
     parts: Parts,
     request: Request,
@@ -68,6 +71,7 @@ def get_stats(
     response_model_exclude_none=True,
     responses=refusals(404, 412),
 )
+@waits_for(WaitsFor.LOG)
 def get_partitioned_stats(
     parts: Parts,
     request: Request,
@@ -105,6 +109,7 @@ def get_partitioned_stats(
     operation_id="getBacklog",
     responses=refusals(404, 412),
 )
+@waits_for(WaitsFor.LOG)
 def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicStats:
     """How much a topic holds, and how much of it lies before its slowest cursor."""
     found = of_topic(parts, topic)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Query
+from fastapi import Body, Query
 from starlette.responses import Response
 
 from api.access import Action, allowed
@@ -17,13 +17,15 @@ from api.admin.bundles import bundle_of
 from api.admin.not_offered import check_no_shadow
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from storage.errors import Conflict, LeaseHeld, NotFound
 from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
 from storage.topic import holder_name
 
-router = APIRouter(prefix="/admin/v2", tags=["topics"])
+router = Routes(prefix="/admin/v2", tags=["topics"])
 
 EXISTS = "This topic already exists"
 NO_NAMESPACE = "Namespace not found"
@@ -79,6 +81,7 @@ def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> R
     status_code=204,
     responses=refusals(404, 409, 412),
 )
+@waits_for(WaitsFor.LOG)
 def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> Response:
     """Delete a topic with all that belongs to it; a compaction that runs is stopped and never publishes (S8).
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query
+from fastapi import Body, Query
 from pydantic import BaseModel
 
 from api.access import Action, allowed
@@ -21,10 +21,12 @@ from api.paths import Topic
 from api.places import parse_trim_place
 from api.problems import Problem, refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts
+from api.waiting import WaitsFor, waits_for
 from compactor.retention import Retention
 
-router = APIRouter(prefix="/admin/v2", tags=["trim"])
+router = Routes(prefix="/admin/v2", tags=["trim"])
 
 
 class Trim(Strict):
@@ -79,6 +81,7 @@ DryRun = Annotated[
     response_model=list[TrimReport],
     responses={204: {"description": "Trimmed, as `dryRun` was not given."}, **refusals(400, 404, 405, 409, 412, 507)},
 )
+@waits_for(WaitsFor.WORK)
 def trim(parts: Parts, topic: Topic, wanted: Annotated[Trim | None, Body()] = None, dry_run: DryRun = None) -> Any:
     """Let raw ledgers of a topic, or of each partition, go; with `dryRun`, report them, or what would go."""
     if wanted is not None and dry_run is None:
@@ -91,7 +94,7 @@ def trim(parts: Parts, topic: Topic, wanted: Annotated[Trim | None, Body()] = No
         raise Problem(405, "Trim before a message is not allowed for a partitioned topic: trim its partitions")
     for record in records:
         parts.forwarding.for_reading(record)
-    retention = Retention(components.metadata, components.store, components.clock, components.log)
+    retention = Retention(components.metadata, parts.patient_store, components.clock, components.log)
     found = []
     for record in records:
         if place is None:

@@ -14,6 +14,8 @@ from api.cli import exit_codes
 from api.cli.failures import describe as describe_error
 from api.cli.failures import tell
 from api.cli.talk import counted, number, say, size
+from api.cli.terminal import put
+from api.masking import masked
 from compactor.batch import Outcome
 from storage.errors import CompactorError
 from storage.metadata.records import RunRecord
@@ -39,7 +41,7 @@ def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as
         elif outcome.error is None:
             made = outcome.compacted_ledger_id
             result = "Nothing to compact" if made is None else f"Compacted to ledger {made}"
-            print(f"Compaction of topic {outcome.topic} complete. {result}", flush=True)  # noqa: T201
+            put(f"Compaction of topic {outcome.topic} complete. {result}", flush=True)
         if outcome.error is not None:
             tell(outcome.error, str(outcome.topic) if topics > 1 else "")
     if topics > 1:
@@ -57,7 +59,7 @@ def report_forecasts(forecasts: Sequence[Forecast], as_json: bool) -> Exception 
             document = {"topic": str(topic), "dry_run": True} | _failure(failed) | {"forecast": forecast}
             print(json.dumps(document))  # noqa: T201
         elif failed is None:
-            print(f"Compaction of topic {topic} would {_would(forecast)}")  # noqa: T201
+            put(f"Compaction of topic {topic} would {_would(forecast)}")
         if failed is not None:
             tell(failed, str(topic) if len(forecasts) > 1 else "")
             first = first or failed
@@ -132,7 +134,7 @@ def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
 def _failure(error: Exception | None) -> dict[str, object]:
     if error is None:
         return {"exit_code": exit_codes.OK, "error": None}
-    return {"exit_code": exit_codes.of(error), "error": describe_error(error).removeprefix("compactor: ")}
+    return {"exit_code": exit_codes.of(error), "error": masked(describe_error(error).removeprefix("compactor: "))}
 
 
 def _counts(run: RunRecord) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ from api.cli import exit_codes
 from api.cli.failures import tell
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import counted, say
+from api.cli.terminal import data_stream, put
 from api.wiring import open_components
 from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured, NotFound
 from storage.model import TopicName
@@ -141,7 +141,7 @@ def roll_topic(
             _seal(opened, accept_loss)
         waiting = len(keeper.rolled(opened.record))
     done = f", {counted(before - waiting, 'segment')} sealed" if seal or accept_loss else ""
-    print(f"Topic {opened.name} rolled{done}, {counted(waiting, 'segment')} to be sealed")  # noqa: T201
+    put(f"Topic {opened.name} rolled{done}, {counted(waiting, 'segment')} to be sealed")
 
 
 def _find(components: Components, ledger_id: int) -> tuple[TopicRecord, LedgerRecord | SegmentRecord]:
@@ -242,12 +242,12 @@ class _Shown:
         import msgspec
 
         encode: Callable[[Line], bytes] = msgspec.json.Encoder().encode
-        good = True
+        good, output = True, data_stream()
         for line in lines:
             good = good and line["frame"] == "ok"
             message = line.pop("message", None)
-            sys.stdout.buffer.write(encode(line if message is None else line | self._document(message)) + b"\n")
-        sys.stdout.buffer.flush()
+            output.write(encode(line if message is None else line | self._document(message)) + b"\n")
+        output.flush()
         return good
 
     def _document(self, message: Message) -> Line:

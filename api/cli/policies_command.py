@@ -16,7 +16,7 @@ from storage.errors import InvalidInput
 from storage.model import TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from storage.metadata.store import MetadataStore
 
@@ -57,7 +57,9 @@ def topic_policies(
         metadata = components.metadata
         scope, of_what = _scope(metadata, name, namespace)
         if removed or wanted:
-            _change(metadata, scope, wanted, removed)
+            metadata.policies.change(
+                [scope], {one: policies.shown(one, value) for one, value in wanted.items()}, removed
+            )
         found = metadata.policies
         resolved = found.resolved_around(scope) if name is None else found.resolved(metadata.topic(name))
     show({**of_what, "policies": policies_document(resolved)}, output)
@@ -81,28 +83,6 @@ def _scope(metadata: MetadataStore, topic: TopicName | None, namespace: str | No
     if namespace is not None:
         return namespace_scope(namespace), {"namespace": namespace}
     return BROKER, {"broker": True}
-
-
-def _change(metadata: MetadataStore, scope: str, wanted: Mapping[str, object], removed: Sequence[str]) -> None:
-    """All or nothing, as far as it can be known before; then one by one, in an order in which each is allowed."""
-    from storage import policies
-
-    before = metadata.policies.of_scope(scope)
-    policies.check({**{name: value for name, value in before.items() if name not in removed}, **wanted})
-    for name in removed:
-        metadata.policies.remove(scope, name)
-    left = list(wanted.items())
-    while left:
-        again, refused = [], None
-        for name, value in left:
-            try:
-                metadata.policies.set(scope, name, policies.shown(name, value))
-            except InvalidInput as error:  # it contradicts what another of `left` is about to change
-                again.append((name, value))
-                refused = error
-        if refused is not None and len(again) == len(left):
-            raise refused
-        left = again
 
 
 def show(document: Mapping[str, Any], output: ListingName) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from api.cli.terminal import spoken
+
 
 def say(text: str) -> None:
-    """One line for the user, on stderr. Work goes on when nobody listens."""
+    """One line for the user, on stderr, without secrets. Work goes on when nobody listens."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        print(spoken(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def abandon_output() -> None:

@@ -8,6 +8,7 @@ import typer
 
 from api.cli.names import TOPIC_HELP
 from api.cli.talk import counted, say, size
+from api.cli.terminal import put
 from api.wiring import open_components
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -33,7 +34,7 @@ def create_topic(
         else:
             components.metadata.tenancy.create_partitioned(name, partitions, said)
     of = "" if partitions is None else f" of {counted(partitions, 'partition')}"
-    print(f"Topic {name}{of} created")  # noqa: T201
+    put(f"Topic {name}{of} created")
 
 
 def delete_topic(
@@ -79,7 +80,7 @@ def delete_topic(
             tenancy.delete_topic(records[0].id, force=force)
     of = "" if partitioned is None else f" of {counted(partitioned.partitions, 'partition')}"
     lost = f"{counted(messages, 'message')} ({size(logical_bytes)} in ledgers), {counted(cursors, 'cursor')}"
-    print(f"Topic {name}{of} {'deleted' if yes else 'would be deleted'}: {lost}")  # noqa: T201
+    put(f"Topic {name}{of} {'deleted' if yes else 'would be deleted'}: {lost}")
     if not yes:
         say("Nothing was deleted: give --yes")
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.names import TOPIC_HELP
+from api.cli.terminal import put
+from api.documents import shown_error
 from api.wiring import open_components
 from storage.model import TopicName
 
@@ -89,7 +91,7 @@ def show_stats(
     for key, value in document.items():
         inner = value if isinstance(value, dict) else {"": value}
         for field, content in inner.items():
-            print(f"{f'{key}.{field}'.rstrip('.'):40} {'-' if content is None else content}")  # noqa: T201
+            put(f"{f'{key}.{field}'.rstrip('.'):40} {'-' if content is None else content}")
 
 
 def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int, tail: Unsealed) -> dict[str, Any]:
@@ -139,7 +141,7 @@ def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int, tail: Un
             "run": run.run_id,
             "status": run.state.value,
             "phase": run.phase,
-            "error": run.error or None,
+            "error": shown_error(run.error),
             **run.statistics,
         },
     }

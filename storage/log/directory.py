@@ -22,6 +22,7 @@ from storage.errors import Misconfigured
 from storage.log.room import Room
 from storage.metadata.records import SegmentRecord
 from storage.model import TopicName
+from storage.private import file_mode, make_private
 
 UID_FILE = "log.uid"
 _UID = re.compile(r"[0-9a-f]{32}")
@@ -103,11 +104,12 @@ class LogDirectory:
     def _new_uid(self) -> str:
         """A new uid, written whole and durably, unless somebody else was first; the directory is durable before."""
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_private(self.path)
         for folder in {self.path, *made}:  # the first also if it was made by somebody who died before this
             sync_folder(folder.parent)
         temporary = self.path / f"{UID_FILE}.{secrets.token_hex(8)}"
-        with temporary.open("w") as handle:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode(self.path))
+        with os.fdopen(descriptor, "w") as handle:
             handle.write(secrets.token_hex(16))
             handle.flush()
             os.fsync(handle.fileno())

@@ -174,7 +174,7 @@ class LogKeeper:
         rolled = 0
         for topic, segment in idle:
             assert resolver is not None
-            if segment.created_at > now - resolver.effective(topic)[0].segment_ms:
+            if segment.created_at > now - resolver.resolved(topic).policies.segment_ms:
                 continue
             try:
                 self.roll(topic, 0)

@@ -30,7 +30,6 @@ from storage.errors import (
 )
 from storage.heartbeat import Heartbeat
 from storage.lease import OnHeld, writer_lease
-from storage.ledger import rows
 from storage.log.directory import LogDirectory
 from storage.log.group_commit import Done, again
 from storage.log.open_segment import TopicSegments

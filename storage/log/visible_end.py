@@ -30,6 +30,8 @@ from typing import NamedTuple, Self
 
 import google_crc32c
 
+from storage.private import file_mode
+
 _VALUES = Struct(">QQQQQ")
 _VERSION = b"\x02"
 _CHECKSUM = Struct(">I")
@@ -72,7 +74,7 @@ class VisibleEndWriter:
         self._seed = seed
         found = _newest(_read(path), seed)
         self._number = found.number if found else 0
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(path.parent))
         try:
             if os.fstat(self._descriptor).st_size != _BYTES:
                 os.ftruncate(self._descriptor, 0)

@@ -23,6 +23,7 @@ from storage.metadata.records import (
     SegmentRecord,
     SegmentState,
     TopicRecord,
+    TopicTail,
 )
 from storage.steps import Step, reached
 
@@ -128,6 +129,11 @@ class LogStore:
         """Whether somebody wants them to roll, by topic id; a topic that was deleted is not there."""
         with self._database.read() as connection:
             return segments.roll_requests(connection, topic_ids)
+
+    def tails(self, topic_ids: Sequence[int]) -> list[TopicTail]:
+        """The topics and their open segments, in a few statements; a topic that was deleted is not there."""
+        with self._database.read() as connection:
+            return segments.tails(connection, topic_ids)
 
     def check_open_segment(self, lease: Lease, ledger_id: int | None) -> None:
         """Raises Fenced unless the lease is its holder's and the topic's open segment is that one; None: it has none.
@@ -265,19 +271,21 @@ class LogStore:
 
         Roll the open segment before: it stays. The topic as it is then. Called again, it clears what came meanwhile.
         """
+        return self.truncate_all([topic_id])[0]
 
-        def truncate(connection: Connection) -> TopicRecord:
-            truncated = trimming.truncate(connection, topic_id, self._clock.now_ms())
+    def truncate_all(self, topic_ids: Sequence[int]) -> list[TopicRecord]:
+        """As `truncate`, each of these topics or none; as they are then, in their order."""
+
+        def truncate(connection: Connection) -> list[TopicRecord]:
+            now = self._clock.now_ms()
+            truncated = {topic_id: trimming.truncate(connection, topic_id, now) for topic_id in sorted(topic_ids)}
             reached(Step.TRUNCATE_INSIDE_COMMIT)
-            return truncated
+            return [truncated[topic_id] for topic_id in topic_ids]
 
-        def happened(connection: Connection, truncated: TopicRecord) -> bool:
-            topic = topics.locked(connection, topic_id)
-            # a claim may have raised the epoch as far, of a topic of which nothing was cleared
-            cleared = trimming.is_cleared(connection, topic_id, truncated.start_offset)
-            return cleared and topic.epoch >= truncated.epoch and topic.start_offset >= truncated.start_offset
+        def happened(connection: Connection, truncated: list[TopicRecord]) -> bool:
+            return all(_is_truncated(connection, one) for one in sorted(truncated, key=lambda one: one.id))
 
-        truncated = self._database.write_once(truncate, happened, f"whether the topic with id {topic_id} was truncated")
+        truncated = self._database.write_once(truncate, happened, f"whether topics {topic_ids} were truncated")
         reached(Step.TRUNCATED)
         return truncated
 
@@ -293,3 +301,11 @@ class LogStore:
         """
         with self._database.write() as connection:
             return trimming.forget(connection, topic_id, before_ms)
+
+
+def _is_truncated(connection: Connection, truncated: TopicRecord) -> bool:
+    """Whether a topic was cleared as far as that. It is locked from then on."""
+    topic = topics.locked(connection, truncated.id)
+    # a claim may have raised the epoch as far, of a topic of which nothing was cleared
+    cleared = trimming.is_cleared(connection, truncated.id, truncated.start_offset)
+    return cleared and topic.epoch >= truncated.epoch and topic.start_offset >= truncated.start_offset

@@ -75,22 +75,9 @@ class PolicyStore:
         self.broker_defaults = broker_defaults
 
     def set(self, scope: str, name: str, value: object) -> tuple[str, object]:
-        """Set a policy, from a text or a JSON value; its own name and value.
-
-        Raises InvalidInput for a name or value that is not allowed, or that contradicts what the scope has set;
-        TopicNotFound if the topic of the scope is gone.
-        """
+        """Set a policy, from a text or a JSON value; its own name and value. Raises as `change`."""
         known, parsed = policies.parse(name, value)
-        with self._database.write() as connection:
-            topic = _topic_of(connection, scope)
-            if topic is None and scope.startswith(_TOPIC):
-                uid = scope.removeprefix(_TOPIC)
-                raise TopicNotFound(
-                    f"the topic with uid {uid} does not exist (any more)", "see `compactor topics list`"
-                )
-            policies.check({**of_scopes(connection, [scope])[scope], known: parsed})
-            _put(connection, scope, known, policies.shown(known, parsed))
-            self._ensure_cursor(connection, topic)
+        self.change([scope], {known: value})
         return known, parsed
 
     def remove(self, scope: str, name: str) -> bool:
@@ -98,11 +85,34 @@ class PolicyStore:
         known = policies.policy(name).name
         with self._database.write() as connection:
             topic = _topic_of(connection, scope)
-            removed = connection.execute(
-                delete(policies_table).where(policies_table.c.scope == scope, policies_table.c.name == known)
-            )
+            removed = _remove(connection, scope, [known])
             self._ensure_cursor(connection, topic)
-            return removed.rowcount > 0
+            return removed > 0
+
+    def change(
+        self, scopes: Collection[str], values: Mapping[str, object], removed: Collection[str] | None = ()
+    ) -> None:
+        """Set policies in each of these scopes, and let go of others, all or nothing; texts or JSON values, by name.
+
+        `removed` None: all that the scope has. Raises InvalidInput for a name or value that is not allowed, or values
+        that contradict each other or what a scope keeps; TopicNotFound if the topic of a scope is gone.
+        """
+        wanted = dict(policies.parse(name, value) for name, value in values.items())
+        gone = None if removed is None else {policies.policy(name).name for name in removed}
+        with self._database.write() as connection:
+            for scope in sorted(scopes):
+                topic = _topic_of(connection, scope)
+                if topic is None and scope.startswith(_TOPIC):
+                    uid = scope.removeprefix(_TOPIC)
+                    raise TopicNotFound(
+                        f"the topic with uid {uid} does not exist (any more)", "see `compactor topics list`"
+                    )
+                _remove(connection, scope, gone)
+                if wanted:
+                    policies.check({**of_scopes(connection, [scope])[scope], **wanted})
+                for name, value in wanted.items():
+                    _put(connection, scope, name, policies.shown(name, value))
+                self._ensure_cursor(connection, topic)
 
     def of_scope(self, scope: str) -> dict[str, object]:
         """What is set in that scope, by name, as far as it can be read."""
@@ -241,6 +251,12 @@ def _in_words(connection: Connection, scope: str) -> str:
         name = connection.execute(named).scalar_one_or_none()
         return "" if name is None else f"the topic {name}"
     return f"the namespace {scope.removeprefix(_NAMESPACE)}" if scope.startswith(_NAMESPACE) else "the broker"
+
+
+def _remove(connection: Connection, scope: str, names: Collection[str] | None) -> int:
+    """How many there were. `names` None: all that are known here; one of another version is left alone."""
+    these = policies_table.c.name.in_(policies.POLICIES if names is None else names)
+    return connection.execute(delete(policies_table).where(policies_table.c.scope == scope, these)).rowcount
 
 
 def _put(connection: Connection, scope: str, name: str, value: object) -> None:

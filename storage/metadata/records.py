@@ -277,6 +277,14 @@ class TopicSnapshot:
 
 
 @dataclass(frozen=True)
+class TopicTail:
+    """Where a topic grows, as rows have it; `open`: the segment that is appended to."""
+
+    topic: TopicRecord
+    open: SegmentRecord | None
+
+
+@dataclass(frozen=True)
 class Pin:
     """A reader's hold on a compacted ledger until `expires_at`; its objects stay as long (A3)."""
 

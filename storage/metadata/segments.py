@@ -17,7 +17,7 @@ from storage.errors import Fenced
 from storage.metadata import leases, ledgers, mapping, topics
 from storage.metadata.attempts import AT_ONCE
 from storage.metadata.invariants import check_open_segment, check_roll
-from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord
+from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord, TopicTail
 from storage.metadata.tables import leases as leases_table
 from storage.metadata.tables import segments
 from storage.metadata.tables import topics as topics_table
@@ -130,6 +130,19 @@ def roll_requests(connection: Connection, topic_ids: Sequence[int]) -> dict[int,
     for first in range(0, len(topic_ids), AT_ONCE):
         statement = select(*columns).where(topics_table.c.id.in_(topic_ids[first : first + AT_ONCE]))
         found.update((row[0], row[1] is not None) for row in connection.execute(statement))
+    return found
+
+
+def tails(connection: Connection, topic_ids: Sequence[int]) -> list[TopicTail]:
+    """The topics and their open segments; those that were deleted are not there."""
+    found: list[TopicTail] = []
+    for first in range(0, len(topic_ids), AT_ONCE):
+        ids = topic_ids[first : first + AT_ONCE]
+        opened = select(segments).where(segments.c.state == SegmentState.OPEN.value, segments.c.topic_id.in_(ids))
+        of_topic = {row["topic_id"]: mapping.segment(row) for row in connection.execute(opened).mappings()}
+        there = select(topics_table).where(topics_table.c.id.in_(ids))
+        records = (mapping.topic(row) for row in connection.execute(there).mappings())
+        found += [TopicTail(one, of_topic.get(one.id)) for one in records]
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from api.admin import progress
 from api.run_looks import LOOK_MS, RunLooks
+from api.waiting import Pool, WaitsFor
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord
 from storage.model import Position
@@ -114,7 +115,7 @@ def test_many_watchers_share_a_look(bench: Workbench) -> None:
     clock = bench.clock
     assert isinstance(clock, ManualClock)
     run = bench.metadata.claim_run(bench.topic().record.id, "h", {}, 60_000)
-    looks = RunLooks(bench.metadata, clock)
+    looks = RunLooks(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
 
     async def watch() -> list[dict[str, Any]]:
         found = await asyncio.gather(*(looks.look(run.run_id) for _ in range(20)))

@@ -18,7 +18,7 @@ from storage.metadata.control_records import ServiceRecord
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served, TestClient
 
-URL = "http://first.test"
+URL = "http://localhost:18080"
 ELSEWHERE = "elsewhere:7"
 """Host and process of a service of which there is only a row."""
 

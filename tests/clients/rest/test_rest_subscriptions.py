@@ -229,8 +229,12 @@ def test_of_a_partitioned_topic(served: Served) -> None:
     ):
         assert parted.ask(verb, below).status_code == status, below
     assert peeked(one) is None
+    # as a deletion leaves it that failed half way
+    assert RestTopic(served, "subscribed-partition-0").ask("DELETE", "/subscription/s").status_code == 204
     assert parted.ask("DELETE", "/subscription/s").status_code == 204
     assert one.ask("GET", "/subscriptions").json() == []
+    missing = parted.ask("DELETE", "/subscription/s")
+    assert (missing.status_code, "Subscription s not found" in missing.json()["reason"]) == (404, True)
 
 
 def test_an_entry_is_told_in_headers(rest_topic: RestTopic) -> None:

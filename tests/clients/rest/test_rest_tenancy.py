@@ -278,9 +278,9 @@ def test_only_services_that_live_are_brokers(served: Served) -> None:
 
 
 def test_the_cluster_and_the_brokers(served: Served) -> None:
-    assert _get(served, "/clusters/standalone")["serviceUrl"] == "http://testserver"
+    assert _get(served, "/clusters/standalone")["serviceUrl"] == "http://127.0.0.1:8080"
     assert _reason(served, "GET", "/clusters/west") == (404, "Cluster does not exist")
-    assert _get(served, "/brokers") == _get(served, "/brokers/standalone") == ["testserver"]
+    assert _get(served, "/brokers") == _get(served, "/brokers/standalone") == ["127.0.0.1:8080"]
     assert _reason(served, "GET", "/brokers/west")[0] == 404
     assert _reason(served, "GET", "/brokers/leaderBroker")[0] == 404
     assert _reason(served, "DELETE", "/brokers/configuration/x")[0] == 412

@@ -260,3 +260,18 @@ def test_several_set_the_same_policy_at_once(database_url: URL, open_store: Open
         )
         assert results == [(name, value) for value in values]
         assert stores[0].policies.of_scope(topic_scope(topic))[name] in values
+
+
+def test_several_scopes_change_together_or_not_at_all(store: MetadataStore, topic: TopicRecord) -> None:
+    first, second = topic_scope(topic), topic_scope(store.create_topic(TopicName.parse("second")))
+    store.policies.change([first, second], {"segment.ms": "1h", "min.compaction.lag.ms": "1m"})
+    store.policies.set(second, "max.compaction.lag.ms", "2m")
+    before = [store.policies.of_scope(scope) for scope in (first, second)]
+    with pytest.raises(InvalidInput, match="lag"):  # only the second one's contradicts
+        store.policies.change([first, second], {"segment.ms": "2h", "min.compaction.lag.ms": "3m"})
+    with pytest.raises(TopicNotFound):
+        store.policies.change([first, "topic:gone"], {"segment.ms": "2h"})
+    assert [store.policies.of_scope(scope) for scope in (first, second)] == before
+    store.policies.change([second], {"min.compaction.lag.ms": "3m", "max.compaction.lag.ms": "4m"})
+    store.policies.change([first, second], {}, None)
+    assert [store.policies.of_scope(scope) for scope in (first, second)] == [{}, {}]

@@ -8,20 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
 from api import openapi, problems
 from api.access import Access, Action, Authentication, CallerName, allowed
 from api.paths import EncodedSlashes
+from api.routes import Routes
 from api.tokens import HS256, Key, Verifier, create
 from storage.errors import NotFound
 from storage.metadata.tenancy_records import NamespaceRecord, TenantRecord
 from storage.model import TopicName
-from tests.asgi import TestClient
+from tests.asgi import TestClient, with_pools
 from tests.clocks import ManualClock
 
 SECRET = bytes(32)
-router = APIRouter()
+router = Routes()
 SCOPED = (Action.PRODUCE, Action.CONSUME, Action.COMPACT, Action.ADMIN)
 
 for action in (*SCOPED, Action.SUPERUSER):
@@ -88,12 +89,12 @@ GRANTS = Grants(
 
 
 def application(verifier: Verifier | None) -> FastAPI:
-    app = FastAPI()
+    app = with_pools(FastAPI())
     app.state.access = Access(cast(Any, GRANTS), frozenset({"root"}), verifier)
     problems.install(app)
     openapi.install(app)
     app.include_router(router)
-    app.add_middleware(Authentication, access=app.state.access)
+    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
     app.add_middleware(EncodedSlashes)
     return app
 

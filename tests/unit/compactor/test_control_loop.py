@@ -69,7 +69,7 @@ class Engines:
         self.at_work: list[Held] = []
         self.most = 0
         self.opened = 0
-        self.closed = False
+        self.closed = self.ended = False
         self.fails: Exception | None = None
 
     def open(self) -> Engine:
@@ -78,7 +78,11 @@ class Engines:
             raise self.fails
         return Held(self)
 
+    def end(self) -> None:
+        self.ended = True
+
     def close(self) -> None:
+        assert self.ended
         self.closed = True
 
     def wait_for(self, phases: int = 1) -> None:
@@ -462,6 +466,9 @@ class Watching:
                 return super().run(*arguments)
 
         return Watched()
+
+    def end(self) -> None:
+        return
 
     def close(self) -> None:
         return

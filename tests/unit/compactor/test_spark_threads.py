@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from compactor.engine import Engine
+from compactor.jvm import Jvm
 from compactor.spark import SparkEngine, SparkSettings
 from compactor.spark_sessions import SparkEngines
-from storage.errors import Fenced, Unavailable
+from storage.errors import Fenced, Misconfigured, Unavailable
 from tests.unit.compactor.test_spark import until
 
 
@@ -68,6 +69,32 @@ def test_engines_share_a_session_and_none_comes_after_the_end(
     engines.close()
     with pytest.raises(Unavailable, match="Spark was stopped"):
         engines.open()
+
+
+def test_a_session_that_is_starting_is_given_up_when_the_service_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting, given_up = threading.Event(), threading.Event()
+
+    class Watched(Jvm):
+        def end(self) -> None:
+            given_up.set()
+
+    def open_it(*_: object) -> object:
+        starting.set()
+        given_up.wait(60)
+        raise Misconfigured("Spark could not start", "look at its log")
+
+    monkeypatch.setattr("compactor.spark_sessions.Jvm", Watched)
+    monkeypatch.setattr("compactor.spark.open_session", open_it)
+    engines = SparkEngines(SparkSettings(tmp_path / "spark.log"))
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(engines.open)
+        starting.wait(60)
+        engines.end()  # it does not wait
+        with pytest.raises(Unavailable, match="Spark was stopped"):
+            opening.result()
+    engines.close()
 
 
 @pytest.mark.slow
