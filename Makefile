@@ -10,7 +10,8 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 .PHONY: help demo test check format bench lock upgrade clean runtime-environment dev-environment
 
 help: ## list these targets
-	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)$$/\1	\2/p' Makefile | expand -t 12
+	@while IFS= read -r line; do case $$line in [a-z]*:*'## '*) \
+		printf '%-11s %s\n' "$${line%%:*}" "$${line#*## }";; esac; done < Makefile
 
 demo: runtime-environment ## install what is needed, make a topic, compact it and show both views
 	@$(BIN)/python -m api.cli.demo

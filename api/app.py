@@ -14,6 +14,9 @@ from fastapi_offline import FastAPIOffline
 from api import fanning_out, openapi, problems
 from api.access import Access, Authentication
 from api.admin import (
+    backlog,
+    backlog_policies,
+    broker_stats,
     brokers,
     compaction,
     cursor_moves,
@@ -25,6 +28,7 @@ from api.admin import (
     lookup,
     messages,
     namespaces,
+    not_offered,
     partitioned,
     permissions,
     policies,
@@ -60,18 +64,22 @@ ROUTERS: tuple[APIRouter, ...] = (
     partitioned.router,
     thresholds.router,
     retention.router,
+    backlog_policies.router,
     lookup.router,
     produce.router,
     read.router,
     messages.router,
     subscriptions.router,
     cursor_moves.router,
+    backlog.router,
     runs.router,
     progress.router,
     verify.router,
     policies.router,
     trim.router,
     garbage.router,
+    broker_stats.router,
+    not_offered.router,
     brokers.router,  # behind policies: its `/brokers/{cluster}` takes what no other route does
     domains.router,
 )
@@ -86,9 +94,15 @@ def make_app(service: Service) -> FastAPI:
         await service.forwarding.close()
 
     app: FastAPI = FastAPIOffline(
-        title="Compactor", docs_url="/docs", redoc_url=None, static_url="/docs-static", lifespan=lifespan
+        title="Compactor",
+        docs_url="/docs",
+        redoc_url=None,
+        static_url="/docs-static",
+        lifespan=lifespan,
+        redirect_slashes=False,  # a redirect comes before anybody is asked for a token, and names the caller's Host
     )
     app.state.service = service
+    app.state.pools = service.pools
     app.state.routers = ROUTERS
     components = service.components
     app.state.access = Access.of(service.settings, components.metadata.tenancy, components.clock)
@@ -99,8 +113,9 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(Limits, settings=service.settings, clock=components.clock)
     app.add_middleware(HttpMetrics, metrics=service.metrics)
     app.add_middleware(Audit, clock=components.clock)
-    app.add_middleware(Authentication, access=app.state.access)
+    app.add_middleware(Authentication, access=app.state.access, pools=service.pools)
     app.add_middleware(EncodedSlashes)
     for router in ROUTERS:
-        app.include_router(router)
+        # Not `include_router`: that makes each route again, on the event loop, when the first request comes to it.
+        app.router.routes.extend(router.routes)
     return app

@@ -3,21 +3,23 @@
 The line is a log record of the logger `audit` with the fields `who`, `address`, `method`, `target` (the path without
 its query, which may hold anything), `action` (the route's name), `status`, `request_id`, `duration_ms`. Bodies, headers
 and tokens are in no line. It is written when the answer begins; refusals are written, too. An error that nobody
-foresaw ends here, as a 500 that names its request. The id is the one that the client or the service before sent
-(`X-Request-Id`, if it is a plain word), else a new one; it is in every answer and, while the request is worked on, in
-every line of the log.
+foresaw ends here, as a 500 that names its request; a request that the end of the service cuts off, as a 503. The id is
+the one that the client or the service before sent (`X-Request-Id`, if it is a plain word), else a new one; it is in
+every answer and, while the request is worked on, in every line of the log.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import uuid
+from contextlib import suppress
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import unforeseen
+from api.problems import answer, unforeseen
 from storage.clock import Clock
 
 LOG = logging.getLogger("audit")
@@ -25,6 +27,7 @@ HEADER = b"x-request-id"
 CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _PLAIN = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 _TARGET_MOST = 1024
+_ENDS = "the service is ending, and has not finished this request in time: look what became of it, or ask another one"
 
 
 class Audit:
@@ -61,6 +64,12 @@ class Audit:
                 response = unforeseen(scope, error)
                 if not status:
                     await response(scope, receive, say)
+            except asyncio.CancelledError:
+                # The server ends, and the grace is over: whoever waits is answered, and what is half sent breaks off.
+                LOG.warning("a request was cut off at the end of the service", extra={"target": scope["path"]})
+                if not status:
+                    with suppress(asyncio.CancelledError):
+                        await answer(503, _ENDS, {"Retry-After": "1", "Connection": "close"})(scope, receive, say)
 
     def _write(self, scope: Scope, status: int, duration_ms: int) -> None:
         if scope["method"] not in CHANGING:

@@ -10,6 +10,7 @@ from api.wiring import Components
 from compactor.control_loop import ControlLoop, LoopSettings
 from compactor.engine import IN_PROCESS, Engine, Engines, InProcessEngines
 from compactor.worker import WorkerSettings
+from storage.errors import Unavailable
 from storage.objects.throttled import Rates
 
 LOG = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
             retry_first_ms=settings.compaction_retry_first_ms,
             retry_most_ms=settings.compaction_retry_most_ms,
             run_dead_ms=settings.compaction_run_dead_after_ms,
+            stalled_ms=settings.compaction_stalled_after_ms,
             rates=rates.shared_by(lanes),
         ),
     )
@@ -61,15 +63,25 @@ class _Spark:
         self._settings = settings
         self._lock = threading.Lock()
         self._engines: Engines | None = None
+        self._ended = False
 
     def open(self) -> Engine:
         with self._lock:
+            if self._ended:
+                raise Unavailable("Spark is not started, as this service is ending", "another service does the work")
             if self._engines is None:
-                from compactor.spark import SparkEngines, SparkSettings
+                from compactor.spark import SparkSettings
+                from compactor.spark_sessions import SparkEngines
 
                 log_file = self._settings.make_data_directory() / "spark.log"
                 self._engines = SparkEngines(SparkSettings(log_file, self._settings.spark_master), LOG.info)
         return self._engines.open()
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            if self._engines is not None:
+                self._engines.end()
 
     def close(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""What is known of runs, verifications and trims, as plain values: one form for the command line and REST.
+"""What is known of runs, verifications, trims and policies, as plain values: one form for the command line and REST.
 
 Times are milliseconds since 1970.
 """
@@ -8,12 +8,18 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
+from api.masking import masked
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from compactor.differences import Difference
     from compactor.retention import Gone, Trimmed
     from compactor.verify_report import Report
     from storage.metadata.records import RunRecord
     from storage.model import TopicName
+    from storage.policies import Unreadable
+    from storage.policy_resolution import Origin, Resolved
 
 
 def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
@@ -35,7 +41,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
         "heartbeat_at": run.heartbeat_at,
         "heartbeat_expired": not is_alive(run.holder, run.heartbeat_at, HEARTBEAT_MS, now) if running else None,
         "finished_at": run.finished_at,
-        "error": run.error or None,
+        "error": shown_error(run.error),
         "compacted_ledger": run.compacted_ledger_id,
         "horizon": None if run.horizon is None else str(run.horizon.message_id),
         "horizon_offset": None if run.horizon is None else run.horizon.offset,
@@ -47,6 +53,11 @@ def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
     }
 
 
+def shown_error(text: object) -> str | None:
+    """What a document says of an error, without secrets; None: there was none."""
+    return masked(str(text)) if text else None
+
+
 def verify_document(report: Report) -> dict[str, Any]:
     """A report as plain values."""
     return {
@@ -54,7 +65,7 @@ def verify_document(report: Report) -> dict[str, Any]:
         "compacted_ledger": report.compacted_ledger,
         "generation": report.generation,
         "checked": {noun.replace(" ", "_"): count for noun, count in report.checked.items()},
-        "unchecked": list(report.unchecked),
+        "unchecked": [masked(one) for one in report.unchecked],
         "differences": [_difference(one) for one in report.differences],
         "counts": {str(kind): count for kind, count in sorted(report.counts.items())},
         "total": report.total,
@@ -65,7 +76,7 @@ def _difference(one: Difference) -> dict[str, Any]:
     return {
         "kind": str(one.kind),
         "where": one.where,
-        "what": one.what,
+        "what": masked(one.what),
         "offset": one.offset,
         "key": None if one.key is None else one.key.decode(errors="replace"),
         "key_base64": None if one.key is None else base64.b64encode(one.key).decode(),
@@ -92,7 +103,7 @@ def trim_document(trimmed: Trimmed) -> dict[str, Any]:
         "start_offset": plan.start_offset,
         "ledgers": [trimmed_ledger(gone) for gone in plan.going],
         "held": held,
-        "tail_left": trimmed.tail_left or None,
+        "tail_left": shown_error(trimmed.tail_left),
     }
 
 
@@ -106,3 +117,32 @@ def trimmed_ledger(gone: Gone) -> dict[str, Any]:
         "logical_bytes": piece.logical_bytes,
         "why": gone.why.value,
     }
+
+
+def policies_document(resolved: Resolved) -> dict[str, dict[str, Any]]:
+    """The policies of a topic: value and origin by name; and the value that would count, where that cannot be read."""
+    from storage.policies import POLICIES
+
+    document: dict[str, dict[str, Any]] = {}
+    for policy in POLICIES.values():
+        value = policy.kind.shown(getattr(resolved.policies, policy.attribute))
+        document[policy.name] = {"value": value, "origin": resolved.origins[policy.name].value}
+        if (unreadable := resolved.unreadable.get(policy.name)) is not None:
+            document[policy.name]["unreadable"] = _unreadable(unreadable.stored, unreadable.origin)
+    return document
+
+
+def settings_document(settings: Mapping[str, object], origin: Origin) -> dict[str, dict[str, Any]]:
+    """What one scope sets: value and origin by name; what cannot be read as it is stored."""
+    from storage.policies import Unreadable, shown
+
+    return {
+        name: {"value": value.value, "origin": origin.value, "unreadable": _unreadable(value, origin)}
+        if isinstance(value, Unreadable)
+        else {"value": shown(name, value), "origin": origin.value}
+        for name, value in settings.items()
+    }
+
+
+def _unreadable(stored: Unreadable, origin: Origin) -> dict[str, Any]:
+    return {"value": stored.value, "origin": origin.value, "reason": stored.reason}

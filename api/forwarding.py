@@ -23,6 +23,7 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from api.paths import kept
 from api.problems import Problem, answer
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
@@ -55,6 +56,9 @@ _HOP_BY_HOP = frozenset(
 _NOT_PASSED = _HOP_BY_HOP | {"host", "origin"}
 """Of the two that name this service, one was compared with the other here (`api/limits.py`)."""
 _CONNECT_SECONDS = 5.0
+MOST_CONNECTIONS = 512
+_KEPT_CONNECTIONS = 20
+_CAUSE_CHARACTERS = 200
 
 
 class Elsewhere(Exception):
@@ -76,15 +80,18 @@ class Forwarding:
         log: LogDirectory,
         timeout_ms: int,
         transport: httpx.AsyncBaseTransport | None = None,
-        verify: Any = True,
+        ca_file: str = "",
+        most: int = MOST_CONNECTIONS,
     ) -> None:
-        """`transport`, `verify`: as httpx has them."""
+        """`transport`: as httpx has it; `ca_file`: certificates that others' are checked with, besides the usual ones;
+        `most`: requests that are forwarded at once."""
         self._metadata = metadata
         self._clock = clock
         self._log = log
         self._seconds = timeout_ms / 1000
         self._transport = transport
-        self._verify = verify
+        self._ca_file = ca_file
+        self._most = most
         self._owner = Owner.current()
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
@@ -102,11 +109,15 @@ class Forwarding:
         raise self.held(lease, topic)
 
     def held(self, lease: Lease, topic: TopicRecord) -> Problem:
-        """Why a topic cannot be written now, and when to try again."""
+        """Why a topic cannot be written now, and what to do."""
         seconds = max(1, -(-(lease.expires_at - self._clock.now_ms()) // 1000))
+        owner = Owner.parse(lease.holder)
+        process = "it" if owner is None else f"the process {owner.pid} on {owner.host}"
         return Problem(
             503,
-            f"{lease.holder} is writing to {topic.name}, and is no service that lives: try again when it has finished",
+            f"{lease.holder} is writing to {topic.name}, and is no service that lives but a `compactor produce`, an "
+            f"import or a service that died, which keeps the topic for as long as it runs: end {process}, "
+            f"or write through it; if it has ended, try again",
             {"Retry-After": str(seconds)},
         )
 
@@ -157,16 +168,17 @@ class Forwarding:
         headers = {name: value for name, value in found.headers.items() if name.lower() not in _HOP_BY_HOP}
         return _Passed(found, headers)
 
-    async def post(self, request: Request, service: ServiceRecord, path: str, document: object) -> httpx.Response:
-        """Send a part of a request, as JSON, to another path there. Raises Problem (503)."""
+    async def post(self, request: Request, service: ServiceRecord, path: str, body: bytes) -> httpx.Response:
+        """Send a part of a request, which is JSON, to another path there. Raises Problem (503)."""
         import httpx
 
         if FORWARDED in request.headers:
             raise Problem(503, f"{service.name} does not have at hand what it was asked for", {"Retry-After": "1"})
         authorization = request.headers.get("authorization")
         headers = self._headers([("authorization", authorization)] if authorization else [])
+        headers["content-type"] = "application/json"
         try:
-            return await self._of_this_loop().post(f"{service.url.rstrip('/')}{path}", json=document, headers=headers)
+            return await self._of_this_loop().post(f"{service.url.rstrip('/')}{path}", content=body, headers=headers)
         except httpx.HTTPError as error:
             raise Problem(503, _told(service, error), {"Retry-After": "1"}) from error
 
@@ -218,14 +230,23 @@ class Forwarding:
         loop = asyncio.get_running_loop()
         if self._client is None or self._client[0] is not loop:
             timeout = httpx.Timeout(self._seconds, connect=min(_CONNECT_SECONDS, self._seconds))
+            trusted = httpx.create_ssl_context(trust_env=False)
+            if self._ca_file:
+                trusted.load_verify_locations(self._ca_file)
             # No proxy of the environment: tokens go to the other service alone.
-            client = httpx.AsyncClient(timeout=timeout, transport=self._transport, verify=self._verify, trust_env=False)
+            client = httpx.AsyncClient(
+                timeout=timeout,
+                transport=self._transport,
+                verify=trusted,
+                trust_env=False,
+                limits=httpx.Limits(max_connections=self._most, max_keepalive_connections=_KEPT_CONNECTIONS),
+            )
             self._client = (loop, client)
         return self._client[1]
 
 
 def _url(service: ServiceRecord, scope: Mapping[str, Any]) -> str:
-    path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+    path = kept((scope.get("raw_path") or scope["path"].encode()).decode("latin-1"))
     query = scope.get("query_string", b"").decode("latin-1")
     return f"{service.url.rstrip('/')}{path}" + (f"?{query}" if query else "")
 
@@ -249,7 +270,14 @@ def _unreachable(service: ServiceRecord, error: httpx.HTTPError) -> JSONResponse
 
 
 def _told(service: ServiceRecord, error: httpx.HTTPError) -> str:
+    """Why the other service gave no answer, as far as the connection says."""
     import httpx
 
-    what = "has not answered in time" if isinstance(error, httpx.TimeoutException) else "cannot be reached"
-    return f"{service.name} has the topic at hand, but {what} at {service.url}: try again"
+    if isinstance(error, httpx.TimeoutException):
+        what, then = "has not answered in time", "try again"
+    elif "CERTIFICATE_VERIFY_FAILED" in str(error):
+        what, then = "has a certificate that is not trusted here", "name its authority in tls.ca"
+    else:
+        what, then = "cannot be reached", "try again"
+    cause = " ".join(str(error).split())[:_CAUSE_CHARACTERS] or type(error).__name__
+    return f"{service.name} has the topic at hand, but {what} at {service.url} ({cause}): {then}"

@@ -8,27 +8,29 @@ address for whoever has none (so guessing tokens is slow, too), in buckets of on
 What is under way at once is counted for the whole process: 503; half of it is the most that one role has, so that its
 long polls do not keep all others out. Probes (/livez, /readyz) always pass.
 
-Sizes of request line and headers are uvicorn's to limit (`api/server.py`). Time through the clock that is handed in.
+What is wrong with a request before anybody asks who sent it is refused by `api/wire.py`; connections are limited in
+`api/connections.py`. Time through the clock that is handed in.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.access import Caller, unauthenticated
+from api.access import PROBES, Caller, unauthenticated
 from api.audit import CHANGING
 from api.problems import Problem, answer
 from api.settings import Settings
+from api.wire import Wire
 from storage.clock import Clock
 
-PROBES = ("/livez", "/readyz")
+BODY_BYTES = 1 << 20
+"""Largest body of a request that produces nothing."""
+_BODY = "body"
 MOST_BUCKETS = 10_000
 _SHOWN_KIB = 1024
 
@@ -73,7 +75,7 @@ class Limits:
 
     def __init__(self, app: ASGIApp, settings: Settings, clock: Clock) -> None:
         self._app = app
-        self._hosts = frozenset(one.lower() for one in (settings.host, urlsplit(settings.url).hostname) if one)
+        self._wire = Wire.of(settings)
         self._body = settings.limits_body_bytes
         self._at_once = settings.limits_requests_at_once
         self._buckets = Buckets(settings.limits_requests_per_second, clock)
@@ -83,15 +85,19 @@ class Limits:
         self._of_role: Counter[str | None] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in PROBES:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope)
+        probes = scope["path"] in PROBES
+        refusal = self._wire.refusal(scope, names=not probes) or (None if probes else self._refusal(scope))
         if refusal is not None:
             await answer(refusal.status_code, refusal.detail, refusal.headers)(scope, receive, send)
             return
+        if probes:
+            await self._app(scope, receive, send)
+            return
         role = scope["state"]["caller"].role
-        counted = _Counted(receive, self)
+        counted = scope["state"][_BODY] = _Counted(receive, self, self._body)
         self._under_way += 1  # only the event loop's thread comes here
         self._of_role[role] += 1
         try:
@@ -114,65 +120,56 @@ class Limits:
             return Problem(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
         if caller.refused and scope["method"] in CHANGING:
             return unauthenticated(caller)
-        if not caller.role and scope["method"] in CHANGING and _of_another_site(scope, self._hosts):
-            return Problem(
-                403,
-                "a page of another site asked for this, and without tokens only this one's may: "
-                "set advertised-url to the name that a proxy gives it",
-            )
-        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-        if lengths and lengths[0].isdigit() and int(lengths[0][:20]) > self._body:
-            return self._too_large()
-        return None
+        return self.too_large(self._body) if _length(scope) > self._body else None
 
-    def take(self, before: int, more: int) -> None:
+    def take(self, before: int, more: int, most: int) -> None:
         """Count bytes of a body of which `before` were taken. Raises Problem: 413, 503."""
-        if before + more > self._body:
-            raise self._too_large()
+        if before + more > most:
+            raise self.too_large(most)
         if self._held + more > self._bodies:
             told = f"requests with {self._held // _SHOWN_KIB} KiB of bodies are under way: try again"
             raise Problem(503, told, {"Retry-After": "1", "Connection": "close"})
         self._held += more
 
-    def _too_large(self) -> Problem:
+    def too_large(self, most: int) -> Problem:
+        """The refusal of a body of more than `most` bytes."""
+        raised = ", or raise limits.body-bytes" if most == self._body else ""
         return Problem(
-            413,
-            f"the body is larger than {self._body // _SHOWN_KIB} KiB: send less at once, or raise limits.body-bytes",
-            {"Connection": "close"},
+            413, f"the body is larger than {most // _SHOWN_KIB} KiB: send less at once{raised}", {"Connection": "close"}
         )
 
 
-def _of_another_site(scope: Scope, ours: frozenset[str]) -> bool:
-    """Whether a browser says that a page from elsewhere asks: it sends a POST without asking first.
+def hold_body_to(scope: Scope, most: int) -> None:
+    """Let no more than so many bytes of a request's body be read. Raises Problem (413) where its length says more."""
+    counted: _Counted | None = scope["state"].get(_BODY)
+    if counted is not None:
+        counted.hold_to(most, _length(scope))
 
-    A page is of this site if it comes from the host that is asked, and that is a name of this service: any other name
-    can be made to lead here by whoever its page belongs to.
-    """
-    headers = dict(scope["headers"])
-    origin = headers.get(b"origin")
-    if origin is None:
-        return False
-    host = origin.partition(b"://")[2]
-    if host != headers.get(b"host"):
-        return True
-    try:
-        name = urlsplit(f"//{host.decode('latin-1')}").hostname or ""
-        return name not in ours and name != "localhost" and not ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return True
+
+def _length(scope: Scope) -> int:
+    """What a request says of its body's length; 0: nothing."""
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    return int(lengths[0][:20]) if lengths and lengths[0].isdigit() else 0
 
 
 class _Counted:
     """What a request's body is received by: it ends with the refusal when more comes than may."""
 
-    def __init__(self, receive: Receive, limits: Limits) -> None:
+    def __init__(self, receive: Receive, limits: Limits, most: int) -> None:
         self._receive = receive
         self._limits = limits
+        self._most = most
         self.taken = 0
+
+    def hold_to(self, most: int, length: int) -> None:
+        """Take no more than that, nor a body that says it is longer. Raises Problem (413)."""
+        self._most = min(self._most, most)
+        if length > self._most:
+            raise self._limits.too_large(self._most)
 
     async def __call__(self) -> Message:
         message = await self._receive()
         more = len(message.get("body") or b"")
-        self._limits.take(self.taken, more)
+        self._limits.take(self.taken, more, self._most)
         self.taken += more
         return message

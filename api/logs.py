@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -19,10 +20,12 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from api.masking import HIDDEN, masked
 from api.settings import Settings
+from storage.clock import Clock
 
 _SECRET_NAME = re.compile(
     r"(?i)(^|[_.-])(password|passwd|secret|token|authorization|credentials?|api_?key)([_.-]key)?$"
 )
+SELDOM_MS = 60_000
 _QUIET = (
     "uvicorn.error",
     "uvicorn.access",
@@ -37,6 +40,26 @@ _QUIET = (
     "asyncio",
 )
 """Loggers whose talk below WARNING tells nothing to who runs the service, or holds what nobody should see."""
+
+
+class Seldom:
+    """A warning that is logged once a minute, with how often it would have been."""
+
+    def __init__(self, clock: Clock, log: logging.Logger) -> None:
+        self._clock = clock
+        self._log = log
+        self._at: dict[str, int] = {}
+        self._more: Counter[str] = Counter()
+
+    def warn(self, what: str, condition: str = "") -> None:
+        """Say it, or count it. `condition`: what is the case, if the text does not say that alone; there are few."""
+        condition, now = condition or what, self._clock.now_ms()
+        if 0 <= now - self._at.get(condition, -SELDOM_MS) < SELDOM_MS:
+            self._more[condition] += 1
+            return
+        more = self._more.pop(condition, 0)
+        self._at[condition] = now
+        self._log.warning("%s%s", what, f" ({more} times more since this was logged last)" if more else "")
 
 
 def configure(settings: Settings, stream: TextIO | None = None) -> logging.Handler:

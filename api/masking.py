@@ -1,8 +1,12 @@
 """What must not be seen: secrets in texts that are shown, logged or answered. Pure.
 
-Masked are passwords in URLs, tokens (JWT, `Bearer …`), keys given inline (`data:…`), AWS keys, PEM private keys, and
-values behind names that say what they are (`password=…`, `"secret": "…"`). It is the second fence: nothing should
-hand a secret to a log in the first place.
+Every way out goes through here: answers other than success (`api/problems.py`) and errors in documents
+(`api/documents.py`), what the commands say (`api/cli/talk.py`), the log (`api/logs.py`), `config show`
+(`shown_url`, for a setting that is a URL, and `masked`).
+
+Masked are passwords in URLs and in libpq's `name=value` form, secrets in the query of a URL, tokens (JWT, `Bearer …`),
+keys given inline (`data:…`), AWS keys, PEM private keys, and values behind names that say what they are
+(`password=…`, `"secret": "…"`). It is the second fence: nothing should hand a secret to a log in the first place.
 """
 
 from __future__ import annotations
@@ -10,22 +14,36 @@ from __future__ import annotations
 import re
 
 HIDDEN = "***"
+_NAMED = (
+    r"(?:password|passwd|passphrase|pwd|secret(?:[_ .-]?(?:access[_ .-]?)?key)?|session[_ .-]?token"
+    r"|(?:api|access|private|account|shared)[_-]?key|signature|credentials?|authorization|token)"
+)
+"""What the name of a secret ends with."""
 _RULES = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), HIDDEN),
+    # Before the first slash only a user's name and password end with an @.
+    (re.compile(r"(?<=://)([^\s/:@?#'\"]*):[^\s/?#'\"]*@"), rf"\1:{HIDDEN}@"),
     # A password may hold what a URL's may not (SQLAlchemy takes it so); what looks like a port and a path is none.
-    (re.compile(r"(?<=://)([^\s/:@?#'\"]*):(?!\d{1,5}[/?#])[^\s'\"]+@"), rf"\1:{HIDDEN}@"),
+    (re.compile(r"(?<=://)([^\s/:@?#'\"]*):(?!\*\*\*@|\d{1,5}[/?#])[^\s'\"]+@"), rf"\1:{HIDDEN}@"),
+    (re.compile(rf"(?i)([?&;][\w.%-]*{_NAMED}=)(?!\*\*\*)[^\s\"'&;#]+"), rf"\1{HIDDEN}"),
+    # libpq's: a value may stand in quotes, with spaces and with quotes behind a backslash.
+    (re.compile(rf"(?i)\b(\w*{_NAMED}\s*=\s*)'(?!\*\*\*')(?:\\.|[^'\\])*(?:'|\Z)"), rf"\1'{HIDDEN}'"),
     (re.compile(r"\beyJ[\w-]{5,}\.[\w-]+(?:\.[\w-]*)?"), HIDDEN),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{4,}"), rf"\1 {HIDDEN}"),
     (re.compile(r"\bdata:[\w/;=.-]*,[^\s'\"]+"), f"data:{HIDDEN}"),
     (re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,}\b"), HIDDEN),
+    # An AWS secret key stands by itself: 40 characters of Base64, of all kinds. No hash or number in hex has them.
     (
-        re.compile(
-            r"(?i)((?:password|passwd|passphrase|secret(?:[_ .-]?(?:access[_ .-]?)?key)?|session[_ .-]?token"
-            r"|api[_ .-]?key|x-amz-(?:signature|credential|security-token)|authorization|token)[\"']?\s*[=:]\s*[\"']?)"
-            r"(?!\*\*\*|file:|bearer\b|basic\b)[^\s\"'&,;}]{3,}"
-        ),
+        re.compile(r"(?<![\w/+=.-])(?=\S{0,39}[A-Z])(?=\S{0,39}[a-z])(?=\S{0,39}\d)[A-Za-z0-9/+]{40}(?![\w/+=.-])"),
+        HIDDEN,
+    ),
+    # `"secret": "…"`, and `secret=…`; `secret: …` only where it looks like one, or prose would be hidden.
+    (
+        re.compile(rf"(?i)({_NAMED}[\"']\s*:\s*[\"']?)(?!\*\*\*|file:|bearer\b|basic\b)[^\s\"'&,;}}]{{3,}}"),
         rf"\1{HIDDEN}",
     ),
+    (re.compile(rf"(?i)({_NAMED}\s*=\s*[\"']?)(?!'?\*\*\*|file:|bearer\b|basic\b)[^\s\"'&,;}}]+"), rf"\1{HIDDEN}"),
+    (re.compile(rf"(?i)({_NAMED}:\s*)(?!\*\*\*|file:|bearer\b|basic\b)(?=\S*\d)[^\s\"'&,;}}]{{6,}}"), rf"\1{HIDDEN}"),
 )
 
 
@@ -34,3 +52,13 @@ def masked(text: str) -> str:
     for pattern, shown in _RULES:
         text = pattern.sub(shown, text)
     return text
+
+
+def shown_url(url: str) -> str:
+    """A text that is one URL, as it may be shown: whatever its password holds, it is hidden."""
+    scheme, separator, rest = url.partition("://")
+    user_info, at, place = rest.rpartition("@")
+    if separator and at:
+        user, colon, _ = user_info.partition(":")
+        url = f"{scheme}://{user}{f':{HIDDEN}' if colon else ''}@{place}"
+    return masked(url)

@@ -61,6 +61,7 @@ class Sources:
     leads: Callable[[], bool] = lambda: False
     last_check: Callable[[], Check | None] = lambda: None
     appended: Callable[[], Appended] = Appended
+    engine_error: Callable[[], str | None] = lambda: None
 
 
 METRICS: Mapping[str, MetricDefinition] = {
@@ -111,6 +112,11 @@ METRICS: Mapping[str, MetricDefinition] = {
         MetricDefinition(
             "compactor_failing_topics", "gauge", "Topics whose last compaction failed, tried again later."
         ),
+        MetricDefinition(
+            "compactor_engine_up",
+            "gauge",
+            "1 if compactions can begin in this service, 0 if Spark or its executors are missing.",
+        ),
         MetricDefinition("compactor_leader", "gauge", "1 in the service that schedules, 0 in the others."),
         MetricDefinition(
             "compactor_last_check_seconds", "gauge", "Since the leader's last look at all topics; only in the leader."
@@ -137,7 +143,16 @@ METRICS: Mapping[str, MetricDefinition] = {
             "gauge",
             "Dirty bytes of topics that fail; only in the leader (Kafka: uncleanable-bytes).",
         ),
+        MetricDefinition(
+            "compactor_unreadable_policies",
+            "gauge",
+            "Stored policies that this version cannot read; only in the leader.",
+        ),
         MetricDefinition("compactor_log_segments", "gauge", "Segments of the hot tail, by state.", ("state",)),
+        MetricDefinition("compactor_log_rolled_bytes", "gauge", "Bytes of rolled segments that wait to be sealed."),
+        MetricDefinition(
+            "compactor_log_segments_given_up", "gauge", "Rolled segments whose sealing was given up: seal them by hand."
+        ),
         MetricDefinition(
             "compactor_log_appended_entries_total", "counter", "Entries that this process has appended for clients."
         ),
@@ -233,6 +248,8 @@ class _Scrape(Collector):
         yield _plain("compactor_paused_topics", standing.paused)
         yield _plain("compactor_failing_topics", standing.failing)
         yield _labelled("compactor_log_segments", {state: standing.segments.get(state, 0) for state in _SEGMENTS})
+        yield _plain("compactor_log_rolled_bytes", standing.rolled_bytes)
+        yield _plain("compactor_log_segments_given_up", standing.given_up)
 
     def _of_topics(self) -> Iterator[Metric]:
         latest = sorted(self._totals.topics.items(), key=lambda one: -one[1].last_run_id)[: self._max_topics]
@@ -248,6 +265,8 @@ class _Scrape(Collector):
         yield _plain("compactor_log_appended_entries_total", appended.entries)
         yield _plain("compactor_log_appended_bytes_total", appended.bytes)
         yield _plain("compactor_log_open_topics", appended.open_topics)
+        error = self._sources.engine_error()
+        yield _plain("compactor_engine_up", None if error is None else int(not error))
         leads = self._sources.leads()
         yield _plain("compactor_leader", int(leads))
         check = self._sources.last_check() if leads else None
@@ -275,6 +294,7 @@ _CHECKED = (
     "compactor_max_compaction_delay_seconds",
     "compactor_uncleanable_topics",
     "compactor_uncleanable_bytes",
+    "compactor_unreadable_policies",
 )
 
 
@@ -287,6 +307,7 @@ def _of_check(check: Check, now: int) -> dict[str, float | None]:
         check.max_delay_ms / 1000,
         check.uncleanable,
         check.uncleanable_bytes,
+        check.unreadable_policies,
     )
     return dict(zip(_CHECKED, values, strict=True))
 

@@ -1,7 +1,8 @@
 """The OpenAPI document: what every route may answer beside what it declares itself, and how a caller shows who it is.
 
 Any route may answer 400 (a request that cannot be taken; FastAPI's 422 is never given), and, but for the pages that
-need no token, 401 and 403; 413, 429 and 503 come from the limits, 500 never by intention. Operation ids are unique.
+need no token, 401 and 403; 413, 429, 431 and 503 come from the limits, 500 never by intention. Operation ids are
+unique.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _ANY = {
     "400": "The request cannot be taken.",
     "413": "The body is too large.",
     "429": "Too many requests.",
+    "431": "Request line and headers are too large.",
     "503": "The service, its database or its store cannot answer now.",
 }
 _SECURED = {"401": "No token, or none that holds.", "403": "The role may not do this."}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Annotated
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -54,6 +54,16 @@ def decoded(part: str) -> str:
 def named(request: Request, name: str) -> str:
     """One of `NAMES` in the request's path."""
     return decoded(request.path_params[name])
+
+
+def segment(name: str) -> str:
+    """A name as one segment of a path, also where it is `.` or `..`, which clients and proxies would resolve."""
+    return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
+
+
+def kept(raw_path: str) -> str:
+    """A path as it came, percent-encoded, in which no client resolves `.` or `..`: they are names here."""
+    return "/".join(one if one.strip(".") else one.replace(".", "%2E") for one in raw_path.split("/"))
 
 
 async def topic_name(request: Request) -> TopicName:

@@ -15,16 +15,20 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from api.logs import Seldom
+from api.masking import masked
 from storage import errors
+from storage.clock import SystemClock
 
 LOG = logging.getLogger(__name__)
+_SHOWN = 200
 
 BY_KIND: Mapping[type[Exception], int] = {
     errors.InvalidTopicName: 412,
@@ -39,6 +43,12 @@ BY_KIND: Mapping[type[Exception], int] = {
 """The first that fits decides. 507: what was stored cannot be given (R8); 503: an operator, or time, helps."""
 
 
+_LOCATION = re.compile(r"\b(?:s3|file|sqlite|postgres(?:ql)?(?:\+\w+)?|https?)://[^\s'\"]*[^\s'\",:;.)]")
+"""A URL of the store, its endpoint or the database, as errors of theirs name it."""
+_ERRORS = 10
+"""So many of a request's errors are told."""
+_RETRY_AFTER: Mapping[type[Exception], str] = {errors.StorageFull: "10", errors.Unavailable: "1"}
+"""Seconds; the first that fits."""
 _OVER_HTTP = tuple(
     (re.compile(local), over_http)
     for local, over_http in (
@@ -94,13 +104,19 @@ def status_of(error: Exception) -> int:
     return next((status for kind, status in BY_KIND.items() if isinstance(error, kind)), 500)
 
 
+def without_places(text: str) -> str:
+    """An error of the store or the database, without where they are."""
+    return _LOCATION.sub("…", text)
+
+
 def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The body that Pulsar's clients read."""
-    return JSONResponse({"reason": reason}, status, headers=headers)
+    """The body that Pulsar's clients read; secrets are hidden in it."""
+    return JSONResponse({"reason": masked(reason)}, status, headers=headers)
 
 
 def install(app: FastAPI) -> None:
     """Let `app` answer every error in this way."""
+    app.state.seldom = Seldom(SystemClock(), LOG)
     app.add_exception_handler(errors.CompactorError, _known)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -108,14 +124,22 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unforeseen)
 
 
-async def _known(_: Request, error: Exception) -> Response:
+async def _known(request: Request, error: Exception) -> Response:
     if isinstance(error, errors.SegmentElsewhere):  # its advice is for who has this machine
         remedy = "start the service on the machine where it lies; what is sealed is served without it"
         return answer(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
     said = " ".join(str(error).split())
     for local, over_http in _OVER_HTTP:
         said = local.sub(over_http, said)
-    return answer(status_of(error), said)
+    if isinstance(error, errors.Misconfigured | errors.Unavailable | errors.DataLoss):
+        # Where the parts are is the operator's business.
+        route = getattr(request.scope.get("route"), "path", "")
+        text = f"{request.method} {route} is answered {status_of(error)}: {said}"
+        request.app.state.seldom.warn(text, f"{type(error).__name__} {request.method} {route}")
+        said = without_places(said)
+    wait = next((seconds for kind, seconds in _RETRY_AFTER.items() if isinstance(error, kind)), None)
+    retry = None if wait is None else {"Retry-After": wait}
+    return answer(status_of(error), said, retry)
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -123,9 +147,13 @@ async def _http(request: Request, error: Exception) -> Response:
     if isinstance(error, Unreadable):
         return Response(error.detail, error.status_code, {"content-type": error.media_type})
     headers = dict(error.headers or {})
-    if error.status_code == 405 and (verbs := _verbs(request)):
+    knows = isinstance(error, Problem) and "Allow" in headers
+    if error.status_code == 405 and not knows and (verbs := _verbs(request)):
         headers["Allow"] = ", ".join(verbs)
-    return answer(error.status_code, str(error.detail), headers)
+    said = str(error.detail)
+    if error.status_code == 404 and not isinstance(error, Problem):  # no route fits: it is not a topic that is missing
+        said = f"{said}: there is no call {request.method} {request.url.path[:_SHOWN]} here"
+    return answer(error.status_code, said, headers)
 
 
 def _verbs(request: Request) -> list[str]:
@@ -142,8 +170,13 @@ async def _invalid(request: Request, error: Exception) -> Response:
         sent = f"it came as {kind[:100]}" if kind else "it has none"
         if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
             return answer(415, f"a JSON body needs the header Content-Type: application/json, and {sent}")
-    said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-    return answer(400, f"the request cannot be taken: {said}")
+    return answer(400, f"the request cannot be taken: {shown_errors(error)}")
+
+
+def shown_errors(error: RequestValidationError | ValidationError) -> str:
+    """The first errors of a body or a query, each with its place."""
+    shown = (f"{'.'.join(str(part)[:_SHOWN] for part in one['loc'])}: {one['msg']}" for one in error.errors()[:_ERRORS])
+    return "; ".join(shown)
 
 
 async def _gone(_: Request, error: Exception) -> Response:

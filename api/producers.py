@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from storage.clock import Clock
-from storage.errors import CompactorError, Fenced, Unavailable
+from storage.errors import CompactorError, Fenced, InvalidRecord, Unavailable
 from storage.log.group_commit import Answer
 from storage.log.topic_log import TopicLog
 from storage.log.watch import LogWatch
@@ -230,16 +230,27 @@ def _refused(answer: Answer) -> bool:
 
 
 def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], object]) -> list[Answer]:
-    """The answers of entries, in order. `on_lost`: the log is nobody's any more."""
+    """The answers of entries, in order. `on_lost`: the log is nobody's any more.
+
+    Behind an entry that failed, and may be sent again, none is appended. A client that repeats only what failed would
+    else turn the order of a key's messages round.
+    """
     answers: list[Answer | None] = [None] * len(entries)
+    failed: list[CompactorError] = []
     left = threading.Semaphore(0)
 
     def answered(number: int) -> Callable[[Answer], None]:
         def done(answer: Answer) -> None:
             answers[number] = answer
+            if isinstance(answer, CompactorError) and not isinstance(answer, InvalidRecord):
+                failed.append(answer)
             left.release()
 
         return done
+
+    def check() -> None:
+        if failed:
+            raise Unavailable(f"a message before it in the request failed: {failed[0].message}", "send both again")
 
     if len(entries) == 1:
         try:
@@ -251,7 +262,7 @@ def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], obj
     for number, entry in enumerate(entries):
         done = answered(number)
         try:
-            log.submit(entry, done)
+            log.submit(entry, done, check)
         except CompactorError as error:
             done(error)
     for _ in entries:

@@ -9,9 +9,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
-
 from api.documents import run_document
+from api.waiting import Pool
 from storage.clock import Clock
 from storage.metadata.store import MetadataStore
 
@@ -32,7 +31,9 @@ class _Look:
 class RunLooks:
     """Looks at runs, each at most every `LOOK_MS`. For the tasks of event loops."""
 
-    def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
+    def __init__(self, metadata: MetadataStore, clock: Clock, pool: Pool) -> None:
+        """`pool`: whose threads look."""
+        self._pool = pool
         self._metadata = metadata
         self._clock = clock
         self._looks: dict[tuple[asyncio.AbstractEventLoop, int], _Look] = {}
@@ -48,7 +49,7 @@ class RunLooks:
         async with one.lock:
             # Older than that, or of a time that is still to come: the clock was set back.
             if one.document is None or not 0 <= self._clock.now_ms() - one.at < LOOK_MS:
-                one.document = await run_in_threadpool(self._read, run_id)
+                one.document = await self._pool.run(self._read, run_id)
                 one.at = self._clock.now_ms()
             return one.document
 

@@ -18,18 +18,25 @@ import socket
 import ssl
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from api import logs
+from api.connections import Listener, deadline_protocol, loop_errors, most_connections, without_repeats
+from api.logs import Seldom
 from api.setting_sources import variable_notes
 from api.settings import Settings
+from storage.clock import SystemClock
 from storage.errors import Misconfigured, Unavailable
+from storage.private import is_open_to_others, make_private
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from starlette.types import ASGIApp
 
 LOG = logging.getLogger(__name__)
@@ -45,7 +52,7 @@ def serve(settings: Settings) -> None:
     check_tls(settings)
     check_parts(settings)
     logs.configure(settings)
-    for note in variable_notes(os.environ):
+    for note in (*variable_notes(os.environ), *exposed_folders(settings)):
         LOG.warning(note)
     with bound(settings) as listener:
         here = settings.with_flags(port=listener.getsockname()[1])
@@ -55,18 +62,27 @@ def serve(settings: Settings) -> None:
         from api.service import running
 
         with running(here) as service:
-            serve_app(make_app(service), here, listener)
+            serve_app(make_app(service), here, listener, service.polls.end)
     LOG.info("ended")
 
 
-def serve_app(app: ASGIApp, settings: Settings, listener: socket.socket) -> None:
+def serve_app(app: ASGIApp, settings: Settings, listener: Listener, on_signal: Callable[[], object]) -> None:
     """Answer requests on a socket that is bound, until a signal."""
     import uvicorn
+
+    seldom = Seldom(SystemClock(), LOG)
+    logging.getLogger("uvicorn.error").addFilter(without_repeats)
+    listener.limit(most_connections(settings), seldom, plain=not settings.tls_certificate)
 
     class Server(uvicorn.Server):
         """Tells its URL, and leaves what happens after a signal to us."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(loop_errors(seldom))
+            if settings.tls_certificate:  # uvicorn has no setting for it
+                handshake = settings.limits_header_timeout_ms / 1000
+                loop.create_server = partial(loop.create_server, ssl_handshake_timeout=handshake)  # type: ignore[method-assign]
             await super().startup(sockets)
             if self.started:
                 gc.freeze()
@@ -74,6 +90,10 @@ def serve_app(app: ASGIApp, settings: Settings, listener: socket.socket) -> None
                 if not settings.access_control:
                     LOG.warning("access control is off: whoever reaches this machine's loopback may do everything")
                 LOG.info("serving", extra={"url": settings.url})
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            super().handle_exit(sig, frame)
+            on_signal()
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -86,7 +106,7 @@ def serve_app(app: ASGIApp, settings: Settings, listener: socket.socket) -> None
 
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=deadline_protocol(settings, seldom),
         ws="none",
         log_config=None,
         access_log=False,
@@ -125,7 +145,13 @@ def check_exposure(settings: Settings) -> None:
 
 
 def check_tls(settings: Settings) -> None:
-    """Certificate and key can be used. Raises Misconfigured."""
+    """Certificate and key, and others' authorities, can be used. Raises Misconfigured."""
+    if settings.tls_ca:
+        try:
+            ssl.create_default_context(cafile=settings.tls_ca)
+        except (OSError, ValueError) as error:
+            what = "holds no certificate in PEM" if Path(settings.tls_ca).is_file() else "does not exist"
+            raise Misconfigured(f"tls.ca cannot be used: {settings.tls_ca} {what}", "name a PEM file") from error
     if not settings.tls_certificate and not settings.tls_key:
         return
     if not settings.tls_certificate or not settings.tls_key:
@@ -161,7 +187,7 @@ def check_parts(settings: Settings) -> None:
     if not settings.log:
         settings.make_data_directory()
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
@@ -171,15 +197,27 @@ def check_parts(settings: Settings) -> None:
         ) from error
 
 
+def exposed_folders(settings: Settings) -> list[str]:
+    """What to say of folders of ours that hold messages and that any user of the machine may look into."""
+    store = urlsplit(settings.store_url)
+    folders = {settings.data_directory, settings.log_directory}
+    folders |= {Path(unquote(store.path))} if store.scheme == "file" else set()
+    return [
+        f"any user of this machine may read {folder}, where messages lie: chmod 700 {folder}, or 770 for a group"
+        for folder in sorted(folders)
+        if is_open_to_others(folder)
+    ]
+
+
 @contextmanager
-def bound(settings: Settings) -> Iterator[socket.socket]:
+def bound(settings: Settings) -> Iterator[Listener]:
     """A socket that listens soon, on host and port. Raises Misconfigured, Unavailable."""
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise Misconfigured(f"there is no address {settings.host!r} ({error.strerror})", "set host") from error
     family, kind, protocol, _, address = found[0]
-    with socket.socket(family, kind, protocol) as listener:
+    with Listener(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)

@@ -9,22 +9,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Annotated, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends, Request
 
 from api.control import control_loop
 from api.forwarding import Forwarding
+from api.long_polls import LongPolls
 from api.metrics import Appended, Metrics, Sources
 from api.producers import Producers
 from api.run_looks import RunLooks
 from api.settings import Settings
 from api.sharing import Shared
 from api.upkeep import Upkeep
+from api.waiting import Pools, WaitsFor
 from api.wiring import Components, open_for_writing
 from compactor.control_loop import ControlLoop
 from storage.log.watch import LogWatch
+from storage.objects.interface import ObjectStore
+
+if TYPE_CHECKING:
+    from api.admin.health import Check
+
+_OF_A_REQUEST = 0.8
+"""The part of a request's time after which a store that does not answer is given up."""
 
 
 @dataclass
@@ -33,17 +42,24 @@ class Service:
 
     settings: Settings
     components: Components
+    """For requests: the store gives up before the request does."""
+    patient_store: ObjectStore
+    """For long work."""
     producers: Producers
     forwarding: Forwarding
     looks: RunLooks
     metrics: Metrics
     control: ControlLoop
     maintenance: Upkeep
+    pools: Pools
+    polls: LongPolls
+    readiness: Shared[Mapping[str, Check]]
+    scrapes: Shared[bytes]
+    """What is told without a token is made for all who ask at once."""
     verifying: threading.Lock = field(default_factory=threading.Lock)
     """Held while a topic is verified: it reads all of it, so one at a time."""
-    readiness: Shared[Mapping[str, str]] = field(default_factory=Shared)
-    scrapes: Shared[bytes] = field(default_factory=Shared)
-    """What is told without a token is made for all who ask at once."""
+    not_ready: dict[str, str] = field(default_factory=dict)
+    """By what was looked at, what is wrong with it, as it was logged last."""
 
 
 @contextmanager
@@ -51,6 +67,7 @@ def running(settings: Settings) -> Iterator[Service]:
     """A service with all its parts, started; ended in the opposite order, when what goes on has been let finish."""
     with ExitStack() as parts:
         components = parts.enter_context(open_for_writing(settings))
+        components = replace(components, log=replace(components.log, wake_sealer=lambda: maintenance.wake()))
         control = control_loop(settings, components)
         maintenance = parts.enter_context(Upkeep(settings, components, lambda: control.leads))
         watch = parts.enter_context(LogWatch(components.metadata))
@@ -59,12 +76,32 @@ def running(settings: Settings) -> Iterator[Service]:
         )
         parts.callback(producers.drain)
         producers.start()
-        forwarding = Forwarding(components.metadata, components.clock, components.log, settings.forwarding_timeout_ms)
-        looks = RunLooks(components.metadata, components.clock)
+        forwarding = Forwarding(
+            components.metadata,
+            components.clock,
+            components.log,
+            settings.forwarding_timeout_ms,
+            ca_file=settings.tls_ca,
+            most=settings.limits_requests_at_once,
+        )
+        quick = components.store.within(settings.limits_request_timeout_ms * _OF_A_REQUEST / 1000)
+        if quick is not components.store:
+            parts.callback(quick.close)
+        pools = Pools.of(settings, components.clock)
+        parts.callback(pools.close)
+        looks = RunLooks(components.metadata, components.clock, pools[WaitsFor.DATABASE])
         sources = Sources(
             leads=lambda: control.leads,
             last_check=lambda: control.last_check,
+            engine_error=lambda: control.engine_error,
             appended=lambda: Appended(producers.appended_entries, producers.appended_bytes, len(producers.topics)),
+        )
+        polls = LongPolls(
+            components.metadata,
+            components.log,
+            components.clock,
+            pools[WaitsFor.DATABASE],
+            settings.limits_waiting_polls,
         )
         metrics = Metrics(
             components.metadata.metrics,
@@ -75,7 +112,21 @@ def running(settings: Settings) -> Iterator[Service]:
         )
         control.start()
         parts.callback(control.drain, settings.shutdown_grace_ms / 1000)
-        yield Service(settings, components, producers, forwarding, looks, metrics, control, maintenance)
+        yield Service(
+            settings,
+            replace(components, store=quick),
+            components.store,
+            producers,
+            forwarding,
+            looks,
+            metrics,
+            control,
+            maintenance,
+            pools,
+            polls,
+            readiness=Shared(pools[WaitsFor.STORE]),
+            scrapes=Shared(pools[WaitsFor.DATABASE]),
+        )
 
 
 async def service_of(request: Request) -> Service:

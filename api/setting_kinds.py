@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from api.masking import shown_url
 from storage.errors import InvalidInput
 from storage.policy_values import BOOLEAN, Boolean, Duration, Optional, Size, Whole
 
-__all__ = ["BOOLEAN", "Boolean", "Choice", "Decimal", "List", "Optional", "Size", "Text", "Whole", "WithUnit"]
+__all__ = ["BOOLEAN", "Boolean", "Choice", "Decimal", "List", "Optional", "Size", "Text", "Url", "Whole", "WithUnit"]
 
 
 def refused(name: str, given: object, allowed: str) -> InvalidInput:
@@ -37,6 +38,13 @@ class Text:
 
     def shown(self, value: object) -> object:
         return value
+
+
+class Url(Text):
+    """A text that is one URL, or empty; its password is never shown."""
+
+    def shown(self, value: object) -> object:
+        return shown_url(str(value))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from api.setting import Alias, Setting
 from api.setting_kinds import WithUnit
-from api.settings import SETTINGS, Alias, Setting
+from api.settings import SETTINGS
 from storage import policies
 from storage.errors import InvalidInput, Misconfigured
 

@@ -17,66 +17,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-from api.masking import masked
-from api.setting_kinds import BOOLEAN, Choice, Decimal, List, Optional, Size, Text, Whole, WithUnit
+from api.setting import Alias, Setting
+from api.setting import setting as _setting
+from api.setting_kinds import BOOLEAN, Choice, Decimal, List, Optional, Size, Text, Url, Whole, WithUnit
 from storage.errors import Misconfigured
+from storage.private import make_private
 
 _PORT = Whole("the port", most=65_535)
 _COUNT = Whole("pieces", least=1)
-ENVIRONMENT = "COMPACTOR_"
+_THREADS = Whole("threads", least=1, most=1024)
 CONFIG_VARIABLE = "COMPACTOR_CONFIG"
-
-
-class Kind(Protocol):
-    """What a setting takes."""
-
-    @property
-    def allowed(self) -> str: ...
-
-    def parse(self, name: str, given: object) -> object: ...
-
-    def shown(self, value: object) -> object: ...
-
-
-@dataclass(frozen=True)
-class Alias:
-    """Another system's name of a setting; `unit` (ms) of its bare numbers, `part` of its value that is meant."""
-
-    name: str
-    unit: int = 0
-    part: float = 1.0
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What may be set."""
-
-    name: str
-    kind: Kind
-    doc: str
-    default: Any
-    aliases: tuple[Alias, ...] = ()
-    secret: bool = False
-    attribute: str = ""
-
-    @property
-    def variable(self) -> str:
-        """Its variable in the environment."""
-        return ENVIRONMENT + self.name.upper().replace(".", "_").replace("-", "_")
-
-    def shown(self, value: object) -> object:
-        """The value as it may be shown, and as JSON has it: secrets masked."""
-        if self.secret and value and not str(value).startswith("file:"):
-            return "***"
-        told = self.kind.shown(value)
-        return masked(told) if isinstance(told, str) else told
-
-
-def _setting(default: Any, name: str, kind: Kind, doc: str, *aliases: str | Alias, secret: bool = False) -> Any:
-    others = tuple(one if isinstance(one, Alias) else Alias(one) for one in aliases)
-    return field(default=default, metadata={"setting": Setting(name, kind, doc, default, others, secret)})
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,11 +39,11 @@ class Settings:
 
     data: str = _setting(".compactor", "data", Text("a directory"), "Directory of the embedded parts.")
     store: str = _setting(
-        "", "store", Text("a URL"), "Object store, file:///… or s3://bucket/prefix; empty: in the data directory."
+        "", "store", Url("a URL"), "Object store, file:///… or s3://bucket/prefix; empty: in the data directory."
     )
-    s3_endpoint: str = _setting("", "s3-endpoint", Text("a URL"), "Endpoint of an S3 server other than AWS.")
+    s3_endpoint: str = _setting("", "s3-endpoint", Url("a URL"), "Endpoint of an S3 server other than AWS.")
     database: str = _setting(
-        "", "database", Text("a URL"), "Database; empty: SQLite in the data directory. Its password is never shown."
+        "", "database", Url("a URL"), "Database; empty: SQLite in the data directory. Its password is never shown."
     )
     log: str = _setting(
         "", "log", Text("a directory"), "Directory of the hot tail, on a local disk; empty: in the data directory."
@@ -107,15 +59,29 @@ class Settings:
     advertised_url: str = _setting(
         "",
         "advertised-url",
-        Text("a URL or host"),
+        Url("a URL or host"),
         "How clients and other services reach this one; empty: host and port. A bare host gets scheme and port.",
         "advertisedAddress",
+    )
+    allowed_hosts: tuple[str, ...] = _setting(
+        (),
+        "allowed-hosts",
+        List("names"),
+        "Names that requests may use for this service besides loopback, host and advertised-url, while access control "
+        "is off.",
     )
     cluster_name: str = _setting("standalone", "cluster-name", Text("a name"), "The one cluster's name.", "clusterName")
     tls_certificate: str = _setting(
         "", "tls.certificate", Text("a PEM file"), "Certificate, and what it hangs on; with it HTTPS is served alone."
     )
     tls_key: str = _setting("", "tls.key", Text("a PEM file"), "The certificate's private key.")
+    tls_ca: str = _setting(
+        "",
+        "tls.ca",
+        Text("a PEM file"),
+        "Authorities that other services' certificates may be from, besides the usual ones.",
+        "brokerClientTrustCertsFilePath",
+    )
     shutdown_grace_ms: int = _setting(
         30_000,
         "shutdown.grace",
@@ -183,6 +149,12 @@ class Settings:
         WithUnit(least=1000),
         "A run that says nothing for so long is held for dead, and made again. The same in all services.",
     )
+    compaction_stalled_after_ms: int = _setting(
+        1_800_000,
+        "compaction.stalled-after",
+        WithUnit(least=1000),
+        "A run of whose tasks none ends for so long fails, and is tried again. Longer than a task may take.",
+    )
     leader_lease_term_ms: int = _setting(
         10_000,
         "leader.lease-term",
@@ -199,7 +171,8 @@ class Settings:
         300_000,
         "maintenance.interval",
         WithUnit(least=1),
-        "How often cleanup policies and retention are applied.",
+        "How often cleanup policies and retention are applied; limits of backlogs every minute, or as often if that is "
+        "more.",
         Alias("log.retention.check.interval.ms", unit=1),
     )
     gc_interval_ms: int = _setting(3_600_000, "gc.interval", WithUnit(least=1), "How often garbage is collected.")
@@ -235,6 +208,58 @@ class Settings:
     limits_requests_at_once: int = _setting(
         512, "limits.requests-at-once", Whole("requests", least=1), "Requests under way at once; 503 above."
     )
+    limits_rolled_bytes: int = _setting(
+        0,
+        "limits.rolled-bytes",
+        Size(),
+        "Rolled segments in the log directory that wait to be sealed, together; no appends above; 0: no limit.",
+    )
+    limits_log_free_bytes: int = _setting(
+        128 << 20, "limits.log-free-bytes", Size(), "What stays free on the log's disk: no appends below it."
+    )
+    limits_messages: int = _setting(
+        10_000, "limits.messages", Whole("messages", least=1), "Messages in the body of a produce request; 413 above."
+    )
+    limits_request_timeout_ms: int = _setting(
+        30_000,
+        "limits.request-timeout",
+        WithUnit(least=100),
+        "How long a request may wait for database, log directory or object store; 503 then. "
+        "Streams, verifying, trimming and garbage collection may take longer.",
+    )
+    limits_waiting_polls: int = _setting(
+        128,
+        "limits.waiting-polls",
+        Whole("requests", least=1),
+        "Reads with waitMs that wait at once, of one role or, without a role, of one address; 503 above.",
+    )
+    limits_connections: int = _setting(
+        1024,
+        "limits.connections",
+        Whole("connections", least=1),
+        "Connections at once, at most half of the file descriptors that the process may have; closed above.",
+    )
+    limits_header_timeout_ms: int = _setting(
+        10_000,
+        "limits.header-timeout",
+        WithUnit(least=1),
+        "How long request line and headers may take to arrive, with TLS its handshake too.",
+    )
+    limits_body_timeout_ms: int = _setting(
+        60_000, "limits.body-timeout", WithUnit(least=1), "How long a body may take to arrive; 408 then."
+    )
+    threads_database: int = _setting(
+        16, "threads.database", _THREADS, "Requests at once that wait for the database alone."
+    )
+    threads_log: int = _setting(
+        40, "threads.log", _THREADS, "Requests at once that wait for the log directory: they produce, or ask for stats."
+    )
+    threads_store: int = _setting(
+        16, "threads.store", _THREADS, "Requests at once that wait for the object store: they read."
+    )
+    threads_work: int = _setting(
+        4, "threads.work", _THREADS, "Requests at once that verify, trim, truncate or collect garbage."
+    )
     read_max_messages: int = _setting(10_000, "read.max-messages", Whole("messages", least=1), "Messages in a page.")
     read_max_bytes: int = _setting(
         16 << 20, "read.max-bytes", Size(least=1), "Bytes in a page of messages; one message always fits."
@@ -265,6 +290,15 @@ class Settings:
         "tokenPublicKey",
     )
     auth_jwks_file: str = _setting("", "auth.jwks-file", Text("a JSON file"), "Public keys by their id (JWKS).")
+    auth_revoked_tokens_file: str = _setting(
+        "", "auth.revoked-tokens-file", Text("a text file"), "Ids (jti) of tokens that hold no more, one a line."
+    )
+    auth_reload_interval_ms: int = _setting(
+        10_000,
+        "auth.reload-interval",
+        WithUnit(least=1),
+        "How often the files of keys and of revoked tokens are looked at again.",
+    )
     auth_role_claim: str = _setting(
         "sub", "auth.role-claim", Text("a claim"), "Claim that is the role.", "tokenAuthClaim"
     )
@@ -394,7 +428,7 @@ class Settings:
     def make_data_directory(self) -> Path:
         """The data directory, made if need be: embedded parts and Spark's log live there. Raises Misconfigured."""
         try:
-            self.data_directory.mkdir(parents=True, exist_ok=True)
+            make_private(self.data_directory)
         except OSError as error:
             raise Misconfigured(
                 f"the data directory {self.data_directory} cannot be made ({error.strerror})",

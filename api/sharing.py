@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from starlette.concurrency import run_in_threadpool
+from api.waiting import Pool
 
 Answer = TypeVar("Answer")
 
@@ -18,7 +18,9 @@ Answer = TypeVar("Answer")
 class Shared(Generic[Answer]):
     """Who asks, and what is made for them. An error is told to all who share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool) -> None:
+        """`pool`: whose threads make it."""
+        self._pool = pool
         self._lock = asyncio.Lock()
         self._next: asyncio.Task[Answer] | None = None
 
@@ -31,4 +33,4 @@ class Shared(Generic[Answer]):
     async def _made(self, make: Callable[[], Answer]) -> Answer:
         async with self._lock:
             self._next = None  # who comes from now on might get what is older than their request
-            return await run_in_threadpool(make)
+            return await self._pool.run(make)

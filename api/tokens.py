@@ -75,6 +75,8 @@ class Verifier:
     role_claim: str = "sub"
     audience: str = ""
     leeway_ms: int = 0
+    revoked: frozenset[str] = frozenset()
+    """Ids (`jti`) of tokens that hold no more."""
 
     @classmethod
     def of(cls, settings: Settings, clock: Clock) -> Verifier:
@@ -87,7 +89,10 @@ class Verifier:
             keys.append(Key(algorithm_of(public), public))
         if settings.auth_jwks_file:
             keys += jwks(settings.auth_jwks_file)
-        return cls(keys, clock, settings.auth_role_claim, settings.auth_audience, settings.auth_leeway_ms)
+        revoked = (
+            revoked_tokens(settings.auth_revoked_tokens_file) if settings.auth_revoked_tokens_file else frozenset()
+        )
+        return cls(keys, clock, settings.auth_role_claim, settings.auth_audience, settings.auth_leeway_ms, revoked)
 
     def role(self, token: str) -> str:
         """The role that the token's bearer has. Raises BadToken."""
@@ -109,6 +114,8 @@ class Verifier:
         audience = claims.get("aud")
         if self.audience and self.audience not in (audience if isinstance(audience, list) else [audience]):
             raise BadToken("the token is for another audience")
+        if self.revoked and str(claims.get("jti")) in self.revoked:
+            raise BadToken("the token was revoked")
         return claims
 
     def _signed(self, token: str) -> Mapping[str, Any]:
@@ -259,6 +266,30 @@ def jwks(path: str) -> list[Key]:
     return keys
 
 
+def revoked_tokens(given: str) -> frozenset[str]:
+    """The ids of a file of revoked tokens: one a line; `#` begins a comment."""
+    try:
+        path = file_of(given) or Path(given)
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise Misconfigured(
+            f"auth.revoked-tokens-file cannot be read from {given} ({error.strerror})", "name a text file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise Misconfigured(f"auth.revoked-tokens-file {given} is no text", "give one id (jti) a line") from error
+    return frozenset(one for line in lines if (one := line.partition("#")[0].strip()))
+
+
+def file_of(given: str) -> Path | None:
+    """The file that a setting names for a key; None: the key stands in the setting itself."""
+    if given.startswith("data:"):
+        return None
+    path = Path(unquote(urlsplit(given).path) if given.startswith("file:") else given)
+    with suppress(OSError, ValueError):
+        return path if given.startswith("file:") or "/" in given[:2] or path.exists() else None
+    return path
+
+
 def algorithm_of(key: PublicKey) -> str:
     """The one algorithm that a public key works with."""
     return RS256 if isinstance(key, rsa.RSAPublicKey) else ES256
@@ -285,9 +316,9 @@ def _content(name: str, given: str) -> bytes:
             if found is not None:
                 return found
         raise Misconfigured(f"the key of {name} is no data:;base64,…", _KEPT)
-    path = Path(unquote(urlsplit(given).path) if given.startswith("file:") else given)
+    path = file_of(given)
     try:
-        if given.startswith("file:") or "/" in given[:2] or path.exists():
+        if path is not None:
             return path.read_bytes().strip(b"\r\n") if path.suffix in (".pem", ".json") else path.read_bytes()
     except (OSError, ValueError) as error:
         if given.startswith("file:") or isinstance(error, PermissionError):

@@ -27,6 +27,8 @@ from storage.metadata.records import SegmentState
 from storage.owner import owner_name
 
 LOOK_SECONDS = 1.0
+QUOTA_LOOK_MS = 60_000
+"""How often backlogs are compared with their quotas, at least (Pulsar's backlogQuotaCheckIntervalInSeconds)."""
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +47,7 @@ class Upkeep:
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         intervals = Intervals(
             sweep_ms=settings.maintenance_interval_ms,
+            backlog_ms=min(settings.maintenance_interval_ms, QUOTA_LOOK_MS),
             retention_ms=settings.maintenance_interval_ms,
             garbage_ms=settings.gc_interval_ms,
             grace_ms=settings.gc_grace_ms,
@@ -73,7 +76,7 @@ class Upkeep:
             _log.exception("the sealing process cannot be started now")
 
     def status(self) -> dict[str, TaskStatus]:
-        """How it stands with each task: `sweep`, `retention`, `garbage`."""
+        """How it stands with each task: `sweep`, `backlog`, `retention`, `garbage`."""
         return {task.value: status for task, status in self.maintenance.status().items()}
 
     def _rest(self, seconds: float) -> None:
@@ -84,7 +87,8 @@ class Upkeep:
     def _run(self) -> None:
         while True:
             self._look_after_logs()
-            self.maintenance.run_due()
+            if self.maintenance.run_due():
+                self._components.metadata.keep_reserve()
             if self._stop.wait(LOOK_SECONDS):
                 return
 

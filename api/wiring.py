@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from api.settings import Settings
@@ -55,13 +55,14 @@ def open_components(settings: Settings) -> Iterator[Components]:
             metadata.upgrade()
         else:
             metadata.check_schema()
+        metadata.keep_reserve()
         store = open_object_store(settings)
         try:
             from storage.clock import SystemClock
-            from storage.log.directory import LogDirectory
 
+            clock = SystemClock()
             try:
-                yield Components(metadata, store, SystemClock(), LogDirectory(settings.log_directory))
+                yield Components(metadata, store, clock, _log_directory(settings, metadata, clock))
             except ObjectMissing:
                 from storage.store_identity import StoreIdentity
 
@@ -85,6 +86,26 @@ def open_for_writing(settings: Settings) -> Iterator[Components]:
         with suppress(Unavailable):
             StoreIdentity(components.metadata, components.store).require()
         yield components
+
+
+def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) -> LogDirectory:
+    from storage.log.directory import LogDirectory
+    from storage.log.room import Room
+
+    bare = LogDirectory(settings.log_directory)
+
+    def rolled_bytes() -> int:
+        uid = bare.known_uid
+        return metadata.log.rolled_bytes(uid) if uid is not None else 0
+
+    room = Room(
+        clock,
+        bare.path,
+        rolled_bytes,
+        max_rolled_bytes=settings.limits_rolled_bytes,
+        min_free_bytes=settings.limits_log_free_bytes,
+    )
+    return replace(bare, room=room)
 
 
 def open_metadata(settings: Settings) -> MetadataStore:

@@ -22,44 +22,9 @@ from storage.log.directory import LogDirectory
 from storage.log.open_count import OpenSegments
 from storage.metadata.control_records import BacklogRecord
 from storage.metadata.policy_store import PolicyResolver
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
-from storage.policies import Origin, TopicPolicies
-
-_RATIO, _MAX_LAG = "min.cleanable.dirty.ratio", "max.compaction.lag.ms"
-
-
-@dataclass(frozen=True)
-class Triggers:
-    """What makes a compaction of a topic due; 0 and None: that does not.
-
-    `dirty_ratio` and `max_lag_ms` are Kafka's, so they hold for topics that are cleaned by compaction (their
-    `cleanup.policy` has `compact`), and for those for which, or for whose namespace, somebody has set them.
-    """
-
-    threshold_bytes: int = 0
-    threshold_messages: int = 0
-    dirty_ratio: float | None = None
-    max_lag_ms: int | None = None
-    min_lag_ms: int = 0
-
-    @classmethod
-    def of(cls, policies: TopicPolicies, origins: dict[str, Origin]) -> Triggers:
-        """The triggers of a topic that has these policies, from there."""
-        compact = "compact" in policies.cleanup_policy
-        near = (Origin.TOPIC, Origin.NAMESPACE)
-        return cls(
-            policies.compaction_threshold_bytes,
-            policies.compaction_threshold_messages,
-            policies.min_cleanable_dirty_ratio if compact or origins[_RATIO] in near else None,
-            policies.max_compaction_lag_ms if compact or origins[_MAX_LAG] in near else None,
-            policies.min_compaction_lag_ms,
-        )
-
-    @property
-    def any(self) -> bool:
-        """Whether anything can become due."""
-        return bool(self.threshold_bytes or self.threshold_messages or self.dirty_ratio is not None or self.max_lag_ms)
+from storage.policy_resolution import Triggers
 
 
 @dataclass(frozen=True)
@@ -90,6 +55,27 @@ class Backlog:
         return ratio(self.clean, self.bytes)
 
 
+@dataclass(frozen=True)
+class Unsealed:
+    """What lies in segments: a run seals it first, so that it belongs to what the run compacts."""
+
+    messages: int = 0
+    bytes: int = 0
+
+
+def unsealed(log: LogDirectory | None, snapshot: TopicSnapshot) -> Unsealed:
+    """What a topic has in segments, as far as it can be seen from here: not an open one in another log directory."""
+    count = OpenSegments(log).count if log is not None else None
+    messages = size = 0
+    for segment in snapshot.segments:
+        if segment.content is not None:
+            messages, size = messages + segment.content.messages, size + segment.content.logical_bytes
+        elif count is not None:
+            counted = count(snapshot.topic, segment)
+            messages, size = messages + counted.messages, size + counted.logical_bytes
+    return Unsealed(messages, size)
+
+
 class Backlogs:
     """Measures backlogs. Remembers what it has read of open segments; safe to share between threads."""
 
@@ -116,7 +102,7 @@ class Backlogs:
 
     def _measured(self, records: list[BacklogRecord], resolver: PolicyResolver, *, all_open: bool) -> Iterator[Backlog]:
         for record in records:
-            triggers = Triggers.of(*resolver.effective(record.topic))
+            triggers = resolver.resolved(record.topic).triggers
             if triggers.any or all_open:
                 yield self._with_open(record, triggers)
 

@@ -6,7 +6,9 @@ the same phase. A run that fails, or is fenced, ends alone: its error is recorde
 outcome, the others go on.
 
 One thread beats for all runs of the batch, with their progress, in one transaction. It hears which runs were fenced
-(cancelled, taken over, their cursor deleted): those end at the next phase, and when none is left the job is stopped.
+(cancelled, taken over, their cursor deleted): those end at the next phase, and when none is left the job is stopped. A
+job of which no task ends for too long is stopped as well, and its runs fail; their hearts beat no more, so that an
+engine that cannot even be stopped holds up no other service.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from itertools import accumulate, chain, islice
 from typing import Any
 
 from compactor.engine import Divided, Engine, Failed, Progress
+from storage.clock import Clock
 from storage.errors import CompactorError, Fenced, Unavailable
 from storage.heartbeat import Heartbeat
 from storage.metadata.records import RunRecord
@@ -55,6 +58,38 @@ class Work:
     task: Callable[[int], Any]
     costs: Sequence[float]
     messages: int
+
+
+class Stillness:
+    """For how long no task of the engine's job has ended. One thread runs the jobs, another one looks."""
+
+    def __init__(self, clock: Clock, limit_ms: int) -> None:
+        self.limit_ms = limit_ms
+        self._clock = clock
+        self._ended = 0
+        self._since: int | None = None
+        self.is_over = False
+        """Whether the job, or the last one, was still for longer than the limit."""
+
+    def begin(self) -> None:
+        """A job begins."""
+        self._ended, self._since, self.is_over = 0, self._clock.now_ms(), False
+
+    def moved(self, ended: int) -> None:
+        """So many of its tasks have ended."""
+        if ended != self._ended:
+            self._ended, self._since = ended, self._clock.now_ms()
+
+    def end(self) -> None:
+        """It has ended."""
+        self._since = None
+
+    def look(self) -> bool:
+        """Whether the job has been still for too long."""
+        since = self._since
+        if since is not None and self._clock.now_ms() - since > self.limit_ms:
+            self.is_over = True
+        return self.is_over and since is not None
 
 
 Steps = Generator[Work, list[Any], RunRecord]
@@ -119,6 +154,7 @@ class Batch:
 
     `claims_at_once`: a claim may have to wait for others (a tail is rolled and sealed), so some are made at once.
     `on_failed` records that a run did not succeed, why, and in which words, as soon as it is known; None: in its row.
+    `stillness` None: a job may take as long as it likes for a task.
     """
 
     metadata: MetadataStore
@@ -127,6 +163,7 @@ class Batch:
     heartbeat_ms: int
     claims_at_once: int = 1
     on_failed: OnFailed | None = None
+    stillness: Stillness | None = None
 
     def run(
         self, topics: Iterable[TopicName], claim: Callable[[TopicName], Job | None], size: int
@@ -207,7 +244,8 @@ class Batch:
         An engine that gives up on all, because one task kills its workers, is asked again for each run by itself.
         """
         together = self._do_together(running)
-        if isinstance(together, Unavailable) and len(running) > 1:
+        still = self.stillness is not None and self.stillness.is_over
+        if isinstance(together, Unavailable) and len(running) > 1 and not still:
             alone = [self._do_together([job]) for job in running]
             return [one if isinstance(one, CompactorError) else one[0] for one in alone]
         return [together for _ in running] if isinstance(together, CompactorError) else [*together]
@@ -220,18 +258,39 @@ class Batch:
         phases = dict.fromkeys(work.name for work in works)
         self.progress.phase(" and ".join(phases), len(costs), sum(work.messages for work in works))
 
+        still = self.stillness
+
         def on_done(tasks: int) -> None:
+            if still is not None:
+                still.moved(tasks)
             for job, work in zip(running, works, strict=True):
                 job.done = len(work.costs) * tasks // max(1, len(costs))
             self.progress.done(tasks)
 
+        if still is not None:
+            still.begin()
         try:
             outcomes = self.engine.run(len(costs), task, on_done, costs)
         except CompactorError as error:
-            return error
+            return self._why_stopped(error, " and ".join(phases))
+        finally:
+            if still is not None:
+                still.end()
         return [outcomes[end - len(work.costs) : end] for end, work in zip(ends, works, strict=True)]
 
+    def _why_stopped(self, error: CompactorError, phases: str) -> CompactorError:
+        if self.stillness is None or not self.stillness.is_over or not isinstance(error, Fenced):
+            return error
+        return Unavailable(
+            f"no task of {phases} ended for {self.stillness.limit_ms / 1000:g} s, so it was stopped",
+            "look whether Spark's workers and the object store answer; where a task may take so long, raise "
+            "compaction.stalled-after",
+        )
+
     def _beat(self, jobs: Sequence[Job]) -> None:
+        if self.stillness is not None and self.stillness.look():
+            self.engine.cancel()
+            return
         active = [job for job in jobs if job.outcome is None]
         if not active:
             return

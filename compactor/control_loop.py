@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -31,6 +32,7 @@ from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
 from storage.owner import owner_name
+from storage.policies import Unreadable
 
 LOOK_SECONDS = 1.0
 _PAUSE_POLL_SECONDS = 0.1
@@ -95,6 +97,7 @@ class ControlLoop:
         self._looked_at = 0
         self.last_check: Check | None = None
         """What the last look at all topics saw, for metrics."""
+        self._logged_policies: list[tuple[str, str, Unreadable]] = []
         self._warm = False
         self._wake = threading.Event()
         self._ending = threading.Event()
@@ -127,6 +130,11 @@ class ControlLoop:
         """Whether this service schedules."""
         return self._leadership.token is not None
 
+    @property
+    def engine_error(self) -> str | None:
+        """Why compactions cannot begin here; empty: they can; None: no engine was asked for yet."""
+        return self._worker.engine_error
+
     def serve_at(self, url: str) -> None:
         """How others reach this service, once that is known."""
         self._url = url
@@ -153,6 +161,7 @@ class ControlLoop:
         """Begin nothing more, let another service lead, let runs finish for so long; then hand them over, and leave."""
         self._ending.set()
         self._wake.set()
+        self._engines.end()
         self._leadership.resign()
         self._worker.drain(grace_seconds)
         for thread in self._threads:
@@ -211,11 +220,27 @@ class ControlLoop:
         if token != self._led or not waits:
             self._led, self._looked_at = token, now
             self._guarded(lambda: self._metadata.services.forget_dead(self._settings.service_dead_ms))
+            unreadable = self._unreadable_policies()
             if self._settings.automatic:
                 backlogs, controls = self._backlogs.of_all(self._clock, self._rest), control.controls()
                 self._due = due(backlogs, controls, now)
-                self.last_check = Check.of(backlogs, controls, len(self._due), now)
+                self.last_check = Check.of(backlogs, controls, len(self._due), now, unreadable)
         self._begin()
+
+    def _unreadable_policies(self) -> int:
+        """How many stored policies this version cannot read; each is logged once, and when it is another value."""
+        found = self._metadata.policies.unreadable()
+        for one in found:
+            if (one.scope, one.name, one.stored) not in self._logged_policies:
+                _log.warning(
+                    "the policy %s of %s cannot be read (%s): a value that deletes nothing counts instead; set it "
+                    "again, or remove it",
+                    one.name,
+                    one.scope,
+                    one.stored.reason,
+                )
+        self._logged_policies = [(one.scope, one.name, one.stored) for one in found]
+        return len(found)
 
     def _begin(self) -> None:
         """Fill the free lanes, if there are any: who asks first, then what is due, the dirtiest first."""
@@ -258,4 +283,8 @@ class ControlLoop:
         """Start the engines' machinery, beside everything else, so that the first run need not wait for it."""
         if not self._warm and self._threads:
             self._warm = True
-            threading.Thread(target=lambda: self._guarded(self._engines.open), name="warm-up", daemon=True).start()
+            threading.Thread(target=self._open_engine, name="warm-up", daemon=True).start()
+
+    def _open_engine(self) -> None:
+        with suppress(CompactorError):  # the worker has logged it
+            self._worker.open_engine()

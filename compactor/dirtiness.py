@@ -29,10 +29,10 @@ def dirty_bytes(snapshot: TopicSnapshot, policies: Policies, now: int) -> int:
     pieces: list[LedgerRecord | SegmentRecord] = [*snapshot.ledgers, *snapshot.segments]
     pieces.sort(key=lambda piece: piece.first_offset)
     old_enough = now - policies.min_lag_ms
-    closed = [piece if isinstance(piece, LedgerRecord) else piece.content for piece in pieces]
-    behind = [one for one in closed if one is not None and one.last_offset > horizon]
-    may_go = takewhile(lambda one: not policies.min_lag_ms or one.max_publish_time <= old_enough, behind)
-    return sum(one.logical_bytes for one in may_go)
+    closed = [(piece if isinstance(piece, LedgerRecord) else piece.content, piece.newest) for piece in pieces]
+    behind = [(one, newest) for one, newest in closed if one is not None and one.last_offset > horizon]
+    may_go = takewhile(lambda one: not policies.min_lag_ms or (one[1] or 0) <= old_enough, behind)
+    return sum(one.logical_bytes for one, _ in may_go)
 
 
 def dirty_ratio(snapshot: TopicSnapshot, policies: Policies = Policies(), now: int = 0) -> float:  # noqa: B008

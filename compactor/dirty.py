@@ -39,7 +39,7 @@ def dirty_ledgers(snapshot: TopicSnapshot, policies: Policies, now: int) -> tupl
         if ledger.last_offset > horizon and (unsealed is None or ledger.last_offset < unsealed)
     )
     old_enough = now - policies.min_lag_ms
-    return tuple(takewhile(lambda ledger: not policies.min_lag_ms or ledger.max_publish_time <= old_enough, after))
+    return tuple(takewhile(lambda ledger: not policies.min_lag_ms or ledger.newest <= old_enough, after))
 
 
 def end_position(snapshot: TopicSnapshot, policies: Policies, now: int) -> Position | None:

@@ -197,6 +197,10 @@ class Engines(Protocol):
         """An engine of the caller's own; the first waits until the machinery has started."""
         ...
 
+    def end(self) -> None:
+        """Give up machinery that is starting; `open` raises Unavailable from now on. Engines that run go on."""
+        ...
+
     def close(self) -> None:
         """Stop the machinery; no engine runs any more."""
         ...
@@ -207,6 +211,9 @@ class InProcessEngines:
 
     def open(self) -> Engine:
         return InProcess()
+
+    def end(self) -> None:
+        return
 
     def close(self) -> None:
         return

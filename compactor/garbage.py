@@ -256,7 +256,7 @@ class GarbageCollector:
         """What a deleted topic left; nothing while its delay is not over."""
         reached(Step.GC_LISTED)
         scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
-        policies, _ = self.metadata.policies.effective_of_scope(scope)
+        policies = self.metadata.policies.resolved_around(scope).policies
         due = deleted.deleted_at <= self.clock.now_ms() - policies.file_delete_delay_ms
         parsed = ((info, names.parse(info.name)) for info in listed if due)
         garbage = [(info, one) for info, one in parsed if one is not None]

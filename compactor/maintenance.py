@@ -1,12 +1,15 @@
 """What a service does for its topics at intervals: sweeping its log directory, retention, garbage collection.
 
-    sweep       files of sealed segments, and of deleted topics, in this service's log directory: each service does it
+    sweep       this service's log directory: each service does it. Open segments that no writer has are rolled by age;
+                files of sealed segments, and of deleted topics, are removed
+    backlog     message time to live and backlog quotas (backlog_limits.py): the service in whose log directory the
+                topic's tail lies; of topics without one, the leader
     retention   what the topics' cleanup policies let go (retention.py): the leader
     garbage     objects that nobody refers to (garbage.py): the leader
 
 What is due is decided by a pure function of the clock and of when each was done last (`due`), so nothing waits here;
 who calls `run_due` often enough is said in api/upkeep.py. A topic that fails does so alone: it is logged, shown, and
-tried again the next time. All three are safe beside anything, also beside another leader that does not know yet that it
+tried again the next time. All are safe beside anything, also beside another leader that does not know yet that it
 is none, so leadership saves work and is not relied on.
 
 Memory: the records of all topics; of garbage collection what garbage.py says. Must not know: settings, threads.
@@ -22,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from compactor.backlog_limits import BacklogLimits, OverQuota, has_limits
 from compactor.garbage import GRACE_MS, GarbageCollector
 from compactor.pacing import TOPICS_AT_ONCE, Rest, paced
 from compactor.retention import Retention
@@ -29,7 +33,7 @@ from storage.clock import Clock
 from storage.errors import CompactorError, TopicNotFound
 from storage.log.directory import LogDirectory
 from storage.log.keeper import LogKeeper
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
 from storage.owner import owner_name
@@ -41,6 +45,7 @@ class Task(StrEnum):
     """What is done at intervals, in this order if several are due."""
 
     SWEEP = "sweep"
+    BACKLOG = "backlog"
     RETENTION = "retention"
     GARBAGE = "garbage"
 
@@ -53,6 +58,7 @@ class Intervals:
     """How long after its last beginning each is due again, in ms, and the grace time of garbage."""
 
     sweep_ms: int = 60_000
+    backlog_ms: int = 60_000
     retention_ms: int = 60_000
     garbage_ms: int = 600_000
     grace_ms: int = GRACE_MS
@@ -60,6 +66,7 @@ class Intervals:
     def of(self, task: Task) -> int:
         return {
             Task.SWEEP: self.sweep_ms,
+            Task.BACKLOG: self.backlog_ms,
             Task.RETENTION: self.retention_ms,
             Task.GARBAGE: self.garbage_ms,
         }[task]
@@ -93,7 +100,7 @@ def due(statuses: Mapping[Task, TaskStatus], intervals: Intervals, leads: bool, 
 
 
 class Maintenance:
-    """Does what is due. One thread runs it; `status` may be asked from any."""
+    """Does what is due, one thread at a time; `status` may be asked from any."""
 
     def __init__(
         self,
@@ -120,7 +127,14 @@ class Maintenance:
         self._stopping = stopping
         self._rest = rest
         self._lock = threading.Lock()
+        self._running = threading.Lock()
         self._statuses = {task: TaskStatus() for task in Task}
+        self.over_quota: Mapping[int, OverQuota] = MappingProxyType({})
+        """By id, the topics of this process that are to take no messages, as of the last look at backlogs."""
+
+    def hasten(self, task: Task) -> None:
+        """Let a task be due now."""
+        self._change(task, began_at=None)
 
     def status(self) -> dict[Task, TaskStatus]:
         """How it stands with each task now."""
@@ -129,18 +143,24 @@ class Maintenance:
 
     def run_due(self) -> list[Task]:
         """Do what is due now; what that was. Raises nothing: what goes wrong is logged and in the status."""
-        try:
-            tasks = due(self.status(), self._intervals, self._leads(), self._clock.now_ms())
-        except CompactorError as error:  # whether we lead is not known: the database is away
-            _log.warning("maintenance: %s", error)
-            return []
-        for task in tasks:
-            if not self._stopping():
-                self._run(task)
-        return tasks
+        with self._running:
+            try:
+                tasks = due(self.status(), self._intervals, self._leads(), self._clock.now_ms())
+            except CompactorError as error:  # whether we lead is not known: the database is away
+                _log.warning("maintenance: %s", error)
+                return []
+            for task in tasks:
+                if not self._stopping():
+                    self._run(task)
+            return tasks
 
     def _run(self, task: Task) -> None:
-        work = {Task.SWEEP: self._sweep, Task.RETENTION: self._retain, Task.GARBAGE: self._collect}[task]
+        work = {
+            Task.SWEEP: self._sweep,
+            Task.BACKLOG: self._limit_backlogs,
+            Task.RETENTION: self._retain,
+            Task.GARBAGE: self._collect,
+        }[task]
         self._change(task, began_at=self._clock.now_ms())
         failing: dict[str, str] = {}
         error = ""
@@ -156,9 +176,34 @@ class Maintenance:
 
     def _sweep(self, failing: dict[str, str]) -> None:
         keeper = LogKeeper(self._metadata, self._store, self._clock, self._log, owner_name())
+        keeper.roll_old(failing)
         self._count(Task.SWEEP, keeper.sweep(failing=failing), 0)
         for name, why in failing.items():
             _log.warning("%s: %s: %s", Task.SWEEP, name, why)
+
+    def _limit_backlogs(self, failing: dict[str, str]) -> None:
+        limits = BacklogLimits(self._metadata, self._store, self._clock, self._log)
+        resolver, leads = self._metadata.policies.resolver(), self._leads()
+        before, found = self.over_quota, dict[int, OverQuota]()
+        for page in paced(self._metadata.topics_in_pages(TOPICS_AT_ONCE), self._clock, self._rest):
+            for topic in page:
+                if self._stopping():
+                    return
+                policies = resolver.resolved(topic).policies
+                if not has_limits(policies):
+                    continue
+                over = before.get(topic.id)
+                with _alone(Task.BACKLOG, topic, failing):
+                    over = limits.apply(topic, policies) if self._is_at_hand(topic, leads) else None
+                if over is not None:
+                    found[topic.id] = over
+                    _log.log(logging.DEBUG if topic.id in before else logging.WARNING, "%s", over.error)
+        self.over_quota = MappingProxyType(found)
+
+    def _is_at_hand(self, topic: TopicRecord, leads: bool) -> bool:
+        """Whether this process looks after the topic's backlog: all of its messages can be read here."""
+        unsealed = [one for one in self._metadata.log.segments(topic.id) if one.state is not SegmentState.SEALED]
+        return all(one.log_uid == self._log.known_uid for one in unsealed) if unsealed else leads
 
     def _retain(self, failing: dict[str, str]) -> None:
         retention = Retention(self._metadata, self._store, self._clock, self._log)
@@ -167,7 +212,7 @@ class Maintenance:
             for topic in page:
                 if self._stopping():
                     return
-                if resolver.effective(topic)[0].cleanup_policy or topic.start_offset:
+                if resolver.resolved(topic).policies.cleanup_policy or topic.start_offset:
                     with _alone(Task.RETENTION, topic, failing):
                         self._trim(retention, topic, failing)
 

@@ -94,7 +94,7 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResul
         tombstones_kept=resolved.tombstones_kept,
         expired=resolved.expired,
         null_keys=len(unkeyed_survivors(new, plan.policies, gone)["null_keys"]) + decided.null_keys,
-        tombstones_dropped_to=resolved.tombstones_dropped_to,
+        dropped_to=resolved.dropped_to,
         chunks=len(decided.table),
         incomplete_chunks=decided.pending,
         chunks_expired=decided.expired,

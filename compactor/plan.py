@@ -212,7 +212,7 @@ class RangeStatistics:
 
     `keys`, `tombstones`: live values, and retained tombstones, more or fewer than before the run. `chunks`: live
     chunks; `incomplete_chunks`: those of them whose message is not complete; `chunks_expired`: such that go now.
-    `tombstones_dropped_to`: the highest offset of a tombstone that is not kept, −1: none.
+    `dropped_to`: the highest offset of a tombstone or value that won its key and leaves the data, −1: none.
     """
 
     records: int = 0
@@ -222,7 +222,7 @@ class RangeStatistics:
     tombstones_kept: int = 0
     expired: int = 0
     null_keys: int = 0
-    tombstones_dropped_to: int = -1
+    dropped_to: int = -1
     chunks: int = 0
     incomplete_chunks: int = 0
     chunks_expired: int = 0

@@ -7,15 +7,17 @@ to the run; under any other cleanup policy they are not. Pure. Must not know: wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
 from compactor.plan import Policies
+from storage.errors import InvalidInput
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.policies import Origin, TopicPolicies, policy
+from storage.policies import NO_RUN, POLICIES, TopicPolicies, policy
+from storage.policy_resolution import Origin
 
 POLICY_OF: Mapping[str, str] = MappingProxyType(
     {
@@ -40,17 +42,29 @@ def run_policies(policies: TopicPolicies, start_offset: int = 0) -> Policies:
     return Policies(**told)
 
 
-def stored_policies(metadata: MetadataStore, topic: TopicRecord) -> Policies:
-    """The policies of a run of the topic that begins now."""
-    return run_policies(metadata.policies.effective(topic), topic.start_offset)
+def stored_policies(metadata: MetadataStore, topic: TopicRecord, given: Collection[str] = ()) -> Policies:
+    """The policies of a run of the topic that begins now. `given`: those of a run that come from elsewhere.
+
+    Raises InvalidInput for a stored value that cannot be read, and without which a run may choose the wrong messages.
+    """
+    resolved = metadata.policies.resolved(topic)
+    elsewhere = {POLICY_OF[name] for name in given}
+    for name, one in resolved.unreadable.items():
+        if POLICIES[name].unreadable is NO_RUN and name not in elsewhere:
+            raise InvalidInput(
+                f"{topic.name} cannot be compacted: the policy {name} of its {one.origin} cannot be read "
+                f"({one.stored.reason}), and without it a run may choose the wrong messages",
+                "set that policy again, or remove it",
+            )
+    return run_policies(resolved.policies, topic.start_offset)
 
 
 def set_apart(metadata: MetadataStore, topic: TopicRecord, given: Mapping[str, object]) -> list[str]:
     """Those of the given policies of a run that somebody has set otherwise, for the topic or around it."""
-    policies, origins = metadata.policies.effective_with_origins(topic)
-    stored = asdict(run_policies(policies))
+    resolved = metadata.policies.resolved(topic)
+    stored = asdict(run_policies(resolved.policies))
     return [
         name
         for name, value in given.items()
-        if stored[name] != value and origins[POLICY_OF[name]] is not Origin.DEFAULT
+        if stored[name] != value and resolved.origins[POLICY_OF[name]] is not Origin.DEFAULT
     ]

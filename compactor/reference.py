@@ -17,7 +17,8 @@ from storage.model import Message
 class State:
     """A compacted ledger. `messages`: its rows, chunks by themselves. `retained_at`: by offset, when a tombstone was
     first kept. `markers`: in event-time order, by key, (event time, offset) of what left the data. `dropped_to`: the
-    highest offset of a tombstone that left."""
+    highest offset of a message that a reader may miss here: a tombstone or value that won its key and left, or one that
+    was trimmed before any run."""
 
     messages: tuple[Message, ...] = ()
     retained_at: Mapping[int, int] = field(default_factory=dict)
@@ -37,6 +38,8 @@ def run(
 
     `raw_from`: the topic's start; rows of `raw` below it are not there any more.
     """
+    raw = list(raw)
+    trimmed = [message.offset for message in raw if message.offset < raw_from]
     raw = [message for message in raw if message.offset >= raw_from]
     newest: dict[bytes, Message] = {}
     unkeyed: list[Message] = []
@@ -52,7 +55,7 @@ def run(
     stay = [message for message in unkeyed if message.offset not in too_old]
     kept: list[Message] = stay if policies.retain_null_key else []
     retained_at: dict[int, int] = {}
-    dropped_to = state.dropped_to
+    dropped_to = max([state.dropped_to, *trimmed])
     for key, message in newest.items():
         if key in markers and markers[key] > _order(message, policies):
             continue  # it came too late: something that is gone since has the larger event time
@@ -65,8 +68,7 @@ def run(
             kept.append(message)
             retained_at[message.offset] = first_kept
         else:
-            if message.is_tombstone:
-                dropped_to = max(dropped_to, message.offset)
+            dropped_to = max(dropped_to, message.offset)
             if _remembered(message.event_time, policies, now):
                 markers[key] = _order(message, policies)
     live = [row for message in kept for row in rows_of[message.offset]]

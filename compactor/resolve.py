@@ -52,7 +52,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Resolved:
-    """Offsets in no order, shape (n,). `level`: the new level in hash order; counts as in plan.RangeStatistics."""
+    """Offsets in no order, shape (n,). `level`: the new level in hash order; the rest as in plan.RangeStatistics."""
 
     survivors: U64
     superseded: U64
@@ -62,7 +62,7 @@ class Resolved:
     tombstones_removed: int
     tombstones_kept: int
     expired: int
-    tombstones_dropped_to: int
+    dropped_to: int
 
 
 def newest_of(runs: Sequence[Records], by_event: bool) -> Records:
@@ -128,17 +128,18 @@ def resolve(winners: Records, levels: Sequence[Records], merged: int, rules: Rul
     superseded = old.offset[old.visible]
     replaced_tombstones = int(np.count_nonzero(superseded & TOMBSTONE))
     values = len(winners) - int(np.count_nonzero(gone)) - int(np.count_nonzero(retained))
-    tombstone_offsets = (winners.offset & OFFSET_MASK)[gone & (winners.offset & TOMBSTONE != 0)]
+    gone_offsets = winners.offset[gone] & OFFSET_MASK
+    tombstones_removed = int(np.count_nonzero(winners.offset[gone] & TOMBSTONE))
     return Resolved(
         survivors=winners.offset[~gone] & OFFSET_MASK,
         superseded=superseded & OFFSET_MASK,
         level=_merge(new, needed, levels[:merged], merged == len(levels), rules),
         keys=values - (len(superseded) - replaced_tombstones),
         tombstones=int(np.count_nonzero(retained)) - replaced_tombstones,
-        tombstones_removed=len(tombstone_offsets),
+        tombstones_removed=tombstones_removed,
         tombstones_kept=int(np.count_nonzero(retained)),
-        expired=int(np.count_nonzero(marker & (winners.offset & TOMBSTONE == 0))),
-        tombstones_dropped_to=int(tombstone_offsets.max()) if len(tombstone_offsets) else -1,
+        expired=len(gone_offsets) - tombstones_removed,
+        dropped_to=int(gone_offsets.max()) if len(gone_offsets) else -1,
     )
 
 

@@ -43,6 +43,14 @@ class Decision:
     left: Mapping[int, SourceTotals]
     layout: Layout
 
+    def lost_to(self, horizon: int) -> int:
+        """The highest offset at or below the new `horizon` that was trimmed before any run of this compacted ledger saw
+        it; -1: none was. The run before went up to its own horizon, and this one begins at its first dirty source."""
+        seen_to = self.previous.horizon.offset if self.previous else -1
+        dirty = self.plan.sources[self.plan.old_parts :]
+        trimmed_to = dirty[0].first_offset - 1 if dirty else horizon
+        return trimmed_to if trimmed_to > seen_to else -1
+
     def forecast(self) -> dict[str, object]:
         """What phase two would keep, drop and write: messages exactly, bytes about."""
         seen = [result.statistics for result in self.ranges]
@@ -122,8 +130,10 @@ class Made:
             index=self._levels(),
             frozen_at=self.decision.plan.now,
             policies=asdict(self.decision.plan.policies),
-            tombstones_dropped_to=max(
-                before.tombstones_dropped_to if before else -1, *(one.tombstones_dropped_to for one in statistics)
+            dropped_to=max(
+                before.dropped_to if before else -1,
+                self.decision.lost_to(horizon.offset),
+                *(one.dropped_to for one in statistics),
             ),
             keys=(before.keys if before else 0) + sum(one.keys for one in statistics),
             tombstones=(before.tombstones if before else 0) + sum(one.tombstones for one in statistics),

@@ -41,6 +41,7 @@ from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore
 from storage.owner import owner_name
 from storage.policies import TopicPolicies
+from storage.policy_resolution import Resolved
 from storage.reader import SnapshotReader
 from storage.start import NOWHERE, AtTime
 from storage.steps import Step, reached
@@ -65,7 +66,8 @@ class Why(StrEnum):
 class Piece:
     """A ledger, or a segment that is none yet: what of it retention looks at. Offsets are inclusive.
 
-    `newest`: the largest publish time; None: not known, and so not old. `logical_bytes` of an open segment is 0.
+    `newest`: the largest publish time, or when it was closed, if that was earlier; None: not known, and so not old.
+    `logical_bytes` of an open segment is 0.
     """
 
     ledger_id: int
@@ -156,7 +158,7 @@ def plan_policies(
     start = snapshot.topic.start_offset
     due = _due(pieces, start, policies, snapshot.horizon, now)
     wanted = max((gone.piece.last_offset + 1 for gone in due if gone.why is not Why.COMPACTED), default=start)
-    return _held_back(start, due, max(start, wanted), None if force else _slowest(cursors, policies))
+    return _held_back(start, due, max(start, wanted), None if force else _slowest(cursors))
 
 
 def plan_before(
@@ -183,16 +185,7 @@ def plan_before(
         raise InvalidInput(f"{topic.name} cannot begin at offset {before}", f"choose an offset from 0 to {end}")
     wanted = max(topic.start_offset, before)
     due = [Gone(piece, Why.START_OFFSET) for piece in takewhile(lambda one: one.last_offset < wanted, pieces)]
-    return _held_back(topic.start_offset, due, wanted, None if force else _slowest(cursors, policies))
-
-
-def make_compaction_cursor(metadata: MetadataStore, topic: TopicRecord, policies: TopicPolicies) -> None:
-    """Give a topic that is to be compacted its `__compaction` cursor, so that nothing trims past it (S9).
-
-    Its policies may come from around it, so this is asked wherever they matter, and not only where they are set.
-    """
-    if COMPACT in policies.cleanup_policy:
-        metadata.create_cursor(topic.id, COMPACTION_CURSOR)
+    return _held_back(topic.start_offset, due, wanted, None if force else _slowest(cursors))
 
 
 def is_expired(newest: int | None, policies: TopicPolicies, now: int) -> bool:
@@ -228,14 +221,12 @@ def _due(
     return [Gone(piece, reason) for piece, reason in zip(pieces, why, strict=False)]
 
 
-def _slowest(cursors: Sequence[CursorRecord], policies: TopicPolicies) -> Hold | None:
-    """The cursor that needs the oldest message. A topic that is to be compacted, and never was, needs all (S9)."""
+def _slowest(cursors: Sequence[CursorRecord]) -> Hold | None:
+    """The cursor that needs the oldest message."""
     holds = [
         Hold(cursor.name, cursor.mark_delete, cursor.mark_delete.offset + 1 if cursor.mark_delete else 0)
         for cursor in cursors
     ]
-    if COMPACT in policies.cleanup_policy and all(hold.cursor != COMPACTION_CURSOR for hold in holds):
-        holds.append(Hold(COMPACTION_CURSOR, None, 0))
     return min(holds, key=lambda hold: hold.needs, default=None)
 
 
@@ -260,7 +251,7 @@ def _sealed(ledger: LedgerRecord) -> Piece:
         ledger.last_offset,
         ledger.messages,
         ledger.logical_bytes,
-        ledger.max_publish_time,
+        ledger.newest,
     )
 
 
@@ -276,9 +267,9 @@ class Retention:
     def apply(self, topic: TopicRecord, *, dry_run: bool = False, force: bool = False) -> Trimmed:
         """Let go what the topic's cleanup policies say. Raises TopicNotFound, Conflict, what sealing raises."""
 
-        def plan(snapshot: TopicSnapshot, policies: TopicPolicies, tail: _Tail, now: int) -> TrimPlan:
-            pieces = pieces_of(snapshot, tail.pieces)
-            return plan_policies(snapshot, pieces, self.metadata.cursors(snapshot.topic.id), policies, now, force=force)
+        def plan(snapshot: TopicSnapshot, policies: Resolved, tail: _Tail, now: int) -> TrimPlan:
+            pieces, cursors = pieces_of(snapshot, tail.pieces), self._cursors(snapshot.topic, policies, dry_run)
+            return plan_policies(snapshot, pieces, cursors, policies.policies, now, force=force)
 
         return self._carry_out(topic, plan, dry_run=dry_run, force=force)
 
@@ -287,30 +278,27 @@ class Retention:
     ) -> Trimmed:
         """Let the topic begin at an offset or message, so that ledgers wholly below it go. Raises InvalidInput, too."""
 
-        def plan(snapshot: TopicSnapshot, policies: TopicPolicies, tail: _Tail, _: int) -> TrimPlan:
-            pieces = pieces_of(snapshot, tail.pieces)
-            cursors = self.metadata.cursors(snapshot.topic.id)
+        def plan(snapshot: TopicSnapshot, policies: Resolved, tail: _Tail, _: int) -> TrimPlan:
+            pieces, cursors = pieces_of(snapshot, tail.pieces), self._cursors(snapshot.topic, policies, dry_run)
             offset = before if isinstance(before, int) else self._offset_of(snapshot, pieces, before)
-            return plan_before(snapshot, pieces, cursors, policies, offset, force=force)
+            return plan_before(snapshot, pieces, cursors, policies.policies, offset, force=force)
 
         return self._carry_out(topic, plan, dry_run=dry_run, force=force)
 
     def _carry_out(
         self,
         topic: TopicRecord,
-        planned: Callable[[TopicSnapshot, TopicPolicies, _Tail, int], TrimPlan],
+        planned: Callable[[TopicSnapshot, Resolved, _Tail, int], TrimPlan],
         *,
         dry_run: bool,
         force: bool,
     ) -> Trimmed:
         tail_left, settled = "", False
         for left in reversed(range(_TRIES)):
-            policies = self.metadata.policies.effective(topic)
-            if not dry_run:
-                make_compaction_cursor(self.metadata, topic, policies)
+            policies = self.metadata.policies.resolved(topic)
             snapshot = self.metadata.snapshot(topic.id)
             now = self.clock.now_ms()
-            tail = self._tail(snapshot, policies, now)
+            tail = self._tail(snapshot, policies.policies, now)
             plan = planned(snapshot, policies, tail, now)
             if tail.damage is not None:
                 tail_left = str(tail.damage)
@@ -328,6 +316,15 @@ class Retention:
                 continue
             return Trimmed(snapshot.topic, plan, True, tail_left, tail.damage is not None)
         raise AssertionError("the last try returns or raises")
+
+    def _cursors(self, topic: TopicRecord, policies: Resolved, dry_run: bool) -> list[CursorRecord]:
+        """The topic's cursors. One for which compaction is enabled has `__compaction`, which is made here if it is
+        enabled around the topic (S9)."""
+        cursors = self.metadata.cursors(topic.id)
+        if not policies.compaction_enabled or any(cursor.name == COMPACTION_CURSOR for cursor in cursors):
+            return cursors
+        missing = CursorRecord(COMPACTION_CURSOR, None, {})
+        return [*cursors, missing if dry_run else self.metadata.create_cursor(topic.id, COMPACTION_CURSOR)]
 
     def _mark(self, topic: TopicRecord, plan: TrimPlan, force: bool) -> None:
         """Two transactions at most; between them the topic is as it would be had only the first been asked for."""
@@ -364,7 +361,7 @@ class Retention:
                         content.last_offset,
                         content.messages,
                         content.logical_bytes,
-                        content.max_publish_time,
+                        segment.newest,
                         sealed=False,
                     )
                 )

@@ -56,7 +56,8 @@ class Check:
     """What a look at all topics saw, in the terms of Kafka's cleaner manager. Times in milliseconds.
 
     `topics`: those for which something can become due. `max_delay_ms`: by which the latest exceeds its maximum lag.
-    `uncleanable`: topics whose last try failed, with what lies behind their horizons.
+    `uncleanable`: topics whose last try failed, with what lies behind their horizons. `unreadable_policies`: stored
+    values that this version cannot read.
     """
 
     at: int
@@ -67,9 +68,17 @@ class Check:
     max_delay_ms: int
     uncleanable: int
     uncleanable_bytes: int
+    unreadable_policies: int = 0
 
     @classmethod
-    def of(cls, backlogs: Sequence[Backlog], controls: Mapping[int, ControlRecord], due: int, now: int) -> Check:
+    def of(
+        cls,
+        backlogs: Sequence[Backlog],
+        controls: Mapping[int, ControlRecord],
+        due: int,
+        now: int,
+        unreadable_policies: int = 0,
+    ) -> Check:
         """From what was measured at `now`."""
         late = [
             now - one.triggers.max_lag_ms - one.oldest
@@ -86,6 +95,7 @@ class Check:
             max(0, *late, 0),
             len(failing),
             sum(one.bytes for one in failing),
+            unreadable_policies,
         )
 
 

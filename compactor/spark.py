@@ -2,14 +2,16 @@
 
 The only module that imports pyspark. A phase is one Spark job over task numbers, as an RDD: a DataFrame's `mapInArrow`
 costs 50 ms more each time. Spark schedules, retries and speculates; the data goes from the object store through a
-Python worker to the object store, never through the JVM or the driver. One warm session serves many runs; a first job
-pays for starting Python workers. To executors of a cluster our package travels with the session; no credentials do.
+Python worker to the object store, never through the JVM or the driver. One warm session serves many runs
+(spark_sessions.py); a first job pays for starting Python workers. To executors of a cluster our package travels with
+the session; no credentials do. Jobs are watched (driver.py): one that nobody works on does not wait for ever.
 
-Java has a process group of its own, so that a signal to ours ends us first, and us alone: it ends when its stdin does.
+Java has a process group of its own, so that a signal to ours ends us first, and us alone: it ends when its stdin does,
+or is killed while it starts (jvm.py).
 
 What may go wrong: Misconfigured (no usable Java, a session that cannot start, executors without a package that tasks
-need), Unavailable (no master, or Spark gave up on a task), Fenced (the job was cancelled). What fails in a task comes
-back in its place, as `Failed`.
+need), Unavailable (no master, Spark gave up on a task, or its driver was given up), Fenced (the job was cancelled).
+What fails in a task comes back in its place, as `Failed`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import os
 import pickle
 import shlex
 import shutil
-import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -34,13 +36,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pyspark import SparkConf, SparkContext, TaskContext
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
 from compactor import cluster
+from compactor.driver import JobWatch, Look, Watched
 from compactor.engine import Divided, Failed, answers, pack
 from compactor.java import find_java_home
+from compactor.jvm import Jvm
 from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
 
 Answer = TypeVar("Answer")
@@ -48,6 +53,8 @@ Answer = TypeVar("Answer")
 _POLL_SECONDS = 0.2
 _EXECUTORS_WITHIN_SECONDS = 10.0
 _EXECUTORS_SETTLE_SECONDS = 1.0
+_STARTS_WITHIN_SECONDS = 300.0
+_JAVA_ENDS_WITHIN_SECONDS = 10.0
 _NO_PYTHON = "Cannot run program"
 _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 
@@ -67,8 +74,11 @@ class SparkSettings:
         return cluster.is_local(self.master)
 
 
-def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _: None) -> SparkSession:
-    """A session, started quietly; `say` gets a line for the user when something deserves one.
+def open_session(
+    settings: SparkSettings, say: Callable[[str], None] = lambda _: None, jvm: Jvm | None = None
+) -> SparkSession:
+    """A session, started quietly; `say` gets a line for the user when something deserves one. `jvm`: to give the start
+    up with, which Ctrl-C does in any case.
 
     Settings count only for the first session of a process: there is one JVM. On a cluster it is Spark's own files
     that say the rest (`spark-defaults.conf` in SPARK_CONF_DIR). Raises Misconfigured, Unavailable.
@@ -96,10 +106,17 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
     with tempfile.TemporaryDirectory(prefix="compactor-spark-") as folder:
         configuration = SparkConf().setMaster(settings.master).setAppName(settings.app_name)
         configuration.setAll(list(_configuration(settings, Path(folder)).items()))
+        jvm = jvm or Jvm()
         try:
-            with _signals_wait():
-                session = _start(configuration, settings.log_file)
-        except Exception as error:
+            session = _start(configuration, settings.log_file, jvm)
+        except BaseException as error:
+            if jvm.process is not None:
+                jvm.end()
+                _forget_java()
+            if not isinstance(error, Exception):
+                raise
+            if _passed_on_an_interrupt(error):
+                raise KeyboardInterrupt from error
             raise Misconfigured(
                 f"Spark could not start with master {settings.master} ({_first_line(error)})",
                 f"set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached; see {settings.log_file}",
@@ -109,17 +126,38 @@ def open_session(settings: SparkSettings, say: Callable[[str], None] = lambda _:
     return session
 
 
-def _start(configuration: SparkConf, log_file: Path) -> SparkSession:
+def _start(configuration: SparkConf, log_file: Path, jvm: Jvm) -> SparkSession:
     """Start the JVM, if this process has none, with the log file as its stderr, which Python workers inherit.
 
     They write stack traces there that mean nothing to a user, as when Spark hangs up on an idle worker.
     """
-    if SparkContext._gateway is None:
-        with log_file.open("ab") as log:
-            how = {"stderr": log, "start_new_session": True}
-            gateway = launch_gateway(configuration, popen_kwargs=how)  # type: ignore[no-untyped-call]
-        SparkContext(conf=configuration, gateway=gateway)
-    return SparkSession.builder.config(conf=configuration).getOrCreate()
+    if SparkContext._gateway is not None:
+        return SparkSession.builder.config(conf=configuration).getOrCreate()
+    # Whatever it waits for, as a Java that is stopped: then what waits for it ends with an error.
+    late = threading.Timer(_STARTS_WITHIN_SECONDS, jvm.end)
+    late.daemon = True
+    late.start()
+    try:
+        with open(log_file, "ab", opener=lambda file, flags: os.open(file, flags, 0o600)) as log:
+            submit = Path(_find_spark_home()) / "bin" / "spark-submit"
+            port, secret = jvm.launch(submit, configuration.getAll(), log)
+        SparkContext(conf=configuration, gateway=_gateway(port, secret, jvm))
+        return SparkSession.builder.config(conf=configuration).getOrCreate()
+    finally:
+        late.cancel()
+
+
+def _gateway(port: int, secret: str, jvm: Jvm) -> Any:
+    """PySpark's way to a JVM that runs already."""
+    found = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    os.environ.update(found)
+    try:
+        gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    finally:
+        for name in found:
+            del os.environ[name]
+    gateway.proc = jvm.process
+    return gateway
 
 
 def _equip_executors(session: SparkSession, settings: SparkSettings, say: Callable[[str], None]) -> None:
@@ -139,28 +177,6 @@ def _equip_executors(session: SparkSession, settings: SparkSettings, say: Callab
         time.sleep(_POLL_SECONDS)
         if (now := java_context.getExecutorMemoryStatus().size() - 1) != executors:  # the driver is one of them
             executors, settled = now, time.monotonic()
-
-
-@contextlib.contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM wait for the end: a JVM that is left while it starts would never end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    interrupted = threading.Event()
-
-    def remember(*_: object) -> None:
-        interrupted.set()
-
-    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is remember:  # PySpark has put its own in place otherwise
-                signal.signal(number, handler)
-        if interrupted.is_set():
-            raise KeyboardInterrupt
 
 
 def _configuration(settings: SparkSettings, folder: Path) -> dict[str, str]:
@@ -196,21 +212,69 @@ logger.repl.level = warn
 """
 
 
-class SparkEngine:
-    """Runs the tasks of a phase as one Spark job each; an `Engine`."""
+class SparkDriver:
+    """The driver of a session, asked without any deadline; a `Driver`. Only `kill` may be called from any thread."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
+        self._java = getattr(SparkContext._gateway, "proc", None)  # None: it was started by somebody else
+        self._has_executors: bool | None = None
+
+    def look(self, group: str) -> Look:
+        context = self._session.sparkContext
+        java_context = context._jsc.sc()
+        if java_context.isStopped():
+            return Look(stopped=True, executors=None)
+        return Look(False, self._executors(java_context), self._ended(group) if group else 0)
+
+    def cancel(self, group: str) -> None:
+        self._session.sparkContext.cancelJobGroup(group)
+
+    def kill(self) -> None:
+        if self._java is not None:
+            self._java.kill()
+
+    def _executors(self, java_context: Any) -> int | None:
+        """Executors that live; None: they are not counted, since they come with jobs, or are the driver itself."""
+        if self._has_executors is None:
+            dynamic = str(java_context.conf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
+            self._has_executors = not dynamic and not cluster.is_local(str(java_context.master()))
+        if not self._has_executors:
+            return None
+        return int(java_context.getExecutorMemoryStatus().size()) - 1  # the driver is one of them
+
+    def _ended(self, group: str) -> int:
+        tracker = self._session.sparkContext.statusTracker()
+        jobs = [info for info in map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)) if info]
+        infos = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
+        return sum(info.numCompletedTasks for info in infos)
+
+
+class SparkEngine:
+    """Runs the tasks of a phase as one Spark job each; an `Engine`. `watched`: what all engines of a session share."""
+
+    def __init__(self, session: SparkSession, watched: Watched | None = None) -> None:
+        self._session = session
+        self._watched = watched or Watched(SparkDriver(session))
         self._group = self._cancelled_group = ""
 
     @property
     def parallelism(self) -> int:
-        """Tasks that can run at once: Spark's default parallelism."""
-        return int(self._session.sparkContext.defaultParallelism)
+        """Tasks that can run at once: Spark's default parallelism. Raises Unavailable."""
+        try:
+            return int(self._watched.ask(lambda: self._session.sparkContext.defaultParallelism))
+        except Exception as error:  # NoAnswer, or a Java that has died
+            raise self._failure(error) from error
 
     def warm_up(self) -> None:
-        """Start the Python workers and let them import what tasks need."""
-        answers(self.run(self.parallelism, _import_phases, lambda _: None))
+        """Start the Python workers and let them import what tasks need; given up after some minutes."""
+        late = threading.Timer(_STARTS_WITHIN_SECONDS, self.cancel)
+        late.daemon = True
+        late.start()
+        try:
+            answers(self.run(self.parallelism, _import_phases, lambda _: None))
+        finally:
+            late.cancel()
 
     def run(
         self,
@@ -224,17 +288,17 @@ class SparkEngine:
         self._group = f"compactor-{os.urandom(8).hex()}"
         common, inputs = (task.task, task.inputs) if isinstance(task, Divided) else (task, range(count))
         pickled = _pickled(common)
-        try:  # a Java that has died shows at any call
-            context = self._session.sparkContext
-            context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
-            partitions = pack(count, weights, self.parallelism)
-            failures = cluster.max_failures(str(context.master), context.getConf().get("spark.task.maxFailures"))
-            packed = [[(number, _pickled(inputs[number])) for number in numbers] for numbers in partitions]
+        partitions = pack(count, weights, self.parallelism)
 
-            def tell(ended: int) -> None:
-                on_done(ended * count // len(partitions))
+        def tell(ended: int) -> None:
+            on_done(ended * count // len(partitions))
 
-            with _watch(self._session, self._group, tell):
+        try:  # a Java that has died shows at any call; one that is stopped is killed by the watch
+            with JobWatch(self._watched, self._group, tell):
+                context = self._session.sparkContext
+                context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
+                failures = cluster.max_failures(str(context.master), context.getConf().get("spark.task.maxFailures"))
+                packed = [[(number, _pickled(inputs[number])) for number in numbers] for numbers in partitions]
                 rows = context.parallelize(packed, len(packed)).mapPartitions(_task_body(pickled, failures)).collect()
         except Exception as error:
             if _passed_on_an_interrupt(error):
@@ -244,11 +308,15 @@ class SparkEngine:
         return [outcomes[number] for number in range(count)]
 
     def cancel(self) -> None:
-        """Stop the running job; safe from another thread."""
+        """Stop the running job; safe from another thread, which waits for nothing."""
         self._cancelled_group = self._group
-        self._session.sparkContext.cancelJobGroup(self._cancelled_group)
+        self._watched.cancel(self._cancelled_group)
 
     def _failure(self, error: Exception) -> CompactorError:
+        if self._watched.given_up:
+            return Unavailable(
+                self._watched.given_up, "the next run gets a new Spark session; look at Spark's master and workers"
+            )
         if self._cancelled_group == self._group:
             return Fenced("the compaction was cancelled", "start it again if it is still wanted")
         if any(sign in str(error) for sign in (_NO_PYTHON, _OTHER_PYTHON)):
@@ -263,56 +331,32 @@ class SparkEngine:
         )
 
 
-class SparkEngines:
-    """Engines on one session, which starts with the first; each has jobs of its own, to cancel by themselves.
-
-    Each thread of ours has one of Java's (PySpark's pinned mode), so the job group that a thread sets is its own.
-    Safe to share between threads. A session whose Java has died is followed by a new one.
-    """
-
-    def __init__(self, settings: SparkSettings, say: Callable[[str], None] = lambda _: None) -> None:
-        self._settings = settings
-        self._say = say
-        self._lock = threading.Lock()
-        self._session: SparkSession | None = None
-        self._closed = False
-
-    def open(self) -> SparkEngine:
-        """An engine; the first waits until the session has started, and its Python workers. Raises Misconfigured,
-        Unavailable.
-        """
-        with self._lock:
-            if self._closed:
-                raise Unavailable("Spark was stopped, as this service is ending", "another service does the work")
-            if self._session is not None and not _answers(self._session):
-                _forget_session()
-                self._session = None
-            if self._session is None:
-                self._session = open_session(self._settings, self._say)
-                with contextlib.suppress(CompactorError):  # the first job says why
-                    SparkEngine(self._session).warm_up()
-            return SparkEngine(self._session)
-
-    def close(self) -> None:
-        """Stop the session, if it was started."""
-        with self._lock:
-            self._closed = True
-            if self._session is not None:
-                with contextlib.suppress(Exception):  # stopping a Java that has died fails, too
-                    self._session.stop()
-                self._session = None
+def stop_session(session: SparkSession) -> None:
+    """Stop a session; a Java that does not answer is killed."""
+    watched = Watched(SparkDriver(session))
+    with contextlib.suppress(Exception):  # stopping a Java that has died fails, too, and would hide why
+        watched.ask(session.stop)
+    watched.close()
 
 
-def _answers(session: SparkSession) -> bool:
-    """Whether Java lives, and the session with it."""
-    try:
-        return not session.sparkContext._jsc.sc().isStopped()
-    except Exception:  # py4j's, of many kinds
-        return False
+def end_session(session: SparkSession, watched: Watched) -> None:
+    """Stop a session and its Java, also one that does not answer; PySpark forgets both, so that others can follow."""
+    java = getattr(SparkContext._gateway, "proc", None)
+    with contextlib.suppress(Exception):  # a Java that has died
+        watched.ask(session.stop)
+    watched.close()
+    if java is not None:
+        with contextlib.suppress(OSError):
+            java.stdin.close()  # then it ends by itself, and tidies up
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            java.wait(_JAVA_ENDS_WITHIN_SECONDS)
+        java.kill()
+        java.wait()
+    _forget_java()
 
 
-def _forget_session() -> None:
-    """Let PySpark forget a Java that has died, so that the next session gets a new one."""
+def _forget_java() -> None:
+    """Let PySpark forget a Java that is gone, so that the next session gets a new one."""
     with contextlib.suppress(Exception):
         if SparkContext._active_spark_context is not None:
             SparkContext._active_spark_context.stop()
@@ -381,32 +425,6 @@ def _told(error: Exception) -> Exception:
 def _import_phases(_: int) -> None:
     import compactor.phase_one
     import compactor.phase_two  # noqa: F401
-
-
-@contextlib.contextmanager
-def _watch(session: SparkSession, group: str, on_done: Callable[[int], None]) -> Iterator[None]:
-    """Tell `on_done` how many tasks of the group have ended, from a thread, while the context lasts."""
-    ended = threading.Event()
-    tracker = session.sparkContext.statusTracker()
-
-    def tell() -> None:
-        jobs = [info for info in map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)) if info]
-        infos = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
-        on_done(sum(info.numCompletedTasks for info in infos))
-
-    def look() -> None:
-        # Progress is to look at: when Java is gone, or the terminal, the job says so, or goes on.
-        while not ended.wait(_POLL_SECONDS):
-            with contextlib.suppress(Exception):
-                tell()
-
-    thread = threading.Thread(target=look, name="spark-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _first_line(error: Exception) -> str:

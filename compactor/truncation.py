@@ -11,7 +11,8 @@ segment in another log directory, DataLoss for one that is damaged, Unavailable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
@@ -48,11 +49,15 @@ class Truncation:
         """`wait_ms`: how long a writer may take to roll when it is asked to."""
         if dry_run:
             return _of(self.metadata.snapshot(topic.id), truncated=False)
-        LogKeeper(self.metadata, self.store, self.clock, self.log, owner_name()).roll(topic, wait_ms)
-        before = self.metadata.snapshot(topic.id)
-        after = self.metadata.log.truncate(topic.id)
-        told = _of(before, truncated=True)
-        return Truncated(after, told.messages, told.compacted_messages, True)
+        return self.truncate_all([topic], wait_ms)[0]
+
+    def truncate_all(self, topics: Sequence[TopicRecord], wait_ms: int = ROLL_WAIT_MS) -> list[Truncated]:
+        """Each of these topics or none, such as the partitions of one: their open segments are rolled one by one."""
+        for topic in topics:
+            LogKeeper(self.metadata, self.store, self.clock, self.log, owner_name()).roll(topic, wait_ms)
+        before = [_of(self.metadata.snapshot(topic.id), truncated=True) for topic in topics]
+        after = self.metadata.log.truncate_all([topic.id for topic in topics])
+        return [replace(one, topic=topic) for one, topic in zip(before, after, strict=True)]
 
 
 def _of(snapshot: TopicSnapshot, *, truncated: bool) -> Truncated:

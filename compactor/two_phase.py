@@ -22,13 +22,14 @@ an `Engine` runs the tasks. Nothing here is per key or per message.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from compactor import dirty
-from compactor.batch import Batch, Job, OnFailed, Outcome, Steps, Work
+from compactor.batch import Batch, Job, OnFailed, Outcome, Steps, Stillness, Work
 from compactor.engine import Divided, Engine, Progress, Quiet, answers
 from compactor.layout import lay_out
 from compactor.phase_one import run_range
@@ -37,7 +38,7 @@ from compactor.plan import BitmapResult, PartResult, Policies, RangeResult, Sizi
 from compactor.result import Decision, Made, check_objects
 from compactor.scan import run_scan
 from storage.clock import Clock
-from storage.errors import CompactorError, DataLoss, Fenced
+from storage.errors import CompactorError, Conflict, DataLoss, Fenced
 from storage.heartbeat import Heartbeat
 from storage.lease import afterwards
 from storage.ledger import names
@@ -78,6 +79,7 @@ class TwoPhaseCompactor:
     there, and not by a leader that was overtaken. It may raise what says that nothing is to begin any more.
     `claims_at_once`: topics whose tails are sealed at once, each in a thread. `on_failed`: as in Batch.
     `retry_tail_at`: when a topic is tried again of whose tail something had to be left; None: it is not.
+    `stalled_ms`: a run of whose tasks none ends for so long fails; None: it takes as long as it likes.
     """
 
     metadata: MetadataStore
@@ -95,6 +97,7 @@ class TwoPhaseCompactor:
     claims_at_once: int = 1
     on_failed: OnFailed | None = None
     retry_tail_at: Callable[[], int] | None = None
+    stalled_ms: int | None = None
 
     def compact(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> Outcome:  # noqa: B008
         """Compact one topic. Raises TopicNotFound, CompactionRunning, Fenced, DataLoss, Unavailable."""
@@ -114,7 +117,10 @@ class TwoPhaseCompactor:
 
         Raises only what stops all of them, such as Ctrl-C; then every run under way is recorded as failed.
         """
-        batch = Batch(self.metadata, self.engine, self.progress, self.heartbeat_ms, self.claims_at_once, self.on_failed)
+        still = None if self.stalled_ms is None else Stillness(self.clock, self.stalled_ms)
+        batch = Batch(
+            self.metadata, self.engine, self.progress, self.heartbeat_ms, self.claims_at_once, self.on_failed, still
+        )
         return batch.run(topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job)
 
     def dry_run(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> dict[str, object]:  # noqa: B008
@@ -147,11 +153,12 @@ class TwoPhaseCompactor:
             return {"messages_in": 0, "messages_before": 0, "messages_out": 0, "messages_dropped": 0}
         steps = self._decide(snapshot, attempt.attempt_id, policies, now, _PhaseTimer(self.clock))
         try:
-            work = next(steps)
-            while True:
-                self.progress.phase(work.name, len(work.costs), work.messages)
-                done = self.engine.run(len(work.costs), work.task, self.progress.done, work.costs)
-                work = steps.send(answers(done))
+            with self._not_lost(snapshot):
+                work = next(steps)
+                while True:
+                    self.progress.phase(work.name, len(work.costs), work.messages)
+                    done = self.engine.run(len(work.costs), work.task, self.progress.done, work.costs)
+                    work = steps.send(answers(done))
         except StopIteration as stop:
             decision: Decision = stop.value
             return decision.forecast()
@@ -207,9 +214,9 @@ class TwoPhaseCompactor:
         if horizon is None:
             return self.metadata.finish_run(run, {"messages_in": 0, "messages_out": 0})
         run = self.metadata.update_run(run, phase="phase one", horizon=horizon, statistics=said)
-
-        decision = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
-        made = yield from self._carry_out(decision)
+        with self._not_lost(snapshot, run):
+            decision = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
+            made = yield from self._carry_out(decision)
         timer.lap("phase_two")
         made.check()
         manifest = made.manifest(
@@ -227,6 +234,23 @@ class TwoPhaseCompactor:
         run = self._publish(snapshot, run, made, manifest, timer, self._retry(run, tail_left))
         self._clean_up(decision.ranges)
         return run
+
+    @contextmanager
+    def _not_lost(self, before: TopicSnapshot, run: RunRecord | None = None) -> Iterator[None]:
+        """Inside it, what was truncated, deleted or trimmed while it was read is no loss: Fenced, or Conflict."""
+        try:
+            yield
+        except DataLoss as error:
+            if run is not None:
+                self.metadata.update_run(run)
+            listed = {ledger.ledger_id for ledger in self.metadata.ledgers(before.topic.id)}
+            for ledger in dirty.dirty_ledgers(before, Policies(), self.clock.now_ms()):
+                if ledger.ledger_id not in listed:
+                    raise Conflict(
+                        f"ledger {ledger.ledger_id} of {before.topic.name} was trimmed while a compaction read it",
+                        "compact what is left of the topic",
+                    ) from error
+            raise
 
     def _retry(self, run: RunRecord, tail_left: CompactorError | None) -> Retry | None:
         if tail_left is None or self.retry_tail_at is None:

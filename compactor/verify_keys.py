@@ -53,7 +53,7 @@ from storage.objects.interface import ObjectStore
 class RangeFound:
     """The answer about a hash range. `visible` None: a level could not be read. `chunked`: of the records of its
     chunked messages, which are `values` and `tombstones`; None: a table could not be read. `keys`: winners looked at;
-    `undecided`: keys of which raw cannot say. `dropped_to`: the highest tombstone that won and is gone, −1: none."""
+    `undecided`: keys of which raw cannot say. `dropped_to`: the highest winner that is rightly gone, −1: none."""
 
     findings: Findings
     visible: Fingerprint | None = None
@@ -225,7 +225,7 @@ class _Range:
         self._name(Kind.REVIVED, record.take(wrong & deleted), "a tombstone is in the index as a value")
         self._name(Kind.ALTERED, record.take(wrong & ~deleted), "a value is in the index as a tombstone")
         self._check_memory(winner, record, found, gone)
-        dropped = _plain(winner.take(deleted & ~at_winner))
+        dropped = _plain(winner.take(gone))
         self._found.dropped_to = int(dropped.max()) if len(dropped) else -1
 
     def _check_memory(self, winner: Records, record: Records, found: Mask, gone: Mask) -> None:

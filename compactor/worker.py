@@ -55,12 +55,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How a worker works. Times in milliseconds; `run_dead_ms`: a run without a heartbeat for so long is dead."""
+    """How a worker works. Times in milliseconds; `run_dead_ms`: a run without a heartbeat for so long is dead;
+    `stalled_ms`: one of whose tasks none ends for so long fails."""
 
     lanes: int = 4
     retry_first_ms: int = 30_000
     retry_most_ms: int = 3_600_000
     run_dead_ms: int = RUN_DEAD_MS
+    stalled_ms: int = 1_800_000
     rates: Rates = field(default_factory=Rates)
     sizing: Sizing | None = None
 
@@ -107,6 +109,8 @@ class Worker:
         self._jobs: dict[Future[None], Job] = {}
         self._held_until: dict[int, int] = {}
         self._ending = False
+        self.engine_error: str | None = None
+        """Why there was no engine when it was asked for last; empty: there was one; None: none was asked for yet."""
 
     def begin(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
         """Execute the requests of these topics, in a thread. The caller sees that a lane is free."""
@@ -117,6 +121,22 @@ class Worker:
             future = self._pool.submit(self._execute, job)
             self._jobs[future] = job
         future.add_done_callback(self._end)
+
+    def open_engine(self) -> Engine:
+        """An engine. Raises what the engines raise; it is logged once, until another reason, or an engine, comes."""
+        try:
+            engine = self._engines.open()
+        except CompactorError as error:
+            with self._lock:
+                is_new, self.engine_error = str(error) != self.engine_error, str(error)
+            if is_new:
+                _log.warning("compactions cannot begin, and wait: %s", error)
+            raise
+        with self._lock:
+            waited, self.engine_error = bool(self.engine_error), ""
+        if waited:
+            _log.info("compactions can begin again")
+        return engine
 
     def busy(self) -> tuple[int, int]:
         """Lanes that are taken: by large topics, by small ones."""
@@ -171,14 +191,19 @@ class Worker:
     def _execute(self, job: Job) -> None:
         by_name = {topic.name: topic for topic in job.topics}
         try:
-            job.engine = self._engines.open()
+            job.engine = self.open_engine()
+        except CompactorError:
+            # Nothing of this is a topic's fault (no Java, no executors), and their requests are still there.
+            self._hold(job.topics)
+            return
+        try:
             asked = {topic.id: control.requested_at for topic, control in self._metadata.control.requests()}
             job.requested_at = {topic.id: at for topic in job.topics if (at := asked.get(topic.id)) is not None}
             made = self._compactor(job, job.engine).compact_all(by_name, partial(stored_policies, self._metadata))
             for outcome in made:
                 self._settle(job, by_name[outcome.topic], outcome)
         except CompactorError as error:
-            # Nothing of this is a topic's fault (no Java, no database), and their requests are still there.
+            # Nor is this, as a database that is away.
             _log.warning("compactions cannot begin: %s", error)
             self._hold(job.topics)
 
@@ -200,6 +225,7 @@ class Worker:
             claims_at_once=_CLAIMS_AT_ONCE,
             on_failed=partial(self._run_failed, by_id),
             retry_tail_at=lambda: self._retry_at(1),
+            stalled_ms=settings.stalled_ms,
         )
 
     def _token(self) -> int:

@@ -18,16 +18,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage.clock import Clock
 from storage.errors import InvalidRecord, Misconfigured
 from storage.heartbeat import Heartbeat
-from storage.lease import afterwards, writer_lease
+from storage.lease import OnHeld, afterwards, writer_lease
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.directory import LogDirectory
-from storage.log.topic_log import roll_open_segment
+from storage.log.open_segment import roll_open_segment
+from storage.log.segment import ahead_of_time
+from storage.log.unnamed import behind
 from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
@@ -71,7 +74,7 @@ class Appended:
 
 @dataclass(frozen=True)
 class BulkAppend:
-    """Appends to one topic; each call of `append` is one transaction."""
+    """Appends to one topic; each call of `append` is one transaction. `on_held`: who is waited for (lease.py)."""
 
     metadata: MetadataStore
     store: ObjectStore
@@ -83,6 +86,7 @@ class BulkAppend:
     workers: int = 2
     wait_ms: int = DEFAULT_WAIT_MS
     log: LogDirectory | None = None
+    on_held: OnHeld = lambda _: None
 
     def append(self, tables: Iterable[pa.Table]) -> Appended:
         """Append every message of `tables` (INPUT_SCHEMA), in order, as unbatched entries of new ledgers.
@@ -91,7 +95,9 @@ class BulkAppend:
         `tables` raises; then nothing was appended.
         """
         StoreIdentity(self.metadata, self.store).require()
-        with writer_lease(self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms) as lease:
+        with writer_lease(
+            self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms, on_held=self.on_held
+        ) as lease:
             reached(Step.IMPORT_LEASE_TAKEN)
             self._roll(lease)
             attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.holder)
@@ -111,11 +117,13 @@ class BulkAppend:
         return Appended(ledgers)
 
     def _roll(self, lease: Lease) -> None:
-        """Close the segment that is open, if there is one: what is imported comes behind it."""
+        """Close the segment that is open, if there is one: what is imported comes behind it, and behind what the
+        database has lost."""
         segment = self.metadata.log.open_segment_of(self.topic.id)
-        if segment is None:
+        if segment is None and (self.log is None or not behind(self.log.of_topic(self.topic.uid), 0)):
             return
         if self.log is None:
+            assert segment is not None
             raise Misconfigured(
                 f"{self.topic.name} has an open segment from offset {segment.first_offset} on, and this import knows "
                 "no log directory",
@@ -125,10 +133,12 @@ class BulkAppend:
 
     def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
         now = self.clock.now_ms()
+        max_ahead_ms = self.metadata.policies.effective(self.topic).message_timestamp_after_max_ms
         running: deque[Future[LedgerRecord]] = deque()
         with ThreadPoolExecutor(self.workers, thread_name_prefix="sealer") as pool:
             try:
                 for content in cut_ledgers(tables, self.ledger_bytes):
+                    _check_times(content, now, max_ahead_ms)
                     if len(running) >= self.workers:
                         yield running.popleft().result()
                     ledger_id = self.metadata.allocate_ledger_ids(1)
@@ -140,6 +150,13 @@ class BulkAppend:
             finally:
                 for future in running:
                     future.cancel()
+
+
+def _check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
+    """Raises InvalidRecord for a publish time that lies too far in the future."""
+    newest = pc.max(content.column("publish_time")).as_py()
+    if max_ahead_ms is not None and newest is not None and newest > now + max_ahead_ms:
+        raise ahead_of_time(newest, now, max_ahead_ms)
 
 
 def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Table]:

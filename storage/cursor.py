@@ -149,6 +149,24 @@ class Cursor:
         """Acknowledge a message and all before it."""
         self.acknowledge(position, 0)
 
+    def acknowledge_below(self, offset: int) -> None:
+        """Acknowledge all before an offset, at most the topic's end; the message there need not exist any more.
+
+        Mark-delete then stands on the last of them, if `locate` finds it; if not, the ranges say so.
+        """
+        last = offset - 1
+        if last < 0:
+            return
+        found = self._locate(last)
+        if found is not None and found.offset == last:
+            self.acknowledge_cumulative(found)
+            return
+        with self._state:
+            self._check()
+            self._offsets.add(0, last)
+            self._gather()
+        self.flush_due()
+
     def is_acknowledged(self, offset: int) -> bool:
         with self._state:
             return offset in self._offsets
@@ -169,7 +187,6 @@ class Cursor:
         """Acknowledge the first `count` messages from `start` to before `end` that are not; how many that were.
 
         `start`: where the topic's messages begin; what is trimmed is no message, and counts as acknowledged.
-        Mark-delete then stands on the last of them, if `locate` finds it; if not, the ranges say so.
         """
         left, last = count, -1
         for gap in self.unacknowledged(end, start):
@@ -178,15 +195,7 @@ class Cursor:
             taken = min(left, len(gap))
             last, left = gap[taken - 1], left - taken
         if last >= 0:
-            found = self._locate(last)
-            if found is not None and found.offset == last:
-                self.acknowledge_cumulative(found)
-            else:
-                with self._state:
-                    self._check()
-                    self._offsets.add(0, last)
-                    self._gather()
-                self.flush_due()
+            self.acknowledge_below(last + 1)
         return count - left
 
     def reset(self, position: Position | None) -> None:

@@ -18,6 +18,8 @@ from storage.metadata.store import MetadataStore
 
 TERM_MS = LEASE_TTL_MS
 _POLL_SECONDS = 0.2
+OnHeld = Callable[[LeaseHeld], object]
+"""Is called once when a lease is waited for, with who holds it."""
 Renewing = Callable[[Lease, Callable[[], object]], AbstractContextManager[object]]
 """Renews a lease inside its context, and calls the function if it is lost to another."""
 
@@ -31,13 +33,14 @@ def writer_lease(
     wait_ms: int,
     on_fenced: Callable[[], object] = lambda: None,
     renewing: Renewing | None = None,
+    on_held: OnHeld = lambda _: None,
 ) -> Iterator[Lease]:
     """Inside the context the topic's lease is `holder`'s; `on_fenced` is called if it is lost to another.
 
     Waits up to `wait_ms` for another holder to finish or expire, then raises LeaseHeld, which names it. `renewing`:
     who renews it; None: a thread of its own (for many leases: storage/log/watch.py).
     """
-    lease = _acquire(metadata, clock, topic_id, holder, wait_ms)
+    lease = _acquire(metadata, clock, topic_id, holder, wait_ms, on_held)
     with (
         afterwards(lambda: metadata.release_lease(lease)),
         renewing(lease, on_fenced)
@@ -66,12 +69,16 @@ def afterwards(give_back: Callable[[], object]) -> Iterator[None]:
         give_back()
 
 
-def _acquire(metadata: MetadataStore, clock: Clock, topic_id: int, holder: str, wait_ms: int) -> Lease:
+def _acquire(metadata: MetadataStore, clock: Clock, topic_id: int, holder: str, wait_ms: int, on_held: OnHeld) -> Lease:
     deadline = clock.now_ms() + wait_ms
+    waiting = False
     while True:
         try:
             return metadata.acquire_lease(topic_id, holder, TERM_MS)
-        except LeaseHeld:
+        except LeaseHeld as error:
             if clock.now_ms() >= deadline:
                 raise
+            if not waiting:
+                waiting = True
+                on_held(error)
             clock.wait(_POLL_SECONDS)

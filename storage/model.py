@@ -84,6 +84,12 @@ class TopicName:
         match = _PARTITION.match(self.topic)
         return int(match["index"]) if match else -1
 
+    @property
+    def whole(self) -> TopicName | None:
+        """The partitioned topic that a partition of this name would belong to; None: it is not named like one."""
+        match = _PARTITION.match(self.topic)
+        return TopicName(self.tenant, self.namespace, match["parent"]) if match else None
+
     def __str__(self) -> str:
         return f"{DOMAIN}://{self.tenant}/{self.namespace}/{self.topic}"
 

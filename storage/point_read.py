@@ -1,9 +1,9 @@
-"""The newest message of one key, from the key indexes: a point read (T4).
+"""The newest message of one key, value or tombstone, from the key indexes: a point read (T4).
 
 Order of looking: raw behind the horizon, newest first, then the levels of the compacted index, newest first. A segment
 of the hot tail has no index: it is read through, on this machine's disk. All else is one ranged read of the fence that
-the key's hash falls into. The first record decides: a tombstone or a marker is no value; anything else names an offset,
-and then the footer and one row group are read. With event-time order (the frozen policy of the compacted ledger) the
+the key's hash falls into. The first record decides: a marker names no message; anything else names an offset, and then
+the footer and one row group are read. With event-time order (the frozen policy of the compacted ledger) the
 largest event time wins, of equal ones the later offset (P9): all of them are looked at, each in two reads. A topic that
 was never compacted has offset order.
 
@@ -48,7 +48,7 @@ from storage.reader import SnapshotReader, naming_compacted, row_messages
 from storage.visible import Visible
 
 _OFFSET = int(key_index.OFFSET_MASK)
-_NO_VALUE = int(key_index.TOMBSTONE | key_index.MARKER)
+_MARKER = int(key_index.MARKER)
 _OF_A_KEY = (int(rows.Slot.MESSAGE), int(rows.Slot.CHUNK))
 _Place = RowsObject | SegmentRecord
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
@@ -63,8 +63,9 @@ def point_read(
     tail: Tail | None = None,
     shown: Callable[[TopicSnapshot], Visible | None] = lambda _: None,
 ) -> Message | None:
-    """The newest value of `key`; None if it has none. `now`: in event-time order, by which lateness is over (P9).
-    `shown`: what of a compacted ledger may be seen (C2).
+    """The newest message of `key`, which may be a tombstone; None: nothing is left of the key.
+
+    `now`: in event-time order, by which lateness is over (P9). `shown`: what of a compacted ledger may be seen (C2).
 
     Raises ObjectMissing, ObjectDamaged; SegmentElsewhere where a newer value may lie in another machine's log.
     """
@@ -82,8 +83,8 @@ def point_read(
 
 @dataclass(frozen=True)
 class _Found:
-    """A record of the key. `where` None: it is no value, but a tombstone or index-only. `chunks`: the offsets of all
-    chunks of a chunked message, where they are known."""
+    """A record of the key. `where` None: it is index-only. `chunks`: the offsets of all chunks of a chunked message,
+    where they are known."""
 
     event_time: int
     offset: int
@@ -109,20 +110,20 @@ class _PointRead:
     def newest(self) -> Message | None:
         compacted = self._snapshot.compacted
         if compacted is None:
-            return self._value(self._later(next(self._in_raw(-1, False), None), None, False), None)
+            return self._message(self._later(next(self._in_raw(-1, False), None), None, False), None)
         manifest = self._reader.manifest(compacted)
         by_event = bool(manifest.policies.get("event_time_order"))
         horizon = manifest.horizon.offset
-        found = chain(self._in_raw(horizon, by_event), self._in_compacted(manifest, by_event))
-        winner = max(found, key=_by_event, default=None) if by_event else next(found, None)
+        records = chain(self._in_raw(horizon, by_event), self._in_compacted(manifest, by_event))
+        winner = max(records, key=_by_event, default=None) if by_event else next(records, None)
         winner = self._later(winner, manifest, by_event)
         if winner is not None and winner.offset <= horizon:
             with naming_compacted(self._snapshot):
-                value = self._value(winner, manifest)
+                found = self._message(winner, manifest)
             shown = self._reader.shown
-            hidden = value is not None and shown is not None and not shown.shows(value.offset, value.publish_time)
-            return None if hidden else value
-        return self._value(winner, manifest)
+            hidden = found is not None and shown is not None and not shown.shows(found.offset, found.publish_time)
+            return None if hidden else found
+        return self._message(winner, manifest)
 
     def _later(self, winner: _Found | None, manifest: Manifest | None, by_event: bool) -> _Found | None:
         """`winner`, unless a chunked message that the tail completes comes after it."""
@@ -141,8 +142,7 @@ class _PointRead:
         made = assemble(np.concatenate(chunks))
         for number, offset in enumerate(made.offset.tolist()):
             event_time = int(made.chunks["event_time"][made.first[number]] if by_event else key_index.NO_EVENT_TIME)
-            place = None if made.empty[number] else self._place(offset, manifest)
-            one = _Found(event_time, offset, place, _chunks_of(made, number))
+            one = _Found(event_time, offset, self._place(offset, manifest), _chunks_of(made, number))
             if offset > horizon and (winner is None or _by_event(one) > _by_event(winner)):
                 winner = one
         return winner
@@ -230,7 +230,7 @@ class _PointRead:
             return int(key_index.NO_EVENT_TIME), int(records.offset[here[0]])
         return int(records.event_time[here[0]]), int(records.event_offset[here[0]])
 
-    def _value(self, found: _Found | None, manifest: Manifest | None) -> Message | None:
+    def _message(self, found: _Found | None, manifest: Manifest | None) -> Message | None:
         """The message that a record names, if it names one: of each row the footer and one row group are read."""
         if found is None or found.where is None:
             return None
@@ -304,13 +304,13 @@ def _ends_after(piece: LedgerRecord | SegmentRecord, winner: _Found) -> bool:
 
 def _found(record: tuple[int, int], rows_object: RowsObject | None) -> _Found:
     event_time, flagged = record
-    return _Found(event_time, flagged & _OFFSET, None if flagged & _NO_VALUE else rows_object)
+    return _Found(event_time, flagged & _OFFSET, None if flagged & _MARKER else rows_object)
 
 
 def _as_found(message: Message | None, by_event: bool) -> Iterator[_Found]:
     if message is not None:
         event_time = _event_time(message) if by_event else int(key_index.NO_EVENT_TIME)
-        yield _Found(event_time, message.offset, None if message.is_tombstone else message)
+        yield _Found(event_time, message.offset, message)
 
 
 def _event_time(message: Message) -> int:
@@ -322,8 +322,8 @@ def _by_event(found: _Found) -> tuple[int, int]:
 
 
 def _part_of(manifest: Manifest, flagged: int) -> RowsObject | None:
-    """The part that holds a record's row; None if the record is no value."""
-    return None if flagged & _NO_VALUE else _part_at(manifest, flagged & _OFFSET)
+    """The part that holds a record's row; None if the record is a marker."""
+    return None if flagged & _MARKER else _part_at(manifest, flagged & _OFFSET)
 
 
 def _chunks_of(made: Assembled, number: int) -> tuple[int, ...]:

@@ -1,16 +1,17 @@
-"""The policies of a topic: one typed table of what may be set, and how a topic's are resolved.
+"""The policies of a topic: one typed table of what may be set.
 
 A new policy is a field of TopicPolicies and nothing else. Names are Kafka's where Kafka has one; other names of Kafka
-and Pulsar are aliases with the same unit. A policy is set for a topic, for its namespace or for the broker; the
-nearest setting counts, then what the service's settings file says (`configured`), then the default. Two groups are
-looked at together:
-
-- `retention.ms`, `.minutes` and `.hours` are one policy in three units: the nearest scope that sets any of them
-  counts, and of those it sets, ms beats minutes beats hours (C1).
-- A minimum compaction lag above the maximum is refused where both are set. If the two come from different scopes the
-  nearest wins and the other gives way, so that no change at the broker makes a topic's policies invalid.
+and Pulsar are aliases with the same unit. How the policies of a topic follow from what is set for it and around it is
+in policy_resolution.py.
 
 `cleanup.policy` is empty by default: everything is kept. (Kafka's default is `delete`, after 168 hours.)
+
+A stored value may be one that this version cannot read: a newer version allowed it, or the row was damaged. Then what
+counts is `Policy.unreadable`, which deletes no data:
+    WIDER   the next wider scope, for policies by which nothing is deleted
+    NO_RUN  the next wider scope, and no compaction: any other value may choose the wrong messages
+    else    that value: the one that keeps the most
+
 Pure. Must not know: SQL, what is done with policies (the compactor makes its run's policies from these).
 """
 
@@ -19,15 +20,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
+from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
 from storage.errors import InvalidInput
 from storage.policy_values import (
+    ALWAYS_MS,
     BOOLEAN,
     FOR_EVER,
     RATIO,
+    Choice,
     CleanupPolicy,
     Duration,
     Kind,
@@ -37,25 +40,49 @@ from storage.policy_values import (
 )
 
 DAY_MS = 86_400_000
+HOLD, REFUSE, EVICT = "producer_request_hold", "producer_exception", "consumer_backlog_eviction"
+"""What happens where a backlog is over its quota, in Pulsar's words."""
+_OVER_QUOTA = Choice((HOLD, REFUSE, EVICT))
+_INT = (1 << 31) - 1
 _MIB = 1 << 20
-_MAX_COMPACTION_LAG = "max.compaction.lag.ms"
-_MIN_COMPACTION_LAG = "min.compaction.lag.ms"
+MAX_COMPACTION_LAG = "max.compaction.lag.ms"
+MIN_COMPACTION_LAG = "min.compaction.lag.ms"
+
+
+class Instead(Enum):
+    """What counts instead of a stored value that cannot be read, where it is not a value of its own."""
+
+    WIDER = "wider"
+    NO_RUN = "no run"
+
+
+WIDER, NO_RUN = Instead.WIDER, Instead.NO_RUN
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A stored value, as JSON has it, that this version cannot read, and why."""
+
+    value: object
+    reason: str
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What may be set: its name, other names, what values it takes, and what it does."""
+    """What may be set: its name, other names, what values it takes, what it does, and what counts where a stored value
+    cannot be read."""
 
     name: str
     kind: Kind
     doc: str
     aliases: tuple[str, ...] = ()
     default: object = None
+    unreadable: object = WIDER
     attribute: str = ""
 
 
-def _policy(default: object, name: str, kind: Kind, doc: str, *aliases: str) -> Any:
-    return field(default=default, metadata={"policy": Policy(name, kind, doc, aliases, default)})
+def _policy(default: object, name: str, kind: Kind, doc: str, *aliases: str, unreadable: object = WIDER) -> Any:
+    return field(default=default, metadata={"policy": Policy(name, kind, doc, aliases, default, unreadable)})
 
 
 @dataclass(frozen=True)
@@ -69,6 +96,7 @@ class TopicPolicies:
         "What a trim lets go: `delete`: old raw ledgers; `compact`: raw ledgers once they are compacted; both; or "
         "nothing.",
         "log.cleanup.policy",
+        unreadable=frozenset(),
     )
     retention_ms: int | None = _policy(
         None,
@@ -76,6 +104,7 @@ class TopicPolicies:
         Optional(Duration(least=FOR_EVER)),
         "How long messages are kept under `delete`; -1: for ever. Beats minutes and hours.",
         "log.retention.ms",
+        unreadable=FOR_EVER,
     )
     retention_minutes: int | None = _policy(
         None,
@@ -85,6 +114,7 @@ class TopicPolicies:
         "log.retention.minutes",
         "retentionTimeInMinutes",
         "defaultRetentionTimeInMinutes",
+        unreadable=FOR_EVER,
     )
     retention_hours: int = _policy(
         168,
@@ -92,6 +122,7 @@ class TopicPolicies:
         Whole("hours", least=FOR_EVER),
         "The same in hours; -1: for ever.",
         "log.retention.hours",
+        unreadable=FOR_EVER,
     )
     retention_bytes: int = _policy(
         -1,
@@ -99,6 +130,7 @@ class TopicPolicies:
         Size(least=FOR_EVER),
         "How many bytes of raw messages are kept under `delete`; -1: any number.",
         "log.retention.bytes",
+        unreadable=FOR_EVER,
     )
     segment_bytes: int = _policy(
         128 * _MIB,
@@ -120,6 +152,7 @@ class TopicPolicies:
         Optional(Whole("messages", least=1)),
         "A flush comes after so many messages; 1: nothing is acknowledged before it is flushed.",
         "log.flush.interval.messages",
+        unreadable=1,
     )
     flush_ms: int | None = _policy(
         None,
@@ -127,6 +160,7 @@ class TopicPolicies:
         Optional(Duration(least=1)),
         "A flush comes at most so long after a message.",
         "log.flush.interval.ms",
+        unreadable=1,
     )
     max_message_bytes: int = _policy(
         5 * _MIB,
@@ -135,6 +169,13 @@ class TopicPolicies:
         "The largest entry (a message, or a batch as it was sent) that is appended, and 10 KiB more for its metadata.",
         "message.max.bytes",
         "maxMessageSize",
+    )
+    message_timestamp_after_max_ms: int | None = _policy(
+        3_600_000,
+        "message.timestamp.after.max.ms",
+        Optional(Duration()),
+        "How far in the future an appended or imported message's publish time may lie; else it is refused.",
+        "log.message.timestamp.after.max.ms",
     )
     file_delete_delay_ms: int = _policy(
         60_000,
@@ -145,14 +186,15 @@ class TopicPolicies:
     )
     min_compaction_lag_ms: int = _policy(
         0,
-        _MIN_COMPACTION_LAG,
+        MIN_COMPACTION_LAG,
         Duration(),
         "Younger messages are not compacted yet (S3).",
         "log.cleaner.min.compaction.lag.ms",
+        unreadable=NO_RUN,
     )
     max_compaction_lag_ms: int | None = _policy(
         None,
-        _MAX_COMPACTION_LAG,
+        MAX_COMPACTION_LAG,
         Optional(Duration(least=1)),
         "Older messages are compacted whatever the dirty ratio (S3).",
         "log.cleaner.max.compaction.lag.ms",
@@ -170,6 +212,7 @@ class TopicPolicies:
         Duration(),
         "How long a tombstone stays in the compacted ledger, from the first run that kept it (T1).",
         "log.cleaner.delete.retention.ms",
+        unreadable=ALWAYS_MS,
     )
     compaction_retain_null_key: bool = _policy(
         False,
@@ -177,24 +220,28 @@ class TopicPolicies:
         BOOLEAN,
         "Messages without a key stay, all of them (P6).",
         "topicCompactionRetainNullKey",
+        unreadable=True,
     )
     compaction_tombstones_wait_for_cursors: bool = _policy(
         False,
         "compaction.tombstones-wait-for-cursors",
         BOOLEAN,
         "A tombstone stays until the slowest cursor of a compacted reader has passed it (T1).",
+        unreadable=True,
     )
     compaction_key_ttl_ms: int | None = _policy(
         None,
         "compaction.key-ttl.ms",
         Optional(Duration(least=1)),
         "A key whose value is so old goes from the compacted ledger (T2).",
+        unreadable=None,
     )
     compaction_event_time_order: bool = _policy(
         False,
         "compaction.event-time-order",
         BOOLEAN,
         "Of a key the message with the largest event time stays, not the newest one (P9).",
+        unreadable=NO_RUN,
     )
     compaction_event_time_max_lateness_ms: int = _policy(
         7 * DAY_MS,
@@ -202,12 +249,14 @@ class TopicPolicies:
         Duration(),
         "How long keys that left the data are remembered under event-time order (P9).",
         "event-time.max-lateness",
+        unreadable=ALWAYS_MS,
     )
     compaction_chunk_expiry_ms: int | None = _policy(
         DAY_MS,
         "compaction.chunk-expiry.ms",
         Optional(Duration(least=1)),
         "Chunks of a message that is still incomplete after so long go (P10).",
+        unreadable=None,
     )
     compaction_threshold_bytes: int = _policy(
         0,
@@ -225,11 +274,47 @@ class TopicPolicies:
         "A compaction is due when more messages than this lie after the horizon (S1); 0: off.",
     )
 
+    message_ttl_seconds: int = _policy(
+        0,
+        "message.ttl.seconds",
+        Whole("seconds", most=_INT),
+        "Older messages count as acknowledged by every subscription; 0: off. `__compaction` is exempt (S9).",
+        "messageTTLInSeconds",
+        "ttlDurationDefaultInSeconds",
+    )
+    backlog_quota_bytes: int = _policy(
+        -1,
+        "backlog.quota.bytes",
+        Size(least=FOR_EVER),
+        "How many bytes may lie behind the slowest subscription, `__compaction` apart; -1: any number.",
+        "backlogQuotaDefaultLimitBytes",
+    )
+    backlog_quota_bytes_action: str = _policy(
+        HOLD,
+        "backlog.quota.bytes.action",
+        _OVER_QUOTA,
+        "What happens beyond: messages are refused for now, or refused, or the oldest count as acknowledged.",
+        "backlogQuotaDefaultRetentionPolicy",
+    )
+    backlog_quota_seconds: int = _policy(
+        -1,
+        "backlog.quota.seconds",
+        Whole("seconds", least=FOR_EVER, most=_INT),
+        "How old a message may be that a subscription, `__compaction` apart, has not acknowledged; -1: any age.",
+        "backlogQuotaDefaultLimitSecond",
+    )
+    backlog_quota_seconds_action: str = _policy(
+        HOLD,
+        "backlog.quota.seconds.action",
+        _OVER_QUOTA,
+        "What happens beyond: the same choice.",
+    )
+
     def __post_init__(self) -> None:
         """Raises InvalidInput if the policies contradict each other."""
         if self.max_compaction_lag_ms is not None and self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise InvalidInput(
-                f"{_MIN_COMPACTION_LAG} ({self.min_compaction_lag_ms}) is above {_MAX_COMPACTION_LAG} "
+                f"{MIN_COMPACTION_LAG} ({self.min_compaction_lag_ms}) is above {MAX_COMPACTION_LAG} "
                 f"({self.max_compaction_lag_ms})",
                 "lower the first or raise the second: a message cannot be compacted both later and sooner",
             )
@@ -245,16 +330,6 @@ class TopicPolicies:
         return found if found >= 0 else None
 
 
-class Origin(StrEnum):
-    """Where a policy of a topic comes from, the nearest first."""
-
-    TOPIC = "topic"
-    NAMESPACE = "namespace"
-    BROKER = "broker"
-    FILE = "file"
-    DEFAULT = "default"
-
-
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {one.metadata["policy"].name: replace(one.metadata["policy"], attribute=one.name) for one in fields(TopicPolicies)}
 )
@@ -262,7 +337,7 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
 _BY_ANY_NAME = {
     name.lower(): policy for policy in POLICIES.values() for name in (policy.name, policy.attribute, *policy.aliases)
 }
-_RETENTION_TIMES = ("retention.ms", "retention.minutes", "retention.hours")
+RETENTION_TIMES = ("retention.ms", "retention.minutes", "retention.hours")
 
 
 def policy(name: str) -> Policy:
@@ -281,67 +356,22 @@ def parse(name: str, given: object) -> tuple[str, object]:
     return known.name, known.kind.parse(known.name, given)
 
 
+def read(name: str, stored: object) -> object:
+    """The stored value of a policy, or Unreadable."""
+    try:
+        return policy(name).kind.parse(name, stored)
+    except InvalidInput as error:
+        return Unreadable(stored, str(error))
+
+
 def shown(name: str, value: object) -> object:
     """A value as JSON has it: what `parse` gives back equal."""
     return policy(name).kind.shown(value)
 
 
 def check(settings: Mapping[str, object]) -> None:
-    """Settings of one scope do not contradict each other. Raises InvalidInput."""
-    lags = (_MIN_COMPACTION_LAG, _MAX_COMPACTION_LAG)
-    given: dict[str, Any] = {POLICIES[name].attribute: settings[name] for name in lags if name in settings}
+    """Settings of one scope do not contradict each other; Unreadable ones contradict nothing. Raises InvalidInput."""
+    lags = {name: settings[name] for name in (MIN_COMPACTION_LAG, MAX_COMPACTION_LAG) if name in settings}
+    readable = {name: value for name, value in lags.items() if not isinstance(value, Unreadable)}
+    given: dict[str, Any] = {POLICIES[name].attribute: value for name, value in readable.items()}
     TopicPolicies(**given)
-
-
-_NONE: Mapping[str, object] = MappingProxyType({})
-
-
-def effective(
-    broker: Mapping[str, object],
-    namespace: Mapping[str, object],
-    topic: Mapping[str, object],
-    configured: Mapping[str, object] = _NONE,
-) -> TopicPolicies:
-    """The policies of a topic, from what is set (values by name, as `parse` gives them)."""
-    return _resolved(broker, namespace, topic, configured)[0]
-
-
-def origins(
-    broker: Mapping[str, object],
-    namespace: Mapping[str, object],
-    topic: Mapping[str, object],
-    configured: Mapping[str, object] = _NONE,
-) -> dict[str, Origin]:
-    """Where each policy of the topic comes from, by name."""
-    return _resolved(broker, namespace, topic, configured)[1]
-
-
-def _resolved(
-    broker: Mapping[str, object],
-    namespace: Mapping[str, object],
-    topic: Mapping[str, object],
-    configured: Mapping[str, object],
-) -> tuple[TopicPolicies, dict[str, Origin]]:
-    values: dict[str, Any] = {policy.name: policy.default for policy in POLICIES.values()}
-    found = dict.fromkeys(POLICIES, Origin.DEFAULT)
-    scopes = (
-        (Origin.FILE, configured),
-        (Origin.BROKER, broker),
-        (Origin.NAMESPACE, namespace),
-        (Origin.TOPIC, topic),
-    )
-    for origin, settings in scopes:
-        if any(settings.get(name) is not None for name in _RETENTION_TIMES):
-            for name in _RETENTION_TIMES:
-                values[name], found[name] = POLICIES[name].default, Origin.DEFAULT
-        for name, value in settings.items():
-            values[name], found[name] = value, origin
-    least, most = values[_MIN_COMPACTION_LAG], values[_MAX_COMPACTION_LAG]
-    if most is not None and least > most:
-        # The nearest wins; of one scope, where `check` was raced, the one that compacts less.
-        nearest = list(Origin).index
-        if nearest(found[_MAX_COMPACTION_LAG]) < nearest(found[_MIN_COMPACTION_LAG]):
-            values[_MIN_COMPACTION_LAG], found[_MIN_COMPACTION_LAG] = most, found[_MAX_COMPACTION_LAG]
-        else:
-            values[_MAX_COMPACTION_LAG], found[_MAX_COMPACTION_LAG] = least, found[_MIN_COMPACTION_LAG]
-    return TopicPolicies(**{POLICIES[name].attribute: value for name, value in values.items()}), found

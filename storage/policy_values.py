@@ -17,6 +17,8 @@ from storage.errors import InvalidInput
 FOR_EVER = -1
 """Kafka's "no limit"."""
 _NO_LIMIT = (1 << 63) - 1
+ALWAYS_MS = 1 << 62
+"""A duration that is never over: a time of ours less this is still a number of 64 bits."""
 _NONE = "none"
 _DURATION_UNITS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -192,6 +194,26 @@ class Boolean:
         if isinstance(given, str) and given.strip().lower() in ("true", "false"):
             return given.strip().lower() == "true"
         raise _refused(name, given, self.allowed)
+
+    def shown(self, value: object) -> object:
+        return value
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some words; capitals do not matter."""
+
+    words: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
+
+    def parse(self, name: str, given: object) -> str:
+        word = given.strip().lower() if isinstance(given, str) else None
+        if word not in self.words:
+            raise _refused(name, given, self.allowed)
+        return str(word)
 
     def shown(self, value: object) -> object:
         return value

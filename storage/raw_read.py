@@ -5,8 +5,8 @@ A raw read goes through the pieces of one snapshot. What it names stays for a wh
 
     its messages stand elsewhere now (sealed)   the read goes on there, behind the last message that was given
     they were trimmed                           the read is out of range, and does as `Reset` says
-    they were trimmed, and lie in a compacted
-    ledger that this reader may read            the look is over, and `is_gone` (pinned_read.py goes on there: R7)
+    they were trimmed, and this is the raw
+    part of a compacted read                    the look is over, and `is_gone`: pinned_read.py knows what follows (R7)
     nothing has changed                         the loss is real, and the error that names it is raised
 
 Invariants: no message twice, none out of order; none left out but what was trimmed. After an error the read goes on
@@ -41,7 +41,7 @@ class RawRead:
         *,
         or_compacted: bool = False,
     ) -> None:
-        """`or_compacted`: whoever reads would rather go on in a compacted ledger than pass over what it stands for."""
+        """`or_compacted`: a compacted read, which goes on elsewhere, or fails, where what comes next is trimmed."""
         self._store = store
         self._tail = tail
         self._look = look
@@ -53,7 +53,7 @@ class RawRead:
         self._given = -1
         """Nothing up to this offset is given any more."""
         self.is_gone = False
-        """The last look ended because what comes next is trimmed, and a compacted ledger stands for it."""
+        """The last look of a compacted read ended because what comes next is trimmed."""
 
     @property
     def next(self) -> Bound | None:
@@ -80,15 +80,20 @@ class RawRead:
                 if self._is_over(reader, self._bound):
                     return
                 for table in reader.raw(self._bound, self._given):
-                    self._given = last_offset(table)
-                    self._bound = FromOffset(self._given + 1)
+                    self._passed(last_offset(table))
                     yield table
+                self._passed(reader.read_to)
                 return
             except (ObjectMissing, ObjectDamaged):
                 # A file that is made anew under its old name looks damaged to who has the old row.
                 snapshot = self._look()
                 if snapshot.pieces[: len(reader.pieces)] == reader.pieces:
                     raise
+
+    def _passed(self, offset: int) -> None:
+        """All up to `offset` was given, or is never given."""
+        if offset > self._given:
+            self._given, self._bound = offset, FromOffset(offset + 1)
 
     def _first_bound(self, reader: SnapshotReader) -> Bound:
         """Where the read begins; what has not come yet (latest, a time to come) begins at the topic's end."""
@@ -100,7 +105,8 @@ class RawRead:
         if self._given + 1 >= reader.first_offset or not is_below(bound, reader):
             return False
         compacted = reader.snapshot.compacted
-        if self._or_compacted and compacted is not None and not bound.is_behind(compacted.horizon):
+        stands = compacted is not None and not bound.is_behind(compacted.horizon)
+        if self._or_compacted and (stands or self._given >= 0):
             self.is_gone = True
             return True
         if self._reset is Reset.FAIL:

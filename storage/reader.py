@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -33,10 +33,10 @@ from storage.ledger.manifest import Manifest, read_manifest
 from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.log.tail import Tail
 from storage.metadata.records import CompactedLedgerRecord, LedgerRecord, SegmentRecord, TopicSnapshot
-from storage.model import EARLIEST, Message, MessageId, Position
+from storage.model import Message, MessageId, Position
 from storage.objects.interface import ObjectStore
-from storage.start import NOWHERE, AtTime, Bound, FromId, FromOffset, FromTime, Start, bound_of
-from storage.visible import Visible, ending, last_visible
+from storage.start import NOWHERE, AtTime, Bound, FromOffset, FromTime, Start, bound_of
+from storage.visible import Visible
 
 _COMPACTED_REMEDY = (
     "raw reads still work (leave out --read-compacted); restore the object, or delete the cursor __compaction to clear "
@@ -45,7 +45,6 @@ _COMPACTED_REMEDY = (
 _NEVER = 2**63 - 1
 _ROWS = 1024
 """Rows that become messages together."""
-_ID = ["offset", "ledger_id", "entry_id", "batch_index", "slot", "chunk_index", "chunk_count"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,8 @@ class SnapshotReader:
         self._tail = tail
         self.shown = shown
         self.pieces = snapshot.pieces
+        self.read_to = -1
+        """Up to this offset `raw` has gone through the topic, rows that no reader gets included."""
 
     def batches(self, start: Start, read_compacted: bool, limits: Limits = Limits()) -> Iterator[pa.RecordBatch]:
         """Messages at or after `start` as record batches of `rows.SCHEMA`, in order, none empty."""
@@ -98,72 +99,9 @@ class SnapshotReader:
         for piece in reversed(self.pieces):
             last = last_of(piece)
             if last is None and isinstance(piece, SegmentRecord):
-                last = self._tail_of(piece).last(self.snapshot.topic, piece)
+                last = self.tail_of(piece).last(self.snapshot.topic, piece)
             if last is not None:
                 return last if last.offset >= self.snapshot.topic.start_offset else None
-        return None
-
-    def last_message_id(self, read_compacted: bool) -> MessageId:
-        """The id of the last message that a reader will get; EARLIEST (-1:-1) if there is none (R6)."""
-        compacted = self.snapshot.compacted
-        behind = compacted.horizon.offset if read_compacted and compacted else -1
-        last = self._last_raw(behind)
-        if last is not None or not read_compacted or compacted is None:
-            return last or EARLIEST
-        if self.shown is None and self._is_whole(compacted):
-            return compacted.last_message_id or EARLIEST
-        manifest, shown = self.manifest(compacted), self.shown or Visible()
-        if self.shown is None and not any(table.pending for table in manifest.chunks):
-            return compacted.last_message_id or EARLIEST
-        with naming_compacted(self.snapshot):
-            return last_visible(self._store, manifest, self.snapshot.topic.name.partition, shown) or EARLIEST
-
-    def _is_whole(self, compacted: CompactedLedgerRecord) -> bool:
-        """Whether its run says that it holds no chunk of an incomplete message, which might be its last row."""
-        run = self.snapshot.last_run
-        known = run is not None and run.compacted_ledger_id == compacted.ledger_id
-        return known and run is not None and not run.statistics.get("incomplete_chunks")
-
-    def _last_raw(self, behind: int) -> MessageId | None:
-        """The last raw message behind an offset that readers get; hidden rows and markers at the end do not count."""
-        topic = self.snapshot.topic
-        first = max(behind + 1, topic.start_offset)
-        for piece in reversed(self.pieces):
-            if isinstance(piece, LedgerRecord):
-                if piece.last_offset < first:
-                    return None
-                found = self._last_of_ledger(piece, first)
-            else:
-                found = self._last_of_segment(piece, first)
-            if found is not None:
-                return found
-        return None
-
-    def _last_of_ledger(self, ledger: LedgerRecord, first: int) -> MessageId | None:
-        reader = RowsReader(self._store, RowsObject(ledger.rows, ledger.footer_size))
-        numbers = range(len(reader.groups))
-        if reader.most(numbers[-1], "slot") == int(rows.Slot.MESSAGE):
-            return ledger.last_message_id  # as the footer says, nothing there is hidden: no row need be read
-        return self._last_delivered((reader.read(number, _ID) for number in reversed(numbers)), first)
-
-    def _last_of_segment(self, segment: SegmentRecord, first: int) -> MessageId | None:
-        tail, topic = self._tail_of(segment), self.snapshot.topic
-        last = tail.last(topic, segment)
-        if last is None:
-            return None
-        found = self._last_delivered(
-            tail.tables(topic, segment, FromId(replace(last.message_id, batch_index=-1))), first
-        )
-        if found is None:  # rare: the last entry is a marker, or a batch of which nothing is left
-            for table in tail.tables(topic, segment, FromOffset(first)):
-                found = self._last_delivered(iter([table]), first) or found
-        return found
-
-    def _last_delivered(self, newest_first: Iterator[pa.Table], first: int) -> MessageId | None:
-        for table in newest_first:
-            table = ending(delivered(table.slice(FromOffset(first).first_row(table))))
-            if len(table):
-                return rows.message_id(table, len(table) - 1, self.snapshot.topic.name.partition)
         return None
 
     def bound(self, start: Start, read_compacted: bool) -> Bound:
@@ -222,15 +160,20 @@ class SnapshotReader:
             if isinstance(piece, LedgerRecord):
                 tables = self._rows(RowsObject(piece.rows, piece.footer_size), bound)
             else:
-                tables = self._tail_of(piece).tables(self.snapshot.topic, piece, bound, after)
+                tables = self.tail_of(piece).tables(self.snapshot.topic, piece, bound, after)
             for table in tables:
-                if len(table := _from(bound, delivered(_from(FromOffset(after + 1), table)))):
+                table = _from(FromOffset(after + 1), table)
+                if len(seen := _from(bound, table)):
+                    self.read_to = seen.column("offset")[-1].as_py()
+                if len(table := _from(bound, delivered(table))):
                     yield table
+            if last is not None:
+                self.read_to = last.offset
 
-    def segment(self, segment: SegmentRecord) -> Iterator[pa.Table]:
-        """All rows of one of the snapshot's segments, from the topic's start on."""
-        start = FromOffset(self.snapshot.topic.start_offset)
-        return self._tail_of(segment).tables(self.snapshot.topic, segment, start)
+    def segment(self, segment: SegmentRecord, first_offset: int = 0) -> Iterator[pa.Table]:
+        """All rows of one of the snapshot's segments, from an offset and the topic's start on."""
+        start = FromOffset(max(first_offset, self.snapshot.topic.start_offset))
+        return self.tail_of(segment).tables(self.snapshot.topic, segment, start)
 
     def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
         """The messages of one of the snapshot's ledgers from an offset on."""
@@ -257,7 +200,8 @@ class SnapshotReader:
             if len(table := delivered(table)):
                 yield table
 
-    def _tail_of(self, piece: SegmentRecord) -> Tail:
+    def tail_of(self, piece: SegmentRecord) -> Tail:
+        """What reads a segment of the snapshot. Raises Misconfigured."""
         if self._tail is None:
             raise Misconfigured(
                 f"{self.snapshot.topic.name} has messages from offset {piece.first_offset} on in a segment of its log",

@@ -139,3 +139,11 @@ class FromTime:
 def bound_of(start: MessageId | AtOffset) -> Bound:
     """The bound of a start that names a message."""
     return FromOffset(start.offset) if isinstance(start, AtOffset) else FromId(start)
+
+
+def start_of(bound: Bound) -> Start:
+    """The inverse of `bound_of`."""
+    if isinstance(bound, FromOffset):
+        return AtOffset(bound.offset)
+    assert isinstance(bound, FromId), "a time is looked up before anything is read"
+    return bound.message_id

@@ -13,7 +13,8 @@ that name objects elsewhere, local segments removed, all objects of the other da
 
 Before the two are bound, the store must have an object that the database names; if it names none, the database must
 know the topic of the store's first object, if there is one. `adopt` binds them on purpose.
-`check` creates nothing and is for the beginning of a process; `require` is for writers and deleters, and binds. Either costs one small GET a process. Readers do neither: a store that cannot be written to can be read.
+`check` creates nothing and is for the beginning of a process; `require` is for writers and deleters, and binds.
+Either costs one small GET a process. Readers do neither: a store that cannot be written to can be read.
 
 May go wrong: OtherStore, ObjectDamaged, and any error of store and database.
 """

@@ -18,6 +18,8 @@ import pyarrow as pa
 from storage.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.clock import Clock
 from storage.errors import Misconfigured, ObjectMissing
+from storage.last_message import LastMessage
+from storage.lease import OnHeld
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.log.directory import LogDirectory
@@ -30,11 +32,12 @@ from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, Message, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
 from storage.owner import owner_name
-from storage.paging import PageReader, Place
+from storage.paging import PageReader
 from storage.pinned_read import PinnedRead
 from storage.point_read import point_read
 from storage.raw_read import RawRead
 from storage.reader import Limits, SnapshotReader, limited, messages
+from storage.reader_state import ReaderState
 from storage.start import AtOffset, Reset, Start
 from storage.topic_reader import TopicReader
 from storage.visible import Visible, visible
@@ -90,9 +93,14 @@ class Topic:
         return self.record.name
 
     def bulk_append(
-        self, *, ledger_bytes: int = DEFAULT_LEDGER_BYTES, workers: int = 2, wait_ms: int = DEFAULT_WAIT_MS
+        self,
+        *,
+        ledger_bytes: int = DEFAULT_LEDGER_BYTES,
+        workers: int = 2,
+        wait_ms: int = DEFAULT_WAIT_MS,
+        on_held: OnHeld = lambda _: None,
     ) -> BulkAppend:
-        """A writer of sealed ledgers; each of its `append` calls is all or nothing."""
+        """A writer of sealed ledgers; each of its `append` calls is all or nothing. `on_held`: who is waited for."""
         return BulkAppend(
             self._metadata,
             self._store,
@@ -104,6 +112,7 @@ class Topic:
             workers,
             wait_ms,
             self._log,
+            on_held,
         )
 
     def append_log(
@@ -111,13 +120,16 @@ class Topic:
         wait_ms: int = DEFAULT_WAIT_MS,
         on_rolled: Callable[[], object] = lambda: None,
         watch: LogWatch | None = None,
+        on_held: OnHeld = lambda _: None,
     ) -> TopicLog:
         """The writer of the hot tail; a context manager, inside which the topic is ours to append to.
 
-        `on_rolled` is called when a segment waits to be sealed. `watch`: of a process that has many open at once.
+        `on_rolled` is called when a segment waits to be sealed. `watch`: of a process that has many open at once;
+        `on_held`: who is waited for.
         """
         log = self._log_directory
-        return TopicLog(self._metadata, self._clock, log, self.record, owner_name(), wait_ms, on_rolled, watch)
+        one = self.record
+        return TopicLog(self._metadata, self._clock, log, one, owner_name(), wait_ms, on_rolled, watch, on_held)
 
     def keeper(self) -> LogKeeper:
         """What rolls and seals this topic's segments."""
@@ -162,10 +174,12 @@ class Topic:
             self._clock, self._pinned_read(start, reset) if read_compacted else self._raw_read(start, reset)
         )
 
-    def page_reader(self, place: Place, read_compacted: bool = False, reset: Reset = Reset.EARLIEST) -> PageReader:
+    def page_reader(
+        self, state: ReaderState, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
+    ) -> PageReader:
         """A reader of one page, which says where the next one begins."""
-        read = self._pinned_read(place.start, reset) if read_compacted else self._raw_read(place.start, reset)
-        return PageReader(read, place, self.name.partition)
+        read = self._pinned_read(state.start, reset) if read_compacted else self._raw_read(state.start, reset)
+        return PageReader(read, state, self.name.partition)
 
     def _raw_read(self, start: Start, reset: Reset) -> RawRead:
         return RawRead(self._store, self._tail, self.snapshot, start, reset)
@@ -194,18 +208,23 @@ class Topic:
         snapshot = self.snapshot()
         return SnapshotReader(self._store, snapshot, self._tail, self._shown(snapshot))
 
-    def get(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
-        """The newest message of one key, compacted part and tail together (T4).
+    def newest(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
+        """The newest message of one key, compacted part and tail together, which may be a tombstone (T4).
 
-        None: the key has no value, because it never had, it was deleted, or compaction has removed it; a value that
-        has outlived its time to live but is not removed yet is one. `sealed_only`: of what is sealed; what a segment
-        holds is left out. Raises DataLoss (R8), SegmentElsewhere.
+        None: the key never had one, or compaction has removed it. A value that has outlived its time to live but is
+        not removed yet is one. `sealed_only`: of what is sealed; what a segment holds is left out. Raises DataLoss
+        (R8), SegmentElsewhere.
         """
         look = self._sealed if sealed_only else self.snapshot
         return point_read(self._store, look, self._hasher, key, self._clock.now_ms(), self._tail, self._shown)
 
     def _sealed(self) -> TopicSnapshot:
         return replace(self.snapshot(), segments=())
+
+    def get(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
+        """The newest value of one key; None: it has none, or it was deleted. Options and errors as of `newest`."""
+        found = self.newest(key, sealed_only=sealed_only)
+        return None if found is None or found.is_tombstone else found
 
     def messages(
         self,
@@ -226,7 +245,7 @@ class Topic:
         while True:
             reader = self.snapshot_reader()
             try:
-                return reader.last_message_id(read_compacted)
+                return LastMessage(self._store, reader, self._hasher).message_id(read_compacted)
             except ObjectMissing:  # it was sealed, or trimmed, between the look and the read
                 if self.snapshot().pieces == reader.pieces:
                     raise

@@ -9,24 +9,19 @@ Invariant: what is hidden stays hidden, as long as policies stay: the start only
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.ledger import rows
-from storage.ledger.deleted import alive, read_deleted
-from storage.ledger.manifest import Manifest, Part
-from storage.ledger.rows_file import RowsReader
+from storage.ledger.manifest import Part
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import MessageId
-from storage.objects.interface import ObjectStore
 from storage.policies import TopicPolicies
 
 BOTH = frozenset({"compact", "delete"})
-_ID = ["offset", "publish_time", "ledger_id", "entry_id", "batch_index", "slot", "chunk_index", "chunk_count"]
 
 
 @dataclass(frozen=True)
@@ -57,9 +52,13 @@ class Visible:
             return True
         return self.not_before_ms is not None and part.max_publish_time < self.not_before_ms
 
-    def hides_none(self, part: Part) -> bool:
-        """Whether all of a part may be seen."""
-        return self.shows(part.first.offset, part.min_publish_time)
+    def may_hide_behind(self, offset: int, parts: Sequence[Part]) -> bool:
+        """Whether a row of `parts` that lies behind `offset` may be hidden."""
+        behind = [part for part in parts if part.last.offset > offset]
+        if not behind or self.start_offset > offset + 1:
+            return bool(behind)
+        oldest = min(part.min_publish_time if part.oldest_row is None else part.oldest_row for part in behind)
+        return self.not_before_ms is not None and oldest < self.not_before_ms
 
 
 def visible_under(policies: TopicPolicies, start_offset: int, now: int) -> Visible | None:
@@ -75,34 +74,3 @@ def visible_under(policies: TopicPolicies, start_offset: int, now: int) -> Visib
 def visible(metadata: MetadataStore, topic: TopicRecord, now: int) -> Visible | None:
     """What may be seen of a topic's compacted ledger at this time; None: everything. Raises Unavailable."""
     return visible_under(metadata.policies.effective(topic), topic.start_offset, now)
-
-
-def ending(table: pa.Table) -> pa.Table:
-    """The rows with which a message is whole: of a chunked one the last chunk."""
-    is_chunk = pc.equal(table.column("slot"), int(rows.Slot.CHUNK))
-    if not pc.any(is_chunk).as_py():
-        return table
-    is_last = pc.equal(pc.add(table.column("chunk_index"), 1), table.column("chunk_count"))
-    return table.filter(pc.or_kleene(pc.invert(is_chunk), is_last))
-
-
-def last_visible(store: ObjectStore, manifest: Manifest, partition: int, shown: Visible) -> MessageId | None:
-    """The last live message of a compacted ledger that may be seen (R6); None: there is none.
-
-    Reads from the end, and stops at the first row group that has one.
-    """
-    for part in reversed(manifest.parts):
-        if shown.hides_all(part):
-            continue
-        reader, deleted = RowsReader(store, part.rows), read_deleted(store, part)
-        for number in reversed(range(len(reader.groups))):
-            newest = reader.most(number, "publish_time")
-            if newest is not None and shown.not_before_ms is not None and newest < shown.not_before_ms:
-                continue
-            table = reader.read(number, _ID)
-            if deleted:
-                table = table.filter(pa.array(alive(deleted, part.first.offset, table.column("offset").to_numpy())))
-            table = ending(shown.of(table))
-            if len(table):
-                return rows.message_id(table, len(table) - 1, partition)
-    return None

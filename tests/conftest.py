@@ -57,6 +57,7 @@ def _migrated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 made = Database(f"sqlite:///{template}")
                 migrate(made)
                 made.close()
+            file.touch(0o600)  # as the migrations make it
             shutil.copyfile(template, file)
         migrate(database)
 

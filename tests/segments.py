@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import google_crc32c
 
 from storage.clock import Clock
 from storage.log.frames import SegmentHeader
@@ -104,3 +107,13 @@ def flip(path: Path, position: int, bits: int = 0x10) -> None:
         byte = file.read(1)[0]
         file.seek(position)
         file.write(bytes([byte ^ bits]))
+
+
+def write_version_1(path: Path, seed: int, ends: list[tuple[int, int, int, int]]) -> None:
+    """A `.end` file as version 1 was written: flushed, visible, entries, next offset, one after the other."""
+    data = bytearray(256)
+    for number, values in enumerate(ends, 1):
+        slot = struct.pack(">QQQQQ", number, *values)
+        at = number % 2 * 64
+        data[at : at + 44] = slot + struct.pack(">I", google_crc32c.extend(seed, slot))
+    path.write_bytes(data)

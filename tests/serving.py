@@ -6,12 +6,12 @@ asked of a service while a compaction runs can be seen without a race.
 
 from __future__ import annotations
 
-import warnings
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from api.app import make_app
 from api.service import Service, running
@@ -21,14 +21,24 @@ from compactor.policies import stored_policies
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactorError
 from storage.model import TopicName
+from storage.objects.interface import ObjectStore
 from storage.topic import Topic
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that there is an httpx2
-    from starlette.testclient import TestClient
+from tests.asgi import TestClient
 
 if TYPE_CHECKING:
     import httpx
+
+
+class WatchedStore:
+    """A store that no thread asks that was started for another kind of waiting: its route would say what is not so."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        thread = threading.current_thread().name
+        assert thread not in ("database-pool", "log-pool", "parsing-pool"), f"{thread} asks the store for {name}"
+        return getattr(self._store, name)
 
 
 @dataclass
@@ -63,10 +73,12 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, engine: Engine | None = None) -> Iterator[Served]:
+def serving(folder: Path, engine: Engine | None = None, **others: Any) -> Iterator[Served]:
     """A service with its data below `folder`, whose control loop has ended: nothing is compacted by itself."""
-    settings = Settings(data=str(folder / "data"), spark_master="in-process", compaction_automatic=False)
+    settings = Settings(data=str(folder / "data"), spark_master="in-process", compaction_automatic=False, **others)
     with running(settings) as service:
         service.control.drain(0)
+        watched = cast(ObjectStore, WatchedStore(service.components.store))
+        service.components, service.patient_store = replace(service.components, store=watched), watched
         with TestClient(make_app(service), raise_server_exceptions=False) as client:
             yield Served(service, client, engine or InProcess())

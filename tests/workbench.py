@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pyarrow as pa
+from sqlalchemy import insert
 
 from compactor.batch import Outcome
 from compactor.engine import Engine, InProcess
@@ -19,6 +20,7 @@ from storage.clock import Clock
 from storage.ledger.hashing import KeyHasher
 from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
+from storage.metadata.tables import policies
 from storage.model import EARLIEST, Message, MessageId, TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
@@ -57,9 +59,9 @@ class Workbench:
 
     @classmethod
     def embedded(cls, folder: Path, engine: Engine | None = None, sizing: Sizing | None = TINY) -> Workbench:
-        """SQLite and a local store below `folder`, a clock that stands still."""
+        """SQLite and a local store below `folder`, a clock that stands still, and messages of any time."""
         clock = ManualClock()
-        metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", clock)
+        metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", clock, {"message.timestamp.after.max.ms": None})
         metadata.upgrade()
         store = open_store((folder / "objects").as_uri())
         StoreIdentity(metadata, store).require()
@@ -86,6 +88,12 @@ class Workbench:
 
     def with_sizing(self, sizing: Sizing | None) -> Workbench:
         return replace(self, sizing=sizing)
+
+
+def store_policy(metadata: MetadataStore, scope: str, name: str, value: object) -> None:
+    """A policy's value as a newer version may have stored it: unchecked."""
+    with metadata.database.write() as connection:
+        connection.execute(insert(policies).values(scope=scope, name=name, value=value))
 
 
 def compacted_only(topic: Topic) -> list[Message]:

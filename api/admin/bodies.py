@@ -6,13 +6,14 @@ content type. Bodies that are objects are pydantic models beside their routes.
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from starlette.responses import Response
 
+from api import json_bounds
+from api.limits import BODY_BYTES, hold_body_to
 from api.problems import Unreadable
 
 EMPTY = "The request entity cannot be empty."
@@ -56,7 +57,8 @@ TextByName = Annotated[dict[str, str], AfterValidator(_of_unicode)]
 
 
 async def raw_body(request: Request) -> bytes:
-    """The body as it came."""
+    """The body as it came. Raises Problem (413)."""
+    hold_body_to(request.scope, BODY_BYTES)
     return await request.body()
 
 
@@ -107,7 +109,7 @@ def parsed(body: bytes) -> Any:
     if not body.strip():
         return None
     try:
-        return json.loads(body)
+        return json_bounds.load(body)
     except (ValueError, RecursionError):
         # A body that has nothing but Unicode's white space has no word that could be shown.
         token = next(iter(body.decode(errors="replace").split()), "")[:_SHOWN]

@@ -8,17 +8,20 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from api.access import Action, allowed
+from api.admin.bodies import done
 from api.admin.lookup import service_urls
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from compactor.maintenance import Task
 from storage.metadata.policy_store import BROKER
 
-router = APIRouter(prefix="/admin/v2/brokers", tags=["brokers"])
+router = Routes(prefix="/admin/v2/brokers", tags=["brokers"])
 
 PULSAR_VERSION = "4.2.4"
 """The broker whose answers these are."""
@@ -134,6 +137,18 @@ def update_dynamic(name: str, value: str) -> Response:
 def delete_dynamic(name: str) -> Response:
     """Refused: 412."""
     raise Problem(412, "Can't delete non-dynamic configuration")
+
+
+@router.get(
+    "/backlog-quota-check",
+    dependencies=[allowed(Action.SUPERUSER)],
+    operation_id="backlogQuotaCheck",
+    status_code=204,
+)
+def check_backlogs(parts: Parts) -> Response:
+    """Let this service compare backlogs with their quotas now, and expire messages."""
+    parts.maintenance.maintenance.hasten(Task.BACKLOG)
+    return done()
 
 
 @router.get(

@@ -6,22 +6,23 @@ comes from the runs in SQL, and survives as well (S7).
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from api.access import Action, CallerName, allowed
 from api.admin import existing
 from api.admin.bodies import done
+from api.masking import masked
 from api.paths import Topic
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
 from compactor.compaction_status import CompactionStatus, StatusAndError, compaction_status
 from storage.errors import CompactionRunning, TopicNotFound
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 
-router = APIRouter(prefix="/admin/v2", tags=["compaction"])
+router = Routes(prefix="/admin/v2", tags=["compaction"])
 
 RUNNING = "Compaction already in progress"
 MANUAL = "manual"
@@ -72,7 +73,7 @@ def status(parts: Parts, topic: Topic) -> LongRunningProcessStatus:
     """How compaction stands; of a partitioned topic: RUNNING if any partition is, then ERROR, then NOT_RUN."""
     found = {record.name: _status(parts, record) for record in existing.topics(parts, topic)}
     whole = summed(found)
-    return LongRunningProcessStatus(status=whole.status, lastError=whole.last_error)
+    return LongRunningProcessStatus(status=whole.status, lastError=masked(whole.last_error))
 
 
 def summed(found: dict[TopicName, StatusAndError]) -> StatusAndError:

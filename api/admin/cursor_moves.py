@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path
+from fastapi import Body, Path
 from starlette.responses import Response
 
 from api.access import Action, allowed
@@ -27,11 +27,15 @@ from api.admin.cursor_places import (
     refuse_partitioned,
 )
 from api.paths import Topic
+from api.places import mark_delete_before
 from api.problems import refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
+from storage.model import LATEST
 
-router = APIRouter(prefix="/admin/v2", tags=["subscriptions"])
+router = Routes(prefix="/admin/v2", tags=["subscriptions"])
 
 Seconds = Annotated[int, Path(ge=0, le=LONG // 1000)]
 
@@ -43,6 +47,7 @@ Seconds = Annotated[int, Path(ge=0, le=LONG // 1000)]
     status_code=204,
     responses=refusals(404, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def reset_to_time(
     parts: Parts,
     topic: Topic,
@@ -67,6 +72,7 @@ def reset_to_time(
     status_code=204,
     responses=refusals(400, 404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def reset_cursor(
     parts: Parts,
     topic: Topic,
@@ -92,6 +98,7 @@ def reset_cursor(
     status_code=204,
     responses=refusals(404, 405, 409, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def skip_messages(
     parts: Parts,
     topic: Topic,
@@ -116,16 +123,10 @@ def skip_messages(
     status_code=204,
     responses=refusals(404, 409, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def skip_all(parts: Parts, topic: Topic, subscription: Subscription, authoritative: bool = False) -> Response:
     """Acknowledge all that there is."""
-
-    def skip(record: TopicRecord, name: str) -> None:
-        with Owned(parts, record, name) as owned:
-            last = owned.topic.snapshot_reader().last_position()
-            if last is not None:
-                owned.cursor.acknowledge_cumulative(last)
-
-    return each(parts, topic, subscription, skip)
+    return each(parts, topic, subscription, lambda record, name: clear_backlog(parts, record, name))
 
 
 @router.post(
@@ -135,6 +136,7 @@ def skip_all(parts: Parts, topic: Topic, subscription: Subscription, authoritati
     status_code=204,
     responses=refusals(404, 409, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def expire_messages(
     parts: Parts, topic: Topic, subscription: Subscription, seconds: Seconds, authoritative: bool = False
 ) -> Response:
@@ -149,6 +151,7 @@ def expire_messages(
     status_code=204,
     responses=refusals(400, 404, 405, 409, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def expire_to_position(
     parts: Parts,
     topic: Topic,
@@ -173,6 +176,7 @@ def expire_to_position(
     status_code=204,
     responses=refusals(404, 409, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def expire_for_all(parts: Parts, topic: Topic, seconds: Seconds, authoritative: bool = False) -> Response:
     """Acknowledge older messages for all subscriptions but `__compaction`."""
     for record in at_hand(parts, topic):
@@ -180,6 +184,12 @@ def expire_for_all(parts: Parts, topic: Topic, seconds: Seconds, authoritative: 
             if cursor.name != COMPACTION_CURSOR:
                 _expire(parts, record, cursor.name, seconds)
     return done()
+
+
+def clear_backlog(parts: Service, record: TopicRecord, name: str) -> None:
+    """Acknowledge all that a topic holds; its messages lie here."""
+    with Owned(parts, record, name) as owned:
+        owned.acknowledge_to(mark_delete_before(owned.topic, LATEST))
 
 
 def _expire(parts: Service, record: TopicRecord, name: str, seconds: int) -> None:

@@ -121,12 +121,22 @@ class MissingTold:
 def each(
     parts: Service, topic: TopicName, subscription: str, do: Callable[[TopicRecord, str], object], reads: bool = True
 ) -> Response:
-    """Do it to the subscription of the topic, or of each partition. `reads`: it looks at messages."""
+    """Do it to the subscription of the topic, or of each partition that has it. `reads`: it looks at messages.
+
+    A partition may lack it because the same request failed behind it: asked again, it is done to the others.
+    """
     name = decoded(subscription)
     records = at_hand(parts, topic) if reads else existing.topics(parts, topic)
+    found = 0
     for record in records:
-        with MissingTold(record, name):
+        try:
             do(record, name)
+            found += 1
+        except NotFound:
+            continue
+    if not found:
+        with MissingTold(records[0], name):
+            raise NotFound(f"there is no subscription {name} of {topic}", "see its list of subscriptions")
     return done()
 
 

@@ -5,16 +5,16 @@ A broker answers some of these calls with a 500; its clients ask for such lists 
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from api.access import Action, allowed
 from api.admin import existing
 from api.paths import Namespace
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts
 
-router = APIRouter(prefix="/admin/v2", tags=["topics"])
+router = Routes(prefix="/admin/v2", tags=["topics"])
 
 ONLY_PERSISTENT = "Only persistent topics can be stored and compacted: use persistent://"
 

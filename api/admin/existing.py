@@ -64,9 +64,10 @@ def share_policies(parts: Service, whole: PartitionedTopic) -> None:
     store = parts.components.metadata.policies
     found = [(scope, store.of_scope(scope)) for scope in map(topic_scope, partitions(parts, whole))]
     shared = next((settings for _, settings in found if settings), {})
-    for scope, settings in found:
-        for name, value in shared.items() if not settings else ():
-            store.set(scope, name, policies.shown(name, value))
+    store.change(
+        [scope for scope, settings in found if not settings],
+        {name: policies.shown(name, value) for name, value in shared.items()},
+    )
 
 
 def with_policies(parts: Service, name: TopicName) -> list[TopicRecord]:
@@ -87,16 +88,9 @@ def namespace_of(name: TopicName) -> str:
     return f"{name.tenant}/{name.namespace}"
 
 
-def whole_of(name: TopicName) -> TopicName | None:
-    """The partitioned topic that a partition of that name would belong to; None: it is not named like one."""
-    if name.partition < 0:
-        return None
-    return TopicName(name.tenant, name.namespace, name.topic.rpartition("-partition-")[0])
-
-
 def not_found(parts: Service, name: TopicName) -> Problem:
     """Why there is no such topic, as a broker says it."""
-    whole = whole_of(name)
+    whole = name.whole
     if whole is None:
         return Problem(404, f"Topic {name} not found")
     if parts.components.metadata.tenancy.partitioned(whole) is None:

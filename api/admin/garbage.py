@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import Body
 from pydantic import BaseModel, Field
 
 from api.access import Action, allowed
 from api.admin.bodies import Strict
+from api.documents import shown_error
 from api.problems import Problem, refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts
+from api.waiting import WaitsFor, waits_for
 from compactor.garbage import Collected, GarbageCollector
 from storage.model import TopicName
 
-router = APIRouter(prefix="/admin/v2", tags=["garbage"])
+router = Routes(prefix="/admin/v2", tags=["garbage"])
 
 LEAST_GRACE_MS = 60_000
 """Twice the term of a heartbeat: with less, what is at work would be taken for dead."""
@@ -68,13 +71,14 @@ class GarbageReport(BaseModel):
     response_model=GarbageReport,
     responses=refusals(400, 404, 412, 507),
 )
+@waits_for(WaitsFor.WORK)
 def collect(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = CollectGarbage()) -> Any:  # noqa: B008
     """Delete what nothing refers to. A dry run by default."""
     if wanted.topics is not None and wanted.unknownTopics:
         raise Problem(400, "topics and unknownTopics do not go together: leave one of them out")
     components, settings = parts.components, parts.settings
     grace = settings.gc_grace_ms if wanted.graceMs is None else wanted.graceMs
-    collector = GarbageCollector(components.metadata, components.store, components.clock, grace)
+    collector = GarbageCollector(components.metadata, parts.patient_store, components.clock, grace)
     if wanted.topics is None:
         found = list(collector.collect_all(wanted.dryRun, wanted.unknownTopics))
     else:
@@ -105,5 +109,5 @@ def _shown(one: Collected) -> dict[str, Any]:
         "compacted_ledgers": one.compacted_ledgers,
         "trimmed_ledgers": one.trimmed_ledgers,
         "foreign": one.foreign,
-        "error": None if one.error is None else str(one.error),
+        "error": shown_error(one.error),
     }

@@ -1,28 +1,37 @@
 """What machines ask of a service: is it alive, is it ready, its numbers. None of it is Pulsar's admin tree.
 
 `/livez` says that the process answers, and nothing more: a database that is away is no reason to restart it. `/readyz`
-looks at database, schema and object store, and says which cannot serve, and why.
+looks at database, schema and object store, and says which cannot serve. Why it cannot is for the log and for
+superusers: it names hosts, users and buckets, and no token is needed here.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import cast
+from typing import NamedTuple, cast
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
 from api.access import Access, Action, caller_of
 from api.masking import masked
+from api.routes import Routes
 from api.service import Parts, Service
-from storage.errors import CompactorError, ObjectMissing
+from storage.errors import CompactorError, DataLoss, Misconfigured, ObjectMissing, Unavailable
 
-router = APIRouter(tags=["health"])
+router = Routes(tags=["health"])
+LOG = logging.getLogger(__name__)
 _OK = "ok"
+_KINDS = {
+    Unavailable: "it does not answer now",
+    Misconfigured: "it is not as it must be, an operator must act",
+    DataLoss: "it is damaged",
+}
 
 
 class Readiness(BaseModel):
@@ -32,6 +41,13 @@ class Readiness(BaseModel):
     checks: dict[str, str]
 
 
+class Check(NamedTuple):
+    """What came of a look: in public words, and in full. Both are `ok` if nothing is wrong."""
+
+    public: str
+    full: str
+
+
 @router.get("/livez", operation_id="livez", response_class=PlainTextResponse)
 async def livez() -> str:
     """The process answers."""
@@ -39,12 +55,14 @@ async def livez() -> str:
 
 
 @router.get("/readyz", operation_id="readyz", responses={503: {"model": Readiness}})
-async def readyz(parts: Parts) -> Readiness:
+async def readyz(request: Request, parts: Parts) -> Readiness:
     """The service can do its work: database, schema and object store answer."""
-    checks = await parts.readiness.answer(lambda: _checked(parts))
+    found = await parts.readiness.answer(lambda: _checked(parts))
+    may_know = cast(Access, request.app.state.access).is_superuser(caller_of(request))
+    checks = {name: check.full if may_know else check.public for name, check in found.items()}
     wrong = [f"{name}: {said}" for name, said in checks.items() if said != _OK]
-    found = Readiness(reason="; ".join(wrong), checks=dict(checks))
-    return found if not wrong else cast(Readiness, JSONResponse(found.model_dump(), 503))
+    answer = Readiness(reason="; ".join(wrong), checks=checks)
+    return answer if not wrong else cast(Readiness, JSONResponse(answer.model_dump(), 503))
 
 
 @router.get(
@@ -60,13 +78,18 @@ async def metrics(request: Request, parts: Parts) -> Response:
     return Response(await parts.scrapes.answer(parts.metrics.exposition), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _checked(parts: Service) -> Mapping[str, str]:
+def _checked(parts: Service) -> Mapping[str, Check]:
     components = parts.components
-    return {
-        "database": _said(components.metadata.metrics.ping),
-        "schema": _said(components.metadata.check_schema),
-        "store": _said(lambda: _look(components.store.size)),
+    found = {
+        "database": _checked_by(components.metadata.metrics.ping),
+        "schema": _checked_by(components.metadata.check_schema),
+        "store": _checked_by(lambda: _look(components.store.size)),
     }
+    for name, check in found.items():
+        if check.full != parts.not_ready.get(name, _OK):
+            LOG.warning("readiness: %s: %s", name, check.full)
+        parts.not_ready[name] = check.full
+    return found
 
 
 def _look(size: Callable[[str], int]) -> None:
@@ -75,9 +98,10 @@ def _look(size: Callable[[str], int]) -> None:
         size(f"readyz/{secrets.token_hex(4)}")
 
 
-def _said(check: Callable[[], object]) -> str:
+def _checked_by(look: Callable[[], object]) -> Check:
     try:
-        check()
+        look()
     except CompactorError as error:
-        return masked(" ".join(str(error).split()))
-    return _OK
+        kind = next((words for one, words in _KINDS.items() if isinstance(error, one)), "it fails")
+        return Check(f"{kind}: the service's log says more", masked(" ".join(str(error).split())))
+    return Check(_OK, _OK)

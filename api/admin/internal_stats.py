@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from fastapi import APIRouter
-
 from api.access import Action, allowed
 from api.admin import existing
 from api.admin.figures import EntryPosition, Figures, figures
@@ -23,12 +21,14 @@ from api.admin.stats_documents import (
 )
 from api.paths import Topic
 from api.problems import refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, CursorRecord
 from storage.metadata.stats import CursorStanding
 from storage.metadata.tenancy_records import PartitionedTopic
 
-router = APIRouter(prefix="/admin/v2", tags=["stats"])
+router = Routes(prefix="/admin/v2", tags=["stats"])
 
 
 @router.get(
@@ -38,6 +38,7 @@ router = APIRouter(prefix="/admin/v2", tags=["stats"])
     response_model_exclude_none=True,
     responses=refusals(404, 412),
 )
+@waits_for(WaitsFor.LOG)
 def get_internal_stats(parts: Parts, topic: Topic) -> TopicInternalStats:
     """Ledgers and cursors of a topic."""
     return internal_stats(of_topic(parts, topic, lines=True))
@@ -50,6 +51,7 @@ def get_internal_stats(parts: Parts, topic: Topic) -> TopicInternalStats:
     response_model_exclude_none=True,
     responses=refusals(404, 412),
 )
+@waits_for(WaitsFor.LOG)
 def get_partitioned_internal_stats(parts: Parts, topic: Topic) -> PartitionedTopicInternalStats:
     """Ledgers and cursors of each partition."""
     whole = partitioned(parts, topic)
@@ -66,6 +68,7 @@ def get_partitioned_internal_stats(parts: Parts, topic: Topic) -> PartitionedTop
     response_model_exclude_none=True,
     responses=refusals(404, 412),
 )
+@waits_for(WaitsFor.LOG)
 def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
     """What metadata holds of a topic, or of each partition of a partitioned one."""
     whole = parts.components.metadata.tenancy.partitioned(topic)
@@ -91,6 +94,7 @@ def internal_stats(found: Figures) -> TopicInternalStats:
         last_confirmed_entry=str(found.last_entry),
         ledgers=[LedgerInfo(ledger_id=one.ledger_id, entries=one.entries, size=one.size) for one in pieces],
         cursors={one.record.name: _cursor(found, one) for one in standing.cursors},
+        properties=dict(standing.properties),
         compacted_ledger=LedgerInfo(ledger_id=-1, entries=-1, size=-1)
         if compacted is None
         else LedgerInfo(ledger_id=compacted.ledger_id, entries=compacted.messages, size=compacted.logical_bytes),
@@ -137,6 +141,7 @@ def _cursor(found: Figures, cursor: CursorStanding) -> CursorStats:
     return CursorStats(
         mark_delete_position=str(mark),
         read_position=str(EntryPosition(mark.ledger_id, mark.entry_id + 1)),
+        messages_consumed_counter=max(found.end - found.backlog(cursor), 0),
         last_ledger_switch_timestamp=moment(found.standing.topic.created_at),
         number_of_entries_since_first_not_acked_message=found.backlog(cursor),
         total_non_contiguous_deleted_messages_range=cursor.ranges,

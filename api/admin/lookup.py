@@ -7,23 +7,24 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from api.access import Action, allowed
 from api.admin import existing
+from api.admin.bundles import bundle_of
 from api.paths import Topic
 from api.problems import refusals
+from api.routes import Routes
 from api.service import Parts, Service
 from storage.errors import TopicNotFound
 from storage.model import TopicName
 
-router = APIRouter(prefix="/lookup/v2", tags=["lookup"])
+router = Routes(prefix="/lookup/v2", tags=["lookup"])
 
 BINARY_PORT = 6650
 """Pulsar's own."""
-WHOLE_RANGE = "0x00000000_0xffffffff"
 
 
 class LookupData(BaseModel):
@@ -56,9 +57,9 @@ def lookup_topic(parts: Parts, request: Request, topic: Topic) -> LookupData:
     responses={200: {"content": {"text/plain": {}}}, **refusals(404, 412)},
 )
 def lookup_bundle(parts: Parts, topic: Topic) -> Response:
-    """The bundle that a topic lies in: there is but one."""
+    """The bundle that a topic lies in, one of those of its namespace."""
     existing.namespace(parts, existing.namespace_of(topic), "Namespace not found")
-    return Response(WHOLE_RANGE, media_type="text/plain")
+    return Response(bundle_of(topic), media_type="text/plain")
 
 
 def service_urls(parts: Service, request: Request, topic: TopicName | None = None) -> tuple[str, str]:

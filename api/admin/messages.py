@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -20,21 +21,27 @@ from api.admin.bodies import done
 from api.admin.entries import MOST_ENTRIES, NOT_FOUND, RESPONSE, entries, entry_of, entry_response, refuse_far
 from api.formats.encoding import TextEncoding, to_bytes
 from api.formats.jsonl import JsonLines
+from api.key_routing import partition_of
 from api.paths import Topic, decoded
 from api.places import first_at
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from compactor.truncation import Truncation
 from storage.errors import InvalidInput
 from storage.ledger import rows
-from storage.model import MessageId, TopicName
+from storage.metadata.records import TopicRecord
+from storage.model import Message, MessageId, TopicName
 from storage.start import AtOffset, AtTime
 from storage.topic import Topic as OpenTopic
 
-router = APIRouter(prefix="/admin/v2", tags=["messages"])
+router = Routes(prefix="/admin/v2", tags=["messages"])
 
 _PATH = "/persistent/{tenant}/{namespace}/{topic}"
 _LONG = 2**63 - 1
+AGE = "X-Compactor-Age"
+"""Of the newest message of a key, also of a tombstone: what partitions in several services are compared by."""
 _Id = Annotated[int, Path(ge=0, le=_LONG)]
 
 
@@ -66,6 +73,7 @@ class KeyMessage(BaseModel):
     operation_id="getLastMessageId",
     responses=refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def last_message_id(
     parts: Parts,
     topic: Topic,
@@ -86,6 +94,7 @@ def last_message_id(
     operation_id="getMessageIdByTimestamp",
     responses=refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def message_id_by_timestamp(
     parts: Parts,
     topic: Topic,
@@ -114,6 +123,7 @@ def message_id_by_timestamp(
     response_class=Response,
     responses=RESPONSE | refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, authoritative: bool = False) -> Response:
     """One raw entry, by its id."""
     _refuse_partitioned(
@@ -131,6 +141,7 @@ def message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, authorita
     response_class=Response,
     responses=RESPONSE | refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def examine_message(
     parts: Parts,
     topic: Topic,
@@ -181,8 +192,10 @@ SealedOnly = Annotated[
     response_model_exclude_none=False,
     responses=refusals(400, 404, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def get_key(
     parts: Parts,
+    response: Response,
     topic: Topic,
     key: Annotated[str, Path(description="The key; percent-encode what is not letters and digits.")],
     key_encoding: Annotated[TextEncoding, Query(alias="keyEncoding", description="How the key is given.")] = (
@@ -194,7 +207,7 @@ def get_key(
     sealed_only: SealedOnly = False,
 ) -> Any:
     """The newest message of a key, compacted part and tail together; of a partitioned topic, of its partitions."""
-    return _of_key(parts, topic, decoded(key), key_encoding, value_encoding, sealed_only)
+    return _of_key(parts, response, topic, decoded(key), key_encoding, value_encoding, sealed_only)
 
 
 @router.get(
@@ -204,8 +217,10 @@ def get_key(
     response_model=KeyMessage,
     responses=refusals(400, 404, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def get_empty_key(
     parts: Parts,
+    response: Response,
     topic: Topic,
     key: Annotated[str, Query(description='The key; "" is a key like any other.')] = "",
     key_encoding: Annotated[TextEncoding, Query(alias="keyEncoding", description="How the key is given.")] = (
@@ -217,7 +232,7 @@ def get_empty_key(
     sealed_only: SealedOnly = False,
 ) -> Any:
     """As `…/key/{key}`, with the key as a query parameter: for keys that no path can hold."""
-    return _of_key(parts, topic, key, key_encoding, value_encoding, sealed_only)
+    return _of_key(parts, response, topic, key, key_encoding, value_encoding, sealed_only)
 
 
 @router.delete(
@@ -227,42 +242,29 @@ def get_empty_key(
     status_code=204,
     responses=refusals(404, 409, 412, 507),
 )
+@waits_for(WaitsFor.WORK)
 def truncate(parts: Parts, topic: Topic, authoritative: bool = False) -> Response:
-    """Clear a topic, raw and compacted; offsets go on. What cursors and compaction have not read is lost to them."""
+    """Clear a topic, or all partitions of one or none, raw and compacted; offsets go on.
+
+    What cursors and compaction have not read is lost to them.
+    """
     records = existing.topics(parts, topic)
     for record in records:
         parts.forwarding.for_reading(record)
     components = parts.components
-    truncation = Truncation(components.metadata, components.store, components.clock, components.log)
-    for record in records:
-        truncation.truncate(record)
+    truncation = Truncation(components.metadata, parts.patient_store, components.clock, components.log)
+    truncation.truncate_all(records)
     return done()
 
 
-@router.post(
-    _PATH + "/terminate",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="terminateTopic",
-    response_class=Response,
-    status_code=501,
-    responses=refusals(404, 412, 501),
-)
-@router.post(
-    _PATH + "/terminate/partitions",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="terminatePartitionedTopic",
-    response_class=Response,
-    status_code=501,
-    responses=refusals(404, 412, 501),
-)
-def terminate(parts: Parts, topic: Topic, authoritative: bool = False) -> Response:
-    """Not offered: a topic cannot be closed for writing."""
-    existing.topics(parts, topic)
-    raise Problem(501, f"{topic} cannot be terminated: this service does not close topics for writing")
-
-
 def _of_key(
-    parts: Service, topic: TopicName, key: str, encoding: TextEncoding, value: TextEncoding, sealed_only: bool
+    parts: Service,
+    response: Response,
+    topic: TopicName,
+    key: str,
+    encoding: TextEncoding,
+    value: TextEncoding,
+    sealed_only: bool,
 ) -> Any:
     try:
         wanted = to_bytes(key, encoding)
@@ -272,16 +274,45 @@ def _of_key(
     if not sealed_only:
         for record in records:
             parts.forwarding.for_reading(record)
-    found = [parts.components.topic(record.name).get(wanted, sealed_only=sealed_only) for record in records]
-    newest = max((one for one in found if one is not None), key=lambda one: one.publish_time, default=None)
-    if newest is None:
-        raise Problem(404, f"the key {key[:100]!r} of {topic} has no value")
+    of_partitions = _newest(parts, records, wanted, sealed_only)
+    found = [(_age(parts, record, message), message) for record, message in of_partitions]
+    age, newest = max(found, key=lambda one: one[0], default=(None, None))
+    headers = {} if age is None else {AGE: ":".join(map(str, age))}
+    if newest is None or newest.is_tombstone:
+        raise Problem(404, f"the key {key[:100]!r} of {topic} has no value", headers)
     buffer = io.BytesIO()
     try:
         JsonLines(buffer, encoding, value).write(newest)
     except InvalidInput as error:
         raise InvalidInput(error.message, "ask with keyEncoding=base64 or valueEncoding=base64") from error
+    response.headers.update(headers)
     return json.loads(buffer.getvalue())
+
+
+def _newest(
+    parts: Service, records: Sequence[TopicRecord], key: bytes, sealed_only: bool
+) -> Iterator[tuple[TopicRecord, Message]]:
+    """The newest message of a key in each partition that has one, tombstones too."""
+    for record in records:
+        message = parts.components.topic(record.name).newest(key, sealed_only=sealed_only)
+        if message is not None:
+            yield record, message
+
+
+def _age(parts: Service, record: TopicRecord, message: Message) -> tuple[int, int, int]:
+    """By what messages of one key in several partitions are compared: the largest is the newest.
+
+    Where event time decides in each partition (P9), it decides between them; then the publish time; then whether the
+    partition is the one that the key goes to now. Partitions number their messages each for itself.
+    """
+    by_event = parts.components.metadata.policies.effective(record).compaction_event_time_order
+    event_time = message.event_time if by_event and message.event_time is not None else -(2**63)
+    whole = record.name.whole
+    partitioned = parts.components.metadata.tenancy.partitioned(whole) if whole is not None else None
+    is_there = partitioned is not None and (
+        partition_of(message.key, partitioned.partitions, 0) == record.name.partition
+    )
+    return event_time, message.publish_time, int(is_there)
 
 
 def _opened(parts: Service, name: TopicName) -> OpenTopic:

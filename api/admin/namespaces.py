@@ -5,26 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import Body
 from pydantic import Field, ValidationError
 from starlette.responses import Response
 
 from api.access import Action, allowed
 from api.admin import existing
+from api.admin.backlog_policies import TTL, BacklogQuota, QuotaType, check_ttl, quotas_of, set_quota
 from api.admin.bodies import Strict, done
-from api.admin.policies_document import BUNDLES, FIELDS, policies_document
+from api.admin.bundles import BUNDLES, check_bundle
+from api.admin.policies_document import FIELDS, policies_document
 from api.admin.retention import Retention, check_retention, retention_of, set_retention
 from api.admin.tenants import Tenant
 from api.paths import Namespace
 from api.problems import Problem, missing_told, refusals
+from api.routes import Routes
 from api.service import Parts
 from storage.errors import Conflict, InvalidInput, NotFound
 from storage.metadata.policy_store import namespace_scope
 
-router = APIRouter(prefix="/admin/v2", tags=["namespaces"])
+router = Routes(prefix="/admin/v2", tags=["namespaces"])
 
 THRESHOLD = "compaction.threshold.bytes"
 NO_NAMESPACE = "Namespace does not exist"
+
+
+QuotaKind = Annotated[QuotaType, Field(strict=False)]
 
 
 class _Kept(Strict):
@@ -33,6 +39,8 @@ class _Kept(Strict):
     replication_clusters: list[str] = Field(default_factory=list)
     retention_policies: Retention | None = None
     compaction_threshold: int | None = Field(None, le=(1 << 63) - 1)
+    message_ttl_in_seconds: int | None = None
+    backlog_quota_map: dict[QuotaKind, BacklogQuota] = Field(default_factory=dict)
 
 
 @router.get(
@@ -59,8 +67,17 @@ def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
     with missing_told(NO_NAMESPACE):
         found = metadata.tenancy.namespace(namespace)
     settings = metadata.policies.of_scope(namespace_scope(namespace))
+    quotas = {kind.value: quota.model_dump() for kind, quota in quotas_of(settings).items()}
     return policies_document(
-        found.permissions, retention_of(settings), settings.get(THRESHOLD), parts.settings.cluster_name
+        found.permissions,
+        metadata.tenancy.topic_permissions_in(namespace),
+        parts.settings.cluster_name,
+        {
+            "retention_policies": retention_of(settings),
+            "compaction_threshold": settings.get(THRESHOLD),
+            "message_ttl_in_seconds": settings.get(TTL),
+            "backlog_quota_map": quotas,
+        },
     )
 
 
@@ -76,7 +93,7 @@ def create_namespace(
     namespace: Namespace,
     policies: Annotated[dict[str, Any] | None, Body(description="Pulsar's policies document; may be left out.")] = None,
 ) -> Response:
-    """Make a namespace. Of its policies, retention and compaction threshold are kept; bundles are not needed."""
+    """Make a namespace. Of its policies, retention, thresholds, time to live and quotas are kept."""
     metadata = parts.components.metadata
     given = {name: value for name, value in (policies or {}).items() if value is not None}
     unknown = sorted(given.keys() - FIELDS)
@@ -90,6 +107,9 @@ def create_namespace(
         check_retention(kept.retention_policies)
     if (kept.compaction_threshold or 0) < 0:
         raise Problem(412, "compactionThreshold must be 0 or more")
+    ttl = None if kept.message_ttl_in_seconds is None else check_ttl(kept.message_ttl_in_seconds)
+    for kind, quota in kept.backlog_quota_map.items():
+        quota.limit_of(kind)
     try:
         metadata.tenancy.create_namespace(namespace)
     except NotFound as error:
@@ -100,9 +120,13 @@ def create_namespace(
         raise Problem(412, "Namespace name is not valid") from error
     scope = namespace_scope(namespace)
     if kept.retention_policies is not None:
-        set_retention(parts, scope, kept.retention_policies)
+        set_retention(parts, [scope], kept.retention_policies)
     if kept.compaction_threshold is not None:
         metadata.policies.set(scope, THRESHOLD, kept.compaction_threshold)
+    if ttl is not None:
+        metadata.policies.set(scope, TTL, ttl)
+    for kind, quota in kept.backlog_quota_map.items():
+        set_quota(parts, scope, kind, quota)
     return done()
 
 
@@ -147,9 +171,21 @@ def list_namespace_topics(parts: Parts, namespace: Namespace, mode: str = "PERSI
     responses=refusals(404, 412),
 )
 def get_bundles(parts: Parts, namespace: Namespace) -> dict[str, Any]:
-    """Always the same four: this service has no need to spread topics by hash."""
+    """The ranges of hashes into which topics fall: the same four for every namespace."""
     existing.namespace(parts, namespace)
     return BUNDLES
+
+
+@router.get(
+    "/namespaces/{tenant}/{namespace}/replication",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="getNamespaceReplicationClusters",
+    responses=refusals(404, 412),
+)
+def get_clusters(parts: Parts, namespace: Namespace) -> list[str]:
+    """The one cluster."""
+    existing.namespace(parts, namespace)
+    return [parts.settings.cluster_name]
 
 
 @router.put(
@@ -162,6 +198,20 @@ def get_bundles(parts: Parts, namespace: Namespace) -> dict[str, Any]:
 def unload_namespace(parts: Parts, namespace: Namespace) -> Response:
     """Nothing is loaded, so nothing happens."""
     existing.namespace(parts, namespace)
+    return done()
+
+
+@router.put(
+    "/namespaces/{tenant}/{namespace}/{bundle}/unload",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="unloadNamespaceBundle",
+    status_code=204,
+    responses=refusals(404, 412),
+)
+def unload_bundle(parts: Parts, namespace: Namespace, bundle: str) -> Response:
+    """Nothing is loaded, so nothing happens."""
+    existing.namespace(parts, namespace)
+    check_bundle(bundle)
     return done()
 
 

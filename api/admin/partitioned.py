@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
@@ -14,13 +14,15 @@ from api.admin.bodies import UNREADABLE, EmptyBody, Strict, done, int_number, pa
 from api.admin.topics import EXISTS, NO_NAMESPACE, connected, written_by_a_service
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from storage.errors import Conflict, LeaseHeld, NotFound, TopicNotFound
 from storage.metadata.tenancy_partitions import MAX_PARTITIONS
 from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
 
-router = APIRouter(prefix="/admin/v2", tags=["partitioned topics"])
+router = Routes(prefix="/admin/v2", tags=["partitioned topics"])
 
 
 class PartitionedTopicMetadata(BaseModel):
@@ -185,6 +187,7 @@ def get_partitioned_metadata(parts: Parts, topic: Topic) -> PartitionedTopicMeta
     status_code=204,
     responses=refusals(404, 409, 412),
 )
+@waits_for(WaitsFor.LOG)
 def delete_partitioned(parts: Parts, topic: Topic, force: bool = False) -> Response:
     """Delete it with its partitions, all or nothing; as `deleteTopic`."""
     metadata = parts.components.metadata

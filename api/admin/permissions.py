@@ -1,4 +1,6 @@
-"""Permissions: what roles may do in a namespace. There are none of a single topic: those of its namespace hold.
+"""Permissions: what roles may do in a tenant, in a namespace, or with a topic; for a topic all three hold.
+
+What is granted for a partitioned topic holds for its partitions.
 
 Pulsar's clients know `produce` and `consume`, and fail at words that they do not know; `compact` and `admin` are this
 service's own and are listed only where they are asked for (`?all=true`).
@@ -9,23 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path
+from fastapi import Body, Path
 from starlette.responses import Response
 
-from api.access import GRANTABLE, Action, allowed
+from api.access import GRANTABLE, Action, allowed, topic_grants
 from api.admin import existing
 from api.admin.bodies import done
 from api.admin.policies_document import for_pulsar
 from api.admin.tenants import NO_TENANT, Tenant
 from api.paths import Namespace, Topic, decoded
 from api.problems import Problem, missing_told, refusals
+from api.routes import Routes
 from api.service import Parts
 
-router = APIRouter(prefix="/admin/v2", tags=["permissions"])
+router = Routes(prefix="/admin/v2", tags=["permissions"])
 
-PER_NAMESPACE = (
-    "Permissions are granted to a namespace here, not to a topic: POST /admin/v2/namespaces/{}/permissions/{}"
-)
+NOT_SET = "Permissions are not set at the topic level"
 MAX_ROLE_BYTES = 1024
 Role = Annotated[str, Path(description="Role, as the token's subject names it.")]
 Actions = Annotated[list[str], Body(description="All that the role may do there, in place of what it might.")]
@@ -79,32 +80,45 @@ def revoke_namespace_permission(parts: Parts, namespace: Namespace, role: Role) 
     operation_id="getTopicPermissions",
     responses=refusals(404, 412),
 )
-def get_topic_permissions(parts: Parts, topic: Topic) -> dict[str, list[str]]:
-    """What holds for the topic: its namespace's permissions."""
+def get_topic_permissions(parts: Parts, topic: Topic, all: bool = False) -> dict[str, list[str]]:
+    """What its namespace and the topic itself grant, by role. `all`: with what Pulsar's clients do not know."""
     existing.topics(parts, topic)
-    return for_pulsar(parts.components.metadata.tenancy.namespace(existing.namespace_of(topic)).permissions)
+    tenancy = parts.components.metadata.tenancy
+    found: dict[str, list[str]] = {}
+    for granted in (tenancy.namespace(existing.namespace_of(topic)).permissions, *topic_grants(tenancy, topic)):
+        for role, actions in granted.items():
+            found[role] = sorted({*found.get(role, ()), *actions})
+    return found if all else for_pulsar(found)
 
 
 @router.post(
     "/persistent/{tenant}/{namespace}/{topic}/permissions/{role}",
     dependencies=[allowed(Action.ADMIN)],
     operation_id="grantTopicPermission",
-    responses=refusals(400, 412),
+    status_code=204,
+    responses=refusals(400, 404, 412),
 )
-def grant_topic_permission(topic: Topic, role: Role, actions: Actions) -> Response:
-    """Refused: 412, and what to do instead."""
-    raise Problem(412, PER_NAMESPACE.format(existing.namespace_of(topic), role))
+def grant_topic_permission(parts: Parts, topic: Topic, role: Role, actions: Actions) -> Response:
+    """Let a role do exactly this with the topic, besides what its namespace grants."""
+    check_actions(actions)
+    with missing_told(f"Topic {topic} not found"):
+        parts.components.metadata.tenancy.permit(str(topic), check_role(role), sorted(set(actions)))
+    return done()
 
 
 @router.delete(
     "/persistent/{tenant}/{namespace}/{topic}/permissions/{role}",
     dependencies=[allowed(Action.ADMIN)],
     operation_id="revokeTopicPermission",
-    responses=refusals(412),
+    status_code=204,
+    responses=refusals(404, 412),
 )
-def revoke_topic_permission(topic: Topic, role: Role) -> Response:
-    """Refused: 412, and what to do instead."""
-    raise Problem(412, PER_NAMESPACE.format(existing.namespace_of(topic), role))
+def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> Response:
+    """Take what was granted to a role for the topic; 412 if that was nothing."""
+    with missing_told(f"Topic {topic} not found"):
+        if not parts.components.metadata.tenancy.revoke(str(topic), check_role(role)):
+            raise Problem(412, NOT_SET)
+    return done()
 
 
 @router.get(

@@ -6,30 +6,30 @@ Values are JSON values, or texts as the command line takes them. A partitioned t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Path, Query
+from fastapi import Body, Path, Query
 from pydantic import BaseModel, BeforeValidator
 from starlette.responses import Response
 
+from api import json_bounds
 from api.access import Action, allowed
 from api.admin import existing
 from api.admin.bodies import UNREADABLE, LongBody, done, number_schema, unset
+from api.documents import policies_document, settings_document
 from api.paths import Namespace, Topic, decoded
 from api.problems import Problem, refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts, Service
-from compactor.retention import make_compaction_cursor
 from storage import policies
-from storage.errors import InvalidInput
-from storage.metadata.policy_store import BROKER, PolicyStore, namespace_scope, topic_scope
+from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
-from storage.policies import POLICIES, Origin, TopicPolicies
+from storage.policy_resolution import Origin
 
-router = APIRouter(prefix="/admin/v2", tags=["policies"])
+router = Routes(prefix="/admin/v2", tags=["policies"])
 
 _TOPIC = "/persistent/{tenant}/{namespace}/{topic}"
 _NAMESPACE = "/namespaces/{tenant}/{namespace}"
@@ -38,11 +38,21 @@ MESSAGES = "compaction.threshold.messages"
 _NO_POLICY = "a policy's own name, or one of its aliases; docs/policies.md has them all"
 
 
-class Policy(BaseModel):
-    """A value, and where it comes from: topic, namespace, broker or default."""
+class UnreadableValue(BaseModel):
+    """A stored value that this version cannot read, where it is set, and why."""
 
     value: Any
     origin: Origin
+    reason: str
+
+
+class Policy(BaseModel):
+    """A value, and where it comes from: topic, namespace, broker, file or default. `unreadable`: that value would count
+    if it could be read, and this one does instead."""
+
+    value: Any
+    origin: Origin
+    unreadable: UnreadableValue | None = None
 
 
 Policies = dict[str, Policy]
@@ -56,7 +66,7 @@ def _of_json(body: object) -> object:
     if not isinstance(body, bytes):
         return body
     try:
-        return json.loads(body)
+        return json_bounds.load(body)
     except (ValueError, RecursionError):
         raise ValueError("the body is no JSON value") from None
 
@@ -70,6 +80,7 @@ _MAY_LOOK = allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT, Action.ADMIN
     _TOPIC + "/policies",
     dependencies=[_MAY_LOOK, KNOWN_QUERY],
     operation_id="getTopicPolicies",
+    response_model_exclude_unset=True,
     responses=refusals(404, 412),
 )
 def of_topic(parts: Parts, topic: Topic, applied: Applied = True) -> Policies:
@@ -81,6 +92,7 @@ def of_topic(parts: Parts, topic: Topic, applied: Applied = True) -> Policies:
     _TOPIC + "/policies/{name}",
     dependencies=[_MAY_LOOK, KNOWN_QUERY],
     operation_id="getTopicPolicy",
+    response_model_exclude_unset=True,
     responses=refusals(400, 404, 412),
 )
 def one_of_topic(parts: Parts, topic: Topic, name: Name, applied: Applied = True) -> Policy:
@@ -140,6 +152,7 @@ def remove_one_of_topic(parts: Parts, topic: Topic, name: Name) -> Response:
     _NAMESPACE + "/policies",
     dependencies=[_MAY_LOOK, KNOWN_QUERY],
     operation_id="getNamespacePolicies",
+    response_model_exclude_unset=True,
     responses=refusals(404, 412),
 )
 def of_namespace(parts: Parts, namespace: Namespace, applied: Applied = True) -> Policies:
@@ -151,6 +164,7 @@ def of_namespace(parts: Parts, namespace: Namespace, applied: Applied = True) ->
     _NAMESPACE + "/policies/{name}",
     dependencies=[_MAY_LOOK, KNOWN_QUERY],
     operation_id="getNamespacePolicy",
+    response_model_exclude_unset=True,
     responses=refusals(400, 404, 412),
 )
 def one_of_namespace(parts: Parts, namespace: Namespace, name: Name, applied: Applied = True) -> Policy:
@@ -194,7 +208,12 @@ def remove_one_of_namespace(parts: Parts, namespace: Namespace, name: Name) -> R
     return _remove(parts, [_namespace_scope(parts, namespace)], decoded(name))
 
 
-@router.get(_BROKER + "/policies", dependencies=[allowed(Action.ANYONE), KNOWN_QUERY], operation_id="getBrokerPolicies")
+@router.get(
+    _BROKER + "/policies",
+    dependencies=[allowed(Action.ANYONE), KNOWN_QUERY],
+    operation_id="getBrokerPolicies",
+    response_model_exclude_unset=True,
+)
 def of_broker(parts: Parts, applied: Applied = True) -> Policies:
     """What a topic has that nobody sets anything for but the broker."""
     return _of_scope(parts, BROKER, Origin.BROKER, applied)
@@ -204,6 +223,7 @@ def of_broker(parts: Parts, applied: Applied = True) -> Policies:
     _BROKER + "/policies/{name}",
     dependencies=[allowed(Action.ANYONE), KNOWN_QUERY],
     operation_id="getBrokerPolicy",
+    response_model_exclude_unset=True,
     responses=refusals(400, 404),
 )
 def one_of_broker(parts: Parts, name: Name, applied: Applied = True) -> Policy:
@@ -297,24 +317,19 @@ def _of_topic(parts: Service, topic: TopicName, applied: bool) -> Policies:
     record = _with_policies(parts, topic)[0]
     store = parts.components.metadata.policies
     if applied:
-        return _shown(*store.effective_with_origins(record))
-    return _set_there(store.of_scope(topic_scope(record)), Origin.TOPIC)
+        return _shown(policies_document(store.resolved(record)))
+    return _shown(settings_document(store.settings(topic_scope(record)), Origin.TOPIC))
 
 
 def _of_scope(parts: Service, scope: str, origin: Origin, applied: bool) -> Policies:
     store = parts.components.metadata.policies
-    return _shown(*store.effective_of_scope(scope)) if applied else _set_there(store.of_scope(scope), origin)
+    if applied:
+        return _shown(policies_document(store.resolved_around(scope)))
+    return _shown(settings_document(store.settings(scope), origin))
 
 
-def _shown(values: TopicPolicies, origins: Mapping[str, Origin]) -> Policies:
-    return {
-        one.name: Policy(value=policies.shown(one.name, getattr(values, one.attribute)), origin=origins[one.name])
-        for one in POLICIES.values()
-    }
-
-
-def _set_there(values: Mapping[str, object], origin: Origin) -> Policies:
-    return {name: Policy(value=policies.shown(name, value), origin=origin) for name, value in values.items()}
+def _shown(document: Mapping[str, Any]) -> Policies:
+    return {name: Policy.model_validate(one) for name, one in document.items()}
 
 
 def _one(found: Policies, name: str) -> Policy:
@@ -325,45 +340,16 @@ def _one(found: Policies, name: str) -> Policy:
 
 
 def _set_of_topic(parts: Service, topic: TopicName, values: Mapping[str, object]) -> Response:
-    records = _with_policies(parts, topic)
-    metadata = parts.components.metadata
-    _set(parts, [topic_scope(record) for record in records], values)
-    for record in records:
-        make_compaction_cursor(metadata, record, metadata.policies.effective(record))
-    return done()
+    return _set(parts, _topic_scopes(parts, topic), values)
 
 
 def _set(parts: Service, scopes: list[str], values: Mapping[str, object]) -> Response:
-    """All or nothing, as far as it can be known before; then one by one, in an order in which each is allowed."""
-    store = parts.components.metadata.policies
-    wanted = dict(policies.parse(name, value) for name, value in values.items())
-    for scope in scopes:
-        policies.check({**store.of_scope(scope), **wanted})
-    for scope in scopes:
-        _set_in_some_order(store, scope, wanted)
+    parts.components.metadata.policies.change(scopes, values)
     return done()
 
 
-def _set_in_some_order(store: PolicyStore, scope: str, wanted: Mapping[str, object]) -> None:
-    left = dict(wanted)
-    while left:
-        again: dict[str, object] = {}
-        refused: InvalidInput | None = None
-        for name, value in left.items():
-            try:
-                store.set(scope, name, policies.shown(name, value))
-            except InvalidInput as error:  # it contradicts what another of `left` is about to change
-                again[name], refused = value, error
-        if refused is not None and len(again) == len(left):
-            raise refused
-        left = again
-
-
 def _remove(parts: Service, scopes: list[str], name: str | None) -> Response:
-    store = parts.components.metadata.policies
-    for scope in scopes:
-        for one in [name] if name is not None else list(store.of_scope(scope)):
-            store.remove(scope, one)
+    parts.components.metadata.policies.change(scopes, {}, None if name is None else [name])
     return done()
 
 

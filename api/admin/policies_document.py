@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-BUNDLES: dict[str, Any] = {
-    "boundaries": ["0x00000000", "0x40000000", "0x80000000", "0xc0000000", "0xffffffff"],
-    "numBundles": 4,
-}
+from api.admin.bundles import BUNDLES
+
 PULSAR_ACTIONS = ("produce", "consume", "functions", "sources", "sinks", "packages")
 """The actions that Pulsar's clients can read; they fail at any other."""
 
@@ -53,7 +51,7 @@ _TEMPLATE: Mapping[str, Any] = {
     "max_topics_per_namespace": None,
     "schema_auto_update_compatibility_strategy": None,
     "schema_compatibility_strategy": "UNDEFINED",
-    "is_allow_auto_update_schema": None,
+    "is_allow_auto_update_schema": True,
     "schema_validation_enforced": False,
     "offload_policies": None,
     "deduplicationSnapshotIntervalSeconds": None,
@@ -71,20 +69,21 @@ FIELDS = frozenset(_TEMPLATE)
 
 
 def policies_document(
-    permissions: Mapping[str, Sequence[str]], retention: Mapping[str, int] | None, threshold: object, cluster: str
+    permissions: Mapping[str, Sequence[str]],
+    topic_permissions: Mapping[str, Mapping[str, Sequence[str]]],
+    cluster: str,
+    settings: Mapping[str, object],
 ) -> dict[str, Any]:
-    """The document of a namespace; of permissions only what Pulsar's clients can read."""
+    """The document of a namespace, with these of its fields set; of permissions only what Pulsar's clients can read."""
     document = {
         **_TEMPLATE,
         "auth_policies": {
             "namespace_auth": for_pulsar(permissions),
-            "destination_auth": {},
+            "destination_auth": {topic: for_pulsar(granted) for topic, granted in topic_permissions.items()},
             "subscription_auth_roles": {},
         },
         "replication_clusters": [cluster],
-        "retention_policies": retention,
-        "compaction_threshold": threshold,
-        "clusterThatCanDeleteNamespace": cluster,
+        **settings,
     }
     return {name: value for name, value in document.items() if value is not None}
 

@@ -8,103 +8,39 @@ BYTES change nothing about them, any other is refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import quote
 
-from fastapi import APIRouter, Path, Query, Request
-from pydantic import BaseModel, Field, ValidationError
-from starlette.concurrency import run_in_threadpool
+import msgspec
+from fastapi import Path, Query, Request
+from starlette.responses import Response
 
 from api.access import Action, allowed
 from api.admin import existing
-from api.admin.bodies import Strict
-from api.formats.encoding import TextEncoding, to_bytes, to_text
-from api.formats.jsonl import parse_rows
+from api.admin.produce_bodies import JSON_LINES, NewMessage, ProducerAck, ProducerAcks, ProducerMessages, parsed
+from api.formats.encoding import TextEncoding, to_text
 from api.forwarding import Elsewhere
 from api.key_routing import partition_of
-from api.paths import Topic
-from api.problems import Problem, refusals
+from api.masking import masked
+from api.paths import Topic, segment
+from api.problems import Problem, refusals, status_of
+from api.routes import Routes
 from api.service import Parts, Service
+from api.upkeep import QUOTA_LOOK_MS
+from api.waiting import WaitsFor
 from storage.errors import CompactorError, Conflict, InvalidRecord, LeaseHeld, Unavailable
 from storage.log.encode import encode_message
 from storage.log.group_commit import Answer
 from storage.metadata.control_records import ServiceRecord
 from storage.metadata.records import TopicRecord
 from storage.model import MessageId, TopicName
+from storage.policies import HOLD
 from storage.topic import Topic as OpenTopic
 
-router = APIRouter(prefix="/topics", tags=["produce"])
+router = Routes(prefix="/topics", tags=["produce"])
 
-JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
-DEFAULT_PRODUCER = "RestProducer"
-"""Pulsar's."""
 RETRY, REFUSED = 1, 2
 """Error codes of a message: the same may work later; it cannot be taken."""
-_PLAIN_SCHEMAS = ("STRING", "JSON", "BYTES", "NONE")
-_LONG = 2**63 - 1
-
-
-class ProducerMessage(Strict):
-    """One message. `payload` null: its key's tombstone. `partition`: of a partitioned topic, instead of the key's."""
-
-    payload: str | None
-    key: str | None = None
-    properties: dict[str, str] | None = None
-    eventTime: int | str | None = None  # noqa: N815
-    sequenceId: int = Field(0, ge=-1, le=_LONG)  # noqa: N815
-    partition: int | None = Field(default=None, ge=0)
-    context: str | None = None
-    replicationClusters: list[str] | None = None  # noqa: N815
-    disableReplication: bool = False  # noqa: N815
-    deliverAt: int = 0  # noqa: N815
-    deliverAfterMs: int = 0  # noqa: N815
-
-
-class ProducerMessages(Strict):
-    """What is sent. Schemas are the JSON texts of Pulsar's SchemaInfo."""
-
-    messages: list[ProducerMessage] = Field(min_length=1)
-    producerName: str | None = None  # noqa: N815
-    keySchema: str | None = None  # noqa: N815
-    valueSchema: str | None = None  # noqa: N815
-    schemaVersion: int = -1  # noqa: N815
-
-
-class ProducerAck(BaseModel):
-    """What came of one message. `errorCode` 0: it is acknowledged; 1: try again; 2: it cannot be taken."""
-
-    messageId: str | None = None  # noqa: N815
-    errorCode: int = 0  # noqa: N815
-    errorMsg: str | None = None  # noqa: N815
-    context: str | None = None
-    schemaVersion: int = 0  # noqa: N815
-
-
-class ProducerAcks(BaseModel):
-    """In the order of the messages."""
-
-    messagePublishResults: list[ProducerAck]  # noqa: N815
-    schemaVersion: int = 0  # noqa: N815
-
-
-@dataclass(frozen=True)
-class _Message:
-    """A message on its way. `publish_time` None: now."""
-
-    key: bytes | None
-    payload: bytes | None
-    properties: Sequence[tuple[str, str]]
-    event_time: int | None
-    publish_time: int | None
-    sequence_id: int
-    producer: str
-    partition: int | None = None
-    context: str | None = None
-
-
 KeyEncoding = Annotated[TextEncoding, Query(alias="keyEncoding", description="How keys stand in the body.")]
 ValueEncoding = Annotated[TextEncoding, Query(alias="valueEncoding", description="How payloads stand in the body.")]
 
@@ -128,7 +64,7 @@ _BODY: dict[str, Any] = {
     "/persistent/{tenant}/{namespace}/{topic}",
     dependencies=[allowed(Action.PRODUCE)],
     operation_id="produce",
-    response_model_exclude_none=True,
+    response_model=ProducerAcks,
     openapi_extra=_BODY,
     responses=refusals(400, 404, 409, 412, 415, 507),
 )
@@ -139,9 +75,9 @@ async def produce(
     key_encoding: KeyEncoding = TextEncoding.UTF8,
     value_encoding: ValueEncoding = TextEncoding.UTF8,
     authoritative: bool = False,
-) -> ProducerAcks:
+) -> Response:
     """Append messages to a topic, or to the partitions of a partitioned one."""
-    records = await run_in_threadpool(_records, parts, topic)
+    records = await parts.pools[WaitsFor.DATABASE].run(_records, parts, topic)
     return await _produced(parts, request, records, key_encoding, value_encoding)
 
 
@@ -149,7 +85,7 @@ async def produce(
     "/persistent/{tenant}/{namespace}/{topic}/partitions/{partition}",
     dependencies=[allowed(Action.PRODUCE)],
     operation_id="produceToPartition",
-    response_model_exclude_none=True,
+    response_model=ProducerAcks,
     openapi_extra=_BODY,
     responses=refusals(400, 404, 409, 412, 415, 507),
 )
@@ -161,46 +97,52 @@ async def produce_to_partition(
     key_encoding: KeyEncoding = TextEncoding.UTF8,
     value_encoding: ValueEncoding = TextEncoding.UTF8,
     authoritative: bool = False,
-) -> ProducerAcks:
+) -> Response:
     """Append messages to one partition, whatever their keys."""
     if topic.partition >= 0:
         raise Problem(400, "Topic name can't contain '-partition-' suffix.")
     name = type(topic)(topic.tenant, topic.namespace, f"{topic.topic}-partition-{partition}")
-    record = await run_in_threadpool(existing.topic, parts, name)
-    return await _produced(parts, request, [record], key_encoding, value_encoding)
+    records = await parts.pools[WaitsFor.DATABASE].run(_alone, parts, name)
+    return await _produced(parts, request, records, key_encoding, value_encoding)
 
 
 def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
     """The topic, or the partitions by their number; None: that one was deleted by itself. Raises Problem (404).
 
-    A key's partition is found by the number of all, or its messages would lie in two.
+    Raises Elsewhere for a topic that another service writes, before the body is read: it goes there as it comes. A
+    key's partition is found by the number of all, or its messages would lie in two.
     """
     whole = parts.components.metadata.tenancy.partitioned(name)
     if whole is None:
-        return [existing.topic(parts, name)]
+        return _alone(parts, name)
     there = {one.name: one for one in existing.partitions(parts, whole)}
     if not there:
         raise Problem(404, "Topic partitions were not yet created")
     return [there.get(one) for one in existing.partition_names(whole)]
 
 
+def _alone(parts: Service, name: TopicName) -> list[TopicRecord | None]:
+    """The topic, or partition. Raises Elsewhere, Problem."""
+    record = existing.topic(parts, name)
+    _check_here(parts, record)
+    return [record]
+
+
 async def _produced(
     parts: Service, request: Request, records: Sequence[TopicRecord | None], key: TextEncoding, value: TextEncoding
-) -> ProducerAcks:
-    if len(records) == 1 and records[0] is not None:  # before the body is read, so that it goes on as it comes
-        await run_in_threadpool(_check_here, parts, records[0])
-    messages = _parsed(request.headers.get("content-type", ""), await request.body(), key, value)
-    targets = [_target(parts, one, records) for one in messages]
+) -> Response:
+    parsing = parts.pools[WaitsFor.PARSING]
+    kind, body = request.headers.get("content-type", ""), await request.body()
+    messages = await parsing.run(parsed, kind, body, key, value, parts.settings.limits_messages)
+    del body
+    of_record = await parsing.run(_by_target, parts, messages, records)
     results: list[ProducerAck | None] = [None] * len(messages)
-    for number, record in enumerate(records):
-        mine = [at for at, target in enumerate(targets) if target == number]
-        if not mine:
-            continue
-        some = [messages[at] for at in mine]
+    for number, mine in of_record.items():
+        record, some = records[number], [messages[at] for at in mine]
         try:
             if record is None:
                 raise Problem(404, f"the partition {number} was deleted: createMissedPartitions brings it back")
-            acks = await run_in_threadpool(_appended, parts, record, some)
+            acks = await parts.pools[WaitsFor.LOG].run(_appended, parts, record, some)
         except Elsewhere as other:
             if len(records) == 1 or record is None:
                 raise
@@ -211,17 +153,42 @@ async def _produced(
             acks = [_failed(one, error) for one in some]
         for at, ack in zip(mine, acks, strict=True):
             results[at] = ack
-    return ProducerAcks(messagePublishResults=[one for one in results if one is not None])
+    return await parsing.run(_answered, results)
+
+
+def _by_target(
+    parts: Service, messages: Sequence[NewMessage], records: Sequence[TopicRecord | None]
+) -> dict[int, list[int]]:
+    """The messages, by their place in the body, of each of `records` that gets some, in its order."""
+    found: dict[int, list[int]] = {}
+    for at, message in enumerate(messages):
+        found.setdefault(_target(parts, message, records), []).append(at)
+    return dict(sorted(found.items()))
+
+
+def _answered(results: Sequence[ProducerAck | None]) -> Response:
+    acks = ProducerAcks(messagePublishResults=[one for one in results if one is not None])
+    return Response(acks.model_dump_json(exclude_none=True), media_type="application/json")
 
 
 def _check_here(parts: Service, record: TopicRecord) -> None:
-    """Raises Elsewhere, or Problem, unless this service writes the topic or may try to."""
+    """Raises Elsewhere, Problem or StorageFull, unless this service writes the topic or may try to."""
     if not parts.producers.is_open(record):
         parts.forwarding.for_writing(record)
+    parts.components.log.check_room()
 
 
-def _appended(parts: Service, record: TopicRecord, messages: Sequence[_Message]) -> list[ProducerAck]:
+def _check_quota(parts: Service, record: TopicRecord) -> None:
+    """Raises Problem (409, 503) while the topic's backlog is over a quota that keeps producers from it."""
+    over = parts.maintenance.maintenance.over_quota.get(record.id)
+    if over is not None:
+        again = {"Retry-After": str(QUOTA_LOOK_MS // 1000)} if over.action == HOLD else None
+        raise Problem(status_of(over.error), str(over.error), again)
+
+
+def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage]) -> list[ProducerAck]:
     _check_here(parts, record)
+    _check_quota(parts, record)
     now = parts.components.clock.now_ms()
     entries: list[bytes] = []
     refused: dict[int, CompactorError] = {}
@@ -250,9 +217,24 @@ def _opened(parts: Service, record: TopicRecord) -> OpenTopic:
 
 
 async def _sent(
-    parts: Service, request: Request, service: ServiceRecord, record: TopicRecord, messages: Sequence[_Message]
+    parts: Service, request: Request, service: ServiceRecord, record: TopicRecord, messages: Sequence[NewMessage]
 ) -> list[ProducerAck]:
     """The messages of one partition, sent to the service that has it."""
+    name, parsing = record.name, parts.pools[WaitsFor.PARSING]
+    path = "/".join(("/topics/persistent", *map(segment, (name.tenant, name.namespace, name.topic))))
+    body = await parsing.run(_forwarded_body, messages)
+    try:
+        found = await parts.forwarding.post(request, service, f"{path}?keyEncoding=base64&valueEncoding=base64", body)
+        if found.status_code == 200:
+            acks = await parsing.run(ProducerAcks.model_validate_json, found.content)
+            return acks.messagePublishResults
+        raise Problem(found.status_code, str(found.json().get("reason", "")))
+    except (Problem, ValueError) as error:
+        return [_failed(one, error) for one in messages]
+
+
+def _forwarded_body(messages: Sequence[NewMessage]) -> bytes:
+    """The messages as another service takes them: JSON, keys and payloads in base64."""
     lines = [
         {
             "key": None if one.key is None else to_text(one.key, TextEncoding.BASE64),
@@ -264,23 +246,10 @@ async def _sent(
         }
         for one in messages
     ]
-    name = record.name
-    path = "/".join(
-        ("/topics/persistent", *(quote(part, safe="") for part in (name.tenant, name.namespace, name.topic)))
-    )
-    document = {"producerName": messages[0].producer, "messages": lines}
-    try:
-        found = await parts.forwarding.post(
-            request, service, f"{path}?keyEncoding=base64&valueEncoding=base64", document
-        )
-        if found.status_code == 200:
-            return ProducerAcks.model_validate(found.json()).messagePublishResults
-        raise Problem(found.status_code, str(found.json().get("reason", "")))
-    except (Problem, ValueError, ValidationError) as error:
-        return [_failed(one, error) for one in messages]
+    return msgspec.json.encode({"producerName": messages[0].producer, "messages": lines})
 
 
-def _target(parts: Service, message: _Message, records: Sequence[TopicRecord | None]) -> int:
+def _target(parts: Service, message: NewMessage, records: Sequence[TopicRecord | None]) -> int:
     """Which of `records`. Without a key it is the turn of those that are there. Raises Problem (400)."""
     partitions = len(records)
     if message.partition is not None:
@@ -295,7 +264,7 @@ def _target(parts: Service, message: _Message, records: Sequence[TopicRecord | N
     return there[partition_of(None, len(there), parts.producers.turn())]
 
 
-def _entry(message: _Message, now: int) -> bytes:
+def _entry(message: NewMessage, now: int) -> bytes:
     return encode_message(
         message.key,
         message.payload,
@@ -307,73 +276,14 @@ def _entry(message: _Message, now: int) -> bytes:
     )
 
 
-def _ack(message: _Message, answer: Answer, partition: int) -> ProducerAck:
+def _ack(message: NewMessage, answer: Answer, partition: int) -> ProducerAck:
     if isinstance(answer, CompactorError):
         return _failed(message, answer)
     first = answer.first.message_id
     return ProducerAck(messageId=str(MessageId(first.ledger_id, first.entry_id, partition)), context=message.context)
 
 
-def _failed(message: _Message, error: Exception) -> ProducerAck:
+def _failed(message: NewMessage, error: Exception) -> ProducerAck:
     retry = isinstance(error, Conflict | Unavailable) or (isinstance(error, Problem) and error.status_code >= 500)
     told = error.detail if isinstance(error, Problem) else str(error)
-    return ProducerAck(errorCode=RETRY if retry else REFUSED, errorMsg=str(told), context=message.context)
-
-
-def _parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncoding) -> list[_Message]:
-    """Raises Problem 400 or 415, InvalidRecord; then nothing was appended."""
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind in JSON_LINES:
-        if not body.strip():
-            return []
-        return [
-            _Message(
-                row.key, row.payload, row.properties or (), row.event_time, row.publish_time, number, DEFAULT_PRODUCER
-            )
-            for number, row in enumerate(parse_rows(body, key, value))
-        ]
-    if kind not in ("application/json", ""):
-        raise Problem(415, f"the content type {kind} is not known: send application/json or application/x-ndjson")
-    try:
-        sent = ProducerMessages.model_validate_json(body)
-    except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:10])
-        raise Problem(400, f"the messages cannot be taken: {said}") from error
-    for schema in (sent.keySchema, sent.valueSchema):
-        _check_schema(schema)
-    return [_message(one, sent.producerName or DEFAULT_PRODUCER, key, value) for one in sent.messages]
-
-
-def _message(sent: ProducerMessage, producer: str, key: TextEncoding, value: TextEncoding) -> _Message:
-    if sent.deliverAt or sent.deliverAfterMs:
-        raise Problem(400, "deliverAt and deliverAfterMs cannot be kept: a log delivers in order, at once")
-    try:
-        event_time = int(sent.eventTime) if sent.eventTime not in (None, "") else None
-        if event_time is not None and not -(2**63) <= event_time <= _LONG:
-            raise ValueError("eventTime does not fit into 64 bits")
-        return _Message(
-            None if sent.key is None else to_bytes(sent.key, key),
-            None if sent.payload is None else to_bytes(sent.payload, value),
-            list((sent.properties or {}).items()),
-            event_time,
-            None,
-            sent.sequenceId,
-            producer,
-            sent.partition,
-            sent.context,
-        )
-    except (ValueError, TypeError) as error:
-        raise Problem(400, f"the messages cannot be taken: {error}") from error
-
-
-def _check_schema(text: str | None) -> None:
-    if not text:
-        return
-    try:
-        kind = json.loads(text)["type"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Problem(400, "a schema is the JSON text of a SchemaInfo, with its type") from error
-    if kind not in _PLAIN_SCHEMAS:
-        raise Problem(
-            400, f"messages of the schema {kind} cannot be encoded here: encode them, and send valueEncoding=base64"
-        )
+    return ProducerAck(errorCode=RETRY if retry else REFUSED, errorMsg=masked(str(told)), context=message.context)

@@ -14,18 +14,18 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
 
 from api.access import Action, allowed_on
 from api.admin.runs import RunId, topic_of_run
 from api.problems import refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.run_looks import LOOK_MS
 from api.service import Parts, Service
 from storage.metadata.records import RunState
 
-router = APIRouter(prefix="/admin/v2", tags=["compactions"])
+router = Routes(prefix="/admin/v2", tags=["compactions"])
 
 KEEP_ALIVE_MS = 10_000
 """A quiet connection hears something so often."""

@@ -11,18 +11,16 @@ stored (`storage.ledger.rows.SCHEMA`), chunks by themselves.
 
 from __future__ import annotations
 
-import asyncio
 import io
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import aclosing, closing
 from typing import Annotated, Any
 
 import pyarrow as pa
-from fastapi import APIRouter, Header, Query, Request
-from starlette.concurrency import run_in_threadpool
+from fastapi import Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from api.access import Action, allowed
+from api.access import Action, allowed, caller_of
 from api.admin import existing
 from api.formats.encoding import TextEncoding
 from api.formats.jsonl import JsonLines
@@ -31,17 +29,19 @@ from api.paths import Topic
 from api.places import check_begins, parse_start
 from api.problems import Problem, refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor
 from storage.errors import InvalidInput, OffsetOutOfRange, SegmentElsewhere
 from storage.ledger import rows
 from storage.model import Message, TopicName
-from storage.paging import MessagesPage, PageReader, Place, RowsPage
+from storage.paging import MessagesPage, PageReader, RowsPage
 from storage.reader import Limits, messages
+from storage.reader_state import ReaderState
 from storage.start import Reset, Start
 from storage.topic import Topic as OpenTopic
-from storage.topic_reader import POLL_SECONDS
 
-router = APIRouter(prefix="/admin/v2", tags=["read"])
+router = Routes(prefix="/admin/v2", tags=["read"])
 
 JSON_LINES = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -97,60 +97,64 @@ async def read_messages(
     accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
 ) -> Response:
     """Messages of a topic, raw or compacted, from a place on."""
-    place = Place.parse(start, parse_start)
-    if place.standing and not read_compacted:
+    state = ReaderState.from_token(start, parse_start)
+    if state.compacted is not None and not read_compacted:
         raise Problem(400, f"the start {start} is one of a read with readCompacted=true: ask with it")
-    if stream and (place.standing or place.given >= 0):
+    if stream and (state.compacted is not None or state.delivered >= 0):
         raise Problem(400, f"the start {start} is one of a page: ask for pages, or stream from an offset")
     kind = _kind_of(accept)
-    source = await run_in_threadpool(_opened, parts, topic, place.start)
-    if place.standing:
-        await run_in_threadpool(_check_standing, parts, source, place)
+    waiting = parts.pools[WaitsFor.STORE]
+    source = await parts.pools[WaitsFor.DATABASE].run(_opened, parts, topic, state)
     encodings = key_encoding, value_encoding
     if stream:
-        await run_in_threadpool(check_begins, source, place.start)
-        body = _all(source, place, read_compacted, reset, Limits(limit, max_bytes), kind, *encodings)
-        first = await run_in_threadpool(next, body, b"")  # what is wrong from the beginning has a status of its own
-        return StreamingResponse(_behind(first, body), media_type=kind)
+        await waiting.run(check_begins, source, state.start)
+        body = _all(source, state.start, read_compacted, reset, Limits(limit, max_bytes), kind, *encodings)
+        first = await waiting.run(next, body, b"")  # what is wrong from the beginning has a status of its own
+        return StreamingResponse(waiting.each(_behind(first, body)), media_type=kind)
     settings = parts.settings
     limits = Limits(
         min(limit or PAGE_MESSAGES, settings.read_max_messages),
         min(max_bytes or settings.read_max_bytes, settings.read_max_bytes),
     )
-    reader = source.page_reader(place, read_compacted, reset)
-    clock = parts.components.clock
+    reader = source.page_reader(state, read_compacted, reset)
+    deadline = parts.components.clock.now_ms() + wait_ms
     if FORWARDED in request.headers:  # or the service that asks would take the silence for a dead one
-        wait_ms = min(wait_ms, settings.forwarding_timeout_ms // 2)
-    deadline = clock.now_ms() + wait_ms
-    page, is_empty = await run_in_threadpool(_page, reader, kind, limits)
+        deadline -= max(wait_ms - settings.forwarding_timeout_ms // 2, 0)
+    page, is_empty = await waiting.run(_page, reader, kind, limits)
     if is_empty:  # what was found was there
-        await run_in_threadpool(check_begins, source, place.start)
-    while is_empty and clock.now_ms() < deadline and not await request.is_disconnected():
-        await asyncio.sleep(POLL_SECONDS)
-        try:
-            page, is_empty = await run_in_threadpool(_page, reader, kind, limits)
-        except SegmentElsewhere:
-            break  # another service appends since then: the next page is asked of it, from the end that was found here
-    content = await run_in_threadpool(_encoded, page, *encodings)
-    return Response(content, media_type=kind, headers={NEXT: str(page.next)})
+        await waiting.run(check_begins, source, state.start)
+    if is_empty and deadline > parts.components.clock.now_ms():
+        changes = parts.polls.changes(source.record.id, deadline, request.is_disconnected)
+        with parts.polls.turn(caller_of(request).name):
+            async with aclosing(changes):
+                async for _ in changes:
+                    try:
+                        page, is_empty = await waiting.run(_page, reader, kind, limits)
+                    except SegmentElsewhere:  # another service appends since then: the next page is asked of it
+                        break
+                    if not is_empty:
+                        break
+    content = await waiting.run(_encoded, page, *encodings)
+    return Response(content, media_type=kind, headers={NEXT: page.next.to_token()})
 
 
-def _opened(parts: Service, name: TopicName, start: Start) -> OpenTopic:
-    """The topic, if this service can read it from there. Raises Problem, Elsewhere."""
+def _opened(parts: Service, name: TopicName, state: ReaderState) -> OpenTopic:
+    """The topic, if this service can read it from there. Raises Problem, Elsewhere, OffsetOutOfRange."""
     if parts.components.metadata.tenancy.partitioned(name) is not None:
         raise Problem(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
-    parts.forwarding.for_reading(existing.topic(parts, name), start)
-    return parts.components.topic(name)
+    parts.forwarding.for_reading(existing.topic(parts, name), state.start)
+    source = parts.components.topic(name)
+    if state.compacted is not None:
+        _check_ledger(parts, source, state)
+    return source
 
 
-def _check_standing(parts: Service, source: OpenTopic, place: Place) -> None:
-    """Raises OffsetOutOfRange for a place in a compacted ledger that the topic never had."""
-    entered, compacted = place.entered, source.snapshot().compacted
-    if entered is None or (compacted is not None and compacted.ledger_id == entered):
-        return
-    if not parts.components.metadata.has_had_compacted(source.record.id, entered):
+def _check_ledger(parts: Service, source: OpenTopic, state: ReaderState) -> None:
+    """Raises OffsetOutOfRange for a state in a compacted ledger that the topic never had."""
+    ledger_id = None if state.compacted is None else state.compacted.ledger_id
+    if ledger_id is not None and not parts.components.metadata.has_had_compacted(source.record.id, ledger_id):
         raise OffsetOutOfRange(
-            f"the start {place} names the compacted ledger {entered}, which {source.name} has never had",
+            f"the start {state.to_token()} names the compacted ledger {ledger_id}, which {source.name} has never had",
             "read again from earliest, into an empty state",
         )
 
@@ -196,7 +200,7 @@ def _write(lines: JsonLines, message: Message) -> None:
 
 def _all(
     source: OpenTopic,
-    place: Place,
+    start: Start,
     read_compacted: bool,
     reset: Reset,
     limits: Limits,
@@ -205,7 +209,7 @@ def _all(
     value: TextEncoding,
 ) -> Generator[bytes, None, None]:
     """The pieces of a stream. The end of an Arrow stream is marked: one without has been cut off."""
-    batches = source.read(place.start, read_compacted, limits.messages, limits.bytes, reset)
+    batches = source.read(start, read_compacted, limits.messages, limits.bytes, reset)
     if kind == ARROW:
         yield from _arrow(batches)
         return
@@ -233,7 +237,7 @@ def _arrow(batches: Iterator[pa.RecordBatch]) -> Generator[bytes, None, None]:
     yield buffer.getvalue()
 
 
-def _behind(first: bytes, rest: Generator[bytes, None, None]) -> Iterator[bytes]:
+def _behind(first: bytes, rest: Generator[bytes, None, None]) -> Generator[bytes, None, None]:
     with closing(rest):
         if first:
             yield first

@@ -1,7 +1,8 @@
 """Retention of namespaces and topics, as Pulsar has it: minutes and MiB, -1 for no limit.
 
 It is kept as the policies `retention.minutes` and `retention.bytes` (docs/policies.md), and matters where the cleanup
-policy has `delete`. Set here, it takes the place of `retention.ms` and `retention.hours` of the same scope.
+policy has `delete`; where that has not and nobody sets a retention, everything is kept. Set here, it takes the place of
+`retention.ms` and `retention.hours` of the same scope.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Body
+from fastapi import Body
 from pydantic import Field
 from starlette.responses import Response
 
@@ -18,10 +19,13 @@ from api.admin import existing
 from api.admin.bodies import Strict, done, unset
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from compactor.retention import DELETE
 from storage.metadata.policy_store import namespace_scope, topic_scope
+from storage.policy_resolution import Origin
 
-router = APIRouter(prefix="/admin/v2", tags=["retention"])
+router = Routes(prefix="/admin/v2", tags=["retention"])
 
 _MIB = 1 << 20
 _MINUTES, _BYTES = "retention.minutes", "retention.bytes"
@@ -70,7 +74,7 @@ def get_namespace_retention(parts: Parts, namespace: Namespace) -> Response | di
 def set_namespace_retention(parts: Parts, namespace: Namespace, retention: RetentionBody) -> Response:
     """Set it for the namespace."""
     existing.namespace(parts, namespace)
-    set_retention(parts, namespace_scope(namespace), retention)
+    set_retention(parts, [namespace_scope(namespace)], retention)
     return done()
 
 
@@ -84,7 +88,7 @@ def set_namespace_retention(parts: Parts, namespace: Namespace, retention: Reten
 def remove_namespace_retention(parts: Parts, namespace: Namespace) -> Response:
     """Let the broker's hold again."""
     existing.namespace(parts, namespace)
-    remove_retention(parts, namespace_scope(namespace))
+    remove_retention(parts, [namespace_scope(namespace)])
     return done()
 
 
@@ -102,7 +106,10 @@ def get_topic_retention(parts: Parts, topic: Topic, applied: bool = False) -> Re
     if not applied:
         found = retention_of(policies.of_scope(topic_scope(record)))
         return unset() if found is None else found
-    held = policies.effective(record)
+    resolved = policies.resolved(record)
+    held, origins = resolved.policies, resolved.origins
+    if DELETE not in held.cleanup_policy and {origins[name] for name in (*_TIMES, _BYTES)} == {Origin.DEFAULT}:
+        return _document(-1, -1)  # the default of Kafka's policy `delete`, which does not hold here
     time = held.retention_ms_effective
     return _document(-1 if time is None else time // 60_000, held.retention_bytes)
 
@@ -116,8 +123,7 @@ def get_topic_retention(parts: Parts, topic: Topic, applied: bool = False) -> Re
 )
 def set_topic_retention(parts: Parts, topic: Topic, retention: RetentionBody) -> Response:
     """Set it for the topic, or all its partitions."""
-    for record in existing.with_policies(parts, topic):
-        set_retention(parts, topic_scope(record), retention)
+    set_retention(parts, list(map(topic_scope, existing.with_policies(parts, topic))), retention)
     return done()
 
 
@@ -130,8 +136,7 @@ def set_topic_retention(parts: Parts, topic: Topic, retention: RetentionBody) ->
 )
 def remove_topic_retention(parts: Parts, topic: Topic) -> Response:
     """Let the namespace's hold again."""
-    for record in existing.with_policies(parts, topic):
-        remove_retention(parts, topic_scope(record))
+    remove_retention(parts, list(map(topic_scope, existing.with_policies(parts, topic))))
     return done()
 
 
@@ -159,20 +164,17 @@ def check_retention(retention: Retention) -> None:
         raise Problem(412, _ZERO)
 
 
-def set_retention(parts: Service, scope: str, retention: Retention) -> None:
-    """Raises Problem 412 for what a broker refuses."""
+def set_retention(parts: Service, scopes: list[str], retention: Retention) -> None:
+    """In each of these scopes, or in none. Raises Problem 412 for what a broker refuses."""
     check_retention(retention)
     time, size = retention.retentionTimeInMinutes, retention.retentionSizeInMB
-    policies = parts.components.metadata.policies
-    policies.set(scope, _MINUTES, time)
-    policies.set(scope, _BYTES, size * _MIB if size > 0 else size)
-    for name in _TIMES.keys() - {_MINUTES}:
-        policies.remove(scope, name)
+    values = {_MINUTES: time, _BYTES: size * _MIB if size > 0 else size}
+    parts.components.metadata.policies.change(scopes, values, _TIMES.keys() - {_MINUTES})
 
 
-def remove_retention(parts: Service, scope: str) -> None:
-    for name in (*_TIMES, _BYTES):
-        parts.components.metadata.policies.remove(scope, name)
+def remove_retention(parts: Service, scopes: list[str]) -> None:
+    """In each of these scopes, or in none."""
+    parts.components.metadata.policies.change(scopes, {}, [*_TIMES, _BYTES])
 
 
 def _document(minutes: int, size: int) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -13,16 +13,18 @@ from api.access import Action, allowed, allowed_on
 from api.admin import existing
 from api.admin.bodies import done
 from api.documents import run_document
+from api.masking import masked
 from api.paths import Topic
 from api.problems import refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts, Service
 from storage.errors import NotFound
 from storage.metadata.control_records import ControlRecord
 from storage.metadata.records import RunRecord, RunState, TopicRecord
 from storage.model import TopicName
 
-router = APIRouter(prefix="/admin/v2", tags=["compactions"])
+router = Routes(prefix="/admin/v2", tags=["compactions"])
 
 _PATH = "/persistent/{tenant}/{namespace}/{topic}"
 MOST_RUNS = 10_000
@@ -216,9 +218,13 @@ def control(parts: Parts, topic: Topic) -> list[Control]:
     responses=refusals(404, 412),
 )
 def pause(parts: Parts, topic: Topic) -> list[Control]:
-    """Stop a run that is under way and make none until it is resumed, as many times as it was paused (S5)."""
-    metadata = parts.components.metadata
-    return [_control(record, metadata.control.pause(record.id)) for record in existing.topics(parts, topic)]
+    """Stop a run that is under way and make none until it is resumed, as many times as it was paused (S5).
+
+    Of a partitioned topic all partitions are paused, or none.
+    """
+    records = existing.topics(parts, topic)
+    made = parts.components.metadata.control.pause_all([record.id for record in records])
+    return [_control(record, one) for record, one in zip(records, made, strict=True)]
 
 
 @router.post(
@@ -228,9 +234,10 @@ def pause(parts: Parts, topic: Topic) -> list[Control]:
     responses=refusals(404, 409, 412),
 )
 def resume(parts: Parts, topic: Topic) -> list[Control]:
-    """Take back one pause. 409 for a topic that is not paused."""
-    metadata = parts.components.metadata
-    return [_control(record, metadata.control.resume(record.id)) for record in existing.topics(parts, topic)]
+    """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
+    records = existing.topics(parts, topic)
+    made = parts.components.metadata.control.resume_all([record.id for record in records])
+    return [_control(record, one) for record, one in zip(records, made, strict=True)]
 
 
 @router.post(
@@ -241,8 +248,9 @@ def resume(parts: Parts, topic: Topic) -> list[Control]:
 )
 def abort(parts: Parts, topic: Topic) -> list[Control]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
-    metadata = parts.components.metadata
-    return [_control(record, metadata.control.abort(record.id)) for record in existing.topics(parts, topic)]
+    records = existing.topics(parts, topic)
+    made = parts.components.metadata.control.abort_all([record.id for record in records])
+    return [_control(record, one) for record, one in zip(records, made, strict=True)]
 
 
 def _shown(parts: Service, runs: list[tuple[TopicName, RunRecord]]) -> list[dict[str, Any]]:
@@ -270,5 +278,5 @@ def _control(topic: TopicRecord, control: ControlRecord, running: bool = False) 
         aborting=control.aborting,
         failures=control.failures,
         retry_at=control.retry_at,
-        last_error=control.last_error,
+        last_error=masked(control.last_error),
     )

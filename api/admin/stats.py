@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 
 from api.access import Action, allowed
 from api.admin import existing
 from api.admin.figures import Figures, compaction_figures, figures
 from api.admin.lookup import service_urls
 from api.admin.stats_documents import (
+    EXCLUSIVE,
     CompactionStats,
     OfflineTopicStats,
     PartitionedMetadata,
@@ -22,13 +23,16 @@ from api.admin.stats_documents import (
 )
 from api.paths import Topic
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
-from storage.metadata.records import COMPACTED_LEDGER_PROPERTY
+from api.waiting import WaitsFor, waits_for
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
 from storage.metadata.stats import CursorStanding
 from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
+from storage.policies import TopicPolicies
 
-router = APIRouter(prefix="/admin/v2", tags=["stats"])
+router = Routes(prefix="/admin/v2", tags=["stats"])
 
 Precise = Annotated[bool, Query(alias="getPreciseBacklog", description="Count single acknowledgements, too.")]
 Sizes = Annotated[bool, Query(alias="subscriptionBacklogSize", description="With the backlog's bytes; else -1.")]
@@ -45,6 +49,7 @@ NOT_COUNTED = -1
     response_model_exclude_none=True,
     responses=refusals(404, 412),
 )
+@waits_for(WaitsFor.LOG)
 def get_stats(
     parts: Parts,
     request: Request,
@@ -55,7 +60,8 @@ def get_stats(
 ) -> TopicStats:
     """A topic's stats."""
     found = of_topic(parts, topic, precise=precise)
-    return topic_stats(found, _owner(parts, request), sizes=sizes, earliest=earliest)
+    policies = parts.components.metadata.policies.effective(found.standing.topic)
+    return topic_stats(found, policies, _owner(parts, request), sizes=sizes, earliest=earliest)
 
 
 @router.get(
@@ -65,6 +71,7 @@ def get_stats(
     response_model_exclude_none=True,
     responses=refusals(404, 412),
 )
+@waits_for(WaitsFor.LOG)
 def get_partitioned_stats(
     parts: Parts,
     request: Request,
@@ -77,15 +84,22 @@ def get_partitioned_stats(
     """The stats of all partitions, summed, and, unless `perPartition=false`, each by itself."""
     whole = partitioned(parts, topic)
     owner = _owner(parts, request)
+    policies: TopicPolicies | None = None
     each = {}
     for name in existing.partition_names(whole):
         found = figures(parts, name, precise=precise)
         if found is not None:
-            each[str(name)] = topic_stats(found, owner, sizes=sizes, earliest=earliest)
+            # What is set is set for the whole, so the first partition's are those of all.
+            policies = policies or parts.components.metadata.policies.effective(found.standing.topic)
+            each[str(name)] = topic_stats(found, policies, owner, sizes=sizes, earliest=earliest)
     summed = PartitionedTopicStats.model_validate(summed_fields(list(each.values())))
     summed.metadata = PartitionedMetadata(partitions=whole.partitions)
+    summed.oldest_backlog_message_age_seconds = 0
     if per_partition:
         summed.partitions = each
+    for one in (summed, *each.values()):
+        if COMPACTION_CURSOR in one.subscriptions:
+            one.subscriptions[COMPACTION_CURSOR].type = EXCLUSIVE
     return summed
 
 
@@ -95,6 +109,7 @@ def get_partitioned_stats(
     operation_id="getBacklog",
     responses=refusals(404, 412),
 )
+@waits_for(WaitsFor.LOG)
 def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicStats:
     """How much a topic holds, and how much of it lies before its slowest cursor."""
     found = of_topic(parts, topic)
@@ -113,10 +128,14 @@ def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicSta
 
 
 def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: bool = False) -> Figures:
-    """404 in the words of a broker, also for a partitioned topic."""
+    """404 in the words of a broker; for a partitioned topic it says what to ask for instead."""
     found = figures(parts, topic, lines=lines, precise=precise)
     if found is None:
-        raise existing.not_found(parts, topic)
+        problem = existing.not_found(parts, topic)
+        if parts.components.metadata.tenancy.partitioned(topic) is not None:
+            whole = "it is a partitioned topic, ask for partitioned-stats or partitioned-internalStats"
+            raise Problem(404, f"{problem.detail}: {whole}")
+        raise problem
     return found
 
 
@@ -128,7 +147,7 @@ def partitioned(parts: Service, topic: TopicName) -> PartitionedTopic:
     return whole
 
 
-def topic_stats(found: Figures, owner: str, *, sizes: bool, earliest: bool) -> TopicStats:
+def topic_stats(found: Figures, policies: TopicPolicies, owner: str, *, sizes: bool, earliest: bool) -> TopicStats:
     """The document of one topic."""
     standing = found.standing
     compaction = compaction_figures(standing)
@@ -138,6 +157,8 @@ def topic_stats(found: Figures, owner: str, *, sizes: bool, earliest: bool) -> T
         msg_in_counter=found.end,
         storage_size=found.size,
         backlog_size=max((found.backlog_bytes(one) for one in standing.cursors), default=0),
+        backlog_quota_limit_size=policies.backlog_quota_bytes,
+        backlog_quota_limit_time=policies.backlog_quota_seconds,
         earliest_msg_publish_time_in_backlogs=_earliest(waiting) if earliest else 0,
         subscriptions={one.record.name: _subscription(found, one, sizes, earliest) for one in standing.cursors},
         deduplication_status="Disabled",
@@ -175,6 +196,8 @@ def summed_fields(each: Sequence[TopicStats]) -> dict[str, object]:
         (one.earliest_msg_publish_time_in_backlogs for one in each if one.earliest_msg_publish_time_in_backlogs),
         default=0,
     )
+    for name in ("backlog_quota_limit_size", "backlog_quota_limit_time"):
+        total[name] = getattr(each[-1], name)
     total["topic_creation_time_stamp"] = min(one.topic_creation_time_stamp for one in each)
     total["last_publish_time_stamp"] = max(one.last_publish_time_stamp for one in each)
     return total

@@ -10,6 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 NO_LIMIT = -1
+NO_CONSUMER = "None"
+"""The type of a subscription to which no consumer is attached."""
+EXCLUSIVE = "Exclusive"
+"""The type of a subscription that one consumer reads."""
 
 
 class Document(BaseModel):
@@ -45,6 +49,7 @@ class SubscriptionStats(Document):
     msg_delayed: int = 0
     msg_in_replay: int = 0
     unacked_messages: int = 0
+    type: str = NO_CONSUMER
     msg_rate_expired: float = 0.0
     msg_expired: int = 0
     total_msg_expired: int = 0
@@ -183,6 +188,7 @@ class TopicInternalStats(Document):
     state: str = "LedgerOpened"
     ledgers: list[LedgerInfo] = Field(default_factory=list)
     cursors: dict[str, CursorStats] = Field(default_factory=dict)
+    properties: dict[str, str] = Field(default_factory=dict)
     schema_ledgers: list[LedgerInfo] = Field(default_factory=list)
     compacted_ledger: LedgerInfo
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Depends, Path, Query
+from fastapi import Body, Depends, Path, Query
 from starlette.responses import Response
 
 from api.access import Action, allowed
@@ -36,13 +36,15 @@ from api.admin.entries import MOST_ENTRIES, NOT_FOUND, RESPONSE, entries, entry_
 from api.paths import Topic, decoded
 from api.places import is_behind_end
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from storage.errors import Conflict
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import MessageId
 from storage.start import AtOffset
 
-router = APIRouter(prefix="/admin/v2", tags=["subscriptions"])
+router = Routes(prefix="/admin/v2", tags=["subscriptions"])
 
 EXISTS = "Subscription already exists for topic"
 
@@ -66,6 +68,7 @@ def list_subscriptions(parts: Parts, topic: Topic, authoritative: bool = False) 
     status_code=204,
     responses=refusals(400, 404, 409, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def create_subscription(
     parts: Parts,
     topic: Topic,
@@ -153,6 +156,7 @@ def set_properties(
     response_class=Response,
     responses=RESPONSE | refusals(404, 405, 412, 507),
 )
+@waits_for(WaitsFor.STORE)
 def peek(
     parts: Parts,
     topic: Topic,

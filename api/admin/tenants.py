@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Request
+from fastapi import Body, Depends, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -13,11 +13,12 @@ from api.admin.bodies import Strict, done
 from api.admin.lookup import service_urls
 from api.paths import named
 from api.problems import Problem, missing_told, refusals
+from api.routes import Routes
 from api.service import Parts, Service
 from storage.errors import Conflict, InvalidTopicName, NotFound
 from storage.model import TopicName
 
-router = APIRouter(prefix="/admin/v2", tags=["tenants"])
+router = Routes(prefix="/admin/v2", tags=["tenants"])
 
 NO_TENANT = "Tenant does not exist"
 

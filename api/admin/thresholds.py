@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from api.access import Action, allowed
@@ -12,10 +11,11 @@ from api.admin import existing
 from api.admin.bodies import UNREADABLE, LongBody, done, number_schema, unset
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts
 from storage.metadata.policy_store import namespace_scope, topic_scope
 
-router = APIRouter(prefix="/admin/v2", tags=["compaction"])
+router = Routes(prefix="/admin/v2", tags=["compaction"])
 
 THRESHOLD = "compaction.threshold.bytes"
 _BODY = number_schema("Bytes behind the horizon that are still no reason to compact; 0: off.", 1_048_576)
@@ -97,8 +97,7 @@ def set_threshold(parts: Parts, topic: Topic, threshold: LongBody) -> Response:
     records = existing.with_policies(parts, topic)
     if threshold < 0:
         raise Problem(412, "Invalid value for compactionThreshold")
-    for record in records:
-        parts.components.metadata.policies.set(topic_scope(record), THRESHOLD, threshold)
+    parts.components.metadata.policies.change(list(map(topic_scope, records)), {THRESHOLD: threshold})
     return done()
 
 
@@ -111,8 +110,8 @@ def set_threshold(parts: Parts, topic: Topic, threshold: LongBody) -> Response:
 )
 def remove_threshold(parts: Parts, topic: Topic) -> Response:
     """Let the namespace's hold again; none is no error."""
-    for record in existing.with_policies(parts, topic):
-        parts.components.metadata.policies.remove(topic_scope(record), THRESHOLD)
+    scopes = list(map(topic_scope, existing.with_policies(parts, topic)))
+    parts.components.metadata.policies.change(scopes, {}, [THRESHOLD])
     return done()
 
 

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Query
+from fastapi import Body, Query
 from starlette.responses import Response
 
 from api.access import Action, allowed
 from api.admin import existing
 from api.admin.bodies import TextByName, done
+from api.admin.bundles import bundle_of
+from api.admin.not_offered import check_no_shadow
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
+from api.routes import Routes
 from api.service import Parts, Service
+from api.waiting import WaitsFor, waits_for
 from storage.errors import Conflict, LeaseHeld, NotFound
 from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
 from storage.owner import owner_name, same_process
 
-router = APIRouter(prefix="/admin/v2", tags=["topics"])
+router = Routes(prefix="/admin/v2", tags=["topics"])
 
 EXISTS = "This topic already exists"
 NO_NAMESPACE = "Namespace not found"
@@ -37,10 +41,12 @@ Properties = Annotated[TextByName | None, Body(description="Properties of the to
 def list_topics(
     parts: Parts,
     namespace: Namespace,
+    bundle: Annotated[str | None, Query(description="Only of this bundle.")] = None,
 ) -> list[str]:
     """The topics of a namespace, partitions one by one."""
     existing.namespace(parts, namespace)
-    return [str(one.name) for one in parts.components.metadata.topics_in(namespace)]
+    names = (one.name for one in parts.components.metadata.topics_in(namespace))
+    return [str(name) for name in names if bundle is None or bundle_of(name) == bundle]
 
 
 @router.put(
@@ -52,6 +58,7 @@ def list_topics(
 )
 def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> Response:
     """Make a topic without partitions."""
+    check_no_shadow(properties or {})
     tenancy = parts.components.metadata.tenancy
     whole = _whole_of_partition(parts, topic)
     if tenancy.partitioned(topic) is not None:
@@ -74,6 +81,7 @@ def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> R
     status_code=204,
     responses=refusals(404, 409, 412),
 )
+@waits_for(WaitsFor.LOG)
 def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> Response:
     """Delete a topic with all that belongs to it; a compaction that runs is stopped and never publishes (S8).
 
@@ -183,7 +191,7 @@ def _whole_of_partition(parts: Service, topic: TopicName) -> PartitionedTopic | 
 
     A name of a partition is for partitions. 412 in the words of a broker.
     """
-    whole = existing.whole_of(topic)
+    whole = topic.whole
     if whole is None:
         return None
     found = parts.components.metadata.tenancy.partitioned(whole)

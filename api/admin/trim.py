@@ -1,28 +1,32 @@
 """Letting old raw ledgers go on demand: as the topic's cleanup policies say, or all before a message (C1, C2, T3).
 
-It is a dry run unless `dryRun` is false. Ledgers are listed no more at once; their objects go with a later garbage
-collection, after `file.delete.delay.ms`.
+Without the query parameter `dryRun` this is Pulsar's call: the policies are applied, and the answer is empty, as
+Pulsar's clients wait for ever if a call that answers nothing answers a list. With it the answer reports what went, or
+would. Ledgers are listed no more at once; their objects go with a later garbage collection, after
+`file.delete.delay.ms`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
-from pydantic import BaseModel, Field
+from fastapi import Body, Query
+from pydantic import BaseModel
 
 from api.access import Action, allowed
 from api.admin import existing
-from api.admin.bodies import Strict
+from api.admin.bodies import Strict, done
 from api.documents import trim_document
 from api.paths import Topic
 from api.places import parse_trim_place
 from api.problems import Problem, refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts
+from api.waiting import WaitsFor, waits_for
 from compactor.retention import Retention
 
-router = APIRouter(prefix="/admin/v2", tags=["trim"])
+router = Routes(prefix="/admin/v2", tags=["trim"])
 
 
 class Trim(Strict):
@@ -31,7 +35,6 @@ class Trim(Strict):
 
     before: str | int | None = None
     force: bool = False
-    dryRun: bool = Field(default=True, description="Say what would go, and change nothing.")  # noqa: N815
 
 
 class TrimmedLedger(BaseModel):
@@ -66,15 +69,24 @@ class TrimReport(BaseModel):
     tail_left: str | None
 
 
+DryRun = Annotated[
+    bool | None, Query(alias="dryRun", description="Report what would go (true), or let it go and report it (false).")
+]
+
+
 @router.post(
     "/persistent/{tenant}/{namespace}/{topic}/trim",
     dependencies=[allowed(Action.ADMIN), KNOWN_QUERY],
     operation_id="trimTopic",
     response_model=list[TrimReport],
-    responses=refusals(400, 404, 405, 409, 412, 507),
+    responses={204: {"description": "Trimmed, as `dryRun` was not given."}, **refusals(400, 404, 405, 409, 412, 507)},
 )
-def trim(parts: Parts, topic: Topic, wanted: Annotated[Trim, Body()] = Trim()) -> Any:  # noqa: B008
-    """Let raw ledgers of a topic, or of each partition, go. A dry run by default."""
+@waits_for(WaitsFor.WORK)
+def trim(parts: Parts, topic: Topic, wanted: Annotated[Trim | None, Body()] = None, dry_run: DryRun = None) -> Any:
+    """Let raw ledgers of a topic, or of each partition, go; with `dryRun`, report them, or what would go."""
+    if wanted is not None and dry_run is None:
+        raise Problem(400, "with a body the query says what is wanted: dryRun=true reports, dryRun=false trims")
+    wanted = wanted or Trim()
     place = None if wanted.before is None else parse_trim_place(str(wanted.before))
     records = existing.topics(parts, topic)
     components = parts.components
@@ -82,12 +94,12 @@ def trim(parts: Parts, topic: Topic, wanted: Annotated[Trim, Body()] = Trim()) -
         raise Problem(405, "Trim before a message is not allowed for a partitioned topic: trim its partitions")
     for record in records:
         parts.forwarding.for_reading(record)
-    retention = Retention(components.metadata, components.store, components.clock, components.log)
+    retention = Retention(components.metadata, parts.patient_store, components.clock, components.log)
     found = []
     for record in records:
         if place is None:
-            done = retention.apply(record, dry_run=wanted.dryRun, force=wanted.force)
+            trimmed = retention.apply(record, dry_run=bool(dry_run), force=wanted.force)
         else:
-            done = retention.trim(record, place, dry_run=wanted.dryRun, force=wanted.force)
-        found.append(trim_document(done))
-    return found
+            trimmed = retention.trim(record, place, dry_run=bool(dry_run), force=wanted.force)
+        found.append(trim_document(trimmed))
+    return done() if dry_run is None else found

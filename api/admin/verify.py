@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
 from pydantic import BaseModel
 
 from api.access import Action, allowed
@@ -16,11 +15,13 @@ from api.documents import verify_document
 from api.paths import Topic
 from api.problems import Problem, refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts
+from api.waiting import WaitsFor, waits_for
 from compactor.engine import InProcess
 from compactor.verify import Verifier
 
-router = APIRouter(prefix="/admin/v2", tags=["compactions"])
+router = Routes(prefix="/admin/v2", tags=["compactions"])
 
 
 class Difference(BaseModel):
@@ -55,6 +56,7 @@ class VerifyReport(BaseModel):
     response_model=list[VerifyReport],
     responses=refusals(404, 409, 412, 507),
 )
+@waits_for(WaitsFor.WORK)
 def verify(parts: Parts, topic: Topic) -> Any:
     """A report of the topic, or one of each partition. 409 while another one is under way here."""
     records = existing.topics(parts, topic)
@@ -62,7 +64,7 @@ def verify(parts: Parts, topic: Topic) -> Any:
     if not parts.verifying.acquire(blocking=False):
         raise Problem(409, "another topic is being verified by this service: try again when it has finished")
     try:
-        verifier = Verifier(components.metadata, components.store, components.clock, InProcess())
+        verifier = Verifier(components.metadata, parts.patient_store, components.clock, InProcess())
         return [verify_document(verifier.verify(record.name)) for record in records]
     finally:
         parts.verifying.release()

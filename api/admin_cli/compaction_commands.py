@@ -18,6 +18,7 @@ from api.admin_cli.arguments import (
     parse_bytes,
     retention,
 )
+from api.admin_cli.following import follow_requests, newest_runs
 from api.admin_cli.session import OutputName, Session, namespace_path, session, topic_path
 from api.cli.talk import say
 
@@ -32,11 +33,22 @@ _WORDS = {
 """What Pulsar's tool prints."""
 
 
-def compact(context: typer.Context, topic: Topic) -> None:
-    """Have a topic compacted; of a partitioned topic, each partition."""
+def compact(
+    context: typer.Context,
+    topic: Topic,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the request until its run has ended.")] = False,
+) -> None:
+    """Have a topic compacted; of a partitioned topic, each partition.
+
+    With --wait: show the run that took the request when it has ended. Ends with exit code 9 if it ended with an error
+    or was cancelled; if nothing is new, there is none.
+    """
     admin = session(context)
+    before = newest_runs(admin, topic) if wait else {}
     admin.service.put(topic_path(topic, "compaction"))
     admin.done(f"Topic compaction requested for {topic}")
+    if wait:
+        follow_requests(admin, before)
 
 
 def compaction_status(

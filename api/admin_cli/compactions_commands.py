@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from api.admin_cli import exit_codes
 from api.admin_cli.arguments import Topic
-from api.admin_cli.session import OutputName, Session, path, session, to_terminal, topic_path
+from api.admin_cli.following import RUN_COLUMNS, follow, show_ended, watch_topic
+from api.admin_cli.session import OutputName, path, session, topic_path
 from api.cli.names import TOPIC_HELP
-from api.cli.talk import number, say
-from storage.errors import InvalidInput, NotFound, Unavailable
+from storage.errors import InvalidInput
 
 _COMPACTIONS = ("admin", "v2", "compactions")
-_RUN_COLUMNS = ("run", "topic", "state", "phase", "started_at", "finished_at", "compacted_ledger", "error")
 _CONTROL_COLUMNS = ("topic", "state", "cause", "paused", "failures", "retry_at", "last_error")
-_CONNECTIONS = 5
-"""How often in a row a watch begins anew when its connection breaks."""
-_AGAIN_SECONDS = 1.0
 
 
 class StateName(StrEnum):
@@ -47,7 +38,7 @@ def list_runs(
     """List compaction runs, the newest first."""
     admin = session(context)
     there = path(*_COMPACTIONS) if topic is None else topic_path(topic, "compactions")
-    admin.show(admin.service.get(there, limit=limit, state=state and state.value), _RUN_COLUMNS)
+    admin.show(admin.service.get(there, limit=limit, state=state and state.value), RUN_COLUMNS)
 
 
 def show_run(context: typer.Context, run: Run) -> None:
@@ -74,28 +65,24 @@ def cancel_run(
 def watch_run(
     context: typer.Context,
     run: Annotated[int | None, typer.Argument(metavar="[RUN]", min=1, max=2**63 - 1, help="Its number.")] = None,
-    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help=f"Its newest run. {TOPIC_HELP}")] = None,
+    topic: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help=f"What is requested of it, or its newest run. {TOPIC_HELP}")
+    ] = None,
 ) -> None:
     """Follow a run until it has ended, then show it.
 
-    How far it is stands on stderr: in one live line on a terminal, otherwise a line whenever something has changed.
-    Ends with exit code 9 if the run ends with an error or is cancelled.
+    With --topic the run that takes the topic's request, if one waits, else its newest one; of a partitioned topic those
+    of its partitions. How far a run is stands on stderr: in one live line on a terminal, otherwise a line whenever
+    something has changed. Ends with exit code 9 if a run ends with an error or is cancelled.
     """
     if (run is None) == (topic is None):
         raise InvalidInput("watch takes one of a run and a topic", "give RUN or --topic")
     admin = session(context)
     if run is None:
         assert topic is not None
-        newest = admin.service.get(topic_path(topic, "compactions"), limit=1)
-        if not newest:
-            raise NotFound(f"{topic} has no compaction run", "have it compacted with `topics compact`")
-        run = newest[0]["run"]
-    ended = _follow(admin, run)
-    admin.show(ended)
-    if ended["state"] != StateName.SUCCESS:
-        why = " ".join(str(ended.get("error") or "no reason is known").split())
-        say(f"compactor-admin: run {run} of {ended['topic']} ended with {ended['state']}: {why}")
-        raise typer.Exit(exit_codes.RUN_FAILED)
+        watch_topic(admin, topic)
+    else:
+        show_ended(admin, [follow(admin, run)], alone=True)
 
 
 def pause(context: typer.Context, topic: Topic) -> None:
@@ -130,7 +117,7 @@ def scheduler(context: typer.Context) -> None:
     for name, columns in (
         ("services", ("name", "url", "leads", "started_at", "heartbeat_at")),
         ("queue", ("topic", "cause", "requested_at")),
-        ("running", _RUN_COLUMNS[:5]),
+        ("running", RUN_COLUMNS[:5]),
         ("failing", ("topic", "failures", "retry_at", "last_error")),
         ("paused", ("topic", "paused", "state")),
     ):
@@ -143,81 +130,3 @@ def _control(context: typer.Context, topic: str, verb: str, done: str) -> None:
     answer = admin.service.post(topic_path(topic, "compaction", verb))
     admin.done(f"compaction of {topic} {done}")
     admin.show(answer, _CONTROL_COLUMNS)
-
-
-def _follow(admin: Session, run: int) -> dict[str, Any]:
-    """The run when it has ended. A connection that breaks is made anew."""
-    line = _ProgressLine()
-    failed = 0
-    while True:
-        try:
-            for kind, document in _events(admin, run):
-                failed = 0
-                if kind == "end":
-                    line.end()
-                    return document
-                line.show(document)
-            raise Unavailable(f"the service ended the events of run {run} before the run had ended", "watch it again")
-        except Unavailable:
-            failed += 1
-            if failed == _CONNECTIONS:
-                line.end()
-                raise
-            time.sleep(_AGAIN_SECONDS)
-
-
-def _events(admin: Session, run: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    there = path(*_COMPACTIONS, str(run), "events")
-    with admin.service.stream("GET", there, patient=True, Accept="text/event-stream") as answer:
-        yield from parse_events(answer.iter_lines())
-
-
-def parse_events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Server-sent events: the kind of each, and its data as JSON. Comments and what is cut off are left out."""
-    kind = "message"
-    data: list[str] = []
-    for line in lines:
-        if not line:
-            if data:
-                yield kind, json.loads("\n".join(data))
-            kind, data = "message", []
-            continue
-        name, _, value = line.partition(":")
-        if name == "event":
-            kind = value.removeprefix(" ")
-        elif name == "data":
-            data.append(value.removeprefix(" "))
-
-
-class _ProgressLine:
-    """How far a run is, on stderr."""
-
-    def __init__(self) -> None:
-        self._live = to_terminal()
-
-    def show(self, run: dict[str, Any]) -> None:
-        text = progress(run)
-        if self._live:
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
-        else:
-            say(text)
-
-    def end(self) -> None:
-        if self._live:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-
-def progress(run: dict[str, Any]) -> str:
-    """`run 7 of persistent://… : phase two, 3/8 tasks, 1.5 MiB, 12 s`."""
-    from api.cli.talk import size
-
-    text = f"run {run['run']} of {run['topic']}: {run['phase'] or 'begins'}"
-    if run.get("tasks_total"):
-        text += f", {number(run['tasks_done'] or 0)}/{number(run['tasks_total'])} tasks"
-    if run.get("bytes_done"):
-        text += f", {size(run['bytes_done'])}"
-    if run.get("heartbeat_at") and run.get("started_at"):
-        text += f", {max(0, run['heartbeat_at'] - run['started_at']) // 1000} s"
-    return text

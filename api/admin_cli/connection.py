@@ -189,11 +189,16 @@ def _check(answer: httpx.Response) -> None:
     kind, remedy = KINDS.get(status, (InvalidInput, "correct the request") if status < 500 else (Unforeseen, ""))
     if kind is Unforeseen:
         remedy = "look into the service's log, and report it"
-    elif ": " in said and status != 401:  # the service says itself what to do
+    advised = kind is not Unforeseen and ": " in said and status != 401
+    if advised:  # the service says itself what to do
         reason, _, remedy = said.rpartition(": ")
     wait = answer.headers.get("retry-after", "")
     if wait.isdigit():
-        remedy = f"{remedy} (in {wait} s)" if "try again" in remedy and said else f"try again in {wait} s"
+        again = f"try again in {wait} s"
+        if "try again" in remedy and said:
+            remedy = f"{remedy} (in {wait} s)"
+        else:
+            remedy = f"{remedy}; {again}" if advised else again
     raise kind(reason.removesuffix("."), remedy)
 
 

@@ -16,6 +16,7 @@ from api.admin_cli.arguments import Topic, parse_bytes
 from api.admin_cli.session import OutputName, session, topic_path
 from api.cli.names import EncodingName
 from api.cli.talk import counted, number, say
+from api.cli.terminal import data_stream, put
 from storage.errors import InvalidInput, NotFound
 
 _LINES_AT_ONCE = 1000
@@ -118,8 +119,9 @@ def read(
     }
     kind = _ARROW if format_ is FormatName.ARROW else _JSON_LINES
     with admin.service.stream("GET", topic_path(topic, "messages"), query, Accept=kind) as answer:
+        output = data_stream()
         for piece in answer.iter_bytes():
-            sys.stdout.buffer.write(piece)
+            output.write(piece)
 
 
 def get_key(
@@ -149,7 +151,7 @@ def get_key(
     if admin.output is OutputName.JSON:
         admin.show(found)
     else:
-        print("" if found["value"] is None else found["value"])  # noqa: T201
+        put("" if found["value"] is None else found["value"])
 
 
 def _opened(file: str) -> IO[bytes]:

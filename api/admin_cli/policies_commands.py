@@ -8,6 +8,7 @@ import typer
 
 from api.admin_cli.session import OutputName, namespace_path, path, session, topic_path
 from api.cli.names import TOPIC_HELP
+from api.cli.talk import origin
 from storage.errors import InvalidInput
 
 Of = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help=f"Of a topic. {TOPIC_HELP}")]
@@ -30,7 +31,7 @@ def get_policies(
         admin.show(answer)
         return
     found: dict[str, Any] = answer if name is None else {name: answer}
-    admin.show([{"policy": one, "value": of["value"], "from": of["origin"]} for one, of in found.items()])
+    admin.show([{"policy": one, "value": of["value"], "from": origin(of)} for one, of in found.items()])
 
 
 def set_policies(

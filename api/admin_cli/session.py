@@ -20,6 +20,7 @@ import typer
 
 from api.admin_cli.target import find_target
 from api.cli.talk import say
+from api.cli.terminal import plain, put, put_json
 from storage.errors import InvalidInput
 from storage.model import TopicName
 
@@ -57,9 +58,9 @@ class Session:
     def show(self, answer: Any, columns: Sequence[str] = ()) -> None:
         """Print what the service said. `columns`: of a list of objects, which fields in which order; all if empty."""
         if self.output is OutputName.JSON:
-            print(json.dumps(answer, indent=2, ensure_ascii=False))  # noqa: T201
+            put_json(json.dumps(answer, indent=2, ensure_ascii=False))
             return
-        from api.cli.tables import plain, print_table
+        from api.cli.tables import print_table
 
         if isinstance(answer, list) and answer and all(isinstance(one, dict) for one in answer):
             named = list(columns) or list(dict.fromkeys(key for one in answer for key in one))
@@ -67,11 +68,11 @@ class Session:
             print_table([name.replace("_", " ") for name in named], rows)
         elif isinstance(answer, list):
             for one in answer:
-                print(plain(_cell("", one)))  # noqa: T201
+                put(plain(_cell("", one)))
         elif isinstance(answer, dict):
             print_table(("what", "value"), [(name, _cell(name, value)) for name, value in flatten(answer)])
         elif answer is not None:
-            print(plain(_cell("", answer)))  # noqa: T201
+            put(plain(_cell("", answer)))
 
     def done(self, what: str) -> None:
         """Say what was changed."""

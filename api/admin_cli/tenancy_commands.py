@@ -1,4 +1,7 @@
-"""`compactor-admin tenants`, `namespaces`, `clusters` and `brokers`: all but their thresholds and retention."""
+"""`compactor-admin tenants`, `namespaces`, `clusters` and `brokers`: all but their thresholds and retention.
+
+And permissions, of namespaces and of topics.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from api.admin_cli.arguments import Namespace, Tenant
-from api.admin_cli.session import namespace_path, path, session
+from api.admin_cli.arguments import Namespace, Tenant, Topic
+from api.admin_cli.session import namespace_path, path, session, topic_path
 
 _TENANTS = ("admin", "v2", "tenants")
 _BROKERS = ("admin", "v2", "brokers")
@@ -19,6 +22,9 @@ Clusters = Annotated[
     list[str] | None, typer.Option("-c", "--allowed-clusters", metavar="NAME,…", help="Clusters; all if not given.")
 ]
 Role = Annotated[str, typer.Option("--role", metavar="ROLE", help="The role.")]
+Actions = Annotated[
+    list[str], typer.Option("--actions", metavar="ACTION,…", help="Of produce, consume, compact and admin.")
+]
 
 
 def list_tenants(context: typer.Context) -> None:
@@ -103,9 +109,7 @@ def grant_permission(
     context: typer.Context,
     namespace: Namespace,
     role: Role,
-    actions: Annotated[
-        list[str], typer.Option("--actions", metavar="ACTION,…", help="Of produce, consume, compact and admin.")
-    ],
+    actions: Actions,
 ) -> None:
     """Let a role do something in a namespace."""
     admin = session(context)
@@ -118,6 +122,26 @@ def revoke_permission(context: typer.Context, namespace: Namespace, role: Role) 
     admin = session(context)
     admin.service.delete(namespace_path(namespace, "permissions", role))
     admin.done(f"role {role} has no permission of its own in {namespace} any more")
+
+
+def topic_permissions(context: typer.Context, topic: Topic) -> None:
+    """Show who may do what with a topic, by its own permissions and its namespace's."""
+    admin = session(context)
+    admin.show(admin.service.get(topic_path(topic, "permissions"), all=True))
+
+
+def grant_topic_permission(context: typer.Context, topic: Topic, role: Role, actions: Actions) -> None:
+    """Let a role do something with a topic, besides what its namespace grants."""
+    admin = session(context)
+    admin.service.post(topic_path(topic, "permissions", role), _parted(actions))
+    admin.done(f"role {role} may {', '.join(_parted(actions))} with {topic}")
+
+
+def revoke_topic_permission(context: typer.Context, topic: Topic, role: Role) -> None:
+    """Take from a role what it was permitted with a topic by itself."""
+    admin = session(context)
+    admin.service.delete(topic_path(topic, "permissions", role))
+    admin.done(f"role {role} has no permission of its own for {topic} any more")
 
 
 def list_clusters(context: typer.Context) -> None:

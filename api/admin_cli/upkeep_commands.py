@@ -53,8 +53,7 @@ def trim(
 ) -> None:
     """Let old raw ledgers of a topic go."""
     admin = session(context)
-    body = {"before": before, "force": force, "dryRun": not execute}
-    reports = admin.service.post(topic_path(topic, "trim"), body)
+    reports = admin.service.post(topic_path(topic, "trim"), {"before": before, "force": force}, dryRun=not execute)
     if admin.output is OutputName.JSON:
         admin.show(reports)
         return

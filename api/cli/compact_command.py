@@ -195,15 +195,31 @@ class _Work:
     def forecasts(self, names: Sequence[TopicName]) -> list[Forecast]:
         """What would be done with each topic; None: nothing."""
         outcomes, dirty = self._look(names)
-        forecasts: dict[TopicName, Forecast] = {name: (name, one.error) for name, one in outcomes.items()}
+        found: dict[TopicName, dict[str, object] | Exception] = {
+            name: {} if one.error is None else one.error for name, one in outcomes.items()
+        }
         if dirty:
             with self._compactor() as compactor:
                 for name in dirty:
                     try:
-                        forecasts[name] = name, compactor.dry_run(name, self._policies)
+                        found[name] = compactor.dry_run(name, self._policies)
                     except Exception as error:
-                        forecasts[name] = name, error
-        return [forecasts[name] for name in names]
+                        found[name] = error
+        return [(name, self._with_tail(name, found[name])) for name in names]
+
+    def _with_tail(self, name: TopicName, found: dict[str, object] | Exception) -> dict[str, object] | Exception | None:
+        """And what lies in segments, which a run seals first; None: nothing at all."""
+        if isinstance(found, Exception):
+            return found
+        from compactor.backlog import unsealed
+
+        try:
+            tail = unsealed(self.components.log, self.components.topic(name).snapshot())
+        except CompactorError as error:
+            return error
+        if not tail.messages:
+            return found or None
+        return {**found, "unsealed_messages": tail.messages, "unsealed_bytes": tail.bytes}
 
     def _look(
         self, names: Sequence[TopicName], *, for_a_run: bool = False
@@ -243,7 +259,7 @@ class _Work:
         """The topic's own, but for those that were given."""
         from compactor.policies import stored_policies
 
-        return replace(stored_policies(self.components.metadata, topic), **self.given)
+        return replace(stored_policies(self.components.metadata, topic, self.given), **self.given)
 
     def _tell_of_policies(self, snapshot: TopicSnapshot, policies: Policies) -> None:
         """What was given instead of a stored policy holds once: the next run will not know of it. And a run by other
@@ -280,4 +296,5 @@ class _Work:
                 Sizing(engine.parallelism, max_garbage_ratio=self.max_garbage_ratio),
                 self.rates,
                 self.components.log,
+                stalled_ms=self.settings.compaction_stalled_after_ms,
             )

@@ -14,6 +14,8 @@ from api.cli import exit_codes
 from api.cli.failures import describe as describe_error
 from api.cli.failures import tell
 from api.cli.talk import counted, number, say, size
+from api.cli.terminal import put
+from api.masking import masked
 from compactor.batch import Outcome
 from storage.errors import CompactorError
 from storage.metadata.records import RunRecord
@@ -39,7 +41,7 @@ def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as
         elif outcome.error is None:
             made = outcome.compacted_ledger_id
             result = "Nothing to compact" if made is None else f"Compacted to ledger {made}"
-            print(f"Compaction of topic {outcome.topic} complete. {result}", flush=True)  # noqa: T201
+            put(f"Compaction of topic {outcome.topic} complete. {result}", flush=True)
         if outcome.error is not None:
             tell(outcome.error, str(outcome.topic) if topics > 1 else "")
     if topics > 1:
@@ -57,7 +59,7 @@ def report_forecasts(forecasts: Sequence[Forecast], as_json: bool) -> Exception 
             document = {"topic": str(topic), "dry_run": True} | _failure(failed) | {"forecast": forecast}
             print(json.dumps(document))  # noqa: T201
         elif failed is None:
-            print(f"Compaction of topic {topic} would {_would(forecast)}")  # noqa: T201
+            put(f"Compaction of topic {topic} would {_would(forecast)}")
         if failed is not None:
             tell(failed, str(topic) if len(forecasts) > 1 else "")
             first = first or failed
@@ -98,15 +100,18 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
 
 def _would(forecast: dict[str, object] | None) -> str:
     seen = {name: value for name, value in (forecast or {}).items() if isinstance(value, int)}
+    tail = ""
+    if "unsealed_messages" in seen:
+        tail = f"seal {counted(seen['unsealed_messages'], 'message')} ({size(seen['unsealed_bytes'])}) first"
     if "bytes_to_write" not in seen:
-        return "find nothing to compact"
+        return f"{tail}, and compact them" if tail else "find nothing to compact"
     before = seen["messages_in"] + seen["messages_before"]
     return (
         f"keep {number(seen['messages_out'])} of {counted(before, 'message')}, "
         f"drop {number(seen['messages_dropped'])}, "
         f"write {counted(seen['parts_to_write'], 'part')} and about {size(seen['bytes_to_write'])} in all, "
         f"leave {number(seen['parts_kept'])} as they are"
-    )
+    ) + (f"; and {tail}, which are not counted here" if tail else "")
 
 
 def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
@@ -129,7 +134,7 @@ def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
 def _failure(error: Exception | None) -> dict[str, object]:
     if error is None:
         return {"exit_code": exit_codes.OK, "error": None}
-    return {"exit_code": exit_codes.of(error), "error": describe_error(error).removeprefix("compactor: ")}
+    return {"exit_code": exit_codes.of(error), "error": masked(describe_error(error).removeprefix("compactor: "))}
 
 
 def _counts(run: RunRecord) -> dict[str, int]:

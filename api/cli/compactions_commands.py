@@ -15,6 +15,7 @@ import typer
 
 from api.cli.names import TOPIC_HELP
 from api.cli.talk import number, size
+from api.cli.terminal import put
 from api.cli.topics_commands import ListingName, Output
 from api.documents import run_document
 from api.wiring import open_components, open_for_writing
@@ -81,7 +82,7 @@ def show_compaction(context: typer.Context, run: Run, output: Output = ListingNa
     for key, value in document.items():
         inner = value if isinstance(value, dict) else {"": value}
         for field, content in inner.items():
-            print(f"{f'{key}.{field}'.rstrip('.'):40} {_shown(field or key, content)}")  # noqa: T201
+            put(f"{f'{key}.{field}'.rstrip('.'):40} {_shown(field or key, content)}")
 
 
 def cancel_compaction(
@@ -97,7 +98,7 @@ def cancel_compaction(
     with open_for_writing(context.obj) as components:
         record = components.metadata.cancel_run(run, reason)
         name = components.metadata.snapshot(record.topic_id).topic.name
-    print(f"Compaction run {run} of topic {name} cancelled")  # noqa: T201
+    put(f"Compaction run {run} of topic {name} cancelled")
 
 
 def _row(document: dict[str, Any]) -> list[str]:
@@ -119,7 +120,7 @@ def _row(document: dict[str, Any]) -> list[str]:
 
 def _shown(name: str, value: object) -> str:
     """A field for a person: times as times, bytes in a unit that fits."""
-    from api.cli.tables import plain
+    from api.cli.terminal import plain
 
     if value is None:
         return "-"

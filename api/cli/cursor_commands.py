@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.cli.names import TOPIC_HELP
+from api.cli.terminal import put
 from api.cli.topics_commands import ListingName
 from api.places import PLACES, described, mark_delete_before, parse_place
 from api.wiring import open_components, open_for_writing
@@ -43,7 +44,7 @@ def create_cursor(
         opened = components.topic(name)
         position = mark_delete_before(opened, place)
         made = components.metadata.acknowledgements.create(opened.record.id, cursor, position, properties)
-    print(f"Cursor {cursor} of topic {name} created, {_told(made)}")  # noqa: T201
+    put(f"Cursor {cursor} of topic {name} created, {_told(made)}")
 
 
 def list_cursors(context: typer.Context, topic: _TopicArgument, output: _Output = ListingName.TABLE) -> None:
@@ -87,11 +88,11 @@ def show_cursor(
     if output is ListingName.JSON:
         print(json.dumps(document, indent=2))  # noqa: T201
         return
-    from api.cli.tables import plain
+    from api.cli.terminal import plain
 
     for field, content in document.items():
         value = _properties(content) if isinstance(content, dict) else _cell(content)
-        print(f"{field:30} {plain(value)}")  # noqa: T201
+        put(f"{field:30} {plain(value)}")
 
 
 def reset_cursor(
@@ -110,7 +111,7 @@ def reset_cursor(
         opened = components.topic(name)
         position = mark_delete_before(opened, place)
         moved = components.metadata.reset_cursor(opened.record.id, cursor, position)
-    print(f"Cursor {cursor} of topic {name} reset, {_told(moved)}")  # noqa: T201
+    put(f"Cursor {cursor} of topic {name} reset, {_told(moved)}")
 
 
 def delete_cursor(
@@ -129,7 +130,7 @@ def delete_cursor(
     name = TopicName.parse(topic)
     with open_for_writing(context.obj) as components:
         components.metadata.delete_cursor(components.metadata.topic(name).id, cursor, force)
-    print(f"Cursor {cursor} of topic {name} deleted")  # noqa: T201
+    put(f"Cursor {cursor} of topic {name} deleted")
 
 
 def _told(cursor: CursorRecord) -> str:

@@ -17,7 +17,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def tell(error: Exception, about: str = "", program: str = "compactor") -> None:
     """Say the error on stderr, with where it came from if `--debug` asks for it. `about`: what it is named by."""
     if "--debug" in sys.argv:
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)).rstrip())
     line = describe(error, program)
     say(line if about in line else line.replace(f"{program}: ", f"{program}: {about}: ", 1))
 

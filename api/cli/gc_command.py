@@ -8,6 +8,7 @@ import typer
 
 from api.cli.durations import parse_duration
 from api.cli.talk import counted, say, size
+from api.cli.terminal import put
 from api.wiring import open_components, open_for_writing
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -130,4 +131,4 @@ def summary(report: Collected) -> str:
 
 
 def _print_name(info: ObjectInfo) -> None:
-    print(info.name)  # noqa: T201
+    put(info.name)

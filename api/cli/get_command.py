@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 from api.cli import exit_codes
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import say
+from api.cli.terminal import data_stream
 from api.wiring import open_components
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -73,5 +73,6 @@ def _print(message: Message, output: MessageOutputName, key_encoding: TextEncodi
         return
     from api.formats.jsonl import JsonLines
 
-    JsonLines(sys.stdout.buffer, key_encoding, value).write(message)
-    sys.stdout.buffer.flush()
+    stdout = data_stream()
+    JsonLines(stdout, key_encoding, value).write(message)
+    stdout.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,13 @@ from api.wiring import open_for_writing
 from storage.errors import InvalidInput, InvalidRecord
 from storage.model import TopicName
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from api.wiring import Components
+    from storage.errors import LeaseHeld
+    from storage.metadata.records import TopicRecord
+
 
 class FormatName(StrEnum):
     """Input formats by name; `api.formats.inputs` has their readers (a test keeps the two equal)."""
@@ -23,6 +30,8 @@ class FormatName(StrEnum):
     PARQUET = "parquet"
 
 
+WAIT_SECONDS = 30
+"""How long another writer is waited for."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -40,6 +49,18 @@ def name_file(message: str, file: str) -> str:
     """The message with the file's name before it, unless it has it: what is found behind the reader knows no file."""
     shown = "standard input" if file == "-" else file
     return message if shown in message else f"{shown}: {message}"
+
+
+def check_quota(components: Components, topic: TopicRecord) -> None:
+    """Raises Unavailable or Conflict for a topic whose backlog is over a quota that keeps producers from it."""
+    from compactor.backlog_limits import BacklogLimits
+
+    BacklogLimits(components.metadata, components.store, components.clock, components.log).check(topic)
+
+
+def say_who_is_waited_for(seconds: int) -> Callable[[LeaseHeld], object]:
+    """What is said once while another writer has the topic."""
+    return lambda held: say(f"compactor: {held.message}: waiting for it to end, for {seconds} s at most")
 
 
 def import_files(
@@ -70,7 +91,11 @@ def import_files(
     encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
     with open_for_writing(context.obj) as components:
         sources = [(file, read_messages(file, given, *encodings)) for file in files]
-        writer = components.create_topic(name).bulk_append(ledger_bytes=ledger_bytes)
+        opened = components.create_topic(name)
+        check_quota(components, opened.record)
+        writer = opened.bulk_append(
+            ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=say_who_is_waited_for(WAIT_SECONDS)
+        )
         for file, tables in sources:
             started = time.perf_counter()
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +12,9 @@ from api.cli import exit_codes
 from api.cli.failures import tell
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import counted, say
+from api.cli.terminal import data_stream, put
 from api.wiring import open_components, open_for_writing
-from storage.errors import DataLoss, InvalidInput, NotFound
+from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured, NotFound
 from storage.model import TopicName
 
 if TYPE_CHECKING:
@@ -66,43 +66,53 @@ def seal_segments(
 ) -> None:
     """Seal rolled segments into ledgers, and remove the files of those that were sealed long enough ago.
 
-    One that is damaged is passed over: the others are sealed, and then it is an error.
+    Without a TOPIC, open segments that are older than segment.ms and that no writer has are rolled and sealed, too.
+    One that is damaged, or was given up because sealing it took too much memory, is passed over: the others are sealed,
+    and then it is an error. With TOPIC what was given up is tried again.
     """
     names = [TopicName.parse(topic) for topic in topics or []]
     if accept_loss and not names:
         raise InvalidInput("a loss is accepted of no topic in particular", "name the TOPIC with the damaged segment")
     with open_for_writing(context.obj) as components:
+        from storage.log.keeper import LogKeeper
         from storage.metadata.records import SegmentState
+        from storage.owner import owner_name
 
+        failing: dict[str, str] = {}
+        if not names:
+            parts = components
+            LogKeeper(parts.metadata, parts.store, parts.clock, parts.log, owner_name()).roll_old(failing)
+        for topic_name, why in failing.items():
+            say(f"{topic_name} cannot be rolled: {why}")
         wanted = [components.topic(name) for name in names] or [
             components.topic(record.name)
             for record in components.metadata.log.topics_with_segments([SegmentState.ROLLED, SegmentState.SEALED])
         ]
-        damaged: list[DataLoss] = []
+        left: list[CompactorError] = []
         for topic in wanted:
             try:
-                _seal(topic, accept_loss)
-            except DataLoss as error:
-                damaged.append(error)
+                _seal(topic, accept_loss, again=bool(names))
+            except (DataLoss, Misconfigured) as error:
+                left.append(error)
         if wanted:
             removed = sum(topic.keeper().sweep(topic.record) for topic in wanted)
             say(f"{counted(removed, 'segment file')} removed")
-        for one in damaged[1:]:
+        for one in left[1:]:
             tell(one)
-        if damaged:
-            raise damaged[0]
+        if left:
+            raise left[0]
         for topic in wanted if names else []:
-            for left in topic.keeper().rolled(topic.record)[:1]:
-                components.log.check(topic.name, left)
+            for unsealed in topic.keeper().rolled(topic.record)[:1]:
+                components.log.check(topic.name, unsealed)
 
 
-def _seal(topic: Topic, accept_loss: bool) -> None:
-    """Seal what of a topic is rolled, and say so. Raises DataLoss."""
+def _seal(topic: Topic, accept_loss: bool, *, again: bool = False) -> None:
+    """Seal what of a topic is rolled, and say so. `again`: also what was given up. Raises DataLoss, Misconfigured."""
     if accept_loss:
         for remains in topic.keeper().seal_remains(topic.record):
             _say_sealed(topic, remains.ledger, remains.lost)
         return
-    for ledger in topic.keeper().seal(topic.record):
+    for ledger in topic.keeper().seal(topic.record, again=again):
         _say_sealed(topic, ledger)
 
 
@@ -131,7 +141,7 @@ def roll_topic(
             _seal(opened, accept_loss)
         waiting = len(keeper.rolled(opened.record))
     done = f", {counted(before - waiting, 'segment')} sealed" if seal or accept_loss else ""
-    print(f"Topic {opened.name} rolled{done}, {counted(waiting, 'segment')} to be sealed")  # noqa: T201
+    put(f"Topic {opened.name} rolled{done}, {counted(waiting, 'segment')} to be sealed")
 
 
 def _find(components: Components, ledger_id: int) -> tuple[TopicRecord, LedgerRecord | SegmentRecord]:
@@ -232,12 +242,12 @@ class _Shown:
         import msgspec
 
         encode: Callable[[Line], bytes] = msgspec.json.Encoder().encode
-        good = True
+        good, output = True, data_stream()
         for line in lines:
             good = good and line["frame"] == "ok"
             message = line.pop("message", None)
-            sys.stdout.buffer.write(encode(line if message is None else line | self._document(message)) + b"\n")
-        sys.stdout.buffer.flush()
+            output.write(encode(line if message is None else line | self._document(message)) + b"\n")
+        output.flush()
         return good
 
     def _document(self, message: Message) -> Line:

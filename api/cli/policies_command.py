@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.names import TOPIC_HELP
+from api.cli.talk import origin
 from api.cli.topics_commands import ListingName
+from api.documents import policies_document
 from api.wiring import open_components, open_for_writing
 from storage.errors import InvalidInput
 from storage.model import TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from storage.metadata.store import MetadataStore
-    from storage.policies import Origin, TopicPolicies
 
 
 def topic_policies(
@@ -56,13 +57,12 @@ def topic_policies(
         metadata = components.metadata
         scope, of_what = _scope(metadata, name, namespace)
         if removed or wanted:
-            _change(metadata, scope, wanted, removed)
-        values, origins = _effective(metadata, name, scope)
-        if name is not None and (removed or wanted):
-            from compactor.retention import make_compaction_cursor
-
-            make_compaction_cursor(metadata, metadata.topic(name), values)
-    show({**of_what, "policies": _described(values, origins)}, output)
+            metadata.policies.change(
+                [scope], {one: policies.shown(one, value) for one, value in wanted.items()}, removed
+            )
+        found = metadata.policies
+        resolved = found.resolved_around(scope) if name is None else found.resolved(metadata.topic(name))
+    show({**of_what, "policies": policies_document(resolved)}, output)
 
 
 def _parsed(text: str) -> tuple[str, object]:
@@ -85,48 +85,6 @@ def _scope(metadata: MetadataStore, topic: TopicName | None, namespace: str | No
     return BROKER, {"broker": True}
 
 
-def _change(metadata: MetadataStore, scope: str, wanted: Mapping[str, object], removed: Sequence[str]) -> None:
-    """All or nothing, as far as it can be known before; then one by one, in an order in which each is allowed."""
-    from storage import policies
-
-    before = metadata.policies.of_scope(scope)
-    policies.check({**{name: value for name, value in before.items() if name not in removed}, **wanted})
-    for name in removed:
-        metadata.policies.remove(scope, name)
-    left = list(wanted.items())
-    while left:
-        again, refused = [], None
-        for name, value in left:
-            try:
-                metadata.policies.set(scope, name, policies.shown(name, value))
-            except InvalidInput as error:  # it contradicts what another of `left` is about to change
-                again.append((name, value))
-                refused = error
-        if refused is not None and len(again) == len(left):
-            raise refused
-        left = again
-
-
-def _effective(
-    metadata: MetadataStore, topic: TopicName | None, scope: str
-) -> tuple[TopicPolicies, Mapping[str, Origin]]:
-    if topic is not None:
-        return metadata.policies.effective_with_origins(metadata.topic(topic))
-    return metadata.policies.effective_of_scope(scope)
-
-
-def _described(values: TopicPolicies, origins: Mapping[str, Origin]) -> dict[str, dict[str, Any]]:
-    from storage.policies import POLICIES, shown
-
-    return {
-        policy.name: {
-            "value": shown(policy.name, getattr(values, policy.attribute)),
-            "origin": origins[policy.name].value,
-        }
-        for policy in POLICIES.values()
-    }
-
-
 def show(document: Mapping[str, Any], output: ListingName) -> None:
     """Policies with their origins, on stdout."""
     if output is ListingName.JSON:
@@ -135,7 +93,7 @@ def show(document: Mapping[str, Any], output: ListingName) -> None:
     from api.cli.tables import print_table
 
     found = document["policies"].items()
-    print_table(("policy", "value", "from"), ((name, cell(one["value"]), one["origin"]) for name, one in found))
+    print_table(("policy", "value", "from"), ((name, cell(one["value"]), origin(one)) for name, one in found))
 
 
 def cell(value: object) -> str:

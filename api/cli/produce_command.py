@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.import_command import name_file
+from api.cli.import_command import check_quota, name_file, say_who_is_waited_for
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import abandon_output, counted, say
 from api.wiring import open_for_writing
@@ -74,12 +74,13 @@ def produce_messages(
     started = time.perf_counter()
     with open_for_writing(context.obj) as components, BackgroundSealer(context.obj, name) as sealer:
         opened = components.create_topic(name)
+        check_quota(components, opened.record)
         rows = read_rows(file, *encodings, _REMEDY, given_key)
         limit = components.metadata.policies.effective(opened.record).max_message_bytes
         entries = Entries(batch, limit, Codec[compression.name], components.clock)
         produced = Produced(name.partition, ids)
         try:
-            with opened.append_log(wait * 1000, sealer.wake) as log:
+            with opened.append_log(wait * 1000, sealer.wake, on_held=say_who_is_waited_for(wait)) as log:
                 for entry in entries.of(lingering(rows, linger / 1000) if batch > 1 else rows):
                     # What comes behind a message that failed must not come in front of it.
                     log.submit(entry, produced.answered, produced.check)

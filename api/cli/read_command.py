@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from enum import StrEnum
 from itertools import islice
@@ -12,7 +11,8 @@ import typer
 
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import counted, say
-from api.places import parse_start
+from api.cli.terminal import data_stream
+from api.places import check_begins, parse_start
 from api.wiring import open_components
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -86,6 +86,7 @@ def read_topic(
 
     with open_components(context.obj) as components:
         source = components.topic(name)
+        check_begins(source, first)
         if follow:
             _follow(source.reader(first, read_compacted, Reset(reset.value)), limit, name.partition, *encodings)
             return
@@ -110,27 +111,30 @@ def _follow(
     from api.formats.jsonl import JsonLines
     from storage.reader import Limits, messages
 
+    stdout = data_stream()
+
     def pages() -> Iterator[pa.RecordBatch]:
         while True:
-            sys.stdout.buffer.flush()
+            stdout.flush()
             yield from reader.poll(Limits(bytes=_PAGE_BYTES), _POLL_MS)
 
-    lines = JsonLines(sys.stdout.buffer, key_encoding, value_encoding)
+    lines = JsonLines(stdout, key_encoding, value_encoding)
     try:
         for message in islice(messages(pages(), partition), limit):
             lines.write(message)
     finally:
         reader.close()
-        sys.stdout.buffer.flush()
+        stdout.flush()
 
 
 def _print_lines(found: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
     from api.formats.jsonl import JsonLines
 
-    lines = JsonLines(sys.stdout.buffer, key_encoding, value_encoding)
+    stdout = data_stream()
+    lines = JsonLines(stdout, key_encoding, value_encoding)
     for message in found:
         lines.write(message)
-    sys.stdout.buffer.flush()
+    stdout.flush()
 
 
 def print_messages(shown_ones: Iterable[Message], key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from api.cli.talk import say
+from api.cli.terminal import put
 from api.wiring import open_components, open_metadata, open_object_store
 from storage.errors import InvalidInput
 
@@ -50,10 +51,10 @@ def adopt_store(
         identity = StoreIdentity(components.metadata, components.store)
         found = identity.adopt(force=force) if yes else identity.adoption()
         database = components.metadata.url
-    print(f"{found.url}: {'no uid' if found.theirs is None else f'uid {found.theirs}'}")  # noqa: T201
-    print(f"{database}: {'no store' if found.ours is None else f'the store with the uid {found.ours}'}")  # noqa: T201
+    put(f"{found.url}: {'no uid' if found.theirs is None else f'uid {found.theirs}'}")
+    put(f"{database}: {'no store' if found.ours is None else f'the store with the uid {found.ours}'}")
     if found.some is not None:
-        print(f"{found.some}: {'is there' if found.has_it else 'is NOT there'}")  # noqa: T201
+        put(f"{found.some}: {'is there' if found.has_it else 'is NOT there'}")
     if yes:
         say("They belong together now")
     elif found.is_bound:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from api.cli.talk import say
@@ -25,7 +25,7 @@ def spark_engine(settings: Settings) -> Iterator[Engine]:
     if settings.spark_master == IN_PROCESS:
         yield InProcess()
         return
-    from compactor.spark import SparkEngine, SparkSettings, open_session
+    from compactor.spark import SparkEngine, SparkSettings, open_session, stop_session
 
     if sys.stderr.isatty():
         say("starting Spark …")
@@ -34,6 +34,4 @@ def spark_engine(settings: Settings) -> Iterator[Engine]:
     try:
         yield SparkEngine(session)
     finally:
-        # Stopping a Java that has died fails, too, and would hide why.
-        with suppress(Exception):
-            session.stop()
+        stop_session(session)

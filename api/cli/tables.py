@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from api.cli.terminal import is_terminal, plain
+
 _PIPE_COLUMNS = 100_000
 """Wider than any table: what is not read on a screen must not be wrapped."""
 
@@ -28,14 +30,5 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*map(plain, row))
-    width = None if sys.stdout.isatty() else _PIPE_COLUMNS
+    width = None if is_terminal(sys.stdout) else _PIPE_COLUMNS
     _Pipe(markup=False, emoji=False, highlight=False, width=width).print(table)
-
-
-def plain(text: str) -> str:
-    """`text` with line ends, escapes and other unprintable characters made visible: they could steer a terminal."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else _escaped(one) for one in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
+
+from api.cli.terminal import spoken
 
 
 def say(text: str) -> None:
-    """One line for the user, on stderr. Work goes on when nobody listens."""
+    """One line for the user, on stderr, without secrets. Work goes on when nobody listens."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        print(spoken(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def abandon_output() -> None:
@@ -36,3 +40,11 @@ def size(value: float) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError
+
+
+def origin(policy: Mapping[str, Any]) -> str:
+    """Where a policy, as a plain document, comes from; and instead of which value, if that cannot be read."""
+    unreadable = policy.get("unreadable")
+    if unreadable is None:
+        return str(policy["origin"])
+    return f"{policy['origin']} (the {unreadable['origin']}'s {unreadable['value']} cannot be read)"

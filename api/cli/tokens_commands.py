@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import re
+import secrets
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -84,7 +85,7 @@ def create_token(
     settings: Settings = context.obj
     key = _signing_key(settings, secret_key, private_key)
     now = SystemClock().now_ms() // 1000
-    claims: dict[str, object] = {"iat": now, settings.auth_role_claim: subject}
+    claims: dict[str, object] = {"iat": now, "jti": secrets.token_hex(16), settings.auth_role_claim: subject}
     if settings.auth_audience:
         claims["aud"] = settings.auth_audience
     if expiry_time is not None:

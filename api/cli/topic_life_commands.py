@@ -8,6 +8,7 @@ import typer
 
 from api.cli.names import TOPIC_HELP
 from api.cli.talk import counted, say, size
+from api.cli.terminal import put
 from api.wiring import open_components, open_for_writing
 from storage.errors import InvalidInput
 from storage.model import TopicName
@@ -37,7 +38,7 @@ def create_topic(
         else:
             components.metadata.tenancy.create_partitioned(name, partitions, said)
     of = "" if partitions is None else f" of {counted(partitions, 'partition')}"
-    print(f"Topic {name}{of} created")  # noqa: T201
+    put(f"Topic {name}{of} created")
 
 
 def delete_topic(
@@ -75,7 +76,7 @@ def delete_topic(
             tenancy.delete_topic(records[0].id, force=force)
     of = "" if partitioned is None else f" of {counted(partitioned.partitions, 'partition')}"
     lost = f"{counted(messages, 'message')} ({size(logical_bytes)} in ledgers), {counted(cursors, 'cursor')}"
-    print(f"Topic {name}{of} {'deleted' if yes else 'would be deleted'}: {lost}")  # noqa: T201
+    put(f"Topic {name}{of} {'deleted' if yes else 'would be deleted'}: {lost}")
     if not yes:
         say("Nothing was deleted: give --yes")
 
@@ -102,13 +103,11 @@ def release_lease(
         for record in _records(components.metadata, name):
             lease = components.metadata.log.end_lease(record.id, force=force, dry_run=not yes)
             if lease is None:
-                print(f"Topic {record.name}: no process owns its lease")  # noqa: T201
+                put(f"Topic {record.name}: no process owns its lease")
                 continue
             held = True
             verb = "released" if yes else "would be released"
-            print(  # noqa: T201
-                f"Topic {record.name}: the lease of {lease.holder}, until {shown_time(lease.expires_at)}, {verb}"
-            )
+            put(f"Topic {record.name}: the lease of {lease.holder}, until {shown_time(lease.expires_at)}, {verb}")
     if held and not yes:
         say("Nothing was released: make sure that the owner is dead, and give --yes")
 

@@ -11,13 +11,14 @@ import typer
 
 from api.cli.names import TOPIC_HELP
 from api.cli.talk import say
+from api.cli.terminal import put
+from api.documents import shown_error
 from api.wiring import open_components
-from storage.errors import CompactorError
 from storage.model import TopicName
 
 if TYPE_CHECKING:
+    from compactor.backlog import Unsealed
     from storage.metadata.records import TopicSnapshot
-    from storage.reader import SnapshotReader
 
 
 T = TypeVar("T")
@@ -39,11 +40,12 @@ def list_topics(context: typer.Context, output: Output = ListingName.TABLE) -> N
     Of each: raw ledgers, their messages and logical bytes, messages in the log's segments, and the compacted ledger.
     """
     with open_components(context.obj) as components:
+        from compactor.backlog import unsealed
         from storage.metadata.records import SegmentState
 
         summaries = components.metadata.topic_summaries()
-        unsealed = components.metadata.log.topics_with_segments([SegmentState.OPEN, SegmentState.ROLLED])
-        tails = {record.name: _tail_messages(components.topic(record.name).snapshot_reader()) for record in unsealed}
+        with_tail = components.metadata.log.topics_with_segments([SegmentState.OPEN, SegmentState.ROLLED])
+        tails = {one.name: unsealed(components.log, components.metadata.snapshot(one.id)).messages for one in with_tail}
     documents = [
         {
             "topic": str(one.name),
@@ -75,15 +77,18 @@ def show_stats(
 
     Its raw ledgers, compacted ledger and horizon, what is not compacted yet, the last run, and the last message ids.
     """
+    from compactor.backlog import unsealed
+
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
-        reader = components.topic(name).snapshot_reader()
+        opened = components.topic(name)
+        reader = opened.snapshot_reader()
         snapshot, end = reader.snapshot, _if_here(lambda: reader.end)
-        last = _if_here(lambda: str(reader.last_message_id(read_compacted=False)))
-        last_compacted = _if_here(lambda: str(reader.last_message_id(read_compacted=True)))
-        tail_messages = _tail_messages(reader)
+        last = _if_here(lambda: str(opened.last_message_id(read_compacted=False)))
+        last_compacted = _if_here(lambda: str(opened.last_message_id(read_compacted=True)))
+        tail = unsealed(components.log, snapshot)
         away = {one.log_uid for one in snapshot.segments} - {components.log.known_uid}
-    document = stats(snapshot, reader.first_offset, end, tail_messages) | {
+    document = stats(snapshot, reader.first_offset, end, tail) | {
         "last_message_id": last,
         "last_compacted_message_id": last_compacted,
     }
@@ -95,7 +100,7 @@ def show_stats(
     for key, value in document.items():
         inner = value if isinstance(value, dict) else {"": value}
         for field, content in inner.items():
-            print(f"{f'{key}.{field}'.rstrip('.'):40} {'-' if content is None else content}")  # noqa: T201
+            put(f"{f'{key}.{field}'.rstrip('.'):40} {'-' if content is None else content}")
 
 
 def _if_here(ask: Callable[[], T]) -> T | None:
@@ -108,19 +113,11 @@ def _if_here(ask: Callable[[], T]) -> T | None:
         return None
 
 
-def _tail_messages(reader: SnapshotReader) -> int:
-    """Messages in segments that no ledger stands for yet, as far as those can be read."""
-    segments = reader.snapshot.segments
-    rolled = sum(segment.content.messages for segment in segments if segment.content)
-    is_open = bool(segments) and segments[-1].content is None
-    try:
-        return rolled + (reader.end - segments[-1].first_offset if is_open else 0)
-    except CompactorError:
-        return rolled
+def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, tail: Unsealed) -> dict[str, Any]:
+    """What one snapshot shows, as plain values; offsets of the first raw message, and of the next one to come.
 
-
-def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, tail_messages: int) -> dict[str, Any]:
-    """What one snapshot shows, as plain values; offsets of the first raw message, and of the next one to come."""
+    `tail`: what lies in segments, which is part of the backlog: the next run seals it first.
+    """
     horizon = snapshot.horizon
     backlog = [ledger for ledger in snapshot.ledgers if horizon is None or ledger.last_offset > horizon.offset]
     compacted, run = snapshot.compacted, snapshot.last_run
@@ -137,7 +134,9 @@ def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, t
         },
         "tail": {
             "segments": len(snapshot.segments),
-            "messages": tail_messages,
+            "messages": tail.messages,
+            "logical_bytes": tail.bytes,
+            "given_up": sum(segment.tried_too_often for segment in snapshot.segments),
         },
         "compacted": None
         if compacted is None
@@ -152,8 +151,8 @@ def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, t
         },
         "backlog": {
             "ledgers": len(backlog),
-            "messages": sum(ledger.messages for ledger in backlog),
-            "logical_bytes": sum(ledger.logical_bytes for ledger in backlog),
+            "messages": sum(ledger.messages for ledger in backlog) + tail.messages,
+            "logical_bytes": sum(ledger.logical_bytes for ledger in backlog) + tail.bytes,
         },
         "last_run": None
         if run is None
@@ -161,7 +160,7 @@ def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, t
             "run": run.run_id,
             "status": run.state.value,
             "phase": run.phase,
-            "error": run.error or None,
+            "error": shown_error(run.error),
             **run.statistics,
         },
     }

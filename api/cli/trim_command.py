@@ -47,7 +47,10 @@ def trim_topic(
         retention = Retention(components.metadata, components.store, components.clock, components.log)
         if place is None:
             trimmed = retention.apply(record, dry_run=dry_run, force=force)
-            if not components.metadata.policies.effective(record).cleanup_policy:
+            resolved = components.metadata.policies.resolved(record)
+            if (unreadable := resolved.unreadable.get("cleanup.policy")) is not None:
+                say(f"Nothing of {name} goes: its cleanup.policy cannot be read ({unreadable.stored.reason})")
+            elif not resolved.policies.cleanup_policy:
                 say(f"The cleanup.policy of {name} is nothing: set one (`compactor topics policies`), or give --before")
         else:
             trimmed = retention.trim(record, place, dry_run=dry_run, force=force)

@@ -13,8 +13,8 @@ from api.cli import exit_codes
 from api.cli.names import TOPIC_HELP
 from api.cli.progress import progress_for
 from api.cli.spark_engine import spark_engine
-from api.cli.tables import plain
 from api.cli.talk import counted, number, say
+from api.cli.terminal import plain, put
 from api.documents import verify_document
 from api.wiring import open_components
 from storage.model import TopicName
@@ -53,7 +53,7 @@ def verify_topic(
         print(json.dumps(verify_document(found), indent=2))  # noqa: T201
     else:
         for line in lines(found):
-            print(plain(line))  # noqa: T201
+            put(plain(line))
     if found.total:
         say(
             f"compactor: {counted(found.total, 'difference')} in {name}: restore the objects from a backup, or delete "

@@ -57,7 +57,8 @@ EMPTY = np.uint64(1 << 63)
 """Flag in a record's offset: the chunk's payload is null or empty."""
 KEYED = np.uint64(1 << 62)
 """Flag in a record's offset: the message has a key."""
-_IDENTITY = ("count", "key_lo", "key_hi", "uuid_lo", "uuid_hi")
+IDENTITY = ("count", "key_lo", "key_hi", "uuid_lo", "uuid_hi")
+"""What chunks of one message have in common, besides whether they are `keyed`."""
 
 STALE = -1
 """The message of a chunk that belongs to none and never will."""
@@ -222,10 +223,10 @@ class Assembled:
 
 def assemble(chunks: Chunks) -> Assembled:
     """The messages that `chunks`, in any order, make."""
-    chunks = chunks[np.lexsort((offsets(chunks), keyed(chunks), *(chunks[name] for name in _IDENTITY)))]
+    chunks = chunks[np.lexsort((offsets(chunks), keyed(chunks), *(chunks[name] for name in IDENTITY)))]
     begins = np.ones(len(chunks), dtype=np.bool_)
     begins[1:] = keyed(chunks)[1:] != keyed(chunks)[:-1]
-    for name in _IDENTITY:
+    for name in IDENTITY:
         begins[1:] |= chunks[name][1:] != chunks[name][:-1]
     message, first, last = _messages(chunks, begins)
     empty = np.ones(len(last), dtype=np.bool_)

@@ -27,9 +27,9 @@ from storage.metadata.records import IndexLocation, StoredObject
 from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore
 
-FORMAT_VERSION = 2
-CHUNKS_VERSION = 3
-"""The format version of a manifest with chunk tables: who does not know them would forget chunked messages."""
+FORMAT_VERSION = 4
+OLDER_VERSIONS = (2, 3)
+"""Without `dropped_to`: what such a generation has dropped is not known but for tombstones."""
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 
@@ -84,8 +84,9 @@ class Manifest:
     """A compacted ledger.
 
     `index`: levels, newest first; each a tuple of objects in hash order. `frozen_at`: the time by which the run's
-    policies were applied; `policies`: those. `tombstones_dropped_to`: the highest offset of a tombstone that is in
-    this generation, or was in any before, no more; -1: none. A reader that has got less far may have missed a delete.
+    policies were applied; `policies`: those. `dropped_to`: the highest offset of a message that a reader may miss in
+    this generation: a tombstone or value that was the newest of its key and left, in this run or any before, or a
+    message that was trimmed before any run saw it; -1: none. Whatever a reader holds of the key from before is stale.
     `keys`, `tombstones`: live values with a key, and retained tombstones. `chunks`: tables of all live chunks (P10).
     """
 
@@ -100,7 +101,7 @@ class Manifest:
     index: tuple[tuple[IndexLocation, ...], ...]
     frozen_at: int = 0
     policies: Mapping[str, Any] = field(default_factory=dict)
-    tombstones_dropped_to: int = -1
+    dropped_to: int = -1
     keys: int = 0
     tombstones: int = 0
     chunks: tuple[ChunkTable, ...] = ()
@@ -149,7 +150,7 @@ class Manifest:
     def encode(self) -> bytes:
         """The manifest's bytes: JSON with sorted keys."""
         document: dict[str, Any] = {
-            "format_version": CHUNKS_VERSION if self.chunks else FORMAT_VERSION,
+            "format_version": FORMAT_VERSION,
             "topic": self.topic,
             "topic_uid": self.topic_uid,
             "ledger_id": self.ledger_id,
@@ -159,7 +160,7 @@ class Manifest:
             "horizon": _position(self.horizon),
             "frozen_at": self.frozen_at,
             "policies": dict(self.policies),
-            "tombstones_dropped_to": self.tombstones_dropped_to,
+            "dropped_to": self.dropped_to,
             "keys": self.keys,
             "tombstones": self.tombstones,
             "parts": [_part(part) for part in self.parts],
@@ -174,12 +175,13 @@ class Manifest:
         """The inverse of `encode`; `name` is for errors. Raises ObjectDamaged."""
         try:
             document = json.loads(data)
-            if document["format_version"] not in (FORMAT_VERSION, CHUNKS_VERSION):
+            version = document["format_version"]
+            if version not in (*OLDER_VERSIONS, FORMAT_VERSION):
                 raise ObjectDamaged(
-                    f"the manifest {name} is of format version {document['format_version']}, not {FORMAT_VERSION} or "
-                    f"{CHUNKS_VERSION}",
+                    f"the manifest {name} is of format version {version}, not {OLDER_VERSIONS[0]} to {FORMAT_VERSION}",
                     "read it with the compactor that wrote it, or delete the cursor __compaction and compact again",
                 )
+            horizon = _parse_position(document["horizon"])
             return cls(
                 topic=document["topic"],
                 topic_uid=document["topic_uid"],
@@ -187,12 +189,12 @@ class Manifest:
                 generation=document["generation"],
                 run_id=document["run_id"],
                 created_at=document["created_at"],
-                horizon=_parse_position(document["horizon"]),
+                horizon=horizon,
                 parts=tuple(_parse_part(part) for part in document["parts"]),
                 index=tuple(tuple(_parse_index(one) for one in level) for level in document["index"]["levels"]),
                 frozen_at=document["frozen_at"],
                 policies=document["policies"],
-                tombstones_dropped_to=document["tombstones_dropped_to"],
+                dropped_to=horizon.offset if version in OLDER_VERSIONS else document["dropped_to"],
                 keys=document["keys"],
                 tombstones=document["tombstones"],
                 chunks=tuple(_parse_chunk_table(one) for one in document.get("chunks", ())),

@@ -13,14 +13,17 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from storage.errors import Misconfigured, SegmentElsewhere
+from storage.log.room import Room
 from storage.metadata.records import SegmentRecord
 from storage.model import TopicName
+from storage.private import file_mode, make_private
 
 UID_FILE = "log.uid"
 _UID = re.compile(r"[0-9a-f]{32}")
@@ -28,9 +31,15 @@ _UID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class LogDirectory:
-    """Where segments lie on this machine. Made when something is first written to it."""
+    """Where segments lie on this machine. Made when something is first written to it.
+
+    `wake_sealer`: wakes the process that seals what is large, so that this one does not die of it; None: there is none,
+    and all is sealed by whoever wants it sealed. `room`: how much may be appended; None: as much as the disk takes.
+    """
 
     path: Path
+    wake_sealer: Callable[[], object] | None = field(default=None, compare=False)
+    room: Room | None = field(default=None, compare=False)
 
     @cached_property
     def uid(self) -> str:
@@ -52,6 +61,11 @@ class LogDirectory:
     def exists(self) -> bool:
         """Whether something was ever written to it."""
         return self._known_uid() is not None
+
+    def check_room(self) -> None:
+        """Raises StorageFull if nothing may be appended now."""
+        if self.room is not None:
+            self.room.check()
 
     def of_topic(self, topic_uid: str) -> Path:
         """The folder of a topic's segments; it may not exist."""
@@ -92,11 +106,12 @@ class LogDirectory:
     def _new_uid(self) -> str:
         """A new uid, written whole and durably, unless somebody else was first; the directory is durable before."""
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_private(self.path)
         for folder in {self.path, *made}:  # the first also if it was made by somebody who died before this
             sync_folder(folder.parent)
         temporary = self.path / f"{UID_FILE}.{secrets.token_hex(8)}"
-        with temporary.open("w") as handle:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode(self.path))
+        with os.fdopen(descriptor, "w") as handle:
             handle.write(secrets.token_hex(16))
             handle.flush()
             os.fsync(handle.fileno())

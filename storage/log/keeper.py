@@ -1,10 +1,15 @@
 """Keeping the log of topics: rolling tails, sealing segments, removing files that ledgers have taken the place of.
 
     roll    the open segment is closed, by its writer if one lives, or by the service that has its log directory if it
-            is another one (they are asked through SQL), else here, under the lease
+            is another one (they are asked through SQL), else here, under the lease; also when it is older than
+            `segment.ms` and no writer has it open
     seal    a rolled segment becomes a sealed ledger: objects first, then one transaction; its messages keep their ids
     sweep   files of sealed segments go after `file.delete.delay`, then their rows; so does the folder of a topic that
-            was deleted (S8)
+            was deleted (S8); files that hold messages and that no row names are set aside (unnamed.py)
+
+A segment that its sealers die over (out of memory) is given up after `MAX_SEALING_TRIES`, and sealed by hand alone. In
+a process that must not die, only what is small is sealed; the rest is left to the process that is woken for it
+(LogDirectory.wake_sealer).
 
 Sealing may be done by any process that has the log directory and the store, beside the writer and beside other
 sealers: a segment is claimed by an attempt, and of two that seal the same one, one commits. Whatever is cut off leaves
@@ -12,17 +17,15 @@ the segment rolled, or sealed, never both and never neither: the transaction dec
 
 May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentElsewhere for a segment that lies
 in another log directory, Misconfigured for a store that is another database's, any error of store and database. Memory:
-one segment, about four times its logical size (`segment.bytes`, storage/log/topic_log.py bounds it) and 250 bytes a
+one segment, about four times its logical size (`segment.bytes`, storage/log/open_segment.py bounds it) and 250 bytes a
 message.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -33,11 +36,13 @@ from storage.lease import afterwards, writer_lease
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.directory import LogDirectory
+from storage.log.open_segment import roll_open_segment
 from storage.log.salvage import salvage
 from storage.log.segment import SegmentFiles
+from storage.log.sweep import LogSweep
 from storage.log.tail import Tail
-from storage.log.topic_log import roll_open_segment
-from storage.metadata.policy_store import namespace_scope
+from storage.log.unnamed import behind
+from storage.metadata.liveness import is_alive
 from storage.metadata.records import Attempt, LedgerRecord, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
@@ -46,11 +51,15 @@ from storage.store_identity import StoreIdentity
 
 ROLL_WAIT_MS = 10_000
 """How long a writer may take to roll when it is asked to; it looks every `topic_log.LOOK_SECONDS`."""
+SEALER_WAIT_MS = 60_000
+"""How long the process that is woken to seal what is large may take."""
+SMALL_BYTES = 16 << 20
+SMALL_MESSAGES = 100_000
+"""A segment of so many logical bytes and messages at most takes less than 100 MiB to seal."""
 SEALER_DEAD_MS = 60_000
 """A sealer whose heartbeat is older than this has lost its segment."""
 _HEARTBEAT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
-_FILE = re.compile(r"(\d{20})\.(log|index|end)")
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,9 @@ class LogKeeper:
         self.roll(topic, wait_ms)
         end = self._rolled_end(topic)
         sealed = list(self._seal_below(topic, end))
+        if self.log.wake_sealer is not None and self.rolled(topic, end):
+            self.log.wake_sealer()
+            wait_ms = max(wait_ms, SEALER_WAIT_MS)
         deadline = self.clock.now_ms() + wait_ms
         while left := self.rolled(topic, end):
             if not self._is_kept_elsewhere(left[0]):
@@ -119,6 +131,8 @@ class LogKeeper:
 
         `accept_loss`: also one that is damaged, with all offsets that it gave out; `seal_remains` seals what is left.
         One whose file is gone is forgotten, and nobody knows any more which offsets it gave out: others get them.
+
+        What the database has lost of the log is taken up again, and rolled (unnamed.py); Misconfigured if it cannot be.
         """
         deadline = self.clock.now_ms() + wait_ms
         asked: int | None = None
@@ -145,6 +159,46 @@ class LogKeeper:
                 self.metadata.log.request_roll(topic.id)
                 asked = segment.ledger_id
             self.clock.wait(_POLL_SECONDS)
+        if self._is_behind_its_log(topic):
+            with writer_lease(self.metadata, self.clock, topic.id, self.holder, 0) as lease:
+                roll_open_segment(self.metadata, self.clock, self.log, topic, lease, accept_loss=accept_loss)
+
+    def roll_old(self, failing: dict[str, str]) -> int:
+        """Close the open segments here that are older than `segment.ms` and that no writer has open; how many.
+
+        A writer looks at the age by itself. `failing`: why one cannot be rolled, by topic.
+        """
+        uid = self.log.known_uid
+        if uid is None:
+            return 0
+        now = self.clock.now_ms()
+        idle = self.metadata.log.open_without_writer(uid, now - self.metadata.policies.least("segment.ms"))
+        resolver = self.metadata.policies.resolver() if idle else None
+        rolled = 0
+        for topic, segment in idle:
+            assert resolver is not None
+            if segment.created_at > now - resolver.resolved(topic).policies.segment_ms:
+                continue
+            try:
+                self.roll(topic, 0)
+                rolled += 1
+            except (LeaseHeld, TopicNotFound):
+                continue  # it is written or compacted now, or was deleted
+            except CompactorError as error:
+                failing[str(topic.name)] = str(error)
+        return rolled
+
+    def _is_behind_its_log(self, topic: TopicRecord) -> bool:
+        """Whether files here hold messages from the topic's end on that no row names: the database was restored."""
+        files = behind(self.log.of_topic(topic.uid), 0)
+        if not files:
+            return False
+        try:
+            now = self.metadata.topic(topic.name)
+        except TopicNotFound:
+            return False
+        named = {one.first_offset for one in self.metadata.log.segments(topic.id)}
+        return now.uid == topic.uid and any(first >= now.next_offset and first not in named for first in files)
 
     def _is_kept_elsewhere(self, segment: SegmentRecord) -> bool:
         """Whether a service that lives has the segment's log directory, and this is another one: it rolls and seals
@@ -153,27 +207,32 @@ class LogKeeper:
             return False
         return any(one.log_uid == segment.log_uid for one in self.metadata.services.services())
 
-    def seal(self, topic: TopicRecord) -> Iterator[LedgerRecord]:
+    def seal(self, topic: TopicRecord, *, again: bool = False) -> Iterator[LedgerRecord]:
         """Seal what of a topic is rolled now, the oldest first; segments that another sealer has are left to it.
 
         What is rolled meanwhile is for the next call, so this ends however fast the topic is written. A segment that
-        is damaged is passed over, and its DataLoss raised when all others had their turn.
+        is damaged, or was given up, is passed over, and raised as DataLoss or Misconfigured when all others had their
+        turn. `again`: seal what was given up, too.
         """
-        yield from self._seal_below(topic, self._rolled_end(topic))
+        yield from self._seal_below(topic, self._rolled_end(topic), again=again)
 
     def seal_remains(self, topic: TopicRecord) -> Iterator[Remains]:
-        """As `seal`; but of what is damaged or gone seal what is left: the rest is lost for good."""
+        """As `seal` again; but of what is damaged or gone seal what is left: the rest is lost for good."""
         end = self._rolled_end(topic)
-        while (claimed := self._claim(topic, end)) is not None:
+        while (claimed := self._claim(topic, self._sealable(topic, end), end, again=True)) is not None:
             yield self._sealed(topic, *claimed, accept_loss=True)
 
     def _rolled_end(self, topic: TopicRecord) -> int:
         """The offset behind all that is rolled now."""
         return max((one.content.last_offset + 1 for one in self.rolled(topic) if one.content), default=0)
 
-    def _seal_below(self, topic: TopicRecord, end: int) -> Iterator[LedgerRecord]:
+    def _seal_below(self, topic: TopicRecord, end: int, *, again: bool = False) -> Iterator[LedgerRecord]:
         damaged: dict[int, DataLoss] = {}
-        while (claimed := self._claim(topic, end, damaged)) is not None:
+        while True:
+            waiting = self._sealable(topic, end)
+            claimed = self._claim(topic, waiting, end, damaged, again=again)
+            if claimed is None:
+                break
             segment, attempt = claimed
             try:
                 sealed = self._sealed(topic, segment, attempt)
@@ -183,24 +242,58 @@ class LogKeeper:
             yield sealed.ledger
         if damaged:
             raise next(iter(damaged.values()))
+        self._check_given_up(topic, waiting)
 
-    def _claim(self, topic: TopicRecord, end: int, but: Collection[int] = ()) -> tuple[SegmentRecord, Attempt] | None:
-        """The oldest segment that may be sealed here; nothing is written where there is none."""
+    def _sealable(self, topic: TopicRecord, end: int) -> list[SegmentRecord]:
+        """What waits to be sealed and lies here."""
         uid = self.log.known_uid
-        if not any(one.log_uid == uid and one.ledger_id not in but for one in self.rolled(topic, end)):
+        return [one for one in self.rolled(topic, end) if one.log_uid == uid]
+
+    def _claim(
+        self,
+        topic: TopicRecord,
+        waiting: Sequence[SegmentRecord],
+        end: int,
+        damaged: Collection[int] = (),
+        *,
+        again: bool = False,
+    ) -> tuple[SegmentRecord, Attempt] | None:
+        """The oldest segment that may be sealed here; nothing is written where there is none."""
+        others = {*damaged, *(one.ledger_id for one in waiting if self.log.wake_sealer and not _is_small(one))}
+        if all(one.ledger_id in others or (one.tried_too_often and not again) for one in waiting):
             return None
+        uid = self.log.known_uid
         assert uid is not None, "a segment lies in it"
         StoreIdentity(self.metadata, self.store).require()
-        claimed = self.metadata.log.claim_sealing(topic.id, self.holder, uid, SEALER_DEAD_MS, end, but)
+        claimed = self.metadata.log.claim_sealing(topic.id, self.holder, uid, SEALER_DEAD_MS, end, others, again=again)
         if claimed is not None:
             reached(Step.SEAL_CLAIMED)
         return claimed
+
+    def _check_given_up(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> None:
+        """Raises Misconfigured for a segment that was tried too often, unless the last try may be under way."""
+        given_up = [one for one in waiting if one.tried_too_often]
+        if not given_up:
+            return
+        alive = {
+            one.attempt_id
+            for one in self.metadata.attempts(topic.id)
+            if one.finished_at is None and is_alive(one.holder, one.heartbeat_at, SEALER_DEAD_MS, self.clock.now_ms())
+        }
+        for one in given_up:
+            if one.sealing_attempt_id not in alive and one.content is not None:
+                raise Misconfigured(
+                    f"the segment {one.ledger_id} of {topic.name} ({one.content.messages} messages, "
+                    f"{one.content.logical_bytes} bytes) is given up: {one.sealing_tries} processes that sealed it "
+                    "have died or had not enough memory",
+                    "seal it by hand where there is more memory, and lower segment.bytes (docs/operations.md)",
+                )
 
     def _sealed(
         self, topic: TopicRecord, segment: SegmentRecord, attempt: Attempt, *, accept_loss: bool = False
     ) -> Remains:
         with (
-            afterwards(lambda: self.metadata.finish_attempt(attempt.attempt_id)),
+            self._trying(attempt),
             Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), _HEARTBEAT_SECONDS),
         ):
             hasher = Xxh3KeyHasher(topic.hash_seed)
@@ -210,6 +303,24 @@ class LogKeeper:
             self.metadata.log.seal_segment(attempt, ledger)
         reached(Step.SEGMENT_SEALED)
         return Remains(ledger, lost)
+
+    @contextmanager
+    def _trying(self, attempt: Attempt) -> Iterator[None]:
+        """Finish the attempt at the end. It counts as a try if memory runs out, or if this process dies before."""
+        ran_out = False
+
+        def finish() -> None:
+            if ran_out:
+                self.metadata.finish_attempt(attempt.attempt_id)
+            else:
+                self.metadata.log.let_go_of_sealing(attempt)
+
+        with afterwards(finish):
+            try:
+                yield
+            except MemoryError:
+                ran_out = True
+                raise
 
     def _rows(self, topic: TopicRecord, segment: SegmentRecord, accept_loss: bool) -> tuple[pa.Table, int]:
         """All rows of a segment, and how many of its messages are not among them."""
@@ -223,84 +334,23 @@ class LogKeeper:
         return salvaged.table, salvaged.lost
 
     def sweep(self, topic: TopicRecord | None = None, failing: dict[str, str] | None = None) -> int:
-        """Remove the files of segments that were sealed long enough ago; how many.
+        """Remove the files of segments that were sealed long enough ago; how many (sweep.py).
 
-        Of one topic, cheap enough to be called all the time; or of all topics, and then files that no row ever named,
-        too. What cannot be removed holds up nothing else: `failing` is told of one by topic (by uid, if it was
-        deleted); where there is none, Unavailable is raised when all others had their turn.
+        Of one topic, cheap enough to be called all the time; or of all topics, and then what no row names, too. What
+        cannot be removed holds up nothing else: `failing` is told of one by topic (by uid, if it was deleted); where
+        there is none, Unavailable is raised when all others had their turn.
         """
         failed: dict[str, str] = {} if failing is None else failing
-        removed = self._swept(topic, failed)
+        removed = LogSweep(self.metadata, self.clock, self.log, self._take_up).sweep(topic, failed)
         if failing is None and failed:
             owner, why = next(iter(failed.items()))
             raise Unavailable(f"files of {owner} are not swept: {why}", "see to the log directory, then try again")
         return removed
 
-    def _swept(self, topic: TopicRecord | None, failed: dict[str, str]) -> int:
-        uid = self.log.known_uid
-        if uid is None:
-            return 0
-        removed = 0
-        now = self.clock.now_ms()
-        for owner, segment in self.metadata.log.sealed_files(uid, now, topic.id if topic else None):
-            delay = self.metadata.policies.effective(owner).file_delete_delay_ms
-            if segment.sealed_at is not None and segment.sealed_at <= now - delay:
-                with _noted(str(owner.name), failed):
-                    SegmentFiles(self.log.of_topic(owner.uid), segment.first_offset).remove()
-                    reached(Step.SEGMENT_FILE_REMOVED)
-                    with suppress(TopicNotFound):  # deleted meanwhile, and its rows with it
-                        self.metadata.log.forget_segment(owner.id, segment.ledger_id)
-                    reached(Step.SEGMENT_FORGOTTEN)
-                    removed += 1
-        if topic is None:
-            living = {each.uid: each for each in self.metadata.topics()}
-            for folder in self.log.topic_folders():
-                owner_now = living.get(folder.name)
-                with _noted(str(owner_now.name) if owner_now else folder.name, failed):
-                    if owner_now is not None:
-                        removed += self._remove_orphans(owner_now, failed)
-                    else:
-                        removed += self._remove_deleted(folder, now, failed)
-        return removed
-
-    def _remove_deleted(self, folder: Path, now: int, failed: dict[str, str]) -> int:
-        """The files of a topic that was deleted long enough ago, and then its folder; how many segments.
-
-        A folder of a topic that the database has never had is another database's, and stays. A writer that has not
-        heard yet may make the folder again; then the next sweep removes it.
-        """
-        deleted = self.metadata.tenancy.deleted_topic(folder.name)
-        if deleted is None:
-            return 0
-        scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
-        policies, _ = self.metadata.policies.effective_of_scope(scope)
-        if deleted.deleted_at > now - policies.file_delete_delay_ms:
-            return 0
-        removed = 0
-        for first in sorted(_segments_in(folder)):
-            with _noted(folder.name, failed):
-                SegmentFiles(folder, first).remove()
-                removed += 1
-            reached(Step.DELETED_SEGMENT_REMOVED)
-        with suppress(OSError):  # something that is not ours lies in it, or a writer has just made a file
-            folder.rmdir()
-        return removed
-
-    def _remove_orphans(self, topic: TopicRecord, failed: dict[str, str]) -> int:
-        """Files below the topic's end that no row names: their writer died before the row.
-
-        The end is older than the rows that are looked at, so whatever a live writer makes lies at or behind it.
-        """
-        folder = self.log.of_topic(topic.uid)
-        named = {segment.first_offset for segment in self.metadata.log.segments(topic.id)}
-        found = _segments_in(folder)
-        orphans = [first for first in found if first < topic.next_offset and first not in named]
-        removed = 0
-        for first in orphans:
-            with _noted(str(topic.name), failed):
-                SegmentFiles(folder, first).remove()
-                removed += 1
-        return removed
+    def _take_up(self, topic: TopicRecord) -> None:
+        """Let the topic have again what the database has lost of its log."""
+        if self._is_behind_its_log(topic):
+            self.roll(topic, 0)
 
     def rolled(self, topic: TopicRecord, end: int | None = None) -> tuple[SegmentRecord, ...]:
         """The segments that wait to be sealed; with `end`, of those that begin below this offset."""
@@ -311,19 +361,9 @@ class LogKeeper:
         )
 
 
-@contextmanager
-def _noted(owner: str, failed: dict[str, str]) -> Iterator[None]:
-    """What a disk refuses inside is noted for `owner`, and nothing else stops for it."""
-    try:
-        yield
-    except OSError as error:
-        failed.setdefault(owner, f"{error.filename or 'a file'}: {error.strerror or error}")
-
-
-def _segments_in(folder: Path) -> set[int]:
-    """The first offsets of the segments that have files in a folder; none if another sweeper has removed it."""
-    try:
-        files = list(folder.iterdir())
-    except FileNotFoundError:
-        return set()
-    return {int(match[1]) for file in files if (match := _FILE.fullmatch(file.name))}
+def _is_small(segment: SegmentRecord) -> bool:
+    """Whether sealing takes little memory, and no sealer has died over it."""
+    content = segment.content
+    if content is None or segment.sealing_tries:
+        return False
+    return content.logical_bytes <= SMALL_BYTES and content.messages <= SMALL_MESSAGES

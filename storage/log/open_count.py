@@ -14,10 +14,7 @@ from dataclasses import dataclass, replace
 
 from storage.errors import CompactorError
 from storage.log.directory import LogDirectory
-from storage.log.frames import SegmentHeader
-from storage.log.segment import SegmentFiles
 from storage.log.segment_reader import SegmentReader
-from storage.log.visible_end import read_visible_end
 from storage.metadata.records import SegmentRecord, TopicRecord
 
 
@@ -59,17 +56,14 @@ class OpenSegments:
             if segment.log_uid != self._log.known_uid:
                 return before
             folder = self._log.of_topic(topic.uid)
-            seed = SegmentHeader(topic.uid, segment.ledger_id, segment.first_offset).checksum
-            end = read_visible_end(SegmentFiles(folder, segment.first_offset).end, seed)
-            if end is None or end.next_offset == before.next_offset:
+            identity = (folder, topic.uid, segment.ledger_id, segment.first_offset, topic.name.partition)
+            end = SegmentReader(*identity).visible_end()
+            if end.next_offset == before.next_offset:
                 return before
             if end.next_offset < before.next_offset:  # a flush failed, and what was visible is gone
                 before = OpenCount(segment.first_offset)
-            reader = SegmentReader(
-                folder, topic.uid, segment.ledger_id, segment.first_offset, topic.name.partition, end=end.visible
-            )
             counted = before
-            for entry in reader.entries(before.next_offset):
+            for entry in SegmentReader(*identity, end=end.visible).entries(before.next_offset):
                 header = entry.header
                 assert header is not None, "a walk looks into each entry"
                 at = header.publish_time

@@ -1,17 +1,17 @@
-"""How much an open segment holds, for those who only count: one small file is read, no frame.
+"""How much an open segment holds, for those who only count: one small file is read; no frame, unless it is damaged.
 
-Invariant: nothing is said that a reader could not read (visible_end.py). A segment in another process's log directory
-says nothing here. Must not know: SQL, what is in entries.
+Invariant: nothing is said that a reader could not read (segment_reader.py). A segment in another process's log
+directory says nothing here. Must not know: SQL, what is in entries.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from storage.errors import DataLoss
 from storage.log.directory import LogDirectory
-from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader
-from storage.log.segment import SegmentFiles
-from storage.log.visible_end import read_visible_end
+from storage.log.frames import FRAME_BYTES, HEADER_BYTES
+from storage.log.segment_reader import SegmentReader
 from storage.metadata.records import SegmentRecord, TopicRecord
 
 
@@ -25,12 +25,14 @@ class OpenEnd:
 
 
 def open_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> OpenEnd | None:
-    """None: it lies in another log directory, or there is nothing to see. Raises Misconfigured."""
+    """None: it lies in another log directory, or its file cannot be read, as readers say. Raises Misconfigured."""
     if segment.log_uid != log.known_uid:
         return None
-    header = SegmentHeader(topic.uid, segment.ledger_id, segment.first_offset)
-    found = read_visible_end(SegmentFiles(log.of_topic(topic.uid), segment.first_offset).end, header.checksum)
-    if found is None:
+    folder = log.of_topic(topic.uid)
+    reader = SegmentReader(folder, topic.uid, segment.ledger_id, segment.first_offset, topic.name.partition)
+    try:
+        found = reader.visible_end()
+    except DataLoss:
         return None
     size = found.visible - HEADER_BYTES - found.entries * FRAME_BYTES
     return OpenEnd(found.next_offset, found.entries, max(size, 0))

@@ -66,15 +66,19 @@ class FlushPolicy:
 
 @dataclass(frozen=True)
 class WriterOptions:
-    """How a segment is written. `index_spacing`: bytes of log between two pointers of the sparse index."""
+    """How a segment is written. `index_spacing`: bytes of log between two pointers of the sparse index.
+
+    `max_ahead_ms`: how far in the future a publish time may lie; None: any distance.
+    """
 
     policy: FlushPolicy = FlushPolicy()
     max_entry_bytes: int = MAX_ENTRY_BYTES
+    max_ahead_ms: int | None = None
     max_pending_bytes: int = MAX_PENDING_BYTES
     index_spacing: int = SPACING_BYTES
     inspect: Inspect = inspect_entry
 
-    def checked(self, entry: bytes) -> EntryHeader:
+    def checked(self, entry: bytes, now_ms: int) -> EntryHeader:
         """What an entry's metadata says. Raises InvalidRecord for one that cannot be taken."""
         limit = min(self.max_entry_bytes, LARGEST_ENTRY)
         if len(entry) > limit:
@@ -82,7 +86,19 @@ class WriterOptions:
                 f"an entry of {len(entry)} bytes is larger than the limit of {limit}",
                 "send smaller batches, or messages in chunks, or raise the limit; nothing of it was kept",
             )
-        return self.inspect(entry)
+        header = self.inspect(entry)
+        if self.max_ahead_ms is not None and header.publish_time > now_ms + self.max_ahead_ms:
+            raise ahead_of_time(header.publish_time, now_ms, self.max_ahead_ms)
+        return header
+
+
+def ahead_of_time(publish_time: int, now_ms: int, max_ahead_ms: int) -> InvalidRecord:
+    """What refuses a message of the future: it would hold back all that goes by time. Times in ms."""
+    return InvalidRecord(
+        f"the publish time {publish_time} of a message lies {publish_time - now_ms} ms in the future, and at most "
+        f"{max_ahead_ms} ms are allowed",
+        "correct the producer's clock, or raise the policy message.timestamp.after.max.ms; nothing of it was kept",
+    )
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,11 @@ from storage.log.directory import sync_folder
 from storage.log.entry import EntryHeader
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, frame_head
 from storage.log.segment import SegmentFiles, WriterOptions, speaking_of
+from storage.log.unnamed import holds_data, set_aside
 from storage.log.visible_end import VisibleEnd, VisibleEndWriter, read_visible_end, read_writing_process
 from storage.metadata.records import SegmentContent
 from storage.model import MessageId
+from storage.private import file_mode, make_inside
 from storage.steps import Step, reached
 
 _BUFFERS = 1024
@@ -91,14 +93,19 @@ class SegmentFile:
         options: WriterOptions,
         before_write: BeforeWrite,
     ) -> Self:
-        """A new file, durable. One that is there is replaced: no row names it."""
+        """A new file, durable. One that is there has no row: it is replaced, or set aside if it holds something."""
         with speaking_of(files.log, "create"):
             if not files.folder.is_dir():
-                files.folder.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    make_inside(files.folder)
                 sync_folder(files.folder.parent)
             descriptor = _locked(files, os.O_CREAT)
             try:
                 before_write()
+                if holds_data(os.fstat(descriptor).st_size):
+                    set_aside(files)
+                    renamed, descriptor = descriptor, _locked(files, os.O_CREAT)
+                    os.close(renamed)
                 os.ftruncate(descriptor, 0)
                 for aid in (files.end, files.index):
                     aid.unlink(missing_ok=True)
@@ -250,7 +257,7 @@ def _walked(
 def _locked(files: SegmentFiles, flags: int) -> int:
     """The segment's file, opened and locked. Raises LeaseHeld; OSError."""
     while True:
-        descriptor = os.open(files.log, os.O_RDWR | os.O_CLOEXEC | flags, 0o644)
+        descriptor = os.open(files.log, os.O_RDWR | os.O_CLOEXEC | flags, file_mode(files.folder))
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_still(files.log, descriptor):
@@ -283,7 +290,7 @@ def _held(files: SegmentFiles) -> LeaseHeld:
 def _open_index(path: Path, index: bytes) -> int:
     """The index, made anew; -1 if it cannot be: readers do without."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(path.parent))
     except OSError as error:
         _log.warning("no index can be written at %s: %s", path, error)
         return -1

@@ -3,7 +3,8 @@ another process, up to its visible end.
 
 Every entry that is handed out is proved by its checksum (frames.py). A read that begins in the middle looks into the
 sparse index, and walks from the beginning if that does not help. Whatever is not valid before the end is damage: an
-error with file and position, never a gap.
+error with file and position, never a gap. Where no visible end can be read, the last whole frame is the end: recovery
+keeps the same frames.
 
 May go wrong: ObjectMissing; ObjectDamaged; Unavailable. Memory: a chunk, or twice the largest entry. Not for several
 threads at once. Must not know: rows, messages in a batch, which segments there are.
@@ -11,6 +12,7 @@ threads at once. Must not know: rows, messages in a batch, which segments there 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,8 +27,10 @@ from storage.log.recovery import RESTORE, check_header
 from storage.log.segment import Inspect, SegmentFiles, speaking_of
 from storage.log.sparse_index import IndexFile, Place
 from storage.log.unpack import StoredEntry
-from storage.log.visible_end import read_visible_end
+from storage.log.visible_end import VisibleEnd, read_visible_end
 from storage.model import MessageId, Position
+
+_log = logging.getLogger(__name__)
 
 
 class SegmentReader:
@@ -92,6 +96,14 @@ class SegmentReader:
         message_id = MessageId(self._header.ledger_id, found.entry_id, self._partition, batch_index)
         return Position(found.offset + header.messages - 1, message_id)
 
+    def visible_end(self) -> VisibleEnd:
+        """How far the segment, which is open, may be read. Raises ObjectMissing, ObjectDamaged (the header)."""
+        found = read_visible_end(self._files.end, self._seed)
+        if found is not None and found.certain:
+            return found
+        with speaking_of(self._files.log, "read"), self._file() as descriptor:
+            return self._end_by_frames(descriptor, found)
+
     def _search(self, before: Callable[[Place], bool], found: Callable[[StoredEntry, EntryHeader], bool]) -> int:
         with self._opened() as (descriptor, end):
             walk = self._walk(descriptor, self._proved(descriptor, end, before), end)
@@ -104,19 +116,41 @@ class SegmentReader:
     @contextmanager
     def _opened(self) -> Iterator[tuple[int, int]]:
         """The file, and how far it may be read."""
-        with speaking_of(self._files.log, "read"):
-            descriptor = os.open(self._files.log, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                check_header(self._files.log, os.pread(descriptor, HEADER_BYTES, 0), self._header)
-                yield descriptor, self._end if self._end is not None else self._visible()
-            finally:
-                os.close(descriptor)
+        with speaking_of(self._files.log, "read"), self._file() as descriptor:
+            yield descriptor, self._end if self._end is not None else self._visible(descriptor)
 
-    def _visible(self) -> int:
-        end = read_visible_end(self._files.end, self._seed)
-        if end is None:
+    @contextmanager
+    def _file(self) -> Iterator[int]:
+        descriptor = os.open(self._files.log, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            check_header(self._files.log, os.pread(descriptor, HEADER_BYTES, 0), self._header)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _visible(self, descriptor: int) -> int:
+        found = read_visible_end(self._files.end, self._seed)
+        if found is None or not found.certain:
             self._files.log.stat()  # raises if the segment was removed since it was opened: then it is not empty
-        return end.visible if end else HEADER_BYTES
+            found = self._end_by_frames(descriptor, found)
+        return found.visible
+
+    def _end_by_frames(self, descriptor: int, at_least: VisibleEnd | None) -> VisibleEnd:
+        """The end of the last whole frame; `at_least`, if that lies behind it: then frames before it are damaged."""
+        size = os.fstat(descriptor).st_size
+        walk = self._walk(descriptor, self._proved(descriptor, size, lambda _: True), max(size, HEADER_BYTES))
+        for _ in walk:
+            pass
+        found = VisibleEnd(walk.position, walk.position, walk.entry_id, walk.offset)
+        if self._files.end.exists():
+            _log.warning(
+                "%s is damaged; the frames of %s say that %d entries up to byte %d may be read",
+                self._files.end,
+                self._files.log.name,
+                found.entries,
+                found.visible,
+            )
+        return found if at_least is None or found.visible >= at_least.visible else at_least
 
     def _proved(self, descriptor: int, end: int, wanted: Callable[[Place], bool]) -> Place:
         """The last place that the index knows, is `wanted`, and where that frame really is; else the first frame's."""
@@ -136,7 +170,7 @@ class SegmentReader:
         """Raises ObjectDamaged for a walk that did not come to the end, unless the end itself has been taken back."""
         if walk.problem is None:
             return
-        if self._end is None and self._visible() <= walk.position:
+        if self._end is None and self.visible_end().visible <= walk.position:
             return  # a flush failed, and what was visible under a policy that allows it is gone
         raise ObjectDamaged(
             f"the segment {self._files.log} is damaged at byte {walk.position} (entry {walk.entry_id}, offset "

@@ -23,6 +23,7 @@ from typing import Self
 from storage.clock import Clock
 from storage.errors import CompactorError, Unavailable
 from storage.ledger import rows
+from storage.log.entry import EntryHeader
 from storage.log.frames import FRAME_BYTES, SegmentHeader
 from storage.log.group_commit import Done, GroupCommit, Ticket, again, unusable
 from storage.log.segment import Appended, SegmentFiles, WriterOptions, as_ours, first_position
@@ -47,7 +48,7 @@ class SegmentWriter:
         self._policy = options.policy
         self._clock = clock
         self._partition = partition
-        self._checked = options.checked
+        self._options = options
         self._size = file.written
         self._next_entry_id, self._next_offset = file.tally.entries, file.tally.next_offset
         self._logical_bytes = file.tally.logical_bytes
@@ -76,9 +77,7 @@ class SegmentWriter:
         *,
         before_write: BeforeWrite = as_it_is,
     ) -> Self:
-        """A new segment in the topic's folder, durable; no row may name it yet. A file that is there is replaced: its
-        writer died before its row, so nothing in it was acknowledged.
-        """
+        """A new segment in the topic's folder, durable; no row may name it yet. Is there a file? See unnamed.py."""
         files = SegmentFiles(folder, header.first_offset)
         file = SegmentFile.create(files, header, partition, options, before_write)
         return cls(file, header, partition, clock, options)
@@ -244,6 +243,9 @@ class SegmentWriter:
             self._file.release()
 
     # Inside: placing, for the holder of the queue's lock; the rest for the holder of `committing`
+
+    def _checked(self, entry: bytes) -> EntryHeader:
+        return self._options.checked(entry, self._clock.now_ms())
 
     def _place(self, ticket: Ticket) -> None:
         messages = ticket.header.messages

@@ -6,9 +6,8 @@ more before he writes: his successor may have come and gone while he slept. An a
 flush policy says, by default when it is flushed (L1). A segment that a dead process left open is recovered first: its
 torn end is cut off, and it is gone on with (L2).
 
-A file exists before its row, so a row without a file is a loss, and is told as one. A row says OPEN until the segment
-is flushed to its end; then one transaction says what it holds and where the topic ends. After a failure of the disk the
-segment is recovered at the next append, from what is on it.
+How segments are opened, recovered and rolled is in open_segment.py. After a failure of the disk the segment is
+recovered at the next append, from what is on it.
 
 A topic that is deleted (S8) tells its writer within `LOOK_SECONDS`: TopicNotFound; what was appended is gone with it.
 
@@ -24,27 +23,23 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 
 from storage.clock import Clock
-from storage.errors import CompactorError, Fenced, ObjectDamaged, ObjectMissing, TopicNotFound
+from storage.errors import (
+    CompactorError,
+    Fenced,
+    TopicNotFound,
+)
 from storage.heartbeat import Heartbeat
-from storage.lease import writer_lease
-from storage.ledger import rows
+from storage.lease import OnHeld, writer_lease
 from storage.log.directory import LogDirectory
-from storage.log.frames import SegmentHeader
 from storage.log.group_commit import Done, again
-from storage.log.segment import Appended, FlushPolicy, SegmentFiles, WriterOptions
-from storage.log.segment_file import SegmentFile
+from storage.log.open_segment import TopicSegments
+from storage.log.segment import Appended
 from storage.log.segment_writer import SegmentWriter
 from storage.log.watch import LOOK_SECONDS, LogWatch
-from storage.metadata.records import Lease, SegmentRecord, SegmentState, TopicRecord
+from storage.metadata.records import SegmentRecord, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.steps import Step, reached
 
 DEFAULT_WAIT_MS = 30_000
-ENTRY_PADDING = 10 << 10
-"""What an entry may have besides `max.message.bytes`: its metadata (Pulsar's padding of a frame)."""
-INFLATION = 4
-"""A segment is rolled, too, when its messages are so many times larger than `segment.bytes` once uncompressed: sealing
-holds them in memory."""
 
 
 class TopicLog:
@@ -60,11 +55,13 @@ class TopicLog:
         wait_ms: int = DEFAULT_WAIT_MS,
         on_rolled: Callable[[], object] = lambda: None,
         watch: LogWatch | None = None,
+        on_held: OnHeld = lambda _: None,
     ) -> None:
         """`holder` must be unique to one piece of work; `wait_ms`: how long to wait for another writer to finish.
 
         `on_rolled` is called when a segment waits to be sealed; it must be quick. `watch`: who renews the lease and
-        looks, for all logs of the process, and outlives this one; None: two threads of its own.
+        looks, for all logs of the process, and outlives this one; None: two threads of its own. `on_held`: who is
+        waited for (lease.py).
         """
         self._metadata = metadata
         self._clock = clock
@@ -74,9 +71,10 @@ class TopicLog:
         self._wait_ms = wait_ms
         self._on_rolled = on_rolled
         self._watch = watch
+        self._on_held = on_held
         self._open = ExitStack()
         self._lock = threading.RLock()
-        self._segments: _Segments | None = None
+        self._segments: TopicSegments | None = None
         self._writer: SegmentWriter | None = None
         self._fenced: CompactorError | None = None
 
@@ -91,11 +89,12 @@ class TopicLog:
                     self._wait_ms,
                     self._on_fenced,
                     None if self._watch is None else self._watch.renewing,
+                    self._on_held,
                 )
             )
-            self._segments = _Segments(self._metadata, self._clock, self._log, self._topic, lease)
+            self._segments = TopicSegments(self._metadata, self._clock, self._log, self._topic, lease)
             with self._lock:
-                self._writer = self._segments.recovered()
+                self._writer = self._segments.taken_up(self._segments.recovered())
             opening.enter_context(self._looking())
             self._open = opening.pop_all()
         return self
@@ -176,13 +175,14 @@ class TopicLog:
             self._lock.release()
 
     @property
-    def _of_ours(self) -> _Segments:
+    def _of_ours(self) -> TopicSegments:
         assert self._segments is not None, "a TopicLog is used inside its `with` statement"
         return self._segments
 
     def _current(self, entry: bytes) -> SegmentWriter:
         """The open segment with room for an entry. None is opened for one that cannot be taken (InvalidRecord)."""
         self._check_lease()
+        self._log.check_room()
         writer = self._whole()
         if writer is not None and self._of_ours.is_full(writer):
             self._rolled(writer)
@@ -228,156 +228,3 @@ class TopicLog:
             f"{self._holder} has lost the lease of {self._topic.name} to another writer",
             "what was acknowledged is kept; open the topic again to go on",
         )
-
-
-class _Segments:
-    """Opens, recovers and rolls segments, for the holder of the topic's lease."""
-
-    def __init__(
-        self, metadata: MetadataStore, clock: Clock, log: LogDirectory, topic: TopicRecord, lease: Lease
-    ) -> None:
-        self._metadata = metadata
-        self._clock = clock
-        self._log = log
-        self._topic = topic
-        self._lease = lease
-        self._policies = metadata.policies.effective(topic)
-        self._opened_at = clock.now_ms()
-
-    def recovered(self) -> SegmentWriter | None:
-        """The segment that is open, recovered; None: there is none. Raises ObjectMissing, ObjectDamaged, LeaseHeld."""
-        row = self._open_row()
-        if row is None:
-            return None
-        folder = self._log.of_topic(self._topic.uid)
-        self._opened_at = row.created_at
-        return SegmentWriter.recover(
-            folder,
-            SegmentHeader(self._topic.uid, row.ledger_id, row.first_offset),
-            self._topic.name.partition,
-            self._clock,
-            self._options,
-            before_write=lambda: self._metadata.log.check_open_segment(self._lease, row.ledger_id),
-        )
-
-    def damaged(self) -> int:
-        """Close the segment that is open and damaged as it is, with all that it ever held; how many bytes it has.
-
-        So no offset is given again; what can be read of it is sealed by whoever accepts the loss (keeper.py).
-        """
-        row = self._open_row()
-        if row is None:
-            return 0
-        files = SegmentFiles(self._log.of_topic(self._topic.uid), row.first_offset)
-        header = SegmentHeader(self._topic.uid, row.ledger_id, row.first_offset)
-        look = lambda: self._metadata.log.check_open_segment(self._lease, row.ledger_id)  # noqa: E731
-        with SegmentFile.damaged(files, header, self._topic.name.partition, self._options, look) as content:
-            if content is None:
-                self._metadata.log.drop_segment(self._lease, row.ledger_id)
-                return 0
-            self._metadata.log.roll_segment(self._lease, row.ledger_id, content)
-            return content.size
-
-    def _open_row(self) -> SegmentRecord | None:
-        """The row of the open segment, whose file is there. Raises ObjectMissing, Misconfigured."""
-        row = self._metadata.log.open_segment_of(self._topic.id)
-        if row is None:
-            return None
-        self._log.check(self._topic.name, row)
-        file = SegmentFiles(self._log.of_topic(self._topic.uid), row.first_offset).log
-        if not file.exists():
-            raise ObjectMissing(
-                f"the segment {file} of {self._topic.name} is gone",
-                "restore the file: it holds messages that were acknowledged",
-            )
-        return row
-
-    def opened(self, entry: bytes) -> SegmentWriter:
-        """A new segment, for an entry that it can take. Raises InvalidRecord."""
-        self._policies = self._metadata.policies.effective(self._topic)
-        self._options.checked(entry)
-        first_offset = self._metadata.topic(self._topic.name).next_offset
-        ledger_id = self._metadata.allocate_ledger_ids(1)
-        now = self._clock.now_ms()
-        log_uid = self._log.uid  # before its first file
-        writer = SegmentWriter.create(
-            self._log.of_topic(self._topic.uid),
-            SegmentHeader(self._topic.uid, ledger_id, first_offset),
-            self._topic.name.partition,
-            self._clock,
-            self._options,
-            before_write=lambda: self._metadata.log.check_open_segment(self._lease, None),
-        )
-        try:
-            row = SegmentRecord(ledger_id, first_offset, log_uid, SegmentState.OPEN, now)
-            self._metadata.log.open_segment(self._lease, row)
-            reached(Step.SEGMENT_OPENED)
-        except BaseException:
-            writer.close()
-            raise
-        self._opened_at = now
-        return writer
-
-    def roll(self, writer: SegmentWriter | None) -> SegmentRecord | None:
-        """Close a segment; None: there was none, or it held nothing."""
-        if writer is None:
-            self._metadata.log.clear_roll_request(self._lease)
-            return None
-        try:
-            writer.finish()
-            reached(Step.ROLL_FLUSHED)
-            content = writer.content()
-            if content is None:
-                self._metadata.log.drop_segment(self._lease, writer.ledger_id)
-                return None
-            rolled = self._metadata.log.roll_segment(self._lease, writer.ledger_id, content)
-            reached(Step.SEGMENT_ROLLED)
-            return rolled
-        finally:
-            writer.close()  # not before: until its row says so, somebody else may take the segment for an open one
-
-    def is_full(self, writer: SegmentWriter) -> bool:
-        limit = self._policies.segment_bytes
-        return (
-            writer.size >= limit
-            or writer.logical_bytes >= INFLATION * limit
-            or writer.messages >= rows.LEDGER_ROWS
-            or self.is_old(writer)
-        )
-
-    def is_old(self, writer: SegmentWriter) -> bool:
-        age = self._clock.now_ms() - self._opened_at
-        return writer.messages > 0 and age >= self._policies.segment_ms
-
-    @property
-    def _options(self) -> WriterOptions:
-        flush = FlushPolicy(self._policies.flush_messages, self._policies.flush_ms)
-        return WriterOptions(flush, max_entry_bytes=self._policies.max_message_bytes + ENTRY_PADDING)
-
-
-def roll_open_segment(
-    metadata: MetadataStore,
-    clock: Clock,
-    log: LogDirectory,
-    topic: TopicRecord,
-    lease: Lease,
-    *,
-    accept_loss: bool = False,
-) -> None:
-    """Close the segment that a writer left open, if there is one, for the holder of the lease.
-
-    `accept_loss`: also one that is damaged in what was flushed; it stays as it is, and keeps its offsets. And one whose
-    file is gone: it is forgotten.
-    """
-    segments = _Segments(metadata, clock, log, topic, lease)
-    try:
-        segments.roll(segments.recovered())
-    except ObjectDamaged:
-        if not accept_loss:
-            raise
-        segments.damaged()
-    except ObjectMissing:
-        lost = metadata.log.open_segment_of(topic.id)
-        if not accept_loss or lost is None:
-            raise
-        metadata.log.drop_segment(lease, lost.ledger_id)

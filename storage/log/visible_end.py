@@ -1,16 +1,20 @@
 """How far a segment that is appended to may be read: a file of 256 bytes beside it, which its writer keeps mapped.
 
-    0, 64    two slots, in turn: 8 number | 8 flushed bytes | 8 visible bytes | 8 entries | 8 next offset | 4 CRC32C
+    0, 64    two copies: 8 number | 8 flushed bytes | 8 visible bytes | 8 entries | 8 next offset | 1 version | 4 CRC32C
     128      who writes: 4 process id | 1 length | host name | zeros | (at 252) 4 CRC32C
 
 Readers in other processes go up to the visible end and no further, so nobody sees an entry that a power cut could take
-back while its id goes to another message. The slot with the greater number counts; a writer that is killed between two
-bytes spoils one slot, and the other tells what was before. A reader that finds both torn was overtaken twice while it
-read, and reads again. A slot's CRC32C goes on from that of the segment's header,
-so the file of an earlier life of the same name says nothing.
+back while its id goes to another message. The writer writes one copy, then the other, before it acknowledges. So a
+writer that is killed between two bytes, or a flipped bit, spoils one copy, and the other says the same or is what was
+before. The copy with the greater number counts. A reader that finds both torn was overtaken twice while it read, and
+reads again. A copy's CRC32C goes on from that of the segment's header, so the file of an earlier segment of the same
+name says nothing.
 
-The file is never flushed: what it says after a power cut is old or nothing, never too much, and nothing is visible then
-until recovery has been here. Must not know: frames, what is in them.
+Files of version 1 have no version byte, and two slots that are written in turn: if one of them is damaged, the other
+may be older than what was acknowledged, so it is not `certain`, and the frames decide (segment_reader.py).
+
+The file is never flushed: what it says after a power cut is old or nothing, never too much. Must not know: frames, what
+is in them.
 """
 
 from __future__ import annotations
@@ -19,33 +23,40 @@ import contextlib
 import mmap
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from struct import Struct
-from typing import Self
+from typing import NamedTuple, Self
 
 import google_crc32c
 
-_SLOT = Struct(">QQQQQ")
+from storage.private import file_mode
+
+_VALUES = Struct(">QQQQQ")
+_VERSION = b"\x02"
 _CHECKSUM = Struct(">I")
-_SLOT_BYTES = 64
+_COPIES_AT = (0, 64)
 _WRITER = Struct(">IB")
 _WRITER_AT = 128
 _WRITER_BYTES = 128
 _BYTES = _WRITER_AT + _WRITER_BYTES
 _READS = 5
-"""How often both slots may look torn before there is nothing in them: a writer takes microseconds for one."""
+"""How often both copies may look torn before there is nothing in them: a writer takes microseconds for one."""
 _HOST_BYTES = _WRITER_BYTES - _WRITER.size - _CHECKSUM.size
 
 
 @dataclass(frozen=True)
 class VisibleEnd:
-    """Bytes of the segment that are durable, bytes that may be read, and what these hold."""
+    """Bytes of the segment that are durable, bytes that may be read, and what these hold.
+
+    `certain`: False for a damaged file of version 1: more may have been flushed and visible than it says.
+    """
 
     flushed: int
     visible: int
     entries: int
     next_offset: int
+    certain: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True)
@@ -62,8 +73,8 @@ class VisibleEndWriter:
     def __init__(self, path: Path, seed: int) -> None:
         self._seed = seed
         found = _newest(_read(path), seed)
-        self._number = found[0] if found else 0
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._number = found.number if found else 0
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(path.parent))
         try:
             if os.fstat(self._descriptor).st_size != _BYTES:
                 os.ftruncate(self._descriptor, 0)
@@ -79,9 +90,10 @@ class VisibleEndWriter:
     def publish(self, end: VisibleEnd) -> None:
         """Let readers go so far."""
         self._number += 1
-        slot = _SLOT.pack(self._number, end.flushed, end.visible, end.entries, end.next_offset)
-        at = self._number % 2 * _SLOT_BYTES
-        self._map[at : at + _SLOT.size + 4] = slot + _CHECKSUM.pack(google_crc32c.extend(self._seed, slot))
+        copy = _VALUES.pack(self._number, end.flushed, end.visible, end.entries, end.next_offset) + _VERSION
+        copy += _CHECKSUM.pack(google_crc32c.extend(self._seed, copy))
+        for at in _COPIES_AT:
+            self._map[at : at + len(copy)] = copy
 
     def flush(self) -> None:
         """Make it durable: needed once, when it has to say less than before."""
@@ -105,7 +117,7 @@ def read_visible_end(path: Path, seed: int) -> VisibleEnd | None:
         data = _read(path)
         found = _newest(data, seed)
         if found:
-            return VisibleEnd(*found[1:])
+            return found.end
         if len(data) < _BYTES:
             return None
     return None
@@ -123,14 +135,37 @@ def read_writing_process(path: Path) -> WritingProcess | None:
     return WritingProcess(pid, text[_WRITER.size : _WRITER.size + length].decode(errors="replace"))
 
 
-def _newest(data: bytes, seed: int) -> tuple[int, int, int, int, int] | None:
-    slots = []
-    for at in (0, _SLOT_BYTES):
-        slot = data[at : at + _SLOT.size]
-        checksum = data[at + _SLOT.size : at + _SLOT.size + 4]
-        if len(checksum) == 4 and _CHECKSUM.unpack(checksum)[0] == google_crc32c.extend(seed, slot):
-            slots.append(_SLOT.unpack(slot))
-    return max(slots) if slots else None
+class _Copy(NamedTuple):
+    number: int
+    end: VisibleEnd
+
+
+def _newest(data: bytes, seed: int) -> _Copy | None:
+    copies = [found for at in _COPIES_AT if (found := _whole(data, at, _VERSION, seed))]
+    if not copies:
+        return _newest_of_version_1(data, seed)
+    return max(copies, key=lambda one: one.number)
+
+
+def _newest_of_version_1(data: bytes, seed: int) -> _Copy | None:
+    slots = [_whole(data, at, b"", seed) for at in _COPIES_AT]
+    whole = [slot for slot in slots if slot]
+    if not whole:
+        return None
+    newest = max(whole, key=lambda one: one.number)
+    unused = any(not any(data[at : at + _VALUES.size + _CHECKSUM.size]) for at in _COPIES_AT)
+    certain = len(whole) == len(slots) or unused
+    return _Copy(newest.number, replace(newest.end, certain=certain))
+
+
+def _whole(data: bytes, at: int, version: bytes, seed: int) -> _Copy | None:
+    """The copy at that place, if it is of that version and its checksum is right."""
+    end = at + _VALUES.size + len(version)
+    copy, checksum = data[at:end], data[end : end + _CHECKSUM.size]
+    if not copy.endswith(version) or checksum != _CHECKSUM.pack(google_crc32c.extend(seed, copy)):
+        return None
+    number, *values = _VALUES.unpack_from(copy)
+    return _Copy(number, VisibleEnd(*values))
 
 
 def _read(path: Path) -> bytes:

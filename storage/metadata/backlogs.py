@@ -31,8 +31,12 @@ class _Statements:
         columns = (serving.topic_id, serving.horizon_offset, serving.logical_bytes)
         self.serving = select(*columns).where(serving.retired_at.is_(None), these(serving.topic_id))
         self.pieces = (
-            _summed(ledgers.c, ledgers.c.deleted_at.is_(None) & these(ledgers.c.topic_id)),
-            _summed(segments.c, (segments.c.state == SegmentState.ROLLED.value) & these(segments.c.topic_id)),
+            _summed(ledgers.c, ledgers.c.deleted_at.is_(None) & these(ledgers.c.topic_id), ledgers.c.created_at),
+            _summed(
+                segments.c,
+                (segments.c.state == SegmentState.ROLLED.value) & these(segments.c.topic_id),
+                segments.c.rolled_at,
+            ),
         )
         opened = segments.c.state == SegmentState.OPEN.value
         self.opened = select(segments).where(opened, these(segments.c.topic_id))
@@ -73,8 +77,11 @@ def _of_rows(
     return list(found.values())
 
 
-def _summed(columns: Any, counts: ColumnElement[bool]) -> Select[Any]:
-    """Sums over the rows of a topic that lie behind its horizon."""
+def _summed(columns: Any, counts: ColumnElement[bool], closed_at: ColumnElement[int]) -> Select[Any]:
+    """Sums over the rows of a topic that lie behind its horizon. No message was published after `closed_at`."""
+    newest, oldest = (
+        case((time > closed_at, closed_at), else_=time) for time in (columns.max_publish_time, columns.min_publish_time)
+    )
     serving = (compacted_ledgers.c.topic_id == columns.topic_id) & compacted_ledgers.c.retired_at.is_(None)
     horizon = func.coalesce(compacted_ledgers.c.horizon_offset, -1)
     first, last = columns.first_offset, columns.last_offset
@@ -83,14 +90,14 @@ def _summed(columns: Any, counts: ColumnElement[bool]) -> Select[Any]:
         (straddles, columns.logical_bytes * (last - horizon) // (last - first + literal(1))),
         else_=columns.logical_bytes,
     )
-    of_first = func.first_value(columns.max_publish_time).over(partition_by=columns.topic_id, order_by=first)
+    of_first = func.first_value(newest).over(partition_by=columns.topic_id, order_by=first)
     pieces = (
         select(
             columns.topic_id,
             first,
             logical.label("bytes"),
             (last - case((straddles, horizon), else_=first - 1)).label("messages"),
-            columns.min_publish_time,
+            oldest.label("oldest"),
             of_first.label("soonest"),
         )
         .select_from(columns.topic_id.table.outerjoin(compacted_ledgers, serving))
@@ -102,7 +109,7 @@ def _summed(columns: Any, counts: ColumnElement[bool]) -> Select[Any]:
         func.min(found.first_offset).label("first"),
         func.sum(found.bytes).label("bytes"),
         func.sum(found.messages).label("messages"),
-        func.min(found.min_publish_time).label("oldest"),
+        func.min(found.oldest).label("oldest"),
         func.min(found.soonest).label("soonest"),  # they are the same
     ).group_by(found.topic_id)
 

@@ -6,13 +6,14 @@
 A request survives a crash: it is a row, and whoever leads executes it; `claim_run` takes it in the transaction that
 makes the run. "Running", for users, is a topic whose compaction is requested, or that has a run whose heart beats.
 
-Each method is one transaction and may raise Unavailable, Misconfigured and TopicNotFound. After Unavailable, `pause`
-may have counted, and `request` have been made; all others may be called again. Must not know: when compactions are due.
+Each method is one transaction and may raise Unavailable, Misconfigured and TopicNotFound. After Unavailable, `request`
+may have been made; `pause` finds out by itself, by the counts that it left; all others may be called again. Must not
+know: when compactions are due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from sqlalchemy import Connection, func, select
@@ -29,6 +30,8 @@ from storage.metadata.tables import controls as controls_table
 from storage.metadata.tables import runs as runs_table
 from storage.metadata.tables import topics as topics_table
 
+_NAMED = 3
+"""So many topics are named in an error."""
 _ENDING = "look with `compactor-admin topics compaction-status`, and try again when it has ended"
 
 
@@ -193,33 +196,70 @@ class ControlStore:
 
     def pause(self, topic_id: int, dead_ms: int | None = None) -> ControlRecord:
         """Keep the topic from being compacted, until as many resumes; its request goes, its run is cancelled."""
-        with self._database.write() as connection:
-            now = self._clock.now_ms()
-            reason = "compaction of the topic was paused"
-            found = _stop(connection, topic_id, reason, self._dead(dead_ms), now)
-            control.put(connection, topic_id, paused=found.paused + 1)
-            return control.find(connection, topic_id, now, self._dead(dead_ms))
+        return self.pause_all([topic_id], dead_ms)[0]
+
+    def pause_all(self, topic_ids: Sequence[int], dead_ms: int | None = None) -> list[ControlRecord]:
+        """As `pause`, each of these topics or none; how they are then, in their order."""
+
+        def pause(connection: Connection) -> list[ControlRecord]:
+            for topic_id in sorted(topic_ids):
+                reason = "compaction of the topic was paused"
+                found = _stop(connection, topic_id, reason, self._dead(dead_ms), self._clock.now_ms())
+                control.put(connection, topic_id, paused=found.paused + 1)
+            return self._found(connection, topic_ids, dead_ms)
+
+        def happened(connection: Connection, made: list[ControlRecord]) -> bool:
+            for topic_id in sorted(topic_ids):
+                topics.locked(connection, topic_id)
+            found = self._found(connection, topic_ids, dead_ms)
+            return [(one.paused, one.requested_at) for one in found] == [(one.paused, None) for one in made]
+
+        return self._database.write_once(pause, happened, f"whether the compaction of topics {topic_ids} was paused")
 
     def resume(self, topic_id: int) -> ControlRecord:
         """Take one pause back. Raises Conflict if the topic is not paused, or a run of it is being aborted still."""
+        return self.resume_all([topic_id])[0]
+
+    def resume_all(self, topic_ids: Sequence[int]) -> list[ControlRecord]:
+        """As `resume`, each of these topics that is paused, or none; how they are then, in their order.
+
+        So topics of which only some were paused come together again. Raises Conflict if none is paused.
+        """
         with self._database.write() as connection:
             now = self._clock.now_ms()
-            topic = topics.locked(connection, topic_id)
-            found = control.find(connection, topic_id, now, self._dead_ms)
-            if not found.paused:
-                raise Conflict(f"compaction of {topic.name} is not paused", "nothing is left to do")
-            if found.aborting:
-                raise Conflict(f"a run of {topic.name} was aborted by a pause and has not stopped yet", _ENDING)
-            control.put(connection, topic_id, paused=found.paused - 1)
-            return control.find(connection, topic_id, now, self._dead_ms)
+            records = [topics.locked(connection, topic_id) for topic_id in sorted(topic_ids)]
+            paused = [
+                (topic, found)
+                for topic in records
+                if (found := control.find(connection, topic.id, now, self._dead_ms)).paused
+            ]
+            if not paused:
+                names = ", ".join(str(topic.name) for topic in records[:_NAMED])
+                raise Conflict(f"compaction of {names} is not paused", "nothing is left to do")
+            for topic, found in paused:
+                if found.aborting:
+                    raise Conflict(f"a run of {topic.name} was aborted by a pause and has not stopped yet", _ENDING)
+                control.put(connection, topic.id, paused=found.paused - 1)
+            return self._found(connection, topic_ids)
 
     def abort(self, topic_id: int, dead_ms: int | None = None) -> ControlRecord:
         """End the topic's request, its run and its retries; it may be compacted again at once, if it is not paused."""
+        return self.abort_all([topic_id], dead_ms)[0]
+
+    def abort_all(self, topic_ids: Sequence[int], dead_ms: int | None = None) -> list[ControlRecord]:
+        """As `abort`, each of these topics or none; how they are then, in their order."""
         with self._database.write() as connection:
-            now = self._clock.now_ms()
-            _stop(connection, topic_id, "compaction of the topic was aborted", self._dead(dead_ms), now)
-            control.cleared(connection, topic_id)
-            return control.find(connection, topic_id, now, self._dead(dead_ms))
+            for topic_id in sorted(topic_ids):
+                reason = "compaction of the topic was aborted"
+                _stop(connection, topic_id, reason, self._dead(dead_ms), self._clock.now_ms())
+                control.cleared(connection, topic_id)
+            return self._found(connection, topic_ids, dead_ms)
+
+    def _found(
+        self, connection: Connection, topic_ids: Sequence[int], dead_ms: int | None = None
+    ) -> list[ControlRecord]:
+        now = self._clock.now_ms()
+        return [control.find(connection, topic_id, now, self._dead(dead_ms)) for topic_id in topic_ids]
 
     # Failures
 

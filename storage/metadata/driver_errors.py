@@ -93,6 +93,12 @@ def translated(url: URL) -> Iterator[None]:
         ) from error
 
 
+def lacks_space(original: object) -> bool:
+    """Whether a driver's error may mean that SQLite's disk is full: making its files fails in many ways then."""
+    name = getattr(original, "sqlite_errorname", None) or ""
+    return name.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN"))
+
+
 def shown(url: URL) -> str:
     """The URL as people may see it: without the password, and without options, which may hold another one."""
     return url.set(query={}).render_as_string(hide_password=True)

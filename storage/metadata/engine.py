@@ -17,6 +17,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
@@ -24,8 +25,9 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from storage.errors import CompactorError, Misconfigured, Unavailable
-from storage.metadata.driver_errors import shown, translated
+from storage.errors import CompactorError, Misconfigured, StorageFull, Unavailable
+from storage.metadata.driver_errors import lacks_space, shown, translated
+from storage.metadata.reserve import Reserve
 
 Answer = TypeVar("Answer")
 
@@ -58,9 +60,13 @@ class Database:
         self.url = _parsed(url)
         self.engine = _open(self.url)
         self.dialect = self.engine.dialect.name
+        self.reserve: Reserve | None = None
+        """What is kept for a full disk; None: the disk is another machine's."""
         self._writing: Engine = self.engine
         self._snapshots: Engine = self.engine
         if self.dialect == SQLITE:
+            assert self.url.database is not None, "it was parsed"
+            self.reserve = Reserve(Path(self.url.database))
             self._writing = self.engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
         else:
             self._snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -73,13 +79,13 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that only reads. Raises Unavailable, Misconfigured."""
-        with translated(self.url), self.engine.connect() as connection:
+        with self._translated(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """A transaction that only reads, and in which all statements see the same moment."""
-        with translated(self.url), self._snapshots.connect() as connection:
+        with self._translated(), self._snapshots.connect() as connection:
             yield connection
 
     @contextmanager
@@ -89,7 +95,7 @@ class Database:
         Raises Unavailable, StorageFull, Misconfigured. After Unavailable from a lost connection the commit may have
         happened: look before doing it again, or let `write_once` look.
         """
-        with translated(self.url), self._writing.begin() as connection:
+        with self._translated(), self._writing.begin() as connection:
             if self.dialect == POSTGRESQL:
                 connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_WAIT_SECONDS}s'"))
             yield connection
@@ -123,6 +129,21 @@ class Database:
                 "look when the database answers again, before doing it again",
             ) from lost
         raise lost
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Inside, errors of the driver become ours. The first for lack of space frees what is kept for that."""
+        try:
+            with translated(self.url):
+                yield
+        except Unavailable as error:
+            freed = self.reserve.release() if self.reserve is not None and lacks_space(error.__cause__) else 0
+            if not freed:
+                raise
+            raise StorageFull(
+                f"{error.message}; the disk is full, and {freed} bytes that were kept for this are free now",
+                "try again; then delete topics, trim them or free space otherwise",
+            ) from error
 
     def close(self) -> None:
         """Close all connections that are not in use. The object may be used again afterwards."""

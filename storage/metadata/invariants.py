@@ -24,7 +24,7 @@ from storage.metadata.records import (
 )
 from storage.model import Position
 
-RERUN = "nothing was published and the previous compacted ledger still serves; trigger the compaction again"
+RERUN = "nothing was published; trigger the compaction again if it is still wanted"
 REWRITE = "nothing was appended; start the append again"
 REOPEN = "nothing was opened; look where the topic ends, and open a segment there"
 RESEAL = "nothing was sealed; claim a segment again if one is left"

@@ -33,7 +33,7 @@ def acquire(connection: Connection, topic_id: int, holder: str, ttl_ms: int, now
             topics.by_id(connection, topic_id).name,
             row,
             now,
-            "wait for it to finish, then try again",
+            "wait for it to finish, or end that process, then try again",
             "append through it, with `compactor-admin topics produce`, or stop it first",
         )
     taken = Lease(topic_id, holder, row["token"] + 1, now + ttl_ms)

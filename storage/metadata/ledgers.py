@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from storage.errors import Conflict
 from storage.metadata import attempts, leases, mapping, topics
 from storage.metadata.invariants import check_append
 from storage.metadata.records import Lease, LedgerRecord, SegmentState
-from storage.metadata.tables import ledgers, segments, sequences
+from storage.metadata.tables import compacted_ledgers, ledgers, segments, sequences
 from storage.metadata.tables import topics as topics_table
 
 LEDGER_SEQUENCE = "ledger"
@@ -32,6 +33,24 @@ def allocate_ids(connection: Connection, count: int) -> int:
         .returning(sequences.c.next_value)
     ).scalar_one()
     return int(after) - count
+
+
+def take_id(connection: Connection, topic_id: int, ledger_id: int) -> None:
+    """Use an id that was given out before the database was restored; it is not given out again.
+
+    Raises Conflict if somebody has it, or the topic has gone on to a higher one.
+    """
+    for table in (ledgers, segments, compacted_ledgers):
+        if connection.execute(select(table.c.topic_id).where(table.c.ledger_id == ledger_id)).first() is not None:
+            raise Conflict(f"its ledger id {ledger_id} was given to another ledger", "use another id")
+    last = last_id(connection, topic_id)
+    if last is not None and last >= ledger_id:
+        raise Conflict(f"its ledger id {ledger_id} lies below {last}, which the topic has reached", "use another id")
+    connection.execute(
+        update(sequences)
+        .where(sequences.c.name == LEDGER_SEQUENCE, sequences.c.next_value <= ledger_id)
+        .values(next_value=ledger_id + 1)
+    )
 
 
 def append(connection: Connection, lease: Lease, new: Sequence[LedgerRecord], now: int) -> None:

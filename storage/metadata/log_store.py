@@ -3,12 +3,12 @@
 Reached as MetadataStore.log. As there, each method is one transaction, and may raise Unavailable, Misconfigured and
 TopicNotFound. Opening, rolling, sealing and trimming find out by themselves whether a COMMIT whose answer was lost has
 happened; all other methods may be called again. What a method does is said where it is done: segments, sealing,
-trimming. Must not know: files, objects, policies.
+trimming. Must not know: files, objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -24,6 +24,7 @@ from storage.metadata.records import (
     SegmentRecord,
     SegmentState,
     TopicRecord,
+    TopicTail,
 )
 from storage.steps import Step, reached
 
@@ -31,9 +32,11 @@ from storage.steps import Step, reached
 class LogStore:
     """The log's part of the metadata, over the database of a MetadataStore. Safe to share between threads."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, object]) -> None:
+        """`defaults`: the broker's policies (PolicyStore)."""
         self._database = database
         self._clock = clock
+        self._defaults = defaults
 
     def lease_of(self, topic_id: int) -> Lease | None:
         """Who holds the topic's lease now; None: nobody."""
@@ -71,6 +74,23 @@ class LogStore:
             lambda connection: segments.open_(connection, lease, segment),
             happened,
             f"whether the segment of ledger {segment.ledger_id} was opened",
+        )
+
+    def take_up_segment(self, lease: Lease, segment: SegmentRecord) -> None:
+        """Make a segment, whose row was lost, the topic's open one again, under the id that its file has.
+
+        Ids that are given out later are above it. Raises Conflict if the id is another's, or below one of the topic's;
+        Fenced as `open_segment`.
+        """
+
+        def happened(connection: Connection, _: None) -> bool:
+            topics.locked(connection, lease.topic_id)
+            return segments.find(connection, lease.topic_id, segment.ledger_id) is not None
+
+        self._database.write_once(
+            lambda connection: segments.take_up(connection, lease, segment),
+            happened,
+            f"whether the segment of ledger {segment.ledger_id} was taken up",
         )
 
     def roll_segment(self, lease: Lease, ledger_id: int, content: SegmentContent) -> SegmentRecord:
@@ -120,6 +140,11 @@ class LogStore:
         with self._database.read() as connection:
             return segments.roll_requests(connection, topic_ids)
 
+    def tails(self, topic_ids: Sequence[int]) -> list[TopicTail]:
+        """The topics and their open segments, in a few statements; a topic that was deleted is not there."""
+        with self._database.read() as connection:
+            return segments.tails(connection, topic_ids)
+
     def check_open_segment(self, lease: Lease, ledger_id: int | None) -> None:
         """Raises Fenced unless the lease is its holder's and the topic's open segment is that one; None: it has none.
 
@@ -142,6 +167,16 @@ class LogStore:
         with self._database.read() as connection:
             return segments.topics_with(connection, states, log_uid)
 
+    def rolled_bytes(self, log_uid: str) -> int:
+        """The size of a log directory's segments that wait to be sealed."""
+        with self._database.read() as connection:
+            return segments.rolled_bytes(connection, log_uid)
+
+    def open_without_writer(self, log_uid: str, created_until: int) -> list[tuple[TopicRecord, SegmentRecord]]:
+        """The open segments of a log directory that no writer has, made at that time (ms) or before; oldest first."""
+        with self._database.snapshot() as connection:
+            return segments.open_without_writer(connection, log_uid, created_until, self._clock.now_ms())
+
     # Sealing, by anybody
 
     def claim_sealing(
@@ -152,14 +187,23 @@ class LogStore:
         stale_ms: int,
         below: int | None = None,
         but: Collection[int] = (),
+        *,
+        again: bool = False,
     ) -> tuple[SegmentRecord, Attempt] | None:
         """The oldest rolled segment of a log directory that nobody seals, now claimed by a new attempt; None: none.
 
-        `below`: only one that begins below this offset; `but`: none of these ledger ids.
+        `below`: only one that begins below this offset; `but`: none of these ledger ids; `again`: also one that was
+        tried too often.
         Whoever claimed it before and has not beaten for `stale_ms` is fenced.
         """
         with self._database.write() as connection:
-            return sealing.claim(connection, topic_id, holder, log_uid, stale_ms, self._clock.now_ms(), below, but)
+            now = self._clock.now_ms()
+            return sealing.claim(connection, topic_id, holder, log_uid, stale_ms, now, below, but, again=again)
+
+    def let_go_of_sealing(self, attempt: Attempt) -> None:
+        """Finish a sealer's attempt that has ended by itself, sealed or not: it is no try. Again changes nothing."""
+        with self._database.write() as connection:
+            sealing.let_go(connection, attempt, self._clock.now_ms())
 
     def seal_segment(self, attempt: Attempt, ledger: LedgerRecord) -> None:
         """Let a ledger, whose objects exist, stand for the segment of its id, and finish the attempt.
@@ -205,6 +249,7 @@ class LogStore:
     ) -> None:
         """Begin reads at `start_offset` and mark as deleted the given ledgers, which lie wholly below it (C1, C3).
 
+        A topic for which compaction is enabled, and that has no cursor `__compaction`, needs all that it has (S9).
         The start never goes back. `keep_start`: it stays where it is; the ledgers are the topic's oldest and lie at or
         below the horizon, and what of them survived is in the compacted ledger (C2). `force`: no cursor holds
         anything back. Raises InvalidInput for an offset beyond the topic's end, Conflict if a cursor needs what would
@@ -218,6 +263,7 @@ class LogStore:
                 start_offset,
                 ledger_ids,
                 self._clock.now_ms(),
+                self._defaults,
                 force=force,
                 keep_start=keep_start,
             )
@@ -235,19 +281,21 @@ class LogStore:
 
         Roll the open segment before: it stays. The topic as it is then. Called again, it clears what came meanwhile.
         """
+        return self.truncate_all([topic_id])[0]
 
-        def truncate(connection: Connection) -> TopicRecord:
-            truncated = trimming.truncate(connection, topic_id, self._clock.now_ms())
+    def truncate_all(self, topic_ids: Sequence[int]) -> list[TopicRecord]:
+        """As `truncate`, each of these topics or none; as they are then, in their order."""
+
+        def truncate(connection: Connection) -> list[TopicRecord]:
+            now = self._clock.now_ms()
+            truncated = {topic_id: trimming.truncate(connection, topic_id, now) for topic_id in sorted(topic_ids)}
             reached(Step.TRUNCATE_INSIDE_COMMIT)
-            return truncated
+            return [truncated[topic_id] for topic_id in topic_ids]
 
-        def happened(connection: Connection, truncated: TopicRecord) -> bool:
-            topic = topics.locked(connection, topic_id)
-            # a claim may have raised the epoch as far, of a topic of which nothing was cleared
-            cleared = trimming.is_cleared(connection, topic_id, truncated.start_offset)
-            return cleared and topic.epoch >= truncated.epoch and topic.start_offset >= truncated.start_offset
+        def happened(connection: Connection, truncated: list[TopicRecord]) -> bool:
+            return all(_is_truncated(connection, one) for one in sorted(truncated, key=lambda one: one.id))
 
-        truncated = self._database.write_once(truncate, happened, f"whether the topic with id {topic_id} was truncated")
+        truncated = self._database.write_once(truncate, happened, f"whether topics {topic_ids} were truncated")
         reached(Step.TRUNCATED)
         return truncated
 
@@ -263,3 +311,11 @@ class LogStore:
         """
         with self._database.write() as connection:
             return trimming.forget(connection, topic_id, before_ms)
+
+
+def _is_truncated(connection: Connection, truncated: TopicRecord) -> bool:
+    """Whether a topic was cleared as far as that. It is locked from then on."""
+    topic = topics.locked(connection, truncated.id)
+    # a claim may have raised the epoch as far, of a topic of which nothing was cleared
+    cleared = trimming.is_cleared(connection, truncated.id, truncated.start_offset)
+    return cleared and topic.epoch >= truncated.epoch and topic.start_offset >= truncated.start_offset

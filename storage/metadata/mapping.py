@@ -172,6 +172,7 @@ def segment_values(topic_id: int, segment: SegmentRecord) -> dict[str, Any]:
         "rolled_at": segment.rolled_at,
         "sealed_at": segment.sealed_at,
         "sealing_attempt_id": segment.sealing_attempt_id,
+        "sealing_tries": segment.sealing_tries,
         **(content_values(segment.content) if segment.content is not None else {}),
     }
 
@@ -199,6 +200,7 @@ def segment(row: RowMapping) -> SegmentRecord:
         rolled_at=row["rolled_at"],
         sealed_at=row["sealed_at"],
         sealing_attempt_id=row["sealing_attempt_id"],
+        sealing_tries=row["sealing_tries"],
         content=content,
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import RowMapping, case, func, or_, select
 
 from storage.metadata.engine import Database
-from storage.metadata.records import RunState
+from storage.metadata.records import MAX_SEALING_TRIES, RunState, SegmentState
 from storage.metadata.tables import controls, runs, segments, topics
 from storage.model import TopicName
 
@@ -35,7 +35,10 @@ class RunFigures:
 
 @dataclass(frozen=True)
 class Standing:
-    """How many topics there are, and how many wait for a run, are paused, fail. `segments`: by their state."""
+    """How many topics there are, and how many wait for a run, are paused, fail. `segments`: by their state.
+
+    `rolled_bytes`: of files that wait to be sealed; `given_up`: segments of these that are sealed by hand alone.
+    """
 
     topics: int
     requested: int
@@ -43,6 +46,8 @@ class Standing:
     paused: int
     failing: int
     segments: Mapping[str, int]
+    rolled_bytes: int
+    given_up: int
 
 
 class MetricsStore:
@@ -67,11 +72,15 @@ class MetricsStore:
             func.sum(case((controls.c.failures > 0, 1), else_=0)),
         )
         by_state = select(segments.c.state, func.count()).group_by(segments.c.state)
+        rolled = select(
+            func.sum(segments.c.size), func.sum(case((segments.c.sealing_tries >= MAX_SEALING_TRIES, 1), else_=0))
+        ).where(segments.c.state == SegmentState.ROLLED.value)
         with self._database.snapshot() as connection:
             all_topics = connection.execute(select(func.count()).select_from(topics)).scalar_one()
             requested, oldest, paused, failing = connection.execute(wanted).one()
             states = {str(state): int(count) for state, count in connection.execute(by_state)}
-        return Standing(all_topics, requested, oldest, int(paused or 0), int(failing or 0), states)
+            size, given_up = (int(one or 0) for one in connection.execute(rolled).one())
+        return Standing(all_topics, requested, oldest, int(paused or 0), int(failing or 0), states, size, given_up)
 
     def topic_names(self) -> dict[int, TopicName]:
         """All topics' names, by id."""

@@ -1,8 +1,9 @@
 """Pins, and the end of a compacted ledger's row: what readers hold, and what nobody needs any more.
 
 Invariants: a compacted ledger is collected only when it no longer serves, its grace time is over and no live pin is on
-it (A3); pin and collection of one topic form a queue at the topic's row, so whoever pins either holds the ledger or
-sees a newer one. The database itself forbids to delete a row that is pinned (tables.py).
+it (A3); pin and collection of one topic form a queue at the topic's row, so a reader that pins either holds the ledger
+or sees a newer one. One that serves no more can be pinned again until it is collected. The database itself forbids to
+delete a row that is pinned (tables.py).
 
 Time decides only how long a pin lasts (liveness.py). A clock that is wrong costs a reader its pin, of which its next
 renewal tells it, or keeps objects for too long; a ledger that serves is never collected, whatever the time.
@@ -21,19 +22,22 @@ from storage.metadata.records import CompactedLedgerRecord, Pin
 from storage.metadata.tables import compacted_ledgers, pins
 
 
-def take(connection: Connection, topic_id: int, holder: str, ttl_ms: int, now: int) -> Pin | None:
-    """Pin the compacted ledger that serves; None if there is none. `ttl_ms`: PIN_TTL_MS at most.
+def take(
+    connection: Connection, topic_id: int, holder: str, ttl_ms: int, now: int, ledger_id: int | None = None
+) -> Pin | None:
+    """Pin compacted ledger `ledger_id`, if it is not collected yet, else the one that serves; None if there is none.
 
-    Raises TopicNotFound.
+    `ttl_ms`: PIN_TTL_MS at most. Raises TopicNotFound.
     """
     _check_ttl(ttl_ms)
     topics.locked(connection, topic_id)
-    serving = cursors.serving_compacted(connection, topic_id)
-    if serving is None:
+    pinned = None if ledger_id is None else _find(connection, topic_id, ledger_id)
+    pinned = pinned or cursors.serving_compacted(connection, topic_id)
+    if pinned is None:
         return None
     # Readers that died leave rows; whoever makes rows sweeps them, so they are never more than there are readers.
     connection.execute(delete(pins).where(pins.c.topic_id == topic_id, ~_alive(now)))
-    pin = Pin(uuid.uuid4().hex, topic_id, serving.ledger_id, holder, now + ttl_ms)
+    pin = Pin(uuid.uuid4().hex, topic_id, pinned.ledger_id, holder, now + ttl_ms)
     connection.execute(insert(pins).values(**mapping.pin_values(pin)))
     return pin
 

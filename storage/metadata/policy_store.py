@@ -2,35 +2,43 @@
 
 Scopes: the broker, a namespace, a topic's life (its uid, so a topic made again begins without). What is set is
 checked here and kept as JSON under the policy's own name; how a topic's policies are resolved is said in
-storage/policies.py. Below them all are the broker's defaults, which the settings file of a process says and SQL never
-holds; processes with different files see different ones. Nothing but the table of policies is written, so no policy
-ever touches a cursor (A2).
+storage/policy_resolution.py. Below them all are the broker's defaults, which the settings file of a process says and
+SQL never holds; processes with different files see different ones.
+
+Whether compaction is enabled for a topic follows from all of them (Resolved.compaction_enabled). Who makes a topic, or
+sets its own policies, makes its cursor `__compaction` in the same transaction, and who trims it asks for it (S9). What
+is set for a namespace or the broker concerns any number of topics, and makes none. No policy ever moves a cursor (A2).
 
 Each method is one transaction, may be called again, and may raise Unavailable and Misconfigured. A policy of a name
-that this version does not know is left alone and counts for nothing.
+that this version does not know is left alone and counts for nothing. A stored value that this version cannot read is
+Unreadable: it stops nothing, and is named (`unreadable`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
-from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from storage import policies
 from storage.errors import TopicNotFound
-from storage.metadata import topics
+from storage.metadata import cursors, mapping, topics
 from storage.metadata.engine import Database
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.tables import policies as policies_table
 from storage.metadata.tables import topics as topics_table
 from storage.model import TopicName
-from storage.policies import Origin, TopicPolicies
+from storage.policies import TopicPolicies, Unreadable
+from storage.policy_resolution import Resolved, resolve
 
 BROKER = "broker"
 _NAMESPACE = "namespace:"
 _TOPIC = "topic:"
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 def namespace_scope(namespace: str) -> str:
@@ -40,8 +48,22 @@ def namespace_scope(namespace: str) -> str:
     return f"{_NAMESPACE}{tenant}/{local}"
 
 
+def scope_around(name: TopicName) -> str:
+    """The scope of a topic's namespace."""
+    return f"{_NAMESPACE}{name.tenant}/{name.namespace}"
+
+
 def topic_scope(topic: TopicRecord) -> str:
     return f"{_TOPIC}{topic.uid}"
+
+
+@dataclass(frozen=True)
+class UnreadablePolicy:
+    """A stored value that this version cannot read. `scope`: in words, as `the broker` or `the namespace a/b`."""
+
+    scope: str
+    name: str
+    stored: Unreadable
 
 
 class PolicyStore:
@@ -53,64 +75,96 @@ class PolicyStore:
         self.broker_defaults = broker_defaults
 
     def set(self, scope: str, name: str, value: object) -> tuple[str, object]:
-        """Set a policy, from a text or a JSON value; its own name and value.
-
-        Raises InvalidInput for a name or value that is not allowed, or that contradicts what the scope has set;
-        TopicNotFound if the topic of the scope is gone.
-        """
+        """Set a policy, from a text or a JSON value; its own name and value. Raises as `change`."""
         known, parsed = policies.parse(name, value)
-        with self._database.write() as connection:
-            _check_scope(connection, scope)
-            policies.check({**_of_scopes(connection, [scope])[scope], known: parsed})
-            _put(connection, scope, known, policies.shown(known, parsed))
+        self.change([scope], {known: value})
         return known, parsed
 
     def remove(self, scope: str, name: str) -> bool:
         """Let the next wider scope count again; whether there was something to remove. Raises InvalidInput."""
         known = policies.policy(name).name
         with self._database.write() as connection:
-            removed = connection.execute(
-                delete(policies_table).where(policies_table.c.scope == scope, policies_table.c.name == known)
-            )
-            return removed.rowcount > 0
+            topic = _topic_of(connection, scope)
+            removed = _remove(connection, scope, [known])
+            self._ensure_cursor(connection, topic)
+            return removed > 0
+
+    def change(
+        self, scopes: Collection[str], values: Mapping[str, object], removed: Collection[str] | None = ()
+    ) -> None:
+        """Set policies in each of these scopes, and let go of others, all or nothing; texts or JSON values, by name.
+
+        `removed` None: all that the scope has. Raises InvalidInput for a name or value that is not allowed, or values
+        that contradict each other or what a scope keeps; TopicNotFound if the topic of a scope is gone.
+        """
+        wanted = dict(policies.parse(name, value) for name, value in values.items())
+        gone = None if removed is None else {policies.policy(name).name for name in removed}
+        with self._database.write() as connection:
+            for scope in sorted(scopes):
+                topic = _topic_of(connection, scope)
+                if topic is None and scope.startswith(_TOPIC):
+                    uid = scope.removeprefix(_TOPIC)
+                    raise TopicNotFound(
+                        f"the topic with uid {uid} does not exist (any more)", "see `compactor topics list`"
+                    )
+                _remove(connection, scope, gone)
+                if wanted:
+                    policies.check({**of_scopes(connection, [scope])[scope], **wanted})
+                for name, value in wanted.items():
+                    _put(connection, scope, name, policies.shown(name, value))
+                self._ensure_cursor(connection, topic)
 
     def of_scope(self, scope: str) -> dict[str, object]:
-        """What is set in that scope, by name."""
+        """What is set in that scope, by name, as far as it can be read."""
+        return {name: value for name, value in self.settings(scope).items() if not isinstance(value, Unreadable)}
+
+    def settings(self, scope: str) -> dict[str, object]:
+        """What is set in that scope, by name; also Unreadable."""
         with self._database.read() as connection:
-            return _of_scopes(connection, [scope])[scope]
+            return of_scopes(connection, [scope])[scope]
 
     def effective(self, topic: TopicRecord) -> TopicPolicies:
         """The policies of the topic, as they are now."""
-        return policies.effective(*self._settings(topic), self.broker_defaults)
+        return self.resolved(topic).policies
 
-    def effective_with_origins(self, topic: TopicRecord) -> tuple[TopicPolicies, dict[str, Origin]]:
-        """The policies of the topic, and where each comes from, by name."""
-        settings = (*self._settings(topic), self.broker_defaults)
-        return policies.effective(*settings), policies.origins(*settings)
-
-    def effective_of_scope(self, scope: str) -> tuple[TopicPolicies, dict[str, Origin]]:
-        """What a topic has that sets nothing itself, in a namespace's scope or anywhere (BROKER); with origins."""
+    def resolved(self, topic: TopicRecord) -> Resolved:
+        """The policies of the topic, and where each comes from, as they are now."""
         with self._database.read() as connection:
-            found = _of_scopes(connection, {BROKER, scope})
-        namespace = {} if scope == BROKER else found[scope]
-        settings = (found[BROKER], namespace, dict[str, object](), self.broker_defaults)
-        return policies.effective(*settings), policies.origins(*settings)
+            return resolved(connection, topic, self.broker_defaults)
+
+    def resolved_around(self, scope: str) -> Resolved:
+        """What a topic has that sets nothing itself, in a namespace's scope or anywhere (BROKER)."""
+        with self._database.read() as connection:
+            return resolved_around(connection, scope, self.broker_defaults)
+
+    def least(self, name: str) -> int:
+        """The smallest value of a policy, a number, that any topic may have. Raises InvalidInput for its name."""
+        known = policies.policy(name)
+        with self._database.read() as connection:
+            stored = connection.execute(select(policies_table.c.value).where(policies_table.c.name == known.name))
+            values = [*stored.scalars(), self.broker_defaults.get(known.name, known.default)]
+        return min(value for value in values if isinstance(value, int))
 
     def resolver(self) -> PolicyResolver:
         """The policies of all topics, of one moment: one statement, however many topics are asked for then."""
         with self._database.read() as connection:
-            stored = connection.execute(select(policies_table)).mappings().all()
-        by_scope: dict[str, dict[str, object]] = {}
-        for row in stored:
-            by_scope.setdefault(row["scope"], {})[row["name"]] = row["value"]
-        return PolicyResolver(by_scope, self.broker_defaults)
+            return PolicyResolver(_all_stored(connection), self.broker_defaults)
 
-    def _settings(self, topic: TopicRecord) -> tuple[Mapping[str, object], Mapping[str, object], Mapping[str, object]]:
-        """Of the broker, of the topic's namespace, of the topic; in one statement, so of one moment."""
-        namespace = f"{_NAMESPACE}{topic.name.tenant}/{topic.name.namespace}"
-        with self._database.read() as connection:
-            found = _of_scopes(connection, [BROKER, namespace, topic_scope(topic)])
-        return found[BROKER], found[namespace], found[topic_scope(topic)]
+    def unreadable(self) -> list[UnreadablePolicy]:
+        """All stored values that this version cannot read, of what there is, in order."""
+        with self._database.snapshot() as connection:
+            found = [
+                (scope, name, value)
+                for scope, stored in sorted(_all_stored(connection).items())
+                for name, value in values_of(stored).items()
+                if isinstance(value, Unreadable)
+            ]
+            words = {scope: _in_words(connection, scope) for scope, _, _ in found}
+        return [UnreadablePolicy(said, name, value) for scope, name, value in found if (said := words[scope])]
+
+    def _ensure_cursor(self, connection: Connection, topic: TopicRecord | None) -> None:
+        if topic is not None:
+            ensure_compaction_cursor(connection, topic, self.broker_defaults)
 
 
 class PolicyResolver:
@@ -120,50 +174,89 @@ class PolicyResolver:
         """`stored`: by scope and name, as JSON has it."""
         self._stored = stored
         self._broker_defaults = broker_defaults
-        self._known: dict[tuple[str, str], tuple[TopicPolicies, dict[str, Origin]]] = {}
+        self._known: dict[tuple[str, str], Resolved] = {}
 
-    def effective(self, topic: TopicRecord) -> tuple[TopicPolicies, dict[str, Origin]]:
-        """The policies of the topic, and where each comes from, by name."""
-        namespace = f"{_NAMESPACE}{topic.name.tenant}/{topic.name.namespace}"
+    def resolved(self, topic: TopicRecord) -> Resolved:
+        """The policies of the topic, and where each comes from."""
+        scopes = BROKER, scope_around(topic.name), topic_scope(topic)
         own = self._stored.get(topic_scope(topic))
-        alike = namespace, json.dumps(own, sort_keys=True) if own else ""
+        alike = scope_around(topic.name), json.dumps(own, sort_keys=True) if own else ""
         if alike not in self._known:
-            settings = (*map(self._of, (BROKER, namespace, topic_scope(topic))), self._broker_defaults)
-            self._known[alike] = policies.effective(*settings), policies.origins(*settings)
+            broker, around, topics_own = (values_of(self._stored.get(scope, {})) for scope in scopes)
+            self._known[alike] = resolve(broker, around, topics_own, self._broker_defaults)
         return self._known[alike]
 
-    def _of(self, scope: str) -> dict[str, object]:
-        stored = self._stored.get(scope, {})
-        return {name: policies.parse(name, stored[name])[1] for name in policies.POLICIES if name in stored}
 
-
-def _check_scope(connection: Connection, scope: str) -> None:
-    """Scopes come from the functions above. Raises TopicNotFound."""
-    if scope.startswith(_TOPIC):
-        uid = scope.removeprefix(_TOPIC)
-        there = select(topics_table.c.id).where(topics_table.c.uid == uid)
-        # Until the end: a policy must not be set for a topic that is being deleted.
-        if connection.execute(there.with_for_update(read=True, key_share=True)).first() is None:
-            raise TopicNotFound(f"the topic with uid {uid} does not exist (any more)", "see `compactor topics list`")
-    elif scope != BROKER and not scope.startswith(_NAMESPACE):
-        raise AssertionError(f"{scope!r} is not a scope; make it with BROKER, namespace_scope or topic_scope")
-
-
-def _of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:
-    """What is set, by scope and name, in the order of the policies' table."""
+def of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:
+    """What is set, by scope and name, in the order of the policies' table; also Unreadable."""
     statement = select(policies_table).where(policies_table.c.scope.in_(scopes))
-    return {scope: {} for scope in scopes} | _parsed(connection.execute(statement).mappings())
+    stored: dict[str, dict[str, object]] = {scope: {} for scope in scopes}
+    for row in connection.execute(statement).mappings():
+        stored[row["scope"]][row["name"]] = row["value"]
+    return {scope: values_of(found) for scope, found in stored.items()}
 
 
-def _parsed(rows: Iterable[RowMapping]) -> dict[str, dict[str, object]]:
-    """By scope and name; of the scopes that have set something."""
+def values_of(stored: Mapping[str, object]) -> dict[str, object]:
+    """Values by name, or Unreadable, from those of one scope as JSON has them."""
+    return {name: policies.read(name, stored[name]) for name in policies.POLICIES if name in stored}
+
+
+def resolved(connection: Connection, topic: TopicRecord, defaults: Mapping[str, object]) -> Resolved:
+    """The policies of a topic, from what is set at one moment. `defaults`: the broker's, by name."""
+    scopes = BROKER, scope_around(topic.name), topic_scope(topic)
+    found = of_scopes(connection, scopes)
+    broker, around, own = (found[scope] for scope in scopes)
+    return resolve(broker, around, own, defaults)
+
+
+def resolved_around(connection: Connection, scope: str, defaults: Mapping[str, object]) -> Resolved:
+    """The policies of a topic that sets nothing itself, in a namespace's scope or anywhere (BROKER)."""
+    found = of_scopes(connection, {BROKER, scope})
+    return resolve(found[BROKER], _NOTHING if scope == BROKER else found[scope], _NOTHING, defaults)
+
+
+def ensure_compaction_cursor(connection: Connection, topic: TopicRecord, defaults: Mapping[str, object]) -> None:
+    """A topic for which compaction is enabled has its cursor `__compaction` (S9). Raises TopicNotFound."""
+    if cursors.find(connection, topic.id, COMPACTION_CURSOR) is not None:
+        return
+    if resolved(connection, topic, defaults).compaction_enabled:
+        cursors.create(connection, topic.id, COMPACTION_CURSOR)
+
+
+def _topic_of(connection: Connection, scope: str) -> TopicRecord | None:
+    """The topic whose life a scope is; None: it is of no topic, or of one that is gone."""
+    if not scope.startswith(_TOPIC):
+        assert scope == BROKER or scope.startswith(_NAMESPACE), (
+            f"{scope!r} is not a scope; make it with BROKER, namespace_scope or topic_scope"
+        )
+        return None
+    found = select(topics_table).where(topics_table.c.uid == scope.removeprefix(_TOPIC))
+    # Until the end: a policy must not be set for a topic that is being deleted.
+    row = connection.execute(found.with_for_update(read=True, key_share=True)).mappings().one_or_none()
+    return None if row is None else mapping.topic(row)
+
+
+def _all_stored(connection: Connection) -> dict[str, dict[str, object]]:
+    """All that is set, by scope and name, as JSON has it."""
     stored: dict[str, dict[str, object]] = {}
-    for row in rows:
+    for row in connection.execute(select(policies_table)).mappings():
         stored.setdefault(row["scope"], {})[row["name"]] = row["value"]
-    return {
-        scope: {name: policies.parse(name, values[name])[1] for name in policies.POLICIES if name in values}
-        for scope, values in stored.items()
-    }
+    return stored
+
+
+def _in_words(connection: Connection, scope: str) -> str:
+    """A scope for people; empty: its topic is gone."""
+    if scope.startswith(_TOPIC):
+        named = select(topics_table.c.name).where(topics_table.c.uid == scope.removeprefix(_TOPIC))
+        name = connection.execute(named).scalar_one_or_none()
+        return "" if name is None else f"the topic {name}"
+    return f"the namespace {scope.removeprefix(_NAMESPACE)}" if scope.startswith(_NAMESPACE) else "the broker"
+
+
+def _remove(connection: Connection, scope: str, names: Collection[str] | None) -> int:
+    """How many there were. `names` None: all that are known here; one of another version is left alone."""
+    these = policies_table.c.name.in_(policies.POLICIES if names is None else names)
+    return connection.execute(delete(policies_table).where(policies_table.c.scope == scope, these)).rowcount
 
 
 def _put(connection: Connection, scope: str, name: str, value: object) -> None:

@@ -91,6 +91,11 @@ class LedgerRecord:
     created_at: int
     deleted_at: int | None = None
 
+    @property
+    def newest(self) -> int:
+        """The largest publish time, as policies take it: no message was published after its ledger was made."""
+        return min(self.max_publish_time, self.created_at)
+
 
 class SegmentState(StrEnum):
     """States of a segment of the hot tail; each follows the one before."""
@@ -120,9 +125,16 @@ class SegmentContent:
     size: int
 
 
+MAX_SEALING_TRIES = 5
+"""A segment over which so many sealers have died is given up."""
+
+
 @dataclass(frozen=True)
 class SegmentRecord:
-    """A segment of the hot tail, in the log directory `log_uid`. `content` None: it is open."""
+    """A segment of the hot tail, in the log directory `log_uid`. `content` None: it is open.
+
+    `sealing_tries`: how often it was claimed to be sealed and neither was nor was let go.
+    """
 
     ledger_id: int
     first_offset: int
@@ -133,6 +145,19 @@ class SegmentRecord:
     sealed_at: int | None = None
     sealing_attempt_id: str | None = None
     content: SegmentContent | None = None
+    sealing_tries: int = 0
+
+    @property
+    def newest(self) -> int | None:
+        """The largest publish time, as policies take it: no message was published after the roll. None: it is open."""
+        if self.content is None or self.rolled_at is None:
+            return None
+        return min(self.content.max_publish_time, self.rolled_at)
+
+    @property
+    def tried_too_often(self) -> bool:
+        """Whether it is sealed no more but by hand. The last try may be under way."""
+        return self.state is SegmentState.ROLLED and self.sealing_tries >= MAX_SEALING_TRIES
 
 
 @dataclass(frozen=True)
@@ -249,6 +274,14 @@ class TopicSnapshot:
     def horizon(self) -> Position | None:
         """The compaction horizon, or None if the topic was never compacted (R1, R3, A4)."""
         return self.compacted.horizon if self.compacted else None
+
+
+@dataclass(frozen=True)
+class TopicTail:
+    """Where a topic grows, as rows have it; `open`: the segment that is appended to."""
+
+    topic: TopicRecord
+    open: SegmentRecord | None
 
 
 @dataclass(frozen=True)

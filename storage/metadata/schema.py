@@ -8,6 +8,8 @@ takes a while to load: a service starts with that.
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ import migrations
 from storage.errors import Misconfigured
 from storage.metadata.driver_errors import UPGRADE_REMEDY
 from storage.metadata.engine import POSTGRESQL, SQLITE, Database
+from storage.private import make_private
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -117,9 +120,12 @@ def _sqlite_file(database: Database) -> Path | None:
 
 def _make_folder(file: Path, database: Database) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.parent.is_dir():
+            make_private(file.parent)
     except OSError as error:
         raise Misconfigured(
             f"the folder of the database {database.shown_url} cannot be made: {error.strerror}",
             "choose another path, or change the rights of the folder above",
         ) from error
+    with suppress(OSError):  # SQLite says what is wrong; its write-ahead log and index get the file's own mode from it
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

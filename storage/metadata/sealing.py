@@ -3,7 +3,8 @@
 Invariants: at any moment a message lies in a segment that no ledger stands for, or in a ledger, never in both and
 never in neither. A segment is sealed by the attempt that has claimed it last: whoever claims from one that stopped
 answering finishes that one's attempt, so a late commit finds itself fenced. The ledger holds exactly what the segment
-holds (invariants.check_seal); it lies below the topic's end, so it is inserted here and not by ledgers.append.
+holds (invariants.check_seal); it lies below the topic's end, so it is inserted here and not by ledgers.append. A claim
+is counted when it is made, so a segment that kills its sealers is known.
 
 A sealed segment's row stays until its file is gone, and tells who has to remove that. Must not know: files, objects.
 """
@@ -33,11 +34,14 @@ def claim(
     now: int,
     below: int | None = None,
     but: Collection[int] = (),
+    *,
+    again: bool = False,
 ) -> tuple[SegmentRecord, Attempt] | None:
     """Claim the oldest rolled segment of a log directory that nobody seals, under a new attempt; None: there is none.
 
     `below`: only one that begins below this offset; `but`: none of these ledger ids. An attempt whose heartbeat is
-    `stale_ms` old seals nothing any more. Raises TopicNotFound.
+    `stale_ms` old seals nothing any more. Each claim is a try, until `let_go`; one that was tried too often is claimed
+    only `again`. Raises TopicNotFound.
     """
     topics.locked(connection, topic_id)
     rolled = segments.of_topic(connection, topic_id, [SegmentState.ROLLED])
@@ -45,7 +49,10 @@ def claim(
     wanted = (
         one
         for one in rolled
-        if one.log_uid == log_uid and one.ledger_id not in but and (below is None or one.first_offset < below)
+        if one.log_uid == log_uid
+        and one.ledger_id not in but
+        and (below is None or one.first_offset < below)
+        and (again or not one.tried_too_often)
     )
     free = next((one for one in wanted if one.sealing_attempt_id not in alive), None)
     if free is None:
@@ -56,11 +63,27 @@ def claim(
     connection.execute(
         update(segments_table)
         .where(segments_table.c.ledger_id == free.ledger_id)
-        .values(sealing_attempt_id=attempt.attempt_id)
+        .values(sealing_attempt_id=attempt.attempt_id, sealing_tries=free.sealing_tries + 1)
     )
     claimed = segments.find(connection, topic_id, free.ledger_id)
     assert claimed is not None
     return claimed, attempt
+
+
+def let_go(connection: Connection, attempt: Attempt, now: int) -> None:
+    """Finish an attempt that ends by itself, and does not count as a try of its segment. Again changes nothing."""
+    topics.locked(connection, attempt.topic_id)
+    if not attempts.lock_open(connection, [attempt.attempt_id]):
+        return
+    connection.execute(
+        update(segments_table)
+        .where(
+            segments_table.c.topic_id == attempt.topic_id,
+            segments_table.c.sealing_attempt_id == attempt.attempt_id,
+        )
+        .values(sealing_tries=segments_table.c.sealing_tries - 1)
+    )
+    attempts.finish(connection, [attempt.attempt_id], now)
 
 
 def seal(connection: Connection, attempt: Attempt, ledger: LedgerRecord, now: int) -> None:

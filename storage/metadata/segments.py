@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
 
 from storage.errors import Fenced
 from storage.metadata import leases, ledgers, mapping, topics
 from storage.metadata.attempts import AT_ONCE
 from storage.metadata.invariants import check_open_segment, check_roll
-from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord
+from storage.metadata.liveness import LEASE_TTL_MS, expiring
+from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord, TopicTail
+from storage.metadata.tables import leases as leases_table
 from storage.metadata.tables import segments
 from storage.metadata.tables import topics as topics_table
 
@@ -36,6 +38,13 @@ def open_(connection: Connection, lease: Lease, new: SegmentRecord) -> None:
     topic = topics.locked(connection, lease.topic_id)
     check_open_segment(topic, ledgers.last_id(connection, topic.id), open_of(connection, topic.id), new)
     connection.execute(insert(segments).values(**mapping.segment_values(topic.id, new)))
+
+
+def take_up(connection: Connection, lease: Lease, lost: SegmentRecord) -> None:
+    """`open_` for a segment that has its id, as a database that was restored does not know. Raises Conflict, Fenced."""
+    leases.check(connection, lease)
+    ledgers.take_id(connection, lease.topic_id, lost.ledger_id)
+    open_(connection, lease, lost)
 
 
 def check_open(connection: Connection, lease: Lease, ledger_id: int | None) -> None:
@@ -125,6 +134,19 @@ def roll_requests(connection: Connection, topic_ids: Sequence[int]) -> dict[int,
     return found
 
 
+def tails(connection: Connection, topic_ids: Sequence[int]) -> list[TopicTail]:
+    """The topics and their open segments; those that were deleted are not there."""
+    found: list[TopicTail] = []
+    for first in range(0, len(topic_ids), AT_ONCE):
+        ids = topic_ids[first : first + AT_ONCE]
+        opened = select(segments).where(segments.c.state == SegmentState.OPEN.value, segments.c.topic_id.in_(ids))
+        of_topic = {row["topic_id"]: mapping.segment(row) for row in connection.execute(opened).mappings()}
+        there = select(topics_table).where(topics_table.c.id.in_(ids))
+        records = (mapping.topic(row) for row in connection.execute(there).mappings())
+        found += [TopicTail(one, of_topic.get(one.id)) for one in records]
+    return found
+
+
 def find(connection: Connection, topic_id: int, ledger_id: int) -> SegmentRecord | None:
     statement = select(segments).where(segments.c.topic_id == topic_id, segments.c.ledger_id == ledger_id)
     row = connection.execute(statement).mappings().one_or_none()
@@ -162,6 +184,39 @@ def asked_to_roll(connection: Connection, log_uid: str) -> list[TopicRecord]:
     )
     statement = select(topics_table).where(topics_table.c.roll_requested_at.is_not(None), topics_table.c.id.in_(opened))
     return _by_name(connection, statement)
+
+
+def rolled_bytes(connection: Connection, log_uid: str) -> int:
+    """The size of all files in that log directory that wait to be sealed."""
+    statement = select(func.sum(segments.c.size)).where(
+        segments.c.state == SegmentState.ROLLED.value, segments.c.log_uid == log_uid
+    )
+    return int(connection.execute(statement).scalar_one() or 0)
+
+
+def open_without_writer(
+    connection: Connection, log_uid: str, created_until: int, now: int
+) -> list[tuple[TopicRecord, SegmentRecord]]:
+    """The open segments in that log directory that were made at that time or before, and whose topic no writer has a
+    lease of, with their topics; the oldest first."""
+    alive = expiring(LEASE_TTL_MS, now).where(leases_table.c.expires_at)
+    held = select(leases_table.c.topic_id).where(leases_table.c.holder.is_not(None), alive)
+    statement = (
+        select(segments)
+        .where(
+            segments.c.state == SegmentState.OPEN.value,
+            segments.c.log_uid == log_uid,
+            segments.c.created_at <= created_until,
+            segments.c.topic_id.not_in(held),
+        )
+        .order_by(segments.c.created_at, segments.c.ledger_id)
+    )
+    rows = connection.execute(statement).mappings().all()
+    owners = select(topics_table).where(
+        topics_table.c.id.in_(statement.with_only_columns(segments.c.topic_id).order_by(None))
+    )
+    by_id = {row["id"]: mapping.topic(row) for row in connection.execute(owners).mappings()}
+    return [(by_id[row["topic_id"]], mapping.segment(row)) for row in rows if row["topic_id"] in by_id]
 
 
 def _by_name(connection: Connection, statement: Select[Any]) -> list[TopicRecord]:

@@ -6,13 +6,13 @@ Everything is of one moment. A look costs the topic's own rows only, however man
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, select
 
-from storage.metadata import cursor_ranges, cursors, mapping, segments, topics
+from storage.metadata import cursor_ranges, cursors, mapping, segments, tenancy_topics, topics
 from storage.metadata.records import (
     CompactedLedgerRecord,
     CursorRecord,
@@ -75,7 +75,7 @@ class CursorStanding:
 
 @dataclass(frozen=True)
 class TopicStanding:
-    """A topic as stats show it. `lines` is empty unless asked for.
+    """A topic as stats show it. `lines` and `properties` are empty unless `lines` are asked for.
 
     `succeeded` and `failed` are the last run that did and the last that did not, cancelled ones among these.
     """
@@ -88,10 +88,12 @@ class TopicStanding:
     succeeded: RunRecord | None
     failed: RunRecord | None
     lines: tuple[LedgerLine, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 def of_topic(connection: Connection, name: TopicName, *, lines: bool, precise: bool) -> TopicStanding:
-    """Raises TopicNotFound. `lines`: with one for each ledger; `precise`: with single acknowledgements counted."""
+    """Raises TopicNotFound. `lines`: with one for each ledger, and properties; `precise`: with single
+    acknowledgements counted."""
     topic = topics.by_name(connection, name)
     records = cursors.of_topic(connection, topic.id)
     marks = sorted({_mark(record) for record in records})
@@ -112,6 +114,7 @@ def of_topic(connection: Connection, name: TopicName, *, lines: bool, precise: b
         succeeded=succeeded,
         failed=failed,
         lines=_lines(connection, topic.id) if lines else (),
+        properties=tenancy_topics.properties(connection, topic.id) if lines else {},
     )
 
 

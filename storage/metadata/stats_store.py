@@ -19,6 +19,7 @@ class StatsStore:
         self._database = database
 
     def of(self, name: TopicName, *, lines: bool = False, precise: bool = False) -> TopicStanding:
-        """The topic of one moment. `lines`: a line for each ledger; `precise`: count single acknowledgements."""
+        """The topic of one moment. `lines`: a line for each ledger, and properties; `precise`: count single
+        acknowledgements."""
         with self._database.snapshot() as connection:
             return stats.of_topic(connection, name, lines=lines, precise=precise)

@@ -81,14 +81,14 @@ class MetadataStore:
         """
         self.database = Database(url)
         self._clock = clock
-        self.log = LogStore(self.database, clock)
+        self.log = LogStore(self.database, clock, policies)
         self.policies = PolicyStore(self.database, policies)
         self.acknowledgements = CursorStore(self.database)
         self.stats = StatsStore(self.database)
         self.metrics = MetricsStore(self.database, run_dead_ms)
         self.control = ControlStore(self.database, clock, run_dead_ms)
         self.services = ServiceStore(self.database, clock)
-        self.tenancy = TenancyStore(self.database, clock)
+        self.tenancy = TenancyStore(self.database, clock, policies)
         self.store_binding = StoreBinding(self.database, clock)
 
     @property
@@ -99,6 +99,11 @@ class MetadataStore:
     def upgrade(self) -> None:
         """Bring the database to the schema of this version, from nothing or from an older one."""
         schema.upgrade(self.database)
+
+    def keep_reserve(self) -> None:
+        """Keep some space for a full disk, if the database is a file here (reserve.py). Quick; raises nothing."""
+        if self.database.reserve is not None:
+            self.database.reserve.keep()
 
     def check_schema(self) -> None:
         """Raises Misconfigured unless the schema is exactly this version's. Changes nothing."""
@@ -113,7 +118,7 @@ class MetadataStore:
     def create_topic(self, name: TopicName) -> TopicRecord:
         """The topic of that name, made with tenant and namespace if not there. Raises Conflict if it is partitioned."""
         with self.database.write() as connection:
-            return tenancy_topics.ensure(connection, name, self._clock.now_ms())
+            return tenancy_topics.ensure(connection, name, self._clock.now_ms(), self.policies.broker_defaults)
 
     def topic(self, name: TopicName) -> TopicRecord:
         with self.database.read() as connection:
@@ -287,14 +292,17 @@ class MetadataStore:
 
     # Readers' pins, and garbage collection
 
-    def pin_compacted(self, topic_id: int, holder: str, ttl_ms: int) -> tuple[TopicSnapshot, Pin | None]:
+    def pin_compacted(
+        self, topic_id: int, holder: str, ttl_ms: int, ledger_id: int | None = None
+    ) -> tuple[TopicSnapshot, Pin | None]:
         """The topic of one moment, with a pin on the compacted ledger that serves in it; None: never compacted.
 
-        While the pin lives, nothing that this compacted ledger refers to is deleted.
+        `ledger_id`: pin that compacted ledger instead, unless it is collected already; it need not serve any more.
+        While the pin lives, nothing that the pinned compacted ledger refers to is deleted.
         """
         with self.database.write() as connection:
             # The pin locks the topic first, so what the snapshot's statements see cannot change between them.
-            pin = pins.take(connection, topic_id, holder, ttl_ms, self._clock.now_ms())
+            pin = pins.take(connection, topic_id, holder, ttl_ms, self._clock.now_ms(), ledger_id)
             return snapshots.of_topic(connection, topic_id), pin
 
     def renew_pin(self, pin: Pin, ttl_ms: int) -> Pin:

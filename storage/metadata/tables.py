@@ -111,7 +111,7 @@ permissions = Table(
     Column("role", String, primary_key=True),
     Column("actions", JSON, nullable=False),
 )
-"""What a role may do, by scope: `tenant`, or `tenant/namespace`; gone with it."""
+"""What a role may do, by scope: `tenant`, `tenant/namespace`, or a topic's full name; gone with it."""
 
 partitioned_topics = Table(
     "partitioned_topics",
@@ -196,6 +196,7 @@ segments = Table(
     Column("rolled_at", BigInteger),
     Column("sealed_at", BigInteger),
     Column("sealing_attempt_id", String(32)),
+    Column("sealing_tries", BigInteger, nullable=False, server_default="0"),
     Column("last_offset", BigInteger),
     *_message_id("last_message", nullable=True),
     Column("messages", BigInteger),
@@ -207,7 +208,8 @@ segments = Table(
     UniqueConstraint("topic_id", "first_offset"),
 )
 """Segments of the hot tail: OPEN, then ROLLED, then SEALED, when the ledger of the same id has taken its place and the
-file waits to be removed; then the row goes. What is null is known from ROLLED on."""
+file waits to be removed; then the row goes. What is null is known from ROLLED on. `sealing_tries`: how often it was
+claimed to be sealed and neither was nor was let go, because its sealer died."""
 Index(
     "uq_segments_open",
     segments.c.topic_id,

@@ -1,9 +1,10 @@
-"""Tenants and namespaces, and what roles may do in them.
+"""Tenants and namespaces, and what roles may do in them and with single topics.
 
 Invariants: a namespace has its tenant (the database says so); a tenant goes only without namespaces, a namespace only
-without topics, and permissions and policies of the scope go with it. Whoever makes or deletes something in a
-namespace locks its row first (`locked_namespace`), and in a tenant the tenant's, so neither can vanish meanwhile. Both
-locks come before all others of topics.py, but for a partitioned topic's own row; tenant before namespace.
+without topics, and permissions and policies of the scope go with it, as a topic's do (topic_deletion.py). Whoever
+makes or deletes something in a namespace locks its row first (`locked_namespace`), and in a tenant the tenant's, so
+neither can vanish meanwhile. Both locks come before all others of topics.py, but for a partitioned topic's own row;
+tenant before namespace.
 
 Where a topic is made in passing (an import), its tenant and namespace are made with it (`ensure_namespace`).
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import Conflict, NotFound
@@ -23,8 +24,14 @@ from storage.metadata.tables import namespaces as namespaces_table
 from storage.metadata.tables import partitioned_topics, permissions
 from storage.metadata.tables import policies as policies_table
 from storage.metadata.tables import tenants as tenants_table
+from storage.metadata.tables import topics as topics_table
 from storage.metadata.tenancy_records import CLUSTER, NamespaceRecord, TenantRecord
 from storage.model import TopicName
+
+Granted = Mapping[str, Mapping[str, tuple[str, ...]]]
+"""Actions by scope and role."""
+_TOPIC = "persistent://"
+"""How the scope that is a topic begins: its full name."""
 
 
 def tenants(connection: Connection) -> list[str]:
@@ -119,16 +126,29 @@ def delete_namespace(connection: Connection, name: str) -> None:
 
 
 def permit(connection: Connection, scope: str, role: str, actions: Sequence[str]) -> None:
-    """Let a role do exactly this in a tenant, or in `tenant/namespace`. Raises NotFound."""
+    """Let a role do exactly this in a tenant, in `tenant/namespace`, or with a topic. Raises NotFound."""
     _locked_scope(connection, scope)
     connection.execute(delete(permissions).where(permissions.c.scope == scope, permissions.c.role == role))
     connection.execute(insert(permissions).values(scope=scope, role=role, actions=list(actions)))
 
 
-def revoke(connection: Connection, scope: str, role: str) -> None:
-    """Take all permissions of a role in that scope; none is no error. Raises NotFound for the scope."""
+def revoke(connection: Connection, scope: str, role: str) -> bool:
+    """Take all permissions of a role in that scope; whether it had any. Raises NotFound for the scope."""
     _locked_scope(connection, scope)
-    connection.execute(delete(permissions).where(permissions.c.scope == scope, permissions.c.role == role))
+    taken = connection.execute(delete(permissions).where(permissions.c.scope == scope, permissions.c.role == role))
+    return taken.rowcount > 0
+
+
+def topic_permissions(connection: Connection, names: Sequence[TopicName]) -> Granted:
+    """What was granted for these topics themselves, by name and role."""
+    return _granted_by_scope(connection, permissions.c.scope.in_(map(str, names)))
+
+
+def topic_permissions_in(connection: Connection, namespace: str) -> Granted:
+    """What was granted for single topics of `tenant/namespace`, by name and role."""
+    prefix = f"{_TOPIC}{namespace}/"
+    found = _granted_by_scope(connection, permissions.c.scope.startswith(prefix, autoescape=True))
+    return {scope: granted for scope, granted in found.items() if scope.startswith(prefix)}  # SQLite's LIKE folds case
 
 
 def locked_namespace(connection: Connection, name: str) -> None:
@@ -157,15 +177,32 @@ def _locked_tenant(connection: Connection, name: str) -> None:
 
 
 def _locked_scope(connection: Connection, scope: str) -> None:
-    if "/" in scope:
+    if scope.startswith(_TOPIC):
+        _locked_topic(connection, TopicName.parse(scope))
+    elif "/" in scope:
         locked_namespace(connection, scope)
     else:
         _locked_tenant(connection, scope)
 
 
+def _locked_topic(connection: Connection, name: TopicName) -> None:
+    """The topic, or partitioned topic, is not deleted until this transaction ends. Raises TopicNotFound."""
+    for table in (topics_table, partitioned_topics):
+        there = select(table.c.name).where(table.c.name == str(name)).with_for_update(read=True, key_share=True)
+        if connection.execute(there).first() is not None:
+            return
+    topics.by_name(connection, name)  # which says so in the topic's words
+
+
 def _granted(connection: Connection, scope: str) -> Mapping[str, tuple[str, ...]]:
-    statement = select(permissions.c.role, permissions.c.actions).where(permissions.c.scope == scope)
-    return {role: tuple(actions) for role, actions in sorted(connection.execute(statement).all())}
+    return _granted_by_scope(connection, permissions.c.scope == scope).get(scope, {})
+
+
+def _granted_by_scope(connection: Connection, where: ColumnElement[bool]) -> Granted:
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for scope, role, actions in sorted(connection.execute(select(permissions).where(where)).all()):
+        found.setdefault(scope, {})[role] = tuple(actions)
+    return found
 
 
 def _inserted(connection: Connection, table: Any, values: Mapping[str, object]) -> bool:

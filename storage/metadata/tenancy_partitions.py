@@ -14,9 +14,9 @@ from sqlalchemy.exc import IntegrityError
 
 from storage.errors import Conflict, InvalidInput, NotFound
 from storage.metadata import tenancy, topic_deletion, topics
-from storage.metadata.tables import partitioned_topics
+from storage.metadata.tables import partitioned_topics, permissions
 from storage.metadata.tenancy_records import DeletedTopic, PartitionedTopic
-from storage.metadata.tenancy_topics import check_properties
+from storage.metadata.tenancy_topics import check_properties, make
 from storage.model import TopicName
 
 MAX_PARTITIONS = 10_000
@@ -37,9 +37,14 @@ def in_namespace(connection: Connection, namespace: str) -> list[PartitionedTopi
 
 
 def create(
-    connection: Connection, name: TopicName, partitions: int, properties: Mapping[str, str], now: int
+    connection: Connection,
+    name: TopicName,
+    partitions: int,
+    properties: Mapping[str, str],
+    now: int,
+    defaults: Mapping[str, object],
 ) -> PartitionedTopic:
-    """A new partitioned topic with its partitions.
+    """A new partitioned topic with its partitions. `defaults`: the broker's policies.
 
     Raises NotFound for its namespace, InvalidInput for a number or name that cannot be, Conflict if it, or a topic of
     its name or of one of its partitions, exists.
@@ -65,11 +70,13 @@ def create(
             )
     except IntegrityError as error:  # the namespace's lock makes this impossible
         raise Conflict(f"the topic {name} exists already", "nothing was changed; choose another name") from error
-    _make(connection, name, 0, partitions, now)
+    _make(connection, name, 0, partitions, now, defaults)
     return made
 
 
-def update_number(connection: Connection, name: TopicName, partitions: int, now: int) -> PartitionedTopic:
+def update_number(
+    connection: Connection, name: TopicName, partitions: int, now: int, defaults: Mapping[str, object]
+) -> PartitionedTopic:
     """More partitions, or as many; those that were deleted by themselves come back, empty.
 
     Raises NotFound, InvalidInput, Conflict for fewer, or if a topic of a new partition's name exists.
@@ -82,9 +89,8 @@ def update_number(connection: Connection, name: TopicName, partitions: int, now:
             f"{name} has {found.partitions} partitions, and cannot be brought to {partitions}",
             "partitions can only be added; make another topic",
         )
-    for index in range(found.partitions):
-        topics.create(connection, partition_of(name, index), now)
-    _make(connection, name, found.partitions, partitions, now)
+    make(connection, [partition_of(name, index) for index in range(found.partitions)], now, defaults)
+    _make(connection, name, found.partitions, partitions, now, defaults)
     connection.execute(
         update(partitioned_topics).where(partitioned_topics.c.name == str(name)).values(partitions=partitions)
     )
@@ -111,6 +117,7 @@ def remove(connection: Connection, name: TopicName, now: int, *, force: bool) ->
     found = _locked(connection, name)
     partitions = topics.ids_of(connection, [partition_of(name, index) for index in range(found.partitions)])
     gone = topic_deletion.delete_topics(connection, partitions, now, force=force)
+    connection.execute(delete(permissions).where(permissions.c.scope == str(name)))
     connection.execute(delete(partitioned_topics).where(partitioned_topics.c.name == str(name)))
     return gone
 
@@ -120,15 +127,18 @@ def partition_of(name: TopicName, index: int) -> TopicName:
     return TopicName(name.tenant, name.namespace, f"{name.topic}-partition-{index}")
 
 
-def _make(connection: Connection, name: TopicName, first: int, end: int, now: int) -> None:
-    for index in range(first, end):
-        partition = partition_of(name, index)
+def _make(
+    connection: Connection, name: TopicName, first: int, end: int, now: int, defaults: Mapping[str, object]
+) -> None:
+    partitions = [partition_of(name, index) for index in range(first, end)]
+    for partition in partitions:
         if topics.find(connection, partition) is not None:
             raise Conflict(
                 f"the topic {partition} exists already, and is no partition of {name}",
                 "nothing was changed; delete that topic, or choose another name",
             )
-        topics.create(connection, partition, now)
+    if partitions:
+        make(connection, partitions, now, defaults)
 
 
 def _locked(connection: Connection, name: TopicName) -> PartitionedTopic:

@@ -24,9 +24,11 @@ from storage.steps import Step, reached
 class TenancyStore:
     """The tenants' part of the metadata, over the database of a MetadataStore. Safe to share between threads."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, object]) -> None:
+        """`defaults`: the broker's policies (PolicyStore)."""
         self._database = database
         self._clock = clock
+        self._defaults = defaults
 
     # Tenants
 
@@ -83,14 +85,27 @@ class TenancyStore:
             tenancy.delete_namespace(connection, name)
 
     def permit(self, scope: str, role: str, actions: Sequence[str]) -> None:
-        """Let a role do exactly these actions in a tenant, or in `tenant/namespace`. Raises NotFound."""
+        """Let a role do exactly these actions in a tenant, in `tenant/namespace`, or with a topic, by its full name.
+
+        A partitioned topic's count for its partitions. Raises NotFound.
+        """
         with self._database.write() as connection:
             tenancy.permit(connection, scope, role, actions)
 
-    def revoke(self, scope: str, role: str) -> None:
-        """Take what a role was permitted there; nothing happens if it was nothing. Raises NotFound for the scope."""
+    def revoke(self, scope: str, role: str) -> bool:
+        """Take what a role was permitted there; whether that was anything. Raises NotFound for the scope."""
         with self._database.write() as connection:
-            tenancy.revoke(connection, scope, role)
+            return tenancy.revoke(connection, scope, role)
+
+    def topic_permissions(self, names: Sequence[TopicName]) -> tenancy.Granted:
+        """What was granted for these topics themselves, by full name and role."""
+        with self._database.read() as connection:
+            return tenancy.topic_permissions(connection, names)
+
+    def topic_permissions_in(self, namespace: str) -> tenancy.Granted:
+        """What was granted for single topics of `tenant/namespace`, by full name and role."""
+        with self._database.read() as connection:
+            return tenancy.topic_permissions_in(connection, namespace)
 
     # Partitioned topics
 
@@ -108,12 +123,14 @@ class TenancyStore:
     def create_partitioned(self, name: TopicName, partitions: int, properties: Mapping[str, str]) -> PartitionedTopic:
         """With its partitions. Raises NotFound for the namespace, Conflict, InvalidInput."""
         with self._database.write() as connection:
-            return tenancy_partitions.create(connection, name, partitions, properties, self._clock.now_ms())
+            now = self._clock.now_ms()
+            return tenancy_partitions.create(connection, name, partitions, properties, now, self._defaults)
 
     def update_partitions(self, name: TopicName, partitions: int) -> PartitionedTopic:
         """Make more of them. Raises NotFound, InvalidInput, Conflict if they were to be fewer."""
         with self._database.write() as connection:
-            return tenancy_partitions.update_number(connection, name, partitions, self._clock.now_ms())
+            now = self._clock.now_ms()
+            return tenancy_partitions.update_number(connection, name, partitions, now, self._defaults)
 
     def set_partitioned_properties(
         self, name: TopicName, updates: Mapping[str, str], removed: Collection[str] = ()
@@ -132,7 +149,7 @@ class TenancyStore:
     def create_topic(self, name: TopicName, properties: Mapping[str, str]) -> TopicRecord:
         """A new topic. Raises Conflict if it exists, NotFound for its namespace, InvalidInput for the properties."""
         with self._database.write() as connection:
-            return tenancy_topics.create(connection, name, properties, self._clock.now_ms())
+            return tenancy_topics.create(connection, name, properties, self._clock.now_ms(), self._defaults)
 
     def topic_properties(self, topic_id: int) -> dict[str, str]:
         with self._database.read() as connection:

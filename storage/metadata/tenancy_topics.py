@@ -6,20 +6,20 @@ looked at under the namespace's lock (tenancy.py), under which every topic is ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, select, update
 
 from storage.errors import Conflict, InvalidInput
-from storage.metadata import tenancy, topics
-from storage.metadata.records import TopicRecord
+from storage.metadata import cursors, policy_store, tenancy, topics
+from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.tables import partitioned_topics
 from storage.metadata.tables import topics as topics_table
 from storage.model import TopicName
 
 
-def ensure(connection: Connection, name: TopicName, now: int) -> TopicRecord:
-    """The topic of that name, made with tenant and namespace if it does not exist.
+def ensure(connection: Connection, name: TopicName, now: int, defaults: Mapping[str, object]) -> TopicRecord:
+    """The topic of that name, made with tenant and namespace if it does not exist. `defaults`: the broker's policies.
 
     Raises Conflict if that is a partitioned topic.
     """
@@ -28,18 +28,33 @@ def ensure(connection: Connection, name: TopicName, now: int) -> TopicRecord:
         return existing
     tenancy.ensure_namespace(connection, name, now)
     _check_not_partitioned(connection, name)
-    return topics.create(connection, name, now)
+    return make(connection, [name], now, defaults)[0]
 
 
-def create(connection: Connection, name: TopicName, properties: Mapping[str, str], now: int) -> TopicRecord:
+def create(
+    connection: Connection, name: TopicName, properties: Mapping[str, str], now: int, defaults: Mapping[str, object]
+) -> TopicRecord:
     """A new topic. Raises NotFound for its namespace, Conflict if it, or a partitioned topic of its name, exists."""
     tenancy.locked_namespace(connection, f"{name.tenant}/{name.namespace}")
     _check_not_partitioned(connection, name)
     if topics.find(connection, name) is not None:
         raise Conflict(f"the topic {name} exists already", "nothing was changed; choose another name")
-    made = topics.create(connection, name, now)
+    (made,) = make(connection, [name], now, defaults)
     if properties:
         _store_properties(connection, made.id, properties)
+    return made
+
+
+def make(
+    connection: Connection, names: Sequence[TopicName], now: int, defaults: Mapping[str, object]
+) -> list[TopicRecord]:
+    """Topics of one namespace, made if they do not exist; with the cursor `__compaction` where compaction is enabled
+    for new topics (S9)."""
+    around = policy_store.resolved_around(connection, policy_store.scope_around(names[0]), defaults)
+    made = [topics.create(connection, name, now) for name in names]
+    if around.compaction_enabled:
+        for topic in made:
+            cursors.create(connection, topic.id, COMPACTION_CURSOR)
     return made
 
 

@@ -24,6 +24,7 @@ from storage.metadata.tables import (
     attempts,
     deleted_topics,
     leases,
+    permissions,
     runs,
 )
 from storage.metadata.tables import policies as policies_table
@@ -66,6 +67,7 @@ def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, 
     for table in _tables_of_a_topic():
         connection.execute(delete(table).where(table.c.topic_id.in_(ids)))
     connection.execute(delete(policies_table).where(policies_table.c.scope.in_([topic_scope(one) for one in going])))
+    connection.execute(delete(permissions).where(permissions.c.scope.in_([str(one.name) for one in going])))
     connection.execute(delete(topics_table).where(topics_table.c.id.in_(ids)))
     if going:
         over = [{"uid": one.uid, "topic_id": one.id, "name": str(one.name), "deleted_at": now} for one in going]

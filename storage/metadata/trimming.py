@@ -4,13 +4,13 @@ Invariants: what a durable cursor still has to read, and what lies above the hor
 not trimmed unless forced; `start_offset` only grows; a marked ledger is never listed again. Its row stays until it is
 forgotten, and as long its objects count as referenced, so whoever reads it meanwhile may finish.
 
-A cursor below the topic's start needs nothing below that start any more. Must not know: policies, objects; which
-ledgers go is decided by whoever calls.
+A cursor below the topic's start needs nothing below that start any more. Must not know: objects; which ledgers go is
+decided by whoever calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, delete, update
 
@@ -18,6 +18,7 @@ from storage.errors import Conflict
 from storage.metadata import cursors, ledgers, topics
 from storage.metadata.attempts import AT_ONCE
 from storage.metadata.invariants import check_trim
+from storage.metadata.policy_store import ensure_compaction_cursor
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
@@ -39,11 +40,12 @@ def trim(
     start_offset: int,
     ledger_ids: Collection[int],
     now: int,
+    defaults: Mapping[str, object],
     *,
     force: bool,
     keep_start: bool,
 ) -> None:
-    """Mark ledgers that lie below `start_offset`, and begin reads there.
+    """Mark ledgers that lie below `start_offset`, and begin reads there. `defaults`: the broker's policies.
 
     `keep_start`: the start stays, and the ledgers must be the topic's oldest and lie at or below the horizon.
     Raises InvalidInput, Conflict.
@@ -54,6 +56,7 @@ def trim(
     check_trim(topic, start_offset, ledger_ids, present, compacted.horizon if compacted else None, keep_start)
     going = [ledger for ledger in present if ledger.ledger_id in set(ledger_ids)]
     if not force:
+        ensure_compaction_cursor(connection, topic, defaults)
         gone_below = start_offset if not keep_start else max((one.last_offset + 1 for one in going), default=0)
         _check_cursors(connection, topic, gone_below)
     _mark(connection, going, now)
@@ -120,7 +123,11 @@ def forget(connection: Connection, topic_id: int, before_ms: int) -> int:
 
 
 def check_removal(connection: Connection, topic_id: int, name: str) -> None:
-    """Deleting that cursor loses no message. Raises Conflict if `__compaction` would take some with it (R8)."""
+    """Deleting that cursor loses nothing that the next run cannot find in raw (R8). Raises Conflict.
+
+    A compacted ledger without messages knows something, too: which keys were deleted or have expired, which holds
+    against late values in event-time order (P9), and up to where a reader may have missed deletions (R7).
+    """
     if name != COMPACTION_CURSOR:
         return
     topic = topics.locked(connection, topic_id)
@@ -128,14 +135,15 @@ def check_removal(connection: Connection, topic_id: int, name: str) -> None:
     # Segments need no look: what is not sealed lies above the horizon.
     first_raw = min((one.first_offset for one in ledgers.of_topic(connection, topic_id)), default=topic.next_offset)
     first_raw = max(first_raw, topic.start_offset)  # it may lie within a ledger
-    if compacted is None or compacted.messages == 0 or first_raw == 0:
+    if compacted is None or first_raw == 0:
         return
     last = min(first_raw - 1, compacted.horizon.offset)
     raise Conflict(
         f"raw messages of {topic.name} are gone up to offset {last}: what is left of offsets 0 to {last} lies only in "
         f"compacted ledger {compacted.ledger_id} ({compacted.messages} messages up to offset "
-        f"{compacted.horizon.offset}), which goes with the cursor {COMPACTION_CURSOR}",
-        "keep the cursor, or force it to give these messages up for ever",
+        f"{compacted.horizon.offset}), with what it remembers of deleted keys; it goes with the cursor "
+        f"{COMPACTION_CURSOR}",
+        "keep the cursor, or force it to give this up for ever",
     )
 
 

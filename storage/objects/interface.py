@@ -216,6 +216,13 @@ class ObjectStore(ABC):
     def check(self) -> ProbeReport:
         """Try out, with objects of its own that it deletes, every promise above; `Misconfigured` names a broken one."""
 
+    def within(self, seconds: float) -> ObjectStore:
+        """The same objects for a caller that cannot wait: a call raises Unavailable after about `seconds` of silence.
+
+        It is closed by itself. A store that waits for no other machine is its own.
+        """
+        return self
+
     def close(self) -> None:
         """Let go of connections; the store opens new ones if it is used again."""
         return

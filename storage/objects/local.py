@@ -44,6 +44,7 @@ from storage.objects.interface import (
     check_range,
 )
 from storage.objects.probe import ProbeReport, probe
+from storage.private import file_mode, make_inside, make_private
 from storage.steps import Step, reached
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class LocalStore(ObjectStore):
             self._sweep()
         while True:
             path = self._temporary / uuid.uuid4().hex
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, file_mode(self._temporary))
             with suppress(OSError):  # no locks here: then nobody can take one, and so nobody sweeps
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:
@@ -205,10 +206,10 @@ class LocalStore(ObjectStore):
         if folder != self.root:
             self._make_folder(folder.parent)
             with suppress(FileExistsError):
-                folder.mkdir()
+                make_inside(folder)
             _sync_folder(folder.parent)
         elif not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private(folder)
             for parent in folder.parents:
                 with suppress(PermissionError):  # folders far above are not ours to open
                     _sync_folder(parent)

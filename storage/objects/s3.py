@@ -52,6 +52,8 @@ PART_BYTES = 32 << 20
 ATTEMPTS = 6
 CONNECT_SECONDS = 5
 READ_SECONDS = 60
+_ATTEMPTS_WITHIN = 2
+"""Of a caller that cannot wait."""
 MARK = "compactor-mark"
 
 
@@ -71,8 +73,10 @@ class S3Store(ObjectStore):
         multipart_threshold: int = MULTIPART_THRESHOLD,
         part_bytes: int = PART_BYTES,
         attempts: int = ATTEMPTS,
+        silence_seconds: float = READ_SECONDS,
         clock: Clock | None = None,
     ) -> None:
+        """`silence_seconds`: how long a request waits for the next byte, each of `attempts` times."""
         parts = urlsplit(location.url)
         if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
             raise Misconfigured(
@@ -86,6 +90,7 @@ class S3Store(ObjectStore):
         self._multipart_threshold = multipart_threshold
         self._part_bytes = part_bytes
         self._attempts = attempts
+        self._silence_seconds = silence_seconds
         self._clock = clock or SystemClock()
         self._connected: tuple[int, Any] | None = None
 
@@ -182,6 +187,16 @@ class S3Store(ObjectStore):
         finally:
             streamed.close()
 
+    def within(self, seconds: float) -> ObjectStore:
+        return S3Store(
+            self.location,
+            multipart_threshold=self._multipart_threshold,
+            part_bytes=self._part_bytes,
+            attempts=_ATTEMPTS_WITHIN,
+            silence_seconds=seconds / _ATTEMPTS_WITHIN,
+            clock=self._clock,
+        )
+
     def close(self) -> None:
         if self._connected is not None and self._connected[0] == os.getpid():
             self._connected[1].close()
@@ -267,8 +282,8 @@ class S3Store(ObjectStore):
     def _connect(self) -> Any:
         endpoint = self._location.s3_endpoint
         config = Config(
-            connect_timeout=CONNECT_SECONDS,
-            read_timeout=READ_SECONDS,
+            connect_timeout=min(CONNECT_SECONDS, self._silence_seconds),
+            read_timeout=self._silence_seconds,
             retries={"mode": "standard", "total_max_attempts": self._attempts},
             max_pool_connections=32,
             tcp_keepalive=True,

@@ -31,6 +31,7 @@ from storage.objects.registry import open_store
 from storage.topic import Topic
 from tests.cluster.conftest import credentials
 from tests.cluster.driver import SIZING
+from tests.processes import process
 from tests.servers.fixtures_s3 import use_credentials
 from tests.servers.postgres import PostgresServer
 from tests.servers.spark_cluster import SparkCluster, until
@@ -121,8 +122,9 @@ def equals_the_reference(topic: Topic) -> bool:
 
 
 def parent(pid: int) -> int:
-    asked = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True, check=True)
-    return int(asked.stdout)
+    found = process(pid)
+    assert found is not None
+    return found.parent
 
 
 @pytest.fixture(scope="session")

@@ -343,7 +343,7 @@ def test_the_page_reads_a_compacted_ledger(tmp_path_factory: pytest.TempPathFact
             assert rows_ == []
             continue
         manifest = json.loads(check(bench.store.get(compacted.manifest.name), compacted.manifest.crc32c))
-        assert manifest["format_version"] == 2
+        assert manifest["format_version"] == 4
         live, indexed = read_compacted(bench.store, manifest)
         assert live == expected
         assert indexed == {"values": [row["offset"] for row in live], "tombstones": [], "unkeyed": []}
@@ -362,7 +362,7 @@ def test_the_page_reads_a_compacted_ledger_with_chunks(tmp_path: Path) -> None:
     compacted = topic.snapshot().compacted
     assert compacted is not None
     manifest = json.loads(bench.store.get(compacted.manifest.name))
-    assert manifest["format_version"] == 3
+    assert manifest["format_version"] == 4
     live, indexed = read_compacted(bench.store, manifest)
     assert [row["offset"] for row in live] == [3, 4, 5, 6, 7, 8]
     assert indexed == {"values": [6, 7], "tombstones": [5], "unkeyed": []}
@@ -430,7 +430,7 @@ def example_manifest() -> Manifest:
         index=index,
         frozen_at=1_699_999_999_000,
         policies={"event_time_order": False},
-        tombstones_dropped_to=102,
+        dropped_to=102,
         keys=1,
     )
 

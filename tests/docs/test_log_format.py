@@ -56,12 +56,12 @@ def read_frames(data: bytes, seed: int, first_offset: int, end: int) -> Iterator
 
 
 def read_end(data: bytes, seed: int) -> dict[str, int]:
-    """The newest whole slot of a `.end` file."""
+    """The newest whole copy in a `.end` file."""
     assert len(data) == 256
     found = {}
     for at in (0, 64):
-        *values, checksum = struct.unpack_from(">QQQQQI", data, at)
-        if google_crc32c.extend(seed, data[at : at + 40]) == checksum:
+        *values, version, checksum = struct.unpack_from(">QQQQQBI", data, at)
+        if version == 2 and google_crc32c.extend(seed, data[at : at + 41]) == checksum:
             found[values[0]] = dict(zip(("flushed", "visible", "entries", "next_offset"), values[1:], strict=True))
     return found[max(found)]
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.admin.runs import Scheduler
 from api.metrics import METRICS, Appended, MetricDefinition, Metrics, Sources
 from api.settings import Settings
 from api.wiring import open_components
@@ -39,7 +40,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     check = Check(
         at=0, topics=1, due=1, dirty_bytes=1, max_dirty_ratio=0.5, max_delay_ms=1, uncleanable=0, uncleanable_bytes=0
     )
-    sources = Sources(lambda: True, lambda: check, Appended)
+    sources = Sources(lambda: True, lambda: check, Appended, lambda: "")
     with open_components(Settings(data=str(tmp_path_factory.mktemp("metrics")))) as components:
         metrics = Metrics(components.metadata.metrics, ManualClock(), 1, sources)
         metrics.http.labels("GET", "/livez", "200").observe(0.1)
@@ -98,6 +99,16 @@ def test_the_alerts_ask_for_metrics_that_exist_and_say_what_to_do(scrape: dict[s
         assert rule["annotations"]["remedy"]
         assert rule["expr"].count("(") == rule["expr"].count(")")
         assert f"`{rule['alert']}`" in PAGE, "the page tells of each alert"
+
+
+def test_who_is_alerted_of_failing_topics_is_sent_where_all_of_them_are_shown() -> None:
+    """Also one that fails before it has a run, as when the store is away: the list of runs does not have it."""
+    remedy = re.search(
+        r"alert: CompactorTopicsFail.*?remedy: .*?`(.*?)`", ALERTS.read_text(encoding="utf-8"), re.DOTALL
+    )
+    assert remedy is not None
+    assert remedy[1] == "compactor-admin compactions scheduler"
+    assert "failing" in Scheduler.model_fields
 
 
 def test_the_unit_runs_a_command_that_exists() -> None:

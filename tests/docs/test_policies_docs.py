@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 
 from api.cli.policies_command import cell
-from storage.policies import POLICIES, Origin, Policy, shown
+from storage.policies import NO_RUN, POLICIES, WIDER, Policy, shown
+from storage.policy_resolution import Origin
+from storage.policy_values import ALWAYS_MS, FOR_EVER
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 
@@ -23,6 +25,21 @@ def line(policy: Policy) -> str:
 
 def test_the_table_has_every_policy_in_order_and_no_other() -> None:
     assert re.findall(r"^\| `.*$", PAGE, re.MULTILINE) == [line(policy) for policy in POLICIES.values()]
+
+
+def instead(policy: Policy) -> str:
+    """What counts where the stored value cannot be read, as the list has it."""
+    if policy.unreadable is NO_RUN:
+        return f"- `{policy.name}`: no compaction"
+    if policy.unreadable in (FOR_EVER, ALWAYS_MS):
+        return f"- `{policy.name}`: for ever"
+    return f"- `{policy.name}`: `{cell(shown(policy.name, policy.unreadable))}`"
+
+
+def test_the_page_says_what_counts_instead_of_an_unreadable_value() -> None:
+    others = [policy for policy in POLICIES.values() if policy.unreadable is not WIDER]
+    lines = re.findall(r"^- `[^`]+\.[^`]+`: (?:`.*`|no compaction|for ever)$", PAGE, re.MULTILINE)
+    assert lines == list(map(instead, others))
 
 
 def test_the_page_says_which_scope_counts() -> None:

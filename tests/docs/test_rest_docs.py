@@ -1,17 +1,21 @@
 """docs/rest.md against the application: every route, no other, and examples that call something.
 
-When it fails, it says which calls the page should have, or has too many.
+Calls that are not offered have a page of their own, docs/rest-not-offered.md. When it fails, it says which calls a page
+should have, or has too many.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from api.admin.not_offered import REFUSED, ROWS, Row
 from api.app import ROUTERS
 
+NOT_OFFERED = (Path(__file__).resolve().parents[2] / "docs" / "rest-not-offered.md").read_text(encoding="utf-8")
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rest.md").read_text(encoding="utf-8")
 _HIDDEN = re.compile(r"^/(docs|openapi|redoc)")
 SECTIONS = re.findall(r"^## (?!Where)(.+)$", PAGE, re.MULTILINE)
@@ -23,7 +27,7 @@ def routes() -> list[str]:
         f"{verb} {path}"
         for router in ROUTERS
         for route in router.routes
-        if not _HIDDEN.match(path := route.path)  # type: ignore[attr-defined]
+        if route.include_in_schema and not _HIDDEN.match(path := route.path)  # type: ignore[attr-defined]
         for verb in sorted(route.methods - {"HEAD"})  # type: ignore[attr-defined]
     ]
 
@@ -45,3 +49,22 @@ def test_every_group_has_an_example_that_calls_one_of_its_routes(section: str) -
     assert calls
     for verb, path in calls:
         assert any(pattern.fullmatch(f"{verb or 'GET'} {path}") for pattern in patterns), f"{verb} {path}"
+
+
+def line(row: Row) -> str:
+    """A row as the page of calls that are not offered has it."""
+    by_answer: dict[str, list[str]] = {}
+    for verb, answer in row.answers.items():
+        if answer is None:
+            told = "204"
+        elif isinstance(answer, str):
+            told = REFUSED
+        else:
+            told = "nothing" if answer.body is None else f"`{json.dumps(answer.body)}`"
+        by_answer.setdefault(told, []).append(verb)
+    answers = "; ".join(f"{', '.join(verbs)}: {told}" for told, verbs in by_answer.items())
+    return f"| `{row.path}` | {answers} | {row.what} |"
+
+
+def test_the_page_of_calls_that_are_not_offered_is_their_table() -> None:
+    assert [one for one in NOT_OFFERED.splitlines() if one.startswith("| `/")] == [line(row) for row in ROWS]

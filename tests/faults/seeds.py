@@ -380,7 +380,7 @@ RECORDS: dict[str, Callable[[Forger], None]] = {
     "tombstones": lambda forger: forger.publish_as_it_is(
         replace(forger.manifest, tombstones=7), forger.record.last_message_id
     ),
-    "dropped tombstones": lambda forger: forger.publish(replace(forger.manifest, tombstones_dropped_to=-1)),
+    "dropped tombstones": lambda forger: forger.publish(replace(forger.manifest, dropped_to=-1)),
     "frozen at": lambda forger: forger.publish(replace(forger.manifest, frozen_at=1)),
     "another topic": lambda forger: forger.publish(replace(forger.manifest, topic="persistent://a/b/c")),
     **{

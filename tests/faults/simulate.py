@@ -1,8 +1,9 @@
 """A random life of topics, checked against a model at every turn: `python -m tests.faults.simulate --seed N --steps M`.
 
 Imports, appends to the log, sealing, compactions of several processes held half-way, readers that stay open, cursors,
-garbage collection, clocks that jump, and faults: processes that die at a step or between two, a database that drops its
-connection around a COMMIT, a store that fails, fills up, loses answers, truncates and alters, objects that are lost.
+trims, garbage collection, clocks that jump, and faults: processes that die at a step or between two, a database that
+drops its connection around a COMMIT, a store that fails, fills up, loses answers, truncates and alters, objects that
+are lost.
 One thread, one event after the other, everything by chance from one seed: the same seed always does the same.
 
 `--bug NAME` puts a defect into the code (simulation/bugs.py); `--seeds COUNT` runs so many seeds from `--seed` on. A
@@ -77,6 +78,7 @@ class Simulation:
             (self._compacting.cancel, 2, True),
             (self._compacting.delete_cursor, 2, True),
             (self._compacting.kill, 2, True),
+            (self._collecting.trim, 3, True),
             (self._collecting.lose, 2, False),
         ]
 

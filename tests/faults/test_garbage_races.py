@@ -19,12 +19,14 @@ from sqlalchemy import Connection, delete
 from compactor.engine import InProcess
 from compactor.garbage import GRACE_MS, SKEW_MS, Collected, GarbageCollector
 from compactor.plan import Policies
+from compactor.retention import Retention
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import Fenced, StateMayBeStale
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.metadata import attempts as attempts_module
 from storage.metadata import pins as pins_module
+from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import AttemptKind, RunState
 from storage.metadata.tables import pins as pins_table
 from storage.model import Message
@@ -234,7 +236,7 @@ def test_a_reader_whose_pin_expired_moves_on(bench: Workbench, topic: Topic) -> 
 
 
 def test_a_reader_whose_pin_expired_hears_of_lost_deletions(bench: Workbench, topic: Topic) -> None:
-    """The key that it was given is deleted, and the tombstone is long gone."""
+    """The key that it was given is deleted, and the tombstone is long gone, in raw too."""
     reading = topic.messages(read_compacted=True)
     first = next(reading)
     bench.append(topic, [content((first.key, None))])
@@ -243,6 +245,8 @@ def test_a_reader_whose_pin_expired_hears_of_lost_deletions(bench: Workbench, to
     bench.append(topic, [content(*((key, b"later") for key in KEYS if key != first.key))])
     bench.compact(topic)
     advance(bench, GRACE_MS)
+    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
+    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
     collect(bench, topic)
     with pytest.raises(StateMayBeStale):
         list(reading)

@@ -155,7 +155,7 @@ def compare(bench: Workbench, topic: Topic, state: reference.State, horizon: int
     messages, _, pending = reference.whole_messages(state.messages)
     keyed = [one for one in messages if one.key is not None]
     assert (manifest.keys, manifest.tombstones) == (len(keyed) - len(state.retained_at), len(state.retained_at))
-    assert manifest.tombstones_dropped_to == state.dropped_to
+    assert manifest.dropped_to == state.dropped_to
     assert manifest.messages == len(state.messages)
     found = [chunk_table.none(), *chunk_table.read_tables(bench.store, manifest.chunks, HashRange())]
     chunks = np.concatenate(found)

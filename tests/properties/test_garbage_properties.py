@@ -3,7 +3,7 @@
 At each collection: what is referred to, pinned, young or at work stays; twice is once; a dry run deletes nothing and
 says what a run then does. And every reader, however slow, ends with the newest value of every key, or is told that its
 state may be stale, when it may be. Each schedule is a seed, so that a failure names what brings it back; a step takes
-tens of milliseconds, and the weights are such that readers are overtaken often.
+tens of milliseconds, and the weights are such that readers are overtaken often. In some of them values expire, too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from random import Random
 import pytest
 
 from compactor.garbage import GarbageCollector
+from compactor.plan import Policies
+from compactor.retention import Retention
 from storage.errors import StateMayBeStale
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
+from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, AttemptKind
-from storage.model import EARLIEST, Message, MessageId
+from storage.model import Message
 from storage.pinned_read import TERM_MS
 from storage.topic import Topic
 from tests.clocks import ManualClock
@@ -36,7 +39,7 @@ SCHEDULES, STEPS = 30, 30
 
 @dataclass
 class Reader:
-    """One compacted read; `held`: it has had no pause as long as a pin's term since it began."""
+    """One compacted read; `held`: it has had no pause as long as a pin's term since it began, and all raw is there."""
 
     messages: Iterator[Message]
     asked_at: int
@@ -52,7 +55,8 @@ class Schedule:
         self.bench = Workbench.embedded(folder)
         self.topic: Topic = self.bench.topic()
         self.readers: list[Reader] = []
-        self.bench.append(self.topic, [content(*((key, b"0" * 50) for key in KEYS))])
+        self.policies = Policies(key_ttl_ms=random.choice([None, None, 3 * GRACE_MS]))
+        self.everything = self.bench.append(self.topic, [content(*((key, b"0" * 50) for key in KEYS))])
 
     def run(self) -> None:
         weights = {
@@ -60,6 +64,7 @@ class Schedule:
             self.append_and_compact: 2,
             self.replace_all_parts: 5,
             self.clear: 1,
+            self.trim: 2,
             self.leave_garbage: 2,
             self.let_time_go_by: 2,
             self.open_reader: 4,
@@ -81,26 +86,36 @@ class Schedule:
 
     def append(self) -> None:
         changes = [(self.random.choice(KEYS), self.random.choice(VALUES)) for _ in range(self.random.randint(1, 8))]
-        self.bench.append(self.topic, [content(*changes)])
+        self.everything += self.bench.append(self.topic, [content(*changes)])
 
     def append_and_compact(self) -> None:
         self.append()
         self.compact()
 
     def compact(self) -> None:
-        self.bench.compact(self.topic)
-        assert view(list(self.topic.messages(read_compacted=True))) == view(raw(self.topic))
+        self.bench.compactor().compact(self.topic.name, self.policies)
+        self.check(list(self.topic.messages(read_compacted=True)))
 
     def replace_all_parts(self) -> None:
         """Nothing of the generation before is kept, and soon nobody but a pin holds it."""
         deleted = self.random.choice([None, *KEYS])
-        self.bench.append(self.topic, [content(*((key, None if key == deleted else b"4" * 50) for key in KEYS))])
+        changes = [(key, None if key == deleted else b"4" * 50) for key in KEYS]
+        self.everything += self.bench.append(self.topic, [content(*changes)])
         self.compact()
         self.let_time_go_by()
         self.collect()
 
+    def trim(self) -> None:
+        """By the policy `compact`: so readers whose generation is gone must go on in a newer one."""
+        scope = topic_scope(self.topic.record)
+        self.bench.metadata.policies.set(scope, "cleanup.policy", "compact")
+        Retention(self.bench.metadata, self.bench.store, self.clock, self.bench.log).apply(self.topic.record)
+        self.bench.metadata.policies.set(scope, "cleanup.policy", "")
+        for reader in self.readers:
+            reader.held = False
+
     def clear(self) -> None:
-        if self.topic.snapshot().cursor is not None:
+        if self.topic.snapshot().cursor is not None and len(raw(self.topic)) == len(self.everything):
             self.bench.metadata.delete_cursor(self.topic.record.id, COMPACTION_CURSOR)
 
     def leave_garbage(self) -> None:
@@ -144,7 +159,12 @@ class Schedule:
     def needed(self) -> set[str]:
         """What is referred to, pinned, young or at work now: written apart from the collector."""
         snapshot, now = self.bench.metadata.referenced(self.topic.record.id), self.clock.now_ms()
-        needed = {name for ledger in snapshot.ledgers for name in (ledger.rows.name, ledger.index.name)}
+        delay = self.bench.metadata.policies.effective(self.topic.record).file_delete_delay_ms
+        stays, goes = set[str](), set[str]()
+        for ledger in snapshot.ledgers:
+            trimmed = ledger.deleted_at is not None and ledger.deleted_at <= now - delay
+            (goes if trimmed else stays).update((ledger.rows.name, ledger.index.name))
+        needed = stays
         pinned = {pin.ledger_id for pin in snapshot.pins if pin.expires_at > now}
         for compacted in snapshot.compacted:
             retired_at = compacted.retired_at
@@ -157,7 +177,7 @@ class Schedule:
             finished_at = ended[parsed.attempt_id]
             if finished_at is None or now - finished_at < GRACE_MS:
                 needed.add(name)
-        return needed
+        return needed - goes
 
     def hold(self, reader: Reader) -> None:
         now = self.clock.now_ms()
@@ -165,7 +185,7 @@ class Schedule:
         reader.asked_at = now
 
     def finish(self, reader: Reader) -> None:
-        """Read to the end, then go on raw behind it, as a consumer does: nothing was missed, nothing came twice."""
+        """Read to the end, and then what came behind it: nothing was missed, nothing came twice."""
         self.readers.remove(reader)
         self.hold(reader)
         try:
@@ -175,18 +195,25 @@ class Schedule:
             return
         ids = [message.message_id for message in reader.got]
         assert ids == sorted(set(ids))
-        last = ids[-1] if ids else EARLIEST
-        rest = raw(self.topic, MessageId(last.ledger_id, last.entry_id, -1, last.batch_index + 1))
-        assert view([*reader.got, *rest]) == view(raw(self.topic))
+        rest = [message for message in self.everything if not ids or message.message_id > ids[-1]]
+        self.check([*reader.got, *rest])
+
+    def check(self, got: list[Message]) -> None:
+        """The newest value of each key and no other, but for those whose time to live is over."""
+        newest, held = view(self.everything), view(got)
+        assert held.items() <= newest.items()
+        if self.policies.key_ttl_ms is None:
+            assert held == newest
 
     def stale(self, reader: Reader) -> None:
-        """Only for who let its pin run out, and only with a deletion behind what it has."""
+        """Only where the pin ran out or raw is trimmed, and only with something gone behind what the reader has."""
         if reader in self.readers:
             self.readers.remove(reader)
         assert not reader.held
         assert reader.got
-        deleted = [message.offset for message in raw(self.topic) if message.is_tombstone]
-        assert max(deleted) > reader.got[-1].offset
+        ttl, now = self.policies.key_ttl_ms, self.clock.now_ms()
+        gone = [one for one in self.everything if one.is_tombstone or (ttl and one.publish_time + ttl <= now)]
+        assert gone[-1].offset > reader.got[-1].offset
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))

@@ -27,7 +27,9 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from api.places import parse_start
 from compactor.engine import InProcess
+from compactor.garbage import GRACE_MS, GarbageCollector
 from compactor.retention import Retention
 from storage.bulk_append import INPUT_SCHEMA
 from storage.errors import Fenced, LeaseHeld, StateMayBeStale
@@ -38,10 +40,12 @@ from storage.log.group_commit import Answer
 from storage.log.segment import Appended
 from storage.log.topic_log import TopicLog
 from storage.metadata.policy_store import topic_scope
+from storage.metadata.records import COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.objects.registry import open_store
 from storage.reader import Limits
+from storage.reader_state import ReaderState
 from storage.start import AtOffset, AtTime, Start
 from storage.topic import Topic
 from storage.topic_reader import TopicReader
@@ -208,11 +212,29 @@ class NoHeartbeat:
         pass
 
 
+class PagesReader:
+    """A reader that keeps nothing but a token between two pages."""
+
+    def __init__(self, topic: Topic, start: Start, read_compacted: bool) -> None:
+        self._topic = topic
+        self._read_compacted = read_compacted
+        self._token = ReaderState(start).to_token()
+
+    def poll(self, limits: Limits) -> list[pa.RecordBatch]:
+        state = ReaderState.from_token(self._token, parse_start)
+        page = self._topic.page_reader(state, self._read_compacted).rows(limits)
+        self._token = page.next.to_token()
+        return page.batches
+
+    def close(self) -> None:
+        pass
+
+
 @dataclass
 class Reading:
     """A reader that stays open. `next`: the first offset that it has not been given, or passed over."""
 
-    reader: TopicReader
+    reader: TopicReader | PagesReader
     compacted: bool
     whole: bool
     """It began at the beginning, before anything was trimmed."""
@@ -221,7 +243,7 @@ class Reading:
     lost_raw: bool = False
     """What it had not read yet was trimmed, and no compacted ledger stands for it that it may read."""
     may_be_stale: bool = False
-    """Raw that it had not read was trimmed, and a compacted ledger stands for it, in which deletions may be gone."""
+    """Raw that it had not read was trimmed: a deletion of what it has may be gone."""
     is_stale: bool = False
     """It was told so (R7)."""
 
@@ -472,16 +494,39 @@ class LogMachine(RuleBasedStateMachine):
         snapshot = self.topic.snapshot()
         firsts = [ledger.first_offset for ledger in snapshot.ledgers]
         firsts += [segment.first_offset for segment in snapshot.segments]
-        self.kept = max(self.kept, min(firsts, default=snapshot.topic.next_offset))
-        assert self.kept <= self.horizon + 1 or self.kept <= self.start, "nothing went that is not compacted"
+        kept = max(self.kept, min(firsts, default=snapshot.topic.next_offset))
+        assert kept <= max(self.kept, self.start, self.horizon + 1), "nothing went that is not compacted"
+        self.kept = kept
+        self.trimmed()
+
+    @rule()
+    def truncate(self) -> None:
+        self.bench.metadata.log.truncate(self.topic.record.id)
+        self.start = self.kept = self.topic.snapshot().topic.start_offset
+        self.state, self.horizon = [], -1
+        self.trimmed()
+
+    @precondition(lambda self: self.horizon >= 0)
+    @rule()
+    def delete_the_compaction_cursor(self) -> None:
+        self.bench.metadata.delete_cursor(self.topic.record.id, COMPACTION_CURSOR, force=True)
+        self.state, self.horizon = [], -1
+        self.trimmed()
+
+    @rule(grace=st.sampled_from([0, GRACE_MS]))
+    def collect_garbage(self, grace: int) -> None:
+        """What is retired goes: at once, but for pins, or after its grace."""
+        self.go_on(grace)
+        GarbageCollector(self.bench.metadata, self.bench.store, self.clock, grace_ms=grace).collect(self.topic.record)
         self.trimmed()
 
     def trimmed(self) -> None:
         for reading in self.readings:
             if reading.next < self.first:
                 stands = reading.compacted and self.first <= self.horizon + 1
-                reading.may_be_stale = reading.may_be_stale or stands
-                reading.lost_raw = reading.lost_raw or not stands
+                holds_something = reading.compacted and bool(reading.got)
+                reading.may_be_stale = reading.may_be_stale or holds_something
+                reading.lost_raw = reading.lost_raw or not (stands or holds_something)
 
     # Reading
 
@@ -535,14 +580,14 @@ class LogMachine(RuleBasedStateMachine):
     def ask_for_the_last(self, flag: bool) -> None:
         """R6: the id of the last message that a reader gets."""
         whole = ending(self.compacted_view() if flag else self.raw_rows(0))
-        assert self.topic.snapshot_reader().last_message_id(flag) == (whole[-1].message_id if whole else EARLIEST)
+        assert self.topic.last_message_id(flag) == (whole[-1].message_id if whole else EARLIEST)
 
     @precondition(lambda self: len(self.readings) < 6)
-    @rule(data=st.data(), flag=st.booleans())
-    def open_a_reader(self, data: st.DataObject, flag: bool) -> None:
+    @rule(data=st.data(), flag=st.booleans(), in_pages=st.booleans())
+    def open_a_reader(self, data: st.DataObject, flag: bool, in_pages: bool) -> None:
         """It is asked for its first page at once: then it knows where it is."""
         start, kind = self.some_start(data)
-        reader = self.topic.reader(start, read_compacted=flag)
+        reader = PagesReader(self.topic, start, flag) if in_pages else self.topic.reader(start, read_compacted=flag)
         view = self.compacted_view() if flag else self.raw_rows(0)
         expected = [] if start == LATEST else self.behind(start, view, flag)
         first = expected[0].offset if expected else len(self.rows)

@@ -123,7 +123,7 @@ def _replay(bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str
         manifest = read_manifest(bench.store, snapshot.compacted.manifest)
         assert compacted_only(topic) == list(state.messages)
         assert retained_at(topic, horizon) == state.retained_at
-        assert manifest.tombstones_dropped_to == state.dropped_to
+        assert manifest.dropped_to == state.dropped_to
         assert manifest.messages == snapshot.compacted.messages == len(state.messages)
         assert manifest.tombstones == len(state.retained_at)
         keyed = [message for message in state.messages if message.key is not None]
@@ -159,13 +159,18 @@ def acknowledge(bench: Workbench, topic: Topic, message: Message) -> None:
 
 
 def last_old_enough(topic: Topic, used: Policies, now: int, horizon: int) -> int:
-    """P2, from the ledgers' own messages: whole ledgers up to the first that holds one that is too young."""
+    """P2, from the ledgers' own messages: whole ledgers up to the first that holds one that is too young.
+
+    None is younger than the ledger that holds it, whatever its publish time says.
+    """
     end = horizon
     for ledger in topic.snapshot().ledgers:
         if ledger.last_offset <= horizon:
             continue
         inside = [m for m in topic.messages() if ledger.first_offset <= m.offset <= ledger.last_offset]
-        if used.min_lag_ms and any(message.publish_time > now - used.min_lag_ms for message in inside):
+        if used.min_lag_ms and any(
+            min(message.publish_time, ledger.created_at) > now - used.min_lag_ms for message in inside
+        ):
             break
         end = ledger.last_offset
     return end

@@ -108,7 +108,7 @@ class SparkCluster:
         self._started = 0
 
     def __enter__(self) -> Self:
-        self._master = self._start("master.Master", ["--host", "127.0.0.1"])
+        self._start_master("0")
         try:
             self.url = self._master.said(r"Starting Spark master at (spark://\S+)")
             self._master.said(r"(New state: ALIVE)")
@@ -131,12 +131,27 @@ class SparkCluster:
         for host in missing:
             self._workers[host].said(r"(Successfully registered with master)")
 
+    def kill_all(self) -> None:
+        """SIGKILL the master and all workers."""
+        for daemon in [*self._workers.values(), self._master]:
+            daemon.kill()
+        self._workers.clear()
+
+    def start_again(self) -> None:
+        """After `kill_all`: a master at the same address, which knows nothing, and workers."""
+        self._start_master(self.url.rpartition(":")[2])
+        self._master.said(r"(New state: ALIVE)")
+        self.fill_up()
+
     def kill_worker(self, pid: int) -> None:
         """SIGKILL the worker with this pid; `fill_up` gives another one."""
         (host,) = [host for host, daemon in self._workers.items() if daemon.pid == pid]
         self._workers.pop(host).kill()
 
-    def _start(self, main: str, arguments: list[str]) -> Daemon:
+    def _start_master(self, port: str) -> None:
+        self._master = self._start("master.Master", ["--host", "127.0.0.1"], port)
+
+    def _start(self, main: str, arguments: list[str], port: str = "0") -> Daemon:
         self._started += 1
         log = self._folder / f"{self._started}-{main}.log"
-        return Daemon.start(main, ["--port", "0", "--webui-port", "0", *arguments], self._environment, log)
+        return Daemon.start(main, ["--port", port, "--webui-port", "0", *arguments], self._environment, log)

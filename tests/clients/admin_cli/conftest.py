@@ -30,9 +30,8 @@ class _ToTheService(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         path = request.url.raw_path.decode()
         request.read()
-        answer = self._served.client.request(
-            request.method, path, content=request.content, headers=dict(request.headers)
-        )
+        headers = {name: value for name, value in request.headers.items() if name != "transfer-encoding"}  # it is whole
+        answer = self._served.client.request(request.method, path, content=request.content, headers=headers)
         return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content, request=request)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.admin_cli.compactions_commands import StateName, parse_events, progress
+from api.admin_cli.compactions_commands import StateName
+from api.admin_cli.following import parse_events, progress
 from storage.errors import Unavailable
 from storage.metadata.records import RunState
 from tests.clients.admin_cli.conftest import Admin
@@ -72,6 +73,86 @@ def test_runs_are_listed_shown_and_watched(admin: Admin, compacted: str) -> None
     admin("compactions", "cancel", number).refused(4)
     admin("compactions", "show", "999999").refused(3)
     admin("compactions", "watch", number, "--topic", compacted).refused(2, "RUN or --topic")
+
+
+@pytest.fixture
+def waiting(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Whoever waits lets the service execute what was requested; the waits."""
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        served.compact_requested()
+
+    monkeypatch.setattr("api.admin_cli.following.sleep", sleep)
+    return waits
+
+
+def test_a_watch_follows_the_request_that_waits_and_not_the_run_before_it(
+    admin: Admin, compacted: str, waiting: list[float]
+) -> None:
+    [old] = admin("compactions", "list", "--topic", compacted, "--output", "json").json
+    admin("topics", "produce", compacted, stdin=LINES).done()
+    admin("topics", "compact", compacted).done()
+    watched = admin("compactions", "watch", "--topic", compacted, "--output", "json").done()
+    assert watched.json["run"] > old["run"]
+    assert (watched.json["state"], len(waiting)) == ("SUCCESS", 1)
+    assert "is requested (manual): waiting for its run" in watched.stderr
+
+
+def test_a_compaction_that_is_waited_for_ends_as_its_run_does(
+    admin: Admin, served: Served, compacted: str, waiting: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_new = admin("topics", "compact", compacted, "--wait", "--output", "json").done()
+    assert nothing_new.json is None
+    assert "nothing is new" in nothing_new.stderr
+    admin("topics", "produce", compacted, stdin=LINES).done()
+    run = admin("topics", "compact", compacted, "--wait", "--output", "json").done().json
+    assert (run["state"], run["cause"]) == ("SUCCESS", "manual")
+    admin("topics", "produce", compacted, stdin=LINES).done()
+
+    def broken(*_: object) -> None:
+        raise Unavailable("the disk is gone", "try again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(served.engine), "run", broken)
+        failed = admin("topics", "compact", compacted, "--wait", "--output", "json")
+    assert (failed.exit_code, failed.json["state"]) == (9, "ERROR")
+    assert failed.json["run"] > run["run"]
+    assert "the disk is gone" in failed.stderr
+
+
+def test_a_request_that_ends_without_a_run_says_why(
+    admin: Admin, served: Served, compacted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = served.service.components.metadata
+    record = served.topic(f"persistent://public/default/{compacted}").record
+    admin("topics", "produce", compacted, stdin=LINES).done()
+    monkeypatch.setattr("api.admin_cli.following.sleep", lambda _: metadata.control.pause(record.id))
+    paused = admin("topics", "compact", compacted, "--wait")
+    assert (paused.exit_code, paused.stdout) == (4, "")
+    assert "was paused before a run began" in paused.stderr
+    metadata.control.resume(record.id)
+    now = served.service.components.clock.now_ms()
+
+    def fail(_: float) -> None:
+        metadata.control.failed(record.id, "there is no Java", now + 1000)
+        metadata.control.withdraw(record.id)
+
+    monkeypatch.setattr("api.admin_cli.following.sleep", fail)
+    failed = admin("topics", "compact", compacted, "--wait")
+    assert (failed.exit_code, failed.stdout) == (9, "")
+    assert "could not begin: there is no Java" in failed.stderr
+    metadata.control.succeeded(record.id)
+
+
+def test_the_partitions_of_a_topic_are_followed_one_by_one(admin: Admin, waiting: list[float]) -> None:
+    admin("topics", "create-partitioned-topic", "followed", "-p", "2").done()
+    for partition in range(2):
+        admin("topics", "produce", f"followed-partition-{partition}", stdin=LINES).done()
+    runs = admin("topics", "compact", "followed", "--wait", "--output", "json").done().json
+    assert [run["topic"].rpartition("-")[2] for run in runs] == ["0", "1"]
+    assert admin("compactions", "watch", "--topic", "followed", "--output", "json").done().json == runs
 
 
 def test_pausing_and_the_scheduler(admin: Admin, topic: str) -> None:

@@ -95,7 +95,7 @@ def answering() -> Iterator[tuple[str, dict[str, tuple[int, str, str]], list[str
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
-            if status == 429:
+            if status in (429, 503):
                 self.send_header("Retry-After", "7")
             self.end_headers()
             self.wfile.write(body.encode())
@@ -187,6 +187,9 @@ def test_advice_is_given_once(
     answers["/admin/v2/tenants"] = (429, "application/json", '{"reason": "too many: try again"}')
     told = outside("tenants", "list", "--admin-url", url).refused(6)
     assert told == "compactor-admin: too many: try again (in 7 s)"
+    answers["/admin/v2/tenants"] = (503, "application/json", '{"reason": "it takes none: have it read on"}')
+    told = outside("tenants", "list", "--admin-url", url).refused(6)
+    assert told == "compactor-admin: it takes none: have it read on; try again in 7 s"
 
 
 def test_http_and_https_taken_for_each_other(

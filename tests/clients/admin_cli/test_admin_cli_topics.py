@@ -31,6 +31,12 @@ def test_tenants_and_namespaces(admin: Admin) -> None:
     admin("namespaces", "revoke-permission", "lab/ns", "--role", "joe").done()
     assert admin("namespaces", "permissions", "lab/ns", "--output", "json").json == {}
     admin("topics", "create", "lab/ns/t").done()
+    admin("topics", "grant-permission", "lab/ns/t", "--role", "joe", "--actions", "consume,compact").done()
+    assert admin("topics", "permissions", "lab/ns/t", "--output", "json").json == {"joe": ["compact", "consume"]}
+    admin("topics", "revoke-permission", "lab/ns/t", "--role", "joe").done()
+    admin("topics", "revoke-permission", "lab/ns/t", "--role", "joe").refused(2, "not set at the topic level")
+    admin("topics", "delete", "lab/ns/t").done()
+    admin("topics", "create", "lab/ns/t").done()
     assert admin("namespaces", "topics", "lab/ns").lines == ["persistent://lab/ns/t"]
     admin("namespaces", "delete", "lab/ns").refused(4, "Cannot delete non empty namespace")
     admin("topics", "delete", "lab/ns/t").done()

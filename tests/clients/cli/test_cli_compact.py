@@ -339,6 +339,21 @@ def test_a_dry_run_foretells_the_run_and_changes_nothing(
     assert forecast["messages_dropped"] == 4
 
 
+def test_a_dry_run_counts_what_a_run_seals_first(compactor_command: Compactor, engine: Recording) -> None:
+    compactor_command("produce", "t", stdin=b'{"key":"a","value":"1"}\n{"key":"a","value":"2"}\n').done()
+    dry = ("compact-topic", "--topic", "t", "--dry-run")
+    assert "would seal 2 messages (2 B) first, and compact them" in compactor_command(*dry).done().stdout
+    (document,) = compactor_command(*dry, "--output", "json").messages
+    assert document["forecast"].items() >= {"unsealed_messages": 2, "unsealed_bytes": 2}.items()
+    compactor_command("compact-topic", "--topic", "t").done()
+    assert runs("t")[0].statistics["messages_in"] == 2
+    assert compactor_command(*dry).done().stdout.endswith("would find nothing to compact\n")
+    compactor_command("produce", "t", stdin=b'{"key":"b","value":"1"}\n').done()
+    compactor_command("topics", "roll", "t", "--seal").done()
+    compactor_command("produce", "t", stdin=b'{"key":"b","value":"2"}\n').done()
+    assert "; and seal 1 message (1 B) first, which are not counted here" in compactor_command(*dry).done().stdout
+
+
 def test_a_dry_run_of_a_bad_topic_fails_alone(
     compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
 ) -> None:

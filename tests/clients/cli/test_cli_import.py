@@ -20,7 +20,7 @@ MESSAGES = [
     {"key": "a", "value": "1", "event_time": 5, "publish_time": 9, "properties": {"p": "q", "": "ü"}},
     {"key": None, "value": "no key", "publish_time": 0},
     {"key": "", "value": "empty key", "event_time": 0, "publish_time": -(2**63)},
-    {"key": "a", "value": None, "publish_time": 2**63 - 1},
+    {"key": "a", "value": None, "publish_time": 2**40},
     {"key": "b", "value": "", "publish_time": 3},
     {"key": None, "value": None, "publish_time": 3},
     {"key": "line\nend \0 \x1b[31m", "value": '"quoted" \\ 🎉', "publish_time": 4},
@@ -38,6 +38,18 @@ def test_json_lines_come_out_as_they_went_in(compactor_command: Compactor, folde
     assert imported.raw_stdout == b"", "an import has no data to give"
     assert imported.stderr.startswith("in.jsonl: 7 messages, ")
     assert content(compactor_command("read", "t").done().messages) == MESSAGES
+
+
+def test_a_message_of_the_far_future_is_taken_only_where_that_is_allowed(
+    compactor_command: Compactor, folder: Path
+) -> None:
+    write_lines(folder / "in.jsonl", {"key": "a", "value": "1", "publish_time": 2**63 - 1})
+    refused = compactor_command("import", "t", "in.jsonl")
+    assert refused.returncode == 2
+    assert "in.jsonl: the publish time 9223372036854775807 of a message lies" in refused.stderr
+    compactor_command("topics", "policies", "--broker", "--set", "message.timestamp.after.max.ms=none").done()
+    compactor_command("import", "t", "in.jsonl").done()
+    assert [one["publish_time"] for one in compactor_command("read", "t").done().messages] == [2**63 - 1]
 
 
 def test_an_output_is_an_input(compactor_command: Compactor, folder: Path) -> None:

@@ -10,10 +10,12 @@ import pytest
 
 from api.settings import Settings
 from api.wiring import open_components
+from storage.metadata.policy_store import BROKER
 from storage.metadata.records import RunRecord
 from storage.model import TopicName
 from tests.clients.cli.conftest import Compactor, write_lines
 from tests.program import Ran
+from tests.workbench import store_policy
 
 
 @pytest.fixture
@@ -62,6 +64,17 @@ def test_a_table_for_people(compactor_command: Compactor, topic: str) -> None:
     assert ["cleanup.policy", "compact,delete", "topic"] in rows
     assert ["compaction.retain-null-key", "true", "topic"] in rows
     assert ["compaction.key-ttl.ms", "none", "default"] in rows
+
+
+def test_a_value_that_cannot_be_read_is_shown_beside_what_counts_instead(
+    compactor_command: Compactor, topic: str
+) -> None:
+    with open_components(Settings.load()) as components:
+        store_policy(components.metadata, BROKER, "segment.bytes", 7)
+    rows = compactor_command("topics", "policies", topic).done().stdout.splitlines()
+    (row,) = [row for row in rows if "segment.bytes" in row]
+    assert "134217728" in row
+    assert "default (the broker's 7 cannot be read)" in row
 
 
 def test_a_topic_that_shall_be_compacted_has_its_cursor_from_then_on(

@@ -306,18 +306,25 @@ def hold_lease(topic: str, milliseconds: int) -> Callable[[], None]:
 def test_a_second_import_waits_for_the_first(compactor_command: Compactor, clock: ManualClock, history: str) -> None:
     hold_lease(history, 15_000)
     started = clock.now_ms()
-    compactor_command("import", history, "-", stdin=LINE).done()
+    said = compactor_command("import", history, "-", stdin=LINE).done().stderr
     assert clock.now_ms() - started >= 15_000
+    [waits] = [line for line in said.splitlines() if "waiting" in line]
+    assert waits.startswith("compactor: otherhost:4711:cafe is writing to persistent://public/default/t and holds")
+    assert waits.endswith("waiting for it to end, for 30 s at most")
     assert len(compactor_command("read", history).messages) == 7
 
 
 def test_a_second_import_gives_up_and_names_the_first(
     compactor_command: Compactor, clock: ManualClock, history: str
 ) -> None:
-    end = hold_lease(history, 60_000)
-    compactor_command("import", history, "-", stdin=LINE).refused(
-        4, "otherhost:4711:cafe is writing to persistent://public/default/t", "try again"
-    )
+    end = hold_lease(history, 120_000)
+    for command in ("import", "produce"):
+        refused = compactor_command(command, history, "-", stdin=LINE)
+        assert (refused.exit_code, refused.stdout) == (4, "")
+        waits, told = (line for line in refused.stderr.splitlines() if "is writing to" in line)
+        assert "for 30 s at most" in waits
+        assert told.startswith("compactor: otherhost:4711:cafe is writing to persistent://public/default/t")
+        assert told.endswith("wait for it to finish, or end that process, then try again")
     unchanged(compactor_command, history)
     end()
     compactor_command("import", history, "-", stdin=LINE).done()

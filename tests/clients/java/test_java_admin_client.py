@@ -72,6 +72,7 @@ def test_a_topics_life(java_admin: Any, client: JavaGateway, rest: httpx.Client)
     assert "__compaction" in internal.cursors
 
     topics.skipAllMessages(topic, "s")
+    topics.trimTopic(topic)
     topics.deleteSubscription(topic, "s")
     topics.delete(topic)
     refused("NotFoundException", 404, topics.getStats, topic)
@@ -84,3 +85,6 @@ def test_what_is_refused_is_the_exception_of_its_status(java_admin: Any) -> None
     refused("PreconditionFailedException", 412, java_admin.namespaces().setCompactionThreshold, "public/default", -5)
     refused("NotFoundException", 404, java_admin.namespaces().getTopics, "public/nosuch")
     refused("ConflictException", 409, java_admin.namespaces().createNamespace, "public/default")
+    topics.createNonPartitionedTopic("persistent://public/default/plain")
+    refused("NotAllowedException", 405, topics.terminateTopic, "persistent://public/default/plain")
+    assert java_admin.topicPolicies().getMaxConsumers("persistent://public/default/plain") is None

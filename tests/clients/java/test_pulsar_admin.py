@@ -6,6 +6,7 @@ What a broker answers is recorded in pulsar-admin-rest.md; what pulsar-admin mak
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 from pathlib import Path
@@ -220,6 +221,75 @@ def test_subscriptions_and_messages(admin: PulsarAdmin, rest: httpx.Client) -> N
     assert done(admin, "topics", "unsubscribe", topic, "-s", "s1") == []
     assert done(admin, "topics", "subscriptions", topic) == []
     assert done(admin, "topics", "truncate", topic) == []
+
+
+def test_what_frees_a_trim(admin: PulsarAdmin, rest: httpx.Client) -> None:
+    """Subscriptions that hold raw ledgers back, their time to live and quotas, and the trim itself."""
+    ns = namespace(admin, "backlogs")
+    topic = f"persistent://{ns}/t"
+    done(admin, "topics", "create", topic)
+    produce(rest, topic, messages=5, keys=5)
+    assert done(admin, "topics", "create-subscription", topic, "-s", "s", "-m", "earliest") == []
+    size = int(done(admin, "topics", "get-backlog-size", topic)[0])
+    assert size == document(admin, "topics", "stats", topic)["storageSize"] > 0
+    assert document(admin, "topics", "analyze-backlog", topic, "-s", "s")["messages"] == 5
+    assert done(admin, "namespaces", "clear-backlog", ns, "-s", "s", "-force") == []
+    assert document(admin, "topics", "analyze-backlog", topic, "-s", "s")["messages"] == 0
+    assert done(admin, "namespaces", "unsubscribe", ns, "-s", "s") == []
+    assert done(admin, "topics", "subscriptions", topic) == []
+    for group, what in (("namespaces", ns), ("topics", topic), ("topicPolicies", topic)):
+        assert done(admin, group, "get-message-ttl", what) == ["null"]
+        assert done(admin, group, "set-message-ttl", what, "-ttl" if group == "namespaces" else "-t", "1h") == []
+        assert done(admin, group, "get-message-ttl", what) == ["3600"]
+        assert done(admin, group, "remove-message-ttl", what) == []
+        quota = "get-backlog-quota" if group == "topicPolicies" else "get-backlog-quotas"
+        assert done(admin, group, "set-backlog-quota", what, "-l", "10M", "-p", "producer_exception") == []
+        shown = "\n".join(done(admin, group, quota, what))
+        assert str(10 * MIB) in shown
+        assert "producer_exception" in shown
+        assert done(admin, group, "remove-backlog-quota", what) == []
+        assert "producer_exception" not in "\n".join(done(admin, group, quota, what))
+    assert document(admin, "topics", "get-retention", topic, "-ap") == {
+        "retentionTimeInMinutes": -1,
+        "retentionSizeInMB": -1,
+    }
+    rest.put(f"/admin/v2/{topic.replace('://', '/')}/policies/cleanup.policy", json="compact").raise_for_status()
+    done(admin, "topics", "compact", topic)
+    assert done(admin, "topics", "compaction-status", "--wait-complete", topic) == ["Compaction was a success"]
+    assert done(admin, "topics", "trim-topic", topic) == []
+    assert document(admin, "topics", "stats-internal", topic)["numberOfEntries"] == 0
+
+
+def test_permissions_and_bundles_of_topics(admin: PulsarAdmin) -> None:
+    ns = namespace(admin, "permitted")
+    topic = f"persistent://{ns}/t"
+    done(admin, "topics", "create", topic)
+    assert done(admin, "topics", "grant-permission", topic, "--role", "joe", "--actions", "produce,consume") == []
+    assert done(admin, "topics", "permissions", topic)[0] in ("joe    [consume, produce]", "joe    [produce, consume]")
+    assert done(admin, "topics", "revoke-permission", topic, "--role", "joe") == []
+    refused(admin, "Permissions are not set at the topic level", "topics", "revoke-permission", topic, "--role", "joe")
+    bundles = document(admin, "namespaces", "bundles", ns)["boundaries"]
+    assert isinstance(bundles, list)
+    ranges = [f"{first}_{end}" for first, end in itertools.pairwise(bundles)]
+    (lies,) = done(admin, "topics", "bundle-range", topic)
+    assert [one for one in ranges if topic in done(admin, "topics", "list", ns, "-b", one)] == [lies]
+    assert topic in "\n".join(done(admin, "broker-stats", "topics"))
+
+
+def test_what_is_not_offered_says_so(admin: PulsarAdmin) -> None:
+    topic = "persistent://public/default/not-offered"
+    done(admin, "topics", "create", topic)
+    for command, feature in (
+        (("topics", "set-persistence", topic, "-e", "2", "-w", "2", "-a", "2"), "BookKeeper: "),
+        (("namespaces", "set-deduplication", "public/default", "-e"), "deduplication of messages"),
+        (("schemas", "get", topic), "schemas: "),
+        (("brokers", "get-internal-config"), "ZooKeeper and BookKeeper: "),
+        (("functions", "list"), "functions"),
+        (("topics", "terminate", topic), "closing a topic for writing"),
+    ):
+        answer = admin(*command)
+        assert (answer.exit_code, answer.stdout) == (1, ""), command
+        assert f"not offered here: {feature}" in answer.stderr, command
 
 
 def test_brokers(admin: PulsarAdmin, service: RunningService) -> None:

@@ -195,6 +195,11 @@ DIFFERENT: Mapping[str, Different] = {
         _S7, 200, _is(_SUCCESS)
     ),
     "GET /admin/v2/persistent/lab/rest/t1/compaction (after deleting __compaction)": Different(_S7, 200, _is(_SUCCESS)),
+    "GET /admin/v2/persistent/lab/rest/pt/stats (stats of a partitioned topic)": Different(
+        "the reason says what to ask for instead",
+        404,
+        _reason("Topic persistent://lab/rest/pt not found: it is a partitioned topic, ask for partitioned-stats"),
+    ),
     "GET /admin/v2/brokers/configuration": Different(
         "no setting of this service can be changed while it runs, so none is listed", 200, _is([])
     ),

@@ -9,10 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from api.app import make_app
+from api.app import ROUTERS, make_app
+from api.routes import Route
 from api.service import running
 from api.settings import Settings
 from api.tokens import create
+from storage.errors import Unavailable
 from storage.model import TopicName
 from tests.asgi import TestClient
 
@@ -64,6 +66,13 @@ def filled(path: str) -> str:
     return re.sub(r"\{[^}]*\}", "1", path.replace("{tenant}", "public").replace("{namespace}", "default"))
 
 
+def test_every_route_goes_through_the_same_steps_and_is_made_before_the_first_request(client: TestClient) -> None:
+    app = cast(Any, client.app)
+    for route in (route for router in ROUTERS for route in router.routes):
+        assert isinstance(route, Route)
+        assert any(one is route for one in app.router.routes), route.path
+
+
 def test_without_a_token_nothing_is_answered(client: TestClient, operations: list[tuple[str, str, Any]]) -> None:
     assert len(operations) > 50
     answered = {
@@ -96,6 +105,30 @@ def test_operations_have_ids_of_their_own_and_say_that_they_want_a_token(
     ids = [one["operationId"] for _, _, one in operations]
     assert len(ids) == len(set(ids))
     assert [path for _, path, one in operations if one.get("security") != [{"token": []}]] == []
+
+
+def test_why_it_is_not_ready_is_for_superusers_and_the_log(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No token is needed to ask, and the reason names host, user and bucket."""
+    full = "the database postgresql://compactor@db.internal/x does not answer: start it"
+
+    def ping() -> None:
+        raise Unavailable(*full.rsplit(": ", 1))
+
+    metadata = cast(Any, client.app).state.service.components.metadata
+    monkeypatch.setattr(metadata.metrics, "ping", ping)
+    for headers in ({}, bearing("stranger"), {"Authorization": "Bearer x.y.z"}):
+        answer = client.get("/readyz", headers=headers)
+        assert answer.status_code == 503
+        told = "it does not answer now: the service's log says more"
+        assert answer.json() == {
+            "reason": f"database: {told}",
+            "checks": {"database": told, "schema": "ok", "store": "ok"},
+        }
+    assert client.get("/readyz", headers=bearing("root")).json()["reason"] == f"database: {full}"
+    logged = [record.getMessage() for record in caplog.records if record.getMessage().startswith("readiness")]
+    assert logged == [f"readiness: database: {full}"]
 
 
 def test_permissions_of_tenant_and_namespace_count_at_once(client: TestClient) -> None:
@@ -165,8 +198,19 @@ def test_who_may_compact_a_topic_may_show_follow_and_cancel_its_runs(client: Tes
     assert client.get(ours, headers=clerk).json()["topic"] == "persistent://shop/orders/paid"
     assert client.delete(ours, headers=clerk).status_code == 204
     assert "event: end" in client.get(f"{ours}/events", headers=clerk).text
+    missing = "/admin/v2/compactions/99999"
     for verb, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
-        for run, role in ((others, "clerk"), (ours, "reader"), ("/admin/v2/compactions/99999", "clerk")):
-            assert client.request(verb, run + path, headers=bearing(role)).status_code == 403, (verb, run, role)
+        for run, role in ((others, "clerk"), (ours, "reader"), (missing, "clerk"), (missing, "reader")):
+            refused = client.request(verb, run + path, headers=bearing(role))
+            assert refused.status_code == 403, (verb, run, role)
+            said = refused.json()["reason"].replace(role, "ROLE")
+            assert said == "role 'ROLE' has no permission to compact what this names, or nothing is named so"
     assert client.get("/admin/v2/compactions/99999", headers=root).status_code == 404
     assert client.get("/admin/v2/compactions", headers=clerk).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/admin/v2/persistent/public/default/t/messages/", "/admin/v2/tenants/"])
+def test_nothing_redirects_to_where_the_caller_says(client: TestClient, path: str) -> None:
+    for headers in ({}, bearing("root")):
+        answer = client.get(path, headers={**headers, "Host": "evil.example"}, follow_redirects=False)
+        assert (answer.status_code, "location" in answer.headers, "evil" in answer.text) == (404, False, False)

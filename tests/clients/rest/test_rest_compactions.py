@@ -11,12 +11,14 @@ import pytest
 
 from api.admin import progress
 from api.run_looks import LOOK_MS, RunLooks
+from api.waiting import Pool, WaitsFor
+from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord
 from storage.model import Position
 from tests.clients.rest.conftest import RestTopic
 from tests.clocks import ManualClock
 from tests.serving import Served
-from tests.workbench import Workbench
+from tests.workbench import Workbench, store_policy
 
 
 def claimed(topic: RestTopic) -> RunRecord:
@@ -113,7 +115,7 @@ def test_many_watchers_share_a_look(bench: Workbench) -> None:
     clock = bench.clock
     assert isinstance(clock, ManualClock)
     run = bench.metadata.claim_run(bench.topic().record.id, "h", {}, 60_000)
-    looks = RunLooks(bench.metadata, clock)
+    looks = RunLooks(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
 
     async def watch() -> list[dict[str, Any]]:
         found = await asyncio.gather(*(looks.look(run.run_id) for _ in range(20)))
@@ -198,6 +200,30 @@ def test_policies_at_each_scope(rest_topic: RestTopic, served: Served) -> None:
     assert rest_topic.ask("GET", name).json() == {"value": 0, "origin": "default"}
 
 
+def test_a_stored_policy_that_cannot_be_read_is_shown_beside_what_counts_instead(
+    rest_topic: RestTopic, served: Served
+) -> None:
+    metadata, topic = served.service.components.metadata, served.topic(rest_topic.name)
+    store_policy(metadata, topic_scope(topic.record), "retention.ms", "1y")
+    store_policy(metadata, BROKER, "segment.bytes", 1 << 40)
+    found = rest_topic.ask("GET", "/policies").json()
+    reason = found["retention.ms"]["unreadable"].pop("reason")
+    assert reason.startswith("'1y' is no value for the policy retention.ms: give milliseconds")
+    assert found["retention.ms"] == {
+        "value": -1,
+        "origin": "topic",
+        "unreadable": {"value": "1y", "origin": "topic"},
+    }
+    assert found["segment.bytes"]["value"] == 128 << 20
+    assert found["segment.bytes"]["unreadable"]["origin"] == "broker"
+    assert "unreadable" not in found["segment.ms"]
+    assert rest_topic.ask("GET", "/policies/retention.ms?applied=false").json()["value"] == "1y"
+    assert rest_topic.ask("GET", "/retention?applied=true").json()["retentionTimeInMinutes"] == -1
+    assert rest_topic.ask("DELETE", "/policies").status_code == 204
+    assert rest_topic.ask("GET", "/policies?applied=false").json() == {}
+    assert served.ask("DELETE", "/admin/v2/brokers/policies/segment.bytes").status_code == 204
+
+
 @pytest.mark.parametrize(("body", "status"), [(b"65536", 204), (b'"64K"', 204), (b"64K", 415), (b"[" * 100_000, 415)])
 def test_a_policy_may_come_as_curl_sends_it(rest_topic: RestTopic, served: Served, body: bytes, status: int) -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -260,27 +286,42 @@ def test_a_lease_is_released_when_told_to(rest_topic: RestTopic) -> None:
     assert "its owner is alive" in answer.json()["reason"]
 
 
-def test_trim_is_a_dry_run_unless_told_otherwise(rest_topic: RestTopic) -> None:
+def test_a_trim_is_reported_or_done_and_reported_as_the_query_says(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     rest_topic.compact()
     ids = rest_topic.put(b="2")
     before = rest_topic.read()
     for wanted in (None, {}, {"before": ids[0]}, {"before": 1}):
-        (report,) = rest_topic.ask("POST", "/trim", wanted).json()
+        (report,) = rest_topic.ask("POST", "/trim?dryRun=true", wanted).json()
         assert report["dry_run"]
     assert len(report["ledgers"]) == 1
+    for wanted in ({}, {"before": 1}):
+        refused = rest_topic.ask("POST", "/trim", wanted)
+        assert (refused.status_code, "dryRun=" in refused.json()["reason"]) == (400, True)
     assert rest_topic.read() == before
-    (report,) = rest_topic.ask("POST", "/trim", {"before": ids[0], "dryRun": False}).json()
+    (report,) = rest_topic.ask("POST", "/trim?dryRun=false", {"before": ids[0]}).json()
     assert not report["dry_run"]
     assert rest_topic.values() == [("b", "2")]
-    assert rest_topic.ask("POST", "/trim", {"before": 99}).status_code == 400
-    assert rest_topic.ask("POST", "/trim", {"dryrun": False}).status_code == 400
+    assert rest_topic.ask("POST", "/trim?dryRun=true", {"before": 99}).status_code == 400
+    assert rest_topic.ask("POST", "/trim?dryRun=true", {"dryRun": False}).status_code == 400
+    assert rest_topic.ask("POST", "/trim?dryrun=true").status_code == 400
+
+
+def test_a_trim_without_more_applies_the_policies_and_answers_nothing(rest_topic: RestTopic) -> None:
+    """As a broker: Pulsar's clients wait for ever for a list where they want no answer."""
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    assert rest_topic.ask("PUT", "/policies/cleanup.policy", "compact").status_code == 204
+    trimmed = rest_topic.ask("POST", "/trim")
+    assert (trimmed.status_code, trimmed.content) == (204, b"")
+    assert rest_topic.read() == []
+    assert rest_topic.values("readCompacted=true") == [("a", "1")]
 
 
 def test_what_a_cursor_holds_back_is_told(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     assert rest_topic.ask("PUT", "/subscription/slow", "earliest").status_code == 204
-    (report,) = rest_topic.ask("POST", "/trim", {"before": 1, "dryRun": False}).json()
+    (report,) = rest_topic.ask("POST", "/trim?dryRun=false", {"before": 1}).json()
     assert report["held"]["cursor"] == "slow"
     assert rest_topic.values() == [("a", "1")]
 
@@ -288,7 +329,7 @@ def test_what_a_cursor_holds_back_is_told(rest_topic: RestTopic) -> None:
 def test_garbage_is_a_dry_run_unless_told_otherwise(rest_topic: RestTopic, served: Served) -> None:
     rest_topic.put(a="1")
     assert rest_topic.ask("PUT", "/policies/file.delete.delay.ms", 0).status_code == 204
-    assert rest_topic.ask("POST", "/trim", {"before": 1, "dryRun": False}).status_code == 200
+    assert rest_topic.ask("POST", "/trim?dryRun=false", {"before": 1}).status_code == 200
     body = {"topics": [rest_topic.name]}
     for dry_run in ({}, {}, {"dryRun": False}):
         report = served.ask("POST", "/admin/v2/garbage", json.dumps({**body, **dry_run})).json()

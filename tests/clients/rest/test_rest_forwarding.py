@@ -19,7 +19,7 @@ from storage.metadata.control_records import ServiceRecord
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served, TestClient
 
-URL = "http://first.test"
+URL = "http://localhost:18080"
 ELSEWHERE = "elsewhere:7"
 """Host and process of a service of which there is only a row."""
 
@@ -198,6 +198,19 @@ def test_a_reader_that_waits_goes_on_when_another_service_appends(
     assert there.values(f"start={empty.headers['X-Compactor-Next']}") == [("b", "2")]
 
 
+def test_a_writer_that_is_no_service_is_named_with_what_to_do(two: Two, rest_topic: RestTopic) -> None:
+    """A `compactor produce` that stays open never finishes: that it should be waited for would be no advice."""
+    metadata = two.first.service.components.metadata
+    lease = metadata.acquire_lease(rest_topic.served.topic(rest_topic.name).record.id, "there:4711:cafe", 60_000)
+    path = f"/topics{rest_topic.path[9:]}"
+    answer = two.first.ask("POST", path, '{"messages": [{"payload": "v"}]}')
+    metadata.release_lease(lease)
+    reason = answer.json()["reason"]
+    assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+    assert reason.startswith(f"there:4711:cafe is writing to {rest_topic.name}, and is no service that lives")
+    assert "end the process 4711 on there" in reason
+
+
 def test_the_holder_of_the_lease_is_asked_if_it_is_a_service(two: Two, rest_topic: RestTopic) -> None:
     metadata = two.first.service.components.metadata
     lease = metadata.acquire_lease(rest_topic.served.topic(rest_topic.name).record.id, f"{ELSEWHERE}:ab", 60_000)
@@ -243,11 +256,28 @@ def test_a_partitioned_topic_that_lies_with_both(two: Two) -> None:
     assert there.ask("PUT", "/subscription/s").status_code == 409
     assert there.ask("GET", "/key/k").json()["value"] == "new"
     assert there.ask("GET", "/key/none").status_code == 404
-    assert [report["topic"] for report in there.ask("POST", "/trim").json()] == [one.name, other.name]
+    assert [report["topic"] for report in there.ask("POST", "/trim?dryRun=true").json()] == [one.name, other.name]
+    assert there.ask("POST", "/trim").status_code == 204
+    there.produce({"payload": None, "key": "k"}, query="/partitions/1")
+    assert there.ask("GET", "/key/k").status_code == 404, "the newest is a tombstone"
+    parted.produce({"payload": "newest", "key": "k"}, query="/partitions/0")
+    assert there.ask("GET", "/key/k").json()["value"] == "newest"
     assert there.ask("POST", "/subscription/s/skip_all").status_code == 204
     for partition in (one, other):
         assert partition.ask("GET", "/subscription/s/position/1").status_code == 404
     assert there.ask("POST", "/subscription/none/skip_all").status_code == 404
+
+
+def test_the_backlogs_of_a_namespace_are_cleared_where_they_lie(two: Two, rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    assert rest_topic.ask("PUT", "/subscription/everywhere", "earliest").status_code == 204
+    cleared = two.second.ask("POST", "/admin/v2/namespaces/public/default/clearBacklog/everywhere")
+    assert cleared.status_code == 204
+    assert rest_topic.ask("GET", "/subscription/everywhere/position/1").status_code == 404
+    two.transport.away = True
+    rest_topic.put(b="2")
+    refused = two.second.ask("POST", "/admin/v2/namespaces/public/default/clearBacklog/everywhere")
+    assert refused.status_code == 503
 
 
 def test_a_partition_that_was_deleted_by_itself_is_left_out(two: Two) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from api.admin import read
 from api.admin.read import ARROW, JSON_LINES, NEXT
 from api.forwarding import FORWARDED
 from api.key_routing import partition_of
@@ -50,6 +48,20 @@ def test_what_was_produced_is_read(rest_topic: RestTopic) -> None:
     assert (first["key"], first["value"], first["event_time"], first["properties"]) == ("k", "v", 17, {"p": "q"})
     assert (second["key"], second["value"]) == (None, "no key")
     assert (third["key"], third["value"]) == ("k", None)
+
+
+def test_without_room_in_the_log_nothing_is_taken(rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    rest_topic.put(a="1")
+    room = rest_topic.served.service.components.log.room
+    assert room is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(room, "_min_free_bytes", 1 << 62)
+        path = f"/topics/persistent/public/default/{rest_topic.local}"
+        answer = rest_topic.served.ask("POST", path, json.dumps({"messages": [{"payload": "2"}]}))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+    assert "nothing is appended: the disk of the log directory" in answer.json()["reason"]
+    rest_topic.put(a="3")
+    assert rest_topic.values() == [("a", "1"), ("a", "3")]
 
 
 def test_compacted_is_the_newest_of_each_key_and_raw_is_as_before(rest_topic: RestTopic) -> None:
@@ -106,16 +118,27 @@ def test_a_page_goes_on_past_a_new_generation(rest_topic: RestTopic) -> None:
 
 
 def test_a_deletion_that_went_between_two_pages_is_not_missed_in_silence(rest_topic: RestTopic) -> None:
+    """R7: the page goes on in its compacted ledger, then raw; where raw is gone, the answer is an error."""
     rest_topic.put(a="1", b="1", c="1")
     rest_topic.compact()
-    first = rest_topic.ask("GET", "/messages?readCompacted=true&limit=2")
+    first = rest_topic.ask("GET", "/messages?readCompacted=true&limit=2").headers[NEXT]
     rest_topic.put(a=None)
     rest_topic.compact()
-    stale = rest_topic.ask("GET", f"/messages?readCompacted=true&start={first.headers[NEXT]}")
+    assert rest_topic.values(f"readCompacted=true&start={first}") == [("c", "1"), ("a", None)]
+    assert rest_topic.ask("GET", f"/messages?start={first}").status_code == 400
+    assert rest_topic.ask("DELETE", "/truncate").status_code == 204
+    stale = rest_topic.ask("GET", f"/messages?readCompacted=true&start={first}")
+    assert stale.status_code == 200, "its compacted ledger has its grace"
+    stale = rest_topic.ask("GET", f"/messages?readCompacted=true&start={stale.headers[NEXT]}")
     assert stale.status_code == 409
     assert "read again from earliest" in stale.json()["reason"]
-    raw = rest_topic.ask("GET", f"/messages?start={first.headers[NEXT]}")
-    assert raw.status_code == 400
+
+
+def test_the_page_of_a_topic_that_is_empty_yet_says_where_to_go_on(rest_topic: RestTopic) -> None:
+    place = rest_topic.ask("GET", "/messages?readCompacted=true").headers[NEXT]
+    assert rest_topic.ask("GET", f"/messages?readCompacted=true&start={place}").headers[NEXT] == place
+    rest_topic.put(a="1")
+    assert rest_topic.values(f"readCompacted=true&start={place}") == [("a", "1")]
 
 
 def test_arrow_is_the_same_rows(rest_topic: RestTopic) -> None:
@@ -142,12 +165,9 @@ def test_latest_waits_for_what_comes(rest_topic: RestTopic) -> None:
 def test_a_forwarded_read_waits_less_than_who_forwarded_it(
     rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def waited(_: float) -> None:
-        raise AssertionError("the service that asks would have given up")
-
     service = rest_topic.served.service
     monkeypatch.setattr(service, "settings", replace(service.settings, forwarding_timeout_ms=1))
-    monkeypatch.setattr(read, "asyncio", SimpleNamespace(sleep=waited))
+    monkeypatch.setattr(service, "polls", None)  # the service that asks would have given up
     path = f"{rest_topic.path}/messages?start=latest&waitMs=60000"
     answer = rest_topic.served.client.get(path, headers={FORWARDED: "first:1"})
     assert (answer.status_code, answer.text, answer.headers[NEXT]) == (200, "", "0")
@@ -251,6 +271,27 @@ def test_partitions_by_key_and_in_turn(served: Served) -> None:
     assert ("test", "here") in RestTopic(served, "parted-partition-2").values()
     assert parted.ask("GET", "/messages").status_code == 405
     assert parted.ask("GET", "/key/test").json()["value"] == "here"
+
+
+def test_a_key_that_was_deleted_in_a_new_partition_stays_deleted(served: Served) -> None:
+    """Its value lies in the old one for ever."""
+    grown = RestTopic(served, "grown")
+    assert grown.ask("PUT", "/partitions", 1).status_code == 204
+    key = next(key for key in map(str, range(99)) if partition_of(key.encode(), 2, 0) == 1)
+    old = f'{{"key": "{key}", "value": "old", "publish_time": 5}}\n'
+    assert lines_of(grown, old).status_code == 200
+    assert grown.ask("POST", "/partitions", 2).status_code == 204
+    grown.put(**{key: None})
+    assert grown.ask("GET", f"/key/{key}").status_code == 404
+    assert RestTopic(served, "grown-partition-0").ask("GET", f"/key/{key}").json()["value"] == "old"
+    assert lines_of(grown, old.replace("old", "at once")).status_code == 200
+    assert RestTopic(served, "grown-partition-1").ask("GET", f"/key/{key}").json()["value"] == "at once"
+    assert grown.ask("GET", f"/key/{key}").json()["value"] == "at once", "of the same time, where the key goes now"
+    event = f'{{"key": "{key}", "value": "event", "publish_time": 4, "event_time": 1}}\n'
+    assert lines_of(RestTopic(served, "grown-partition-0"), event).status_code == 200
+    assert grown.ask("GET", f"/key/{key}").json()["value"] == "at once"
+    assert grown.ask("PUT", "/policies/compaction.event-time-order", True).status_code == 204
+    assert grown.ask("GET", f"/key/{key}").json()["value"] == "event"
 
 
 def test_a_key_keeps_its_partition_while_another_one_is_gone(served: Served) -> None:

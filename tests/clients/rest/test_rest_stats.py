@@ -49,6 +49,9 @@ def test_an_empty_topic(rest_topic: RestTopic) -> None:
     internal = rest_topic.ask("GET", "/internalStats").json()
     assert (internal["lastConfirmedEntry"], internal["ledgers"], internal["cursors"]) == ("-1:-1", [], {})
     assert internal["lastLedgerCreatedTimestamp"].endswith("Z")
+    assert internal["properties"] == {}
+    assert rest_topic.ask("PUT", "/properties", {"k": "v"}).status_code == 204
+    assert rest_topic.ask("GET", "/internalStats").json()["properties"] == {"k": "v"}
 
 
 def test_compaction_in_the_stats(rest_topic: RestTopic) -> None:
@@ -64,6 +67,7 @@ def test_compaction_in_the_stats(rest_topic: RestTopic) -> None:
     assert behind["msgBacklog"] == behind["msgBacklogNoDelayed"] == 2
     assert behind["backlogSize"] == stats["backlogSize"] > 0
     assert behind["subscriptionProperties"] == {}
+    assert behind["type"] == "None"
     internal = rest_topic.ask("GET", "/internalStats").json()
     compacted = internal["compactedLedger"]
     cursor = internal["cursors"]["__compaction"]
@@ -71,6 +75,7 @@ def test_compaction_in_the_stats(rest_topic: RestTopic) -> None:
     assert cursor["properties"] == {"CompactedTopicLedger": compacted["ledgerId"]}
     assert cursor["markDeletePosition"] == f"{internal['ledgers'][1]['ledgerId']}:2"
     assert cursor["readPosition"] == f"{internal['ledgers'][1]['ledgerId']}:3"
+    assert cursor["messagesConsumedCounter"] == 7
     rest_topic.compact()
     stats = _stats(rest_topic)
     assert (stats["backlogSize"], stats["subscriptions"]["__compaction"]["msgBacklog"]) == (0, 0)
@@ -126,16 +131,20 @@ def test_a_partitioned_topic_is_the_sum_of_its_partitions(served: Served) -> Non
     for number, count in enumerate((1, 2, 4)):
         partition = RestTopic(served, f"{whole.local}-partition-{number}")
         _append(partition, count)
-        served.service.components.metadata.create_cursor(served.topic(partition.name).record.id, "s")
+        for cursor in ("s", "__compaction"):
+            served.service.components.metadata.create_cursor(served.topic(partition.name).record.id, cursor)
     stats = whole.ask("GET", "/partitioned-stats").json()
     assert stats["msgInCounter"] == 7
     assert stats["metadata"] == {"partitions": 3, "deleted": False}
     assert stats["subscriptions"]["s"]["msgBacklog"] == 7
     assert [one["msgInCounter"] for one in stats["partitions"].values()] == [1, 2, 4]
+    assert stats["subscriptions"]["__compaction"]["type"] == "Exclusive"
+    assert stats["oldestBacklogMessageAgeSeconds"] == 0
     assert stats["storageSize"] == sum(one["storageSize"] for one in stats["partitions"].values())
     assert whole.ask("GET", "/partitioned-stats?perPartition=false").json()["partitions"] == {}
     internal = whole.ask("GET", "/partitioned-internalStats").json()
     assert [one["numberOfEntries"] for one in internal["partitions"].values()] == [1, 2, 4]
+    assert [one["properties"] for one in internal["partitions"].values()] == [{}, {}, {}]
     info = whole.ask("GET", "/internal-info").json()
     assert [len(one["ledgers"]) for one in info["partitions"].values()] == [1, 1, 1]
     missing = RestTopic(served, "nosuch")

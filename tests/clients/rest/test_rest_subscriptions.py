@@ -64,11 +64,27 @@ def test_skip_and_peek(rest_topic: RestTopic) -> None:
     assert peeked(rest_topic) == "5"
 
 
+@pytest.mark.parametrize("call", ["/skip_all", "/expireMessages/0", "/resetcursor"])
+def test_to_the_end_where_all_raw_is_trimmed_is_the_horizon(rest_topic: RestTopic, call: str) -> None:
+    """Its reader would get the compacted messages again."""
+    last = rest_topic.put(a="1", b="2")[-1]
+    subscribed(rest_topic)
+    assert rest_topic.ask("PUT", "/policies/cleanup.policy", "compact").status_code == 204
+    rest_topic.compact()
+    assert rest_topic.ask("POST", "/trim", {"dryRun": False, "force": True}).status_code == 200
+    assert rest_topic.read() == []
+    assert rest_topic.ask("POST", "/subscription/s" + call).status_code == 204
+    topic = rest_topic.served.topic(rest_topic.name)
+    mark = rest_topic.served.service.components.metadata.cursor(topic.record.id, "s").mark_delete
+    assert mark is not None
+    assert str(mark.message_id) == last
+
+
 def test_skip_begins_where_messages_begin(rest_topic: RestTopic) -> None:
     ids = rest_topic.put(a="1", b="2", c="3", d="4")
     topic = rest_topic.served.topic(rest_topic.name)
     topic.keeper().roll(topic.record)
-    assert rest_topic.ask("POST", "/trim", {"before": ids[2], "dryRun": False}).status_code == 200
+    assert rest_topic.ask("POST", "/trim?dryRun=false", {"before": ids[2]}).status_code == 200
     subscribed(rest_topic)
     assert peeked(rest_topic) == "3"
     assert rest_topic.ask("POST", "/subscription/s/skip/1").status_code == 204
@@ -168,7 +184,7 @@ def test_deleting_it_is_refused_where_keys_would_be_lost(rest_topic: RestTopic) 
     rest_topic.put(a="1")
     rest_topic.compact()
     assert rest_topic.ask("PUT", "/policies/cleanup.policy", "compact").status_code == 204
-    (report,) = rest_topic.ask("POST", "/trim", {"dryRun": False}).json()
+    (report,) = rest_topic.ask("POST", "/trim?dryRun=false").json()
     assert len(report["ledgers"]) == 1
     refused = rest_topic.ask("DELETE", "/subscription/__compaction")
     assert refused.status_code == 409
@@ -213,8 +229,12 @@ def test_of_a_partitioned_topic(served: Served) -> None:
     ):
         assert parted.ask(verb, below).status_code == status, below
     assert peeked(one) is None
+    # as a deletion leaves it that failed half way
+    assert RestTopic(served, "subscribed-partition-0").ask("DELETE", "/subscription/s").status_code == 204
     assert parted.ask("DELETE", "/subscription/s").status_code == 204
     assert one.ask("GET", "/subscriptions").json() == []
+    missing = parted.ask("DELETE", "/subscription/s")
+    assert (missing.status_code, "Subscription s not found" in missing.json()["reason"]) == (404, True)
 
 
 def test_an_entry_is_told_in_headers(rest_topic: RestTopic) -> None:
@@ -312,7 +332,7 @@ def test_examine_truncate_terminate(rest_topic: RestTopic) -> None:
     assert rest_topic.read() == []
     rest_topic.put(d="4")
     assert rest_topic.values() == [("d", "4")]
-    assert rest_topic.ask("POST", "/terminate").status_code == 501
+    assert rest_topic.ask("POST", "/terminate").status_code == 405
 
 
 def test_none_is_made_at_a_message_that_cannot_be(rest_topic: RestTopic) -> None:

@@ -86,13 +86,25 @@ def test_a_namespace_begins_with_the_policies_it_is_given(served: Served, namesp
         "replication_clusters": ["standalone"],
         "retention_policies": {"retentionTimeInMinutes": 10, "retentionSizeInMB": 3},
         "compaction_threshold": 4096,
-        "message_ttl_in_seconds": None,
+        "message_ttl_in_seconds": 60,
+        "backlog_quota_map": {
+            "destination_storage": {"limitSize": 1024, "policy": "producer_exception"},
+            "message_age": {"limitTime": 9, "policy": "consumer_backlog_eviction"},
+        },
+        "persistence": None,
     }
     assert served.ask("PUT", f"{ADMIN}/namespaces/{other}", json.dumps(policies)).status_code == 204
     document = _get(served, f"/namespaces/{other}")
     assert document["retention_policies"] == policies["retention_policies"]
     assert document["compaction_threshold"] == 4096
-    assert document["clusterThatCanDeleteNamespace"] == "standalone"
+    assert document["message_ttl_in_seconds"] == 60
+    none = {"limit": -1, "limitSize": -1, "limitTime": -1}
+    assert document["backlog_quota_map"] == {
+        "destination_storage": {**none, "limit": 1024, "limitSize": 1024, "policy": "producer_exception"},
+        "message_age": {**none, "limitTime": 9, "policy": "consumer_backlog_eviction"},
+    }
+    assert document["is_allow_auto_update_schema"] is True
+    assert "clusterThatCanDeleteNamespace" not in document
     assert _get(served, f"/namespaces/{other}/compactionThreshold") == 4096
     assert "compaction_threshold" not in _get(served, f"/namespaces/{namespace}")
 
@@ -110,6 +122,9 @@ def test_a_namespace_begins_with_the_policies_it_is_given(served: Served, namesp
         ({"compaction_threshold": -1}, 412),
         ({"compaction_threshold": 2**63}, 400),
         ({"replication_clusters": [[]]}, 400),
+        ({"message_ttl_in_seconds": -1}, 412),
+        ({"backlog_quota_map": {"message_age": {"limitSize": 5, "policy": "producer_exception"}}}, 412),
+        ({"backlog_quota_map": {"size": {"limitSize": 5, "policy": "producer_exception"}}}, 400),
     ],
 )
 def test_a_namespace_with_other_policies_is_not_made(
@@ -185,15 +200,41 @@ def test_permissions_of_a_namespace(served: Served, namespace: str) -> None:
     assert served.ask("GET", path).json() == {}
 
 
-def test_permissions_of_a_topic_are_its_namespaces(served: Served, namespace: str) -> None:
+def test_permissions_of_a_topic_are_its_namespaces_and_its_own(served: Served, namespace: str) -> None:
     topic = f"/persistent/{namespace}/t"
-    assert _reason(served, "GET", f"{topic}/permissions")[0] == 404
+    for verb, body in (("GET", None), ("POST", ["produce"]), ("DELETE", None)):
+        below = "permissions" if verb == "GET" else "permissions/joe"
+        assert _reason(served, verb, f"{topic}/{below}", body)[0] == 404
     assert served.ask("PUT", ADMIN + topic).status_code == 204
     assert served.ask("POST", f"{ADMIN}/namespaces/{namespace}/permissions/joe", '["produce"]').status_code == 204
     assert _get(served, f"{topic}/permissions") == {"joe": ["produce"]}
-    for verb, body in (("POST", ["produce"]), ("DELETE", None)):
-        status, reason = _reason(served, verb, f"{topic}/permissions/joe", body)
-        assert (status, f"/namespaces/{namespace}/permissions/joe" in reason) == (412, True)
+    for role in ("joe", "jim%2Fson"):
+        assert served.ask("POST", f"{ADMIN}{topic}/permissions/{role}", '["consume", "compact"]').status_code == 204
+    assert _get(served, f"{topic}/permissions") == {"joe": ["consume", "produce"], "jim/son": ["consume"]}
+    assert _get(served, f"{topic}/permissions?all=true")["jim/son"] == ["compact", "consume"]
+    assert _get(served, f"/namespaces/{namespace}")["auth_policies"]["destination_auth"] == {
+        f"persistent://{namespace}/t": {"joe": ["consume"], "jim/son": ["consume"]}
+    }
+    assert served.ask("DELETE", f"{ADMIN}{topic}/permissions/joe").status_code == 204
+    again = _reason(served, "DELETE", f"{topic}/permissions/joe")
+    assert again == (412, "Permissions are not set at the topic level")
+    assert _get(served, f"{topic}/permissions") == {"joe": ["produce"], "jim/son": ["consume"]}
+    assert served.ask("DELETE", ADMIN + topic).status_code == 204
+    assert served.ask("PUT", ADMIN + topic).status_code == 204
+    assert _get(served, f"{topic}/permissions") == {"joe": ["produce"]}, "a topic made again begins without"
+
+
+def test_permissions_of_a_partitioned_topic_are_its_partitions(served: Served, namespace: str) -> None:
+    topic = f"/persistent/{namespace}/pt"
+    assert served.ask("PUT", f"{ADMIN}{topic}/partitions", "2").status_code == 204
+    assert served.ask("POST", f"{ADMIN}{topic}/permissions/joe", '["consume"]').status_code == 204
+    assert served.ask("POST", f"{ADMIN}{topic}-partition-1/permissions/joe", '["produce"]').status_code == 204
+    assert _get(served, f"{topic}/permissions") == {"joe": ["consume"]}
+    assert _get(served, f"{topic}-partition-0/permissions") == {"joe": ["consume"]}
+    assert _get(served, f"{topic}-partition-1/permissions") == {"joe": ["consume", "produce"]}
+    assert served.ask("DELETE", f"{ADMIN}{topic}/partitions").status_code == 204
+    assert served.ask("PUT", f"{ADMIN}{topic}/partitions", "2").status_code == 204
+    assert _get(served, f"{topic}/permissions") == _get(served, f"{topic}-partition-1/permissions") == {}
 
 
 def test_permissions_of_a_tenant(served: Served, namespace: str) -> None:
@@ -237,9 +278,9 @@ def test_only_services_that_live_are_brokers(served: Served) -> None:
 
 
 def test_the_cluster_and_the_brokers(served: Served) -> None:
-    assert _get(served, "/clusters/standalone")["serviceUrl"] == "http://testserver"
+    assert _get(served, "/clusters/standalone")["serviceUrl"] == "http://127.0.0.1:8080"
     assert _reason(served, "GET", "/clusters/west") == (404, "Cluster does not exist")
-    assert _get(served, "/brokers") == _get(served, "/brokers/standalone") == ["testserver"]
+    assert _get(served, "/brokers") == _get(served, "/brokers/standalone") == ["127.0.0.1:8080"]
     assert _reason(served, "GET", "/brokers/west")[0] == 404
     assert _reason(served, "GET", "/brokers/leaderBroker")[0] == 404
     assert _reason(served, "DELETE", "/brokers/configuration/x")[0] == 412

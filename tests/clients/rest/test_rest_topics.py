@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -217,18 +218,43 @@ def test_lookup_of_a_namespace_that_does_not_exist(served: Served) -> None:
     path = "/lookup/v2/topic/persistent/public/nosuch/t"
     assert _reason(served.ask("GET", path)) == (404, "Namespace not found")
     assert served.ask("GET", f"{path}/bundle").status_code == 404
-    bundle = served.ask("GET", "/lookup/v2/topic/persistent/public/default/any/bundle")
-    assert (bundle.status_code, bundle.text) == (200, "0x00000000_0xffffffff")
+
+
+def test_each_topic_lies_in_one_bundle_of_its_namespace_in_all_calls(served: Served) -> None:
+    """The hash is Pulsar's: CRC-32 of the full name (NamespaceBundleFactory)."""
+    namespace = "/admin/v2/namespaces/public/bundled"
+    assert served.ask("PUT", namespace).status_code == 204
+    topics = {f"persistent://public/bundled/t{number}" for number in range(12)}
+    for name in topics:
+        assert served.ask("PUT", f"/admin/v2/{name.replace('://', '/')}").status_code == 204
+    bounds = served.ask("GET", f"{namespace}/bundles").json()["boundaries"]
+    assert bounds == served.ask("GET", namespace).json()["bundles"]["boundaries"]
+    found: list[str] = []
+    for first, end in itertools.pairwise(bounds):
+        some = served.ask("GET", f"/admin/v2/persistent/public/bundled?bundle={first}_{end}").json()
+        for name in some:
+            bundle = served.ask("GET", f"/lookup/v2/topic/{name.replace('://', '/')}/bundle").text
+            assert bundle == f"{first}_{end}"
+            assert int(first, 16) <= zlib.crc32(name.encode()) <= int(end, 16)
+        found += some
+        assert served.ask("PUT", f"{namespace}/{first}_{end}/unload").status_code == 204
+    assert sorted(found) == sorted(topics)
+    assert len({zlib.crc32(name.encode()) >> 30 for name in topics}) > 1
+    assert served.ask("GET", "/admin/v2/persistent/public/bundled?bundle=0x00000000_0xffffffff").json() == []
+    assert served.ask("PUT", f"{namespace}/0x00000000_0xffffffff/unload").status_code == 412
 
 
 def test_retention_of_a_topic(rest_topic: RestTopic, whole: RestTopic) -> None:
     body = {"retentionTimeInMinutes": 9, "retentionSizeInMB": 4}
     for one in (rest_topic, whole):
         assert one.ask("GET", "/retention").text == ""
-        assert one.ask("GET", "/retention?applied=true").json() == {
-            "retentionTimeInMinutes": 168 * 60,
-            "retentionSizeInMB": -1,
-        }
+        for policy, minutes in (("nothing", -1), ("compact", -1), ("delete", 168 * 60)):
+            assert one.ask("PUT", "/policies/cleanup.policy", policy).status_code == 204
+            assert one.ask("GET", "/retention?applied=true").json() == {
+                "retentionTimeInMinutes": minutes,
+                "retentionSizeInMB": -1,
+            }
+        assert one.ask("DELETE", "/policies/cleanup.policy").status_code == 204
         assert one.ask("POST", "/retention", body).status_code == 204
         assert one.ask("GET", "/retention").json() == one.ask("GET", "/retention?applied=true").json() == body
     assert _partition(whole, 0).ask("GET", "/retention").status_code == 412

@@ -31,7 +31,7 @@ CONFORM = CHECKS.get_by_names(["content_type_conformance", "response_schema_conf
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("schemathesis")) as found:
+    with serving(tmp_path_factory.mktemp("schemathesis"), allowed_hosts=("testserver",)) as found:
         for verb, path, body in (
             ("PUT", "/admin/v2/persistent/public/default/there", None),
             ("POST", "/topics/persistent/public/default/there", '{"messages": [{"key": "k", "payload": "v"}]}'),

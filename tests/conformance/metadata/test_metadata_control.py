@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import URL, Connection, text
 
 from compactor.compaction_status import CompactionStatus, compaction_status
-from storage.errors import CompactionPaused, CompactionRunning, Conflict, Fenced, TopicNotFound
+from storage.errors import CompactionPaused, CompactionRunning, Conflict, Fenced, TopicNotFound, Unavailable
 from storage.metadata import services, topics
 from storage.metadata.control_records import (
     RUN_DEAD_MS,
@@ -26,7 +26,8 @@ from storage.model import TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, publish_all
 from tests.conformance.metadata.conftest import OpenStore
-from tests.conformance.metadata.log_builders import content
+from tests.conformance.metadata.log_builders import broken_link, content
+from tests.servers.cut_link import Cut
 
 TERM = 10_000
 
@@ -232,6 +233,43 @@ def test_a_paused_topic_has_no_run_and_no_request(store: MetadataStore, topic: T
     claim(store, topic)
 
 
+def test_several_topics_are_paused_resumed_and_aborted_together_or_not_at_all(
+    store: MetadataStore, topic: TopicRecord
+) -> None:
+    control = store.control
+    ids = [topic.id, store.create_topic(TopicName.parse("second")).id]
+    for change in (control.pause_all, control.resume_all, control.abort_all):
+        with pytest.raises(TopicNotFound):
+            change([*ids, 99_999])
+    assert [control.control(one) for one in ids] == [ControlRecord(), ControlRecord()]
+    assert [one.paused for one in control.pause_all(ids)] == [1, 1]
+    control.pause(ids[0])  # as a pause left them that failed half way, when each had a transaction of its own
+    assert [one.paused for one in control.resume_all(ids)] == [1, 0]
+    assert [one.paused for one in control.resume_all(ids)] == [0, 0]
+    with pytest.raises(Conflict, match="is not paused"):
+        control.resume_all(ids)
+    run = claim(store, topic)
+    assert [one.aborting for one in control.pause_all(ids[::-1])] == [False, True]
+    with pytest.raises(Conflict, match="has not stopped yet"):
+        control.resume_all(ids)
+    assert [control.control(one).paused for one in ids] == [1, 1]
+    store.fail_run(run, "fenced")
+    assert [one.paused for one in control.resume_all(ids)] == [0, 0]
+
+
+def test_a_pause_whose_answer_was_lost_is_found_out(
+    database_url: URL, open_store: OpenStore, store: MetadataStore, topic: TopicRecord
+) -> None:
+    """Repeated, it would count twice, and one resume would leave the topic paused."""
+    with broken_link(database_url, open_store) as broken:
+        broken.link.cut(Cut.AFTER)
+        assert broken.store.control.pause(topic.id).paused == 1
+        broken.link.cut(Cut.BEFORE)
+        with pytest.raises(Unavailable):
+            broken.store.control.pause(topic.id)
+    assert store.control.resume(topic.id).paused == 0
+
+
 def test_a_pause_ends_the_run_and_waits_for_its_worker(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
@@ -341,8 +379,11 @@ def test_live_runs_are_counted(store: MetadataStore, topic: TopicRecord, clock: 
     assert store.control.running() == 1
 
 
-def test_backlogs(store: MetadataStore) -> None:
-    """Of a topic with nothing, one never compacted, one compacted with ledgers behind, and with a tail."""
+def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
+    """Of a topic with nothing, one never compacted, one compacted with ledgers behind, and with a tail.
+
+    What the rolled segment holds says to be from after the roll: it counts as published then.
+    """
     empty, never, behind = (store.create_topic(TopicName.parse(f"t{number}")) for number in range(3))
     made = append(store, never, 3, 4)
     append(store, behind, 5)
@@ -373,7 +414,7 @@ def test_backlogs(store: MetadataStore) -> None:
             clean_bytes=200,
             closed_bytes=700 + holds.logical_bytes,
             closed_messages=9,
-            oldest=min(made[0].min_publish_time, holds.min_publish_time),
+            oldest=clock.now_ms(),
             soonest=made[0].max_publish_time,
             open_segment=opened,
         ),

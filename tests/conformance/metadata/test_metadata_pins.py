@@ -72,6 +72,23 @@ def test_a_pin_comes_with_its_snapshot(store: MetadataStore, topic: TopicRecord,
         store.pin_compacted(NOBODY, "reader", TTL)
 
 
+def test_a_retired_ledger_is_pinned_by_its_id_until_it_is_collected(
+    store: MetadataStore, topic: TopicRecord, retired: CompactedLedgerRecord
+) -> None:
+    snapshot, pin = store.pin_compacted(topic.id, "reader", TTL, retired.ledger_id)
+    assert pin is not None
+    assert pin.ledger_id == retired.ledger_id
+    assert snapshot == store.snapshot(topic.id), "what serves is what it was"
+    assert not store.collect_compacted(topic.id, retired.ledger_id, 0)
+    store.release_pin(pin)
+    other = store.create_topic(TopicName.parse("other"))
+    assert store.pin_compacted(other.id, "reader", TTL, retired.ledger_id)[1] is None
+    assert store.collect_compacted(topic.id, retired.ledger_id, 0)
+    pin = store.pin_compacted(topic.id, "reader", TTL, retired.ledger_id)[1]
+    assert pin is not None
+    assert pin.ledger_id == serving(store, topic).ledger_id
+
+
 def test_two_pins_of_one_holder_are_two(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     publish_all(store, topic)

@@ -7,15 +7,17 @@ import json
 import pytest
 from sqlalchemy import URL, text
 
-from storage.errors import InvalidInput, InvalidTopicName, TopicNotFound
+from storage.errors import Conflict, InvalidInput, InvalidTopicName, TopicNotFound
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
-from storage.policies import POLICIES, Origin, TopicPolicies
+from storage.policies import POLICIES, TopicPolicies, Unreadable
+from storage.policy_resolution import Origin
 from tests.conformance.metadata.builders import append, at_once, publish_all
 from tests.conformance.metadata.conftest import OpenStore
 from tests.conformance.metadata.log_builders import state
+from tests.workbench import store_policy
 
 NAMESPACE = namespace_scope("public/default")
 
@@ -43,6 +45,11 @@ EXAMPLES: dict[str, tuple[object, object]] = {
     "compaction.chunk-expiry.ms": (None, None),
     "compaction.threshold.bytes": ("100M", 100 << 20),
     "compaction.threshold.messages": ("1000", 1000),
+    "message.ttl.seconds": ("3600", 3600),
+    "backlog.quota.bytes": ("10G", 10 << 30),
+    "backlog.quota.bytes.action": ("Producer_Exception", "producer_exception"),
+    "backlog.quota.seconds": (-1, -1),
+    "backlog.quota.seconds.action": ("consumer_backlog_eviction", "consumer_backlog_eviction"),
 }
 
 
@@ -52,10 +59,10 @@ def test_every_policy_comes_back_as_it_was_set(store: MetadataStore, topic: Topi
         assert store.policies.set(topic_scope(topic), name, given) == (name, value)
     values = {name: value for name, (_, value) in EXAMPLES.items()}
     assert store.policies.of_scope(topic_scope(topic)) == values
-    policies, origins = store.policies.effective_with_origins(topic)
-    assert {name: getattr(policies, POLICIES[name].attribute) for name in POLICIES} == values
-    assert set(origins.values()) == {Origin.TOPIC}
-    assert policies == store.policies.effective(topic)
+    found = store.policies.resolved(topic)
+    assert {name: getattr(found.policies, POLICIES[name].attribute) for name in POLICIES} == values
+    assert set(found.origins.values()) == {Origin.TOPIC}
+    assert found.policies == store.policies.effective(topic)
 
 
 def test_a_policy_is_kept_under_its_own_name(store: MetadataStore) -> None:
@@ -71,8 +78,8 @@ def test_the_nearest_scope_counts(store: MetadataStore, topic: TopicRecord) -> N
     name = "segment.bytes"
 
     def found(of: TopicRecord = topic) -> tuple[int, Origin]:
-        policies, origins = store.policies.effective_with_origins(of)
-        return policies.segment_bytes, origins[name]
+        resolved = store.policies.resolved(of)
+        return resolved.policies.segment_bytes, resolved.origins[name]
 
     assert store.policies.effective(topic) == TopicPolicies()
     assert found() == (128 << 20, Origin.DEFAULT)
@@ -141,6 +148,93 @@ def test_a_policy_of_a_newer_version_is_left_alone(store: MetadataStore, topic: 
     assert store.policies.effective(topic).retention_ms == 5
 
 
+def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(store: MetadataStore, topic: TopicRecord) -> None:
+    other = store.create_topic(TopicName.parse("other"))
+    store.policies.set(BROKER, "retention.ms", 5)
+    for scope in (topic_scope(topic), NAMESPACE, "topic:gone"):
+        store_policy(store, scope, "segment.bytes", 1 << 40)
+    store_policy(store, BROKER, "cleanup.policy", ["tier"])
+
+    found = store.policies.resolved(other)
+    assert (found.policies.retention_ms, found.policies.cleanup_policy) == (5, frozenset())
+    assert {name: one.origin for name, one in found.unreadable.items()} == {
+        "segment.bytes": Origin.NAMESPACE,
+        "cleanup.policy": Origin.BROKER,
+    }
+    assert store.policies.resolver().resolved(other) == found
+    assert store.policies.resolved_around(NAMESPACE) == found
+    assert store.policies.of_scope(BROKER) == {"retention.ms": 5}
+    assert isinstance(store.policies.settings(BROKER)["cleanup.policy"], Unreadable)
+    assert [(one.scope, one.name, one.stored.value) for one in store.policies.unreadable()] == [
+        ("the broker", "cleanup.policy", ["tier"]),
+        ("the namespace public/default", "segment.bytes", 1 << 40),
+        (f"the topic {topic.name}", "segment.bytes", 1 << 40),
+    ]
+
+    store.policies.set(topic_scope(topic), "segment.ms", 9)
+    store.policies.set(topic_scope(topic), "segment.bytes", 1 << 20)
+    assert store.policies.remove(BROKER, "cleanup.policy")
+    assert store.policies.remove(NAMESPACE, "segment.bytes")
+    assert store.policies.unreadable() == []
+
+
+TRIGGERS = {
+    "compaction.threshold.bytes": 1 << 30,
+    "compaction.threshold.messages": 10**6,
+    "min.cleanable.dirty.ratio": 0.9,
+    "max.compaction.lag.ms": 10**9,
+    "cleanup.policy": "compact",
+}
+
+
+def compacted(store: MetadataStore, topic: TopicRecord) -> bool:
+    return [cursor.name for cursor in store.cursors(topic.id)] == [COMPACTION_CURSOR]
+
+
+@pytest.mark.parametrize("name", TRIGGERS)
+def test_a_topic_whose_own_policies_enable_compaction_has_its_cursor(
+    store: MetadataStore, topic: TopicRecord, name: str
+) -> None:
+    """S9, Pulsar #11672."""
+    store.policies.set(topic_scope(topic), "cleanup.policy", "delete")
+    assert not compacted(store, topic)
+    store.policies.set(topic_scope(topic), name, TRIGGERS[name])
+    assert compacted(store, topic)
+
+
+def test_a_topic_that_no_longer_turns_compaction_off_has_its_cursor(store: MetadataStore, topic: TopicRecord) -> None:
+    store.policies.set(topic_scope(topic), "compaction.threshold.bytes", 0)
+    store.policies.set(BROKER, "compaction.threshold.bytes", 5)
+    assert not compacted(store, topic)
+    store.policies.remove(topic_scope(topic), "compaction.threshold.bytes")
+    assert compacted(store, topic)
+
+
+def test_topics_that_come_later_have_their_cursor_from_the_beginning(store: MetadataStore, topic: TopicRecord) -> None:
+    store.policies.set(NAMESPACE, "compaction.threshold.messages", 5)
+    assert not compacted(store, topic), "not thousands in one request: whoever trims asks"
+    assert compacted(store, store.create_topic(TopicName.parse("later")))
+    assert compacted(store, store.tenancy.create_topic(TopicName.parse("properly"), {}))
+    store.tenancy.create_partitioned(TopicName.parse("parts"), 2, {})
+    assert compacted(store, store.topic(TopicName.parse("parts-partition-1")))
+    assert not compacted(store, store.create_topic(TopicName.parse("public/else/where")))
+
+
+@pytest.mark.parametrize("scope", [BROKER, NAMESPACE])
+def test_nothing_is_trimmed_of_a_topic_that_is_to_be_compacted_by_what_is_set_around_it(
+    store: MetadataStore, topic: TopicRecord, scope: str
+) -> None:
+    """In the transaction that trims: the policy may have been set since somebody looked."""
+    append(store, topic, 3)
+    (ledger,) = store.ledgers(topic.id)
+    store.policies.set(scope, "compaction.threshold.bytes", 1 << 30)
+    with pytest.raises(Conflict, match="its cursor '__compaction' is with nothing acknowledged"):
+        store.log.trim(topic.id, 3, [ledger.ledger_id], force=False)
+    assert store.ledgers(topic.id) == (ledger,)
+    store.log.trim(topic.id, 3, [ledger.ledger_id], force=True)
+    assert store.ledgers(topic.id) == ()
+
+
 def test_policies_never_touch_a_cursor(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
@@ -166,3 +260,18 @@ def test_several_set_the_same_policy_at_once(database_url: URL, open_store: Open
         )
         assert results == [(name, value) for value in values]
         assert stores[0].policies.of_scope(topic_scope(topic))[name] in values
+
+
+def test_several_scopes_change_together_or_not_at_all(store: MetadataStore, topic: TopicRecord) -> None:
+    first, second = topic_scope(topic), topic_scope(store.create_topic(TopicName.parse("second")))
+    store.policies.change([first, second], {"segment.ms": "1h", "min.compaction.lag.ms": "1m"})
+    store.policies.set(second, "max.compaction.lag.ms", "2m")
+    before = [store.policies.of_scope(scope) for scope in (first, second)]
+    with pytest.raises(InvalidInput, match="lag"):  # only the second one's contradicts
+        store.policies.change([first, second], {"segment.ms": "2h", "min.compaction.lag.ms": "3m"})
+    with pytest.raises(TopicNotFound):
+        store.policies.change([first, "topic:gone"], {"segment.ms": "2h"})
+    assert [store.policies.of_scope(scope) for scope in (first, second)] == before
+    store.policies.change([second], {"min.compaction.lag.ms": "3m", "max.compaction.lag.ms": "4m"})
+    store.policies.change([first, second], {}, None)
+    assert [store.policies.of_scope(scope) for scope in (first, second)] == [{}, {}]

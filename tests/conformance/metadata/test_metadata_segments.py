@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from storage.errors import Fenced, TopicNotFound, Unavailable
 from storage.metadata import sealing
 from storage.metadata.records import (
+    MAX_SEALING_TRIES,
     Attempt,
     AttemptKind,
     LedgerRecord,
@@ -64,7 +65,7 @@ def test_the_life_of_a_segment(store: MetadataStore, topic: TopicRecord, clock: 
 
     clock.advance(5)
     mine, attempt = claimed(store, topic)
-    assert mine == replace(closed, sealing_attempt_id=attempt.attempt_id)
+    assert mine == replace(closed, sealing_attempt_id=attempt.attempt_id, sealing_tries=1)
     assert (attempt.kind, attempt.holder, attempt.finished_at) == (AttemptKind.SEAL, "sealer", None)
     made = ledger_of(mine, attempt)
     store.log.seal_segment(attempt, made)
@@ -340,6 +341,29 @@ def test_a_claim_may_leave_out_what_lies_behind_an_offset_and_what_was_tried_bef
     assert claim(1) == first.ledger_id
 
 
+def test_a_sealer_that_lets_go_has_not_tried(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
+    rolled(store, topic, 1)
+
+    def tries() -> int:
+        return store.log.segments(topic.id)[0].sealing_tries
+
+    _, dead = claimed(store, topic)
+    clock.advance(TTL)
+    _, living = claimed(store, topic)
+    assert tries() == 2
+    store.log.let_go_of_sealing(dead)
+    assert tries() == 2, "it was given up as dead"
+    for _ in range(2):
+        store.log.let_go_of_sealing(living)
+        assert tries() == 1
+    for number in range(1, MAX_SEALING_TRIES):
+        _, attempt = claimed(store, topic)
+        store.finish_attempt(attempt.attempt_id)
+        assert tries() == number + 1
+    assert store.log.claim_sealing(topic.id, "next", LOG_UID, TTL) is None
+    assert store.log.claim_sealing(topic.id, "by hand", LOG_UID, TTL, again=True) is not None
+
+
 def test_a_sealer_that_stopped_answering_is_fenced_by_the_next(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
@@ -352,7 +376,7 @@ def test_a_sealer_that_stopped_answering_is_fenced_by_the_next(
     assert store.log.claim_sealing(topic.id, "next", LOG_UID, TTL) is None
     clock.advance(1)
     again, living = claimed(store, topic, "next")
-    assert again == replace(segment, sealing_attempt_id=living.attempt_id)
+    assert again == replace(segment, sealing_attempt_id=living.attempt_id, sealing_tries=2)
     before = state(store, topic)
     with pytest.raises(Fenced, match=f"attempt {dead.attempt_id} is finished"):
         store.log.seal_segment(dead, ledger_of(segment, dead))

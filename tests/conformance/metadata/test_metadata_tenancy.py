@@ -105,14 +105,35 @@ def test_what_is_not_empty_stays(store: MetadataStore, shop: str) -> None:
     assert store.tenancy.tenants() == ["public"]
 
 
+def test_permissions_go_with_their_topic(store: MetadataStore, shop: str) -> None:
+    tenancy = store.tenancy
+    topic = tenancy.create_topic(TopicName("acme", "shop", "t"), {})
+    tenancy.create_partitioned(PT, 2, {})
+    names = [topic.name, PT, TopicName("acme", "shop", f"{PT.topic}-partition-1")]
+    for name in names:
+        tenancy.permit(str(name), "app", ["consume"])
+    tenancy.permit(shop, "app", ["produce"])
+    granted = {str(name): {"app": ("consume",)} for name in names}
+    assert tenancy.topic_permissions(names) == tenancy.topic_permissions_in(shop) == granted
+    assert tenancy.topic_permissions_in("acme/sho_") == tenancy.topic_permissions_in("ACME/shop") == {}
+    assert tenancy.namespace(shop).permissions == {"app": ("produce",)}
+    tenancy.delete_topic(topic.id)
+    assert list(tenancy.topic_permissions_in(shop)) == [str(PT), str(names[2])]
+    with pytest.raises(NotFound, match="does not exist"):
+        tenancy.permit(str(topic.name), "app", ["consume"])
+    with pytest.raises(NotFound, match="does not exist"):
+        tenancy.revoke(str(topic.name), "app")
+    tenancy.delete_partitioned(PT, False)
+    assert tenancy.topic_permissions_in(shop) == {}
+
+
 def test_permissions_and_policies_go_with_their_namespace(store: MetadataStore, shop: str) -> None:
     tenancy = store.tenancy
     tenancy.permit("acme", "boss", ["admin"])
     tenancy.permit(shop, "app", ["produce", "consume"])
     tenancy.permit(shop, "app", ["consume"])
     tenancy.permit(shop, "other", ["produce"])
-    tenancy.revoke(shop, "other")
-    tenancy.revoke(shop, "nobody")
+    assert [tenancy.revoke(shop, role) for role in ("other", "nobody")] == [True, False]
     assert tenancy.tenant("acme").permissions == {"boss": ("admin",)}
     assert tenancy.namespace(shop).permissions == {"app": ("consume",)}
     store.policies.set(namespace_scope(shop), "retention.ms", 5)

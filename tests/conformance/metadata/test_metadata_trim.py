@@ -301,7 +301,18 @@ def test_raw_is_gone_up_to_the_middle_of_a_ledger(store: MetadataStore, topic: T
         store.delete_cursor(topic.id, COMPACTION_CURSOR)
 
 
-@pytest.mark.parametrize("why", ["raw is whole", "empty", "by hand", "another cursor"])
+def test_a_compacted_ledger_without_messages_still_remembers_deletions(
+    store: MetadataStore, topic: TopicRecord
+) -> None:
+    made = append(store, topic, 3, 4)
+    run = claim(store, topic)
+    store.publish(run, 0, emptied(compacted(store, run, 1, end_of(made[1]))), {})
+    store.log.trim(topic.id, 3, ids(made[:1]), force=False)
+    with pytest.raises(Conflict, match="with what it remembers of deleted keys"):
+        store.delete_cursor(topic.id, COMPACTION_CURSOR)
+
+
+@pytest.mark.parametrize("why", ["raw is whole", "by hand", "another cursor"])
 def test_a_cursor_that_takes_nothing_with_it_is_deleted(store: MetadataStore, topic: TopicRecord, why: str) -> None:
     made = append(store, topic, 3, 4)
     if why == "raw is whole":
@@ -312,7 +323,7 @@ def test_a_cursor_that_takes_nothing_with_it_is_deleted(store: MetadataStore, to
     else:
         run = claim(store, topic)
         new = compacted(store, run, 1, end_of(made[1]))
-        store.publish(run, 0, emptied(new) if why == "empty" else new, {})
+        store.publish(run, 0, new, {})
         store.log.trim(topic.id, 3, ids(made[:1]), force=False)
     name = COMPACTION_CURSOR
     if why == "another cursor":

@@ -10,6 +10,7 @@ from sqlalchemy import URL, Connection
 from storage.errors import Fenced, TopicNotFound, Unavailable
 from storage.metadata.records import COMPACTION_CURSOR, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
+from storage.model import TopicName
 from storage.steps import Step
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import append, claim, compacted, end_of, publish_all
@@ -146,3 +147,16 @@ def test_what_was_sealed_before_stays_as_it_was(store: MetadataStore, topic: Top
     store.log.truncate(topic.id)
     (segment,) = store.log.segments(topic.id)
     assert (segment.state, segment.sealed_at) == (SegmentState.SEALED, sealed_at)
+
+
+def test_topics_are_truncated_together_or_not_at_all(store: MetadataStore, topic: TopicRecord) -> None:
+    second = store.create_topic(TopicName.parse("second"))
+    for one in (topic, second):
+        append(store, one, 3)
+    with pytest.raises(TopicNotFound):
+        store.log.truncate_all([topic.id, second.id, 99_999])
+    assert [len(store.ledgers(one.id)) for one in (topic, second)] == [1, 1]
+    check_all_or_nothing(
+        store, topic, lambda: store.log.truncate_all([second.id, topic.id]), Step.TRUNCATE_INSIDE_COMMIT
+    )
+    assert [store.ledgers(one.id) for one in (topic, second)] == [(), ()]

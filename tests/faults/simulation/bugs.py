@@ -27,8 +27,8 @@ from storage.bulk_append import BulkAppend
 from storage.errors import ObjectMissing
 from storage.ledger import names, rows
 from storage.log import recovery
-from storage.log.keeper import LogKeeper
 from storage.log.segment import SegmentFiles
+from storage.log.sweep import LogSweep
 from storage.metadata import cursors, invariants, mapping, pins, publishing, runs, sealing, topics
 from storage.metadata.engine import Database
 from storage.metadata.tables import compacted_ledgers
@@ -142,11 +142,11 @@ _publish = TwoPhaseCompactor._publish
 
 def _raw_jumping(self: PinnedRead) -> Generator[pa.Table, None, None]:
     """A reader that is raw already looks after each table whether a newer compacted ledger has come."""
-    snapshot = yield from self._compacted()
+    snapshot = yield from self._compacted(None)
     while True:
         horizon = snapshot.compacted.horizon.offset if snapshot.compacted else -1
         for table in SnapshotReader(self._store, snapshot, self._tail).raw(self._next or FromOffset(0), horizon):
-            self._passed(table.column("offset")[-1].as_py())
+            self._next = FromOffset(table.column("offset")[-1].as_py() + 1)
             yield table
             now = self._look()
             if now.compacted and snapshot.compacted and now.compacted.generation > snapshot.compacted.generation:
@@ -175,29 +175,13 @@ def _once_without_looking(self: Database, change: Callable[[Connection], Any], h
         return change(connection)
 
 
-def _silently_on(self: PinnedRead, pinned: Any, compacted: Any) -> Any:
-    given, self._given = self._given, None
-    try:
-        yield from _generation(self, pinned, compacted)
-    finally:
-        self._given = self._given if self._given is not None else given
+def _from_the_start(self: PinnedRead, pinned: Any, compacted: Any) -> Any:
+    if self._is_another(compacted):
+        self._next = FromOffset(0)
+    yield from _generation(self, pinned, compacted)
 
 
 _generation = PinnedRead._generation
-
-
-def _from_the_start(self: PinnedRead) -> Any:
-    start = self._next
-    compacted = _compacted(self)
-    try:
-        while True:
-            yield next(compacted)
-            self._next = start
-    except StopIteration as stop:
-        return stop.value
-
-
-_compacted = PinnedRead._compacted
 
 
 def _no_marker_of_age(self: resolve.Rules, tombstones: Any) -> Any:
@@ -225,7 +209,7 @@ def _dirty_over_segments(snapshot: Any, *arguments: Any) -> Any:
 _dirty_ledgers = dirty.dirty_ledgers
 
 
-def _remove_all_below(self: LogKeeper, topic: Any, failed: dict[str, str]) -> int:
+def _remove_all_below(self: LogSweep, topic: Any, failed: dict[str, str]) -> int:
     folder = self.log.of_topic(topic.uid)
     firsts = [int(path.stem) for path in folder.glob("*.log")] if folder.is_dir() else []
     below = [first for first in firsts if first < topic.next_offset]
@@ -311,11 +295,11 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "reader-starts-again": Bug(
             "A reader whose generation is gone begins the newer one at its own start.",
-            ((PinnedRead, "_compacted", _from_the_start),),
+            ((PinnedRead, "_generation", _from_the_start),),
         ),
         "reader-silently-stale": Bug(
             "A reader goes on in a newer generation that has dropped deletions which it has not seen.",
-            ((PinnedRead, "_generation", _silently_on),),
+            ((PinnedRead, "_check_nothing_dropped", lambda *_: None),),
         ),
         "tombstone-kept-anew": Bug(
             "A retained tombstone begins its retention again whenever its part is rewritten.",
@@ -349,7 +333,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "sweep-takes-unsealed": Bug(
             "Files below the topic's end are swept though a row names them.",
-            ((LogKeeper, "_remove_orphans", _remove_all_below),),
+            ((LogSweep, "_remove_orphans", _remove_all_below),),
         ),
         "commit-not-looked-for": Bug(
             "An import whose COMMIT lost its answer is told as failed, though its messages are there.",

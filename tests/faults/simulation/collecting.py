@@ -1,4 +1,4 @@
-"""Garbage collection, and objects that are lost on purpose (properties 9 and 15).
+"""Garbage collection, trimming, and objects that are lost on purpose (properties 9 and 15).
 
 What is deleted is checked object by object as it goes (`World.before_delete`). Here: a dry run deletes nothing and
 tells what the real one then does, twice is once, and in the end nothing is left but what something refers to.
@@ -78,6 +78,20 @@ class Collecting:
             else:
                 require(isinstance(error, Unavailable) and faulty, f"garbage collection failed: {error!r}")
 
+    def trim(self) -> None:
+        """Raw at or below the horizon goes, as the cleanup policy `compact` lets it (C2)."""
+        world = self._world
+        model = world.random.choice(world.topics)
+        snapshot = world.observer.snapshot(model.record.id)
+        if snapshot.horizon is None:
+            return
+        horizon = snapshot.horizon.offset
+        going = [ledger.ledger_id for ledger in snapshot.ledgers if ledger.last_offset <= horizon]
+        model.trim()
+        world.observer.log.trim(model.record.id, horizon + 1, going, force=True, keep_start=True)
+        world.note(f"raw ledgers {going} of {model.record.name} are trimmed")
+        world.happened.add("trimmed")
+
     def lose(self) -> None:
         """R8: an object of the compacted ledger is lost; it is told, raw goes on, and there is a way out."""
         world = self._world
@@ -101,9 +115,10 @@ class Collecting:
             for running in list(self._compacting.running):
                 if running.model is model:
                     self._compacting.finish(running)
+        life = model.life
         if model.serving == ledger and world.random.random() < 0.4:
             self._compacting.delete_cursor(model)
-        else:
+        if model.life == life:
             world.objects.stored[name] = world.lost.pop(name)
             world.note("it is restored")
 
@@ -115,9 +130,9 @@ class Collecting:
             require(name in str(error), f"{name} is lost, and the error does not name it: {error}")
         else:
             require(not needed, f"{name} is lost, and a compacted read did not tell (R8)")
-            expected = model.at_or_after(model.serving, len(model.everything), EARLIEST)
+            expected = model.at_or_after(model.serving, len(model.everything), EARLIEST, first=model.first)
             require(given == expected, f"{name} is lost, and a compacted read gave something else (R8)")
-        require(list(topic.messages()) == model.everything, f"{name} is lost, and raw reads changed (R8)")
+        require(list(topic.messages()) == model.raw, f"{name} is lost, and raw reads changed (R8)")
 
     def collect_all(self) -> None:
         """When everything is over and aged, exactly what the topics refer to is left."""

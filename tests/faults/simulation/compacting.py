@@ -265,8 +265,12 @@ class Compacting:
             return
         model = model or self._world.random.choice(under_way or self._world.topics)
         try:
-            self._world.observer.delete_cursor(model.record.id, COMPACTION_CURSOR)
+            force = self._world.random.random() < 0.8
+            self._world.observer.delete_cursor(model.record.id, COMPACTION_CURSOR, force)
         except NotFound:
+            return
+        except Conflict as error:
+            require(model.first > 0, f"{model.record.name}: nothing is trimmed, and {error}")
             return
         model.clear()
         self._world.note(f"the cursor {COMPACTION_CURSOR} of {model.record.name} is deleted")

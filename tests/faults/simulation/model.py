@@ -44,6 +44,10 @@ class TopicModel:
     record: TopicRecord
     by_event: bool
     everything: list[Message] = field(default_factory=list)
+    first: int = 0
+    """The offset of the first raw message that is not trimmed."""
+    trimmed: set[str] = field(default_factory=set)
+    """Names of objects of trimmed ledgers."""
     ledgers: list[LedgerRecord] = field(default_factory=list)
     maybe: list[tuple[bytes | None, bytes | None]] = field(default_factory=list)
     """Key and payload of what a dead writer left behind all that is known: there, or not, once it is recovered."""
@@ -70,7 +74,8 @@ class TopicModel:
         """Take in ledgers that have become visible: sealed segments, and whole imports in order, as they were given."""
         known = {ledger.ledger_id for ledger in self.ledgers}
         still = [ledger for ledger in ledgers if ledger.ledger_id in known]
-        require(self.ledgers == still, f"{self.record.name}: raw ledgers changed")
+        left = [ledger for ledger in self.ledgers if ledger.last_offset >= self.first]
+        require(left == still, f"{self.record.name}: raw ledgers changed")
         for ledger in ledgers:
             if ledger.ledger_id in known:
                 continue
@@ -114,7 +119,7 @@ class TopicModel:
         for ledger in snapshot.ledgers:
             if ledger.last_offset <= horizon:
                 continue
-            if ledger.first_offset != end + 1:
+            if ledger.first_offset != max(end + 1, self.first):
                 break
             inside = self.everything[ledger.first_offset : ledger.last_offset + 1]
             if policies.min_lag_ms and any(message.publish_time > now - policies.min_lag_ms for message in inside):
@@ -146,10 +151,21 @@ class TopicModel:
         require(compacted.horizon.message_id == self.everything[end].message_id, f"{told}: the horizon's id is wrong")
         floor = notes.floor if policies.tombstones_wait_for_cursors else None
         added = self.everything[horizon + 1 : end + 1]
-        state = reference.run(self.state, added, policies, run.started_at, floor)
+        state = reference.run(self.state, added, policies, run.started_at, floor, raw_from=self.first)
         self.states[compacted.ledger_id], self.horizons[compacted.ledger_id] = state, end
         self.policies[compacted.ledger_id] = policies
         self.serving, self.generation = compacted.ledger_id, compacted.generation
+
+    def trim(self) -> None:
+        """Ledgers at or below the horizon go (C2)."""
+        going = [ledger for ledger in self.ledgers if ledger.last_offset <= self.horizon]
+        self.first = max([self.first, *(ledger.last_offset + 1 for ledger in going)])
+        self.trimmed |= {name for ledger in going for name in (ledger.rows.name, ledger.index.name)}
+
+    @property
+    def raw(self) -> list[Message]:
+        """What a raw read gives."""
+        return self.everything[self.first :]
 
     def clear(self) -> None:
         """The cursor `__compaction` was deleted."""
@@ -157,14 +173,16 @@ class TopicModel:
         self.life += 1
         self.properties.clear()
 
-    def at_or_after(self, ledger_id: int | None, end: int, start: MessageId, behind: int = -1) -> list[Message]:
+    def at_or_after(
+        self, ledger_id: int | None, end: int, start: MessageId, behind: int = -1, first: int = 0
+    ) -> list[Message]:
         """What a compacted reader gets of a compacted ledger (None: raw) and the raw messages behind it, up to `end`.
 
-        From `start`, and behind an offset.
+        From `start`, and behind an offset; raw messages begin at the offset `first`.
         """
         horizon = self.horizons[ledger_id] if ledger_id is not None else -1
         kept = self.states[ledger_id].messages if ledger_id is not None else ()
-        tail = self.everything[horizon + 1 : end]
+        tail = self.everything[max(horizon + 1, first) : end]
         return [m for m in (*kept, *tail) if m.message_id >= start and m.offset > behind]
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,14 +216,19 @@ class WatchedMetadata(MetadataStore):
         self._process.floor = super().cursor_floor(topic_id)
         return self._process.floor
 
-    def pin_compacted(self, topic_id: int, holder: str, ttl_ms: int) -> tuple[TopicSnapshot, Pin | None]:
-        snapshot, pin = super().pin_compacted(topic_id, holder, ttl_ms)
+    def pin_compacted(
+        self, topic_id: int, holder: str, ttl_ms: int, ledger_id: int | None = None
+    ) -> tuple[TopicSnapshot, Pin | None]:
+        snapshot, pin = super().pin_compacted(topic_id, holder, ttl_ms, ledger_id)
+        pinned = snapshot.compacted
         if pin is not None:
+            kept = self._process.world.observer.referenced(topic_id).compacted
+            (pinned,) = [one for one in kept if one.ledger_id == pin.ledger_id]
             self._process.world.sweep_pins(topic_id)
             self._process.world.pins[pin.pin_id] = pin
             self._mine.add(pin.pin_id)
         if self._process.on_pin is not None:
-            self._process.on_pin(snapshot)
+            self._process.on_pin(replace(snapshot, compacted=pinned))
         return snapshot, pin
 
     def renew_pin(self, pin: Pin, ttl_ms: int) -> Pin:

@@ -23,8 +23,8 @@ from tests.faults.simulation.world import World
 
 @dataclass
 class Reading:
-    """One open read. `pinned`: the snapshots that it looked at, with how many messages it had been given then, the
-    life of the cursor, and where the topic ended.
+    """One open read. `pinned`: the snapshots that it looked at, each with the compacted ledger that it pinned, and how
+    many messages it had been given then, the life of the cursor, and where the topic ended and its raw messages began.
 
     `end`: of a raw reader, where the topic ended when it began.
     """
@@ -37,7 +37,7 @@ class Reading:
     end: int
     source: Iterator[Message]
     given: list[Message] = field(default_factory=list)
-    pinned: list[tuple[int, TopicSnapshot, int, int]] = field(default_factory=list)
+    pinned: list[tuple[int, TopicSnapshot, int, int, int]] = field(default_factory=list)
 
     def __str__(self) -> str:
         kind = "compacted" if self.compacted else "raw"
@@ -87,7 +87,7 @@ class Readers:
     def _advance(self, reading: Reading, count: int) -> None:
         process, model = reading.process, reading.model
         process.on_pin = lambda snapshot: reading.pinned.append(
-            (len(reading.given), snapshot, model.life, len(model.everything))
+            (len(reading.given), snapshot, model.life, len(model.everything), model.first)
         )
         try:
             for _ in range(count):
@@ -124,14 +124,16 @@ class Readers:
     def _check_error(self, reading: Reading, error: CompactorError) -> None:
         faulty = reading.process.faults > reading.faults
         if isinstance(error, StateMayBeStale):
-            now = reading.pinned[-1][1].compacted
-            require(len(reading.pinned) > 1 and now is not None, f"{reading} lost no generation: {error}")
-            assert now is not None
-            dropped_to = reading.model.states[now.ledger_id].dropped_to
-            seen = [snapshot.compacted.ledger_id for _, snapshot, _, _ in reading.pinned if snapshot.compacted]
-            orders = {reading.model.policies[ledger_id].event_time_order for ledger_id in seen}
-            may_miss = bool(reading.given) and (dropped_to > reading.given[-1].offset or len(orders) > 1)
-            require(may_miss, f"{reading} misses nothing: {error}")
+            require(len(reading.pinned) > 1 and bool(reading.given), f"{reading} lost no generation: {error}")
+            _, snapshot, _, _, first = reading.pinned[-1]
+            behind = reading.given[-1].offset
+            require(first > behind + 1, f"{reading} could go on raw: {error}")
+            if snapshot.compacted is None:
+                return
+            seen = [one[1].compacted for one in reading.pinned]
+            orders = {bool(one and reading.model.policies[one.ledger_id].event_time_order) for one in seen}
+            dropped_to = reading.model.states[snapshot.compacted.ledger_id].dropped_to
+            require(dropped_to > behind or len(orders) > 1, f"{reading} misses nothing: {error}")
         elif isinstance(error, DataLoss):
             lost = any(name in str(error) for name in self._world.lost)
             require(faulty or lost, f"{reading} lost data without a fault: {error}")
@@ -143,20 +145,30 @@ class Readers:
         model = reading.model
         if not reading.compacted:
             expected = model.at_or_after(None, len(model.everything), reading.start)
+            given = {message.offset for message in reading.given}
+            expected = [one for one in expected if one.offset in given or one.offset >= model.first]
             self._equal(reading, reading.given, expected, reading.end if complete else 0)
             return
-        for number, (count, snapshot, _, end) in enumerate(reading.pinned):
+        complete_to, inside = -1, None
+        for number, (count, snapshot, _, end, first) in enumerate(reading.pinned):
             last = number == len(reading.pinned) - 1
             until = len(reading.given) if last else reading.pinned[number + 1][0]
             ledger = snapshot.compacted.ledger_id if snapshot.compacted else None
             behind = reading.given[count - 1].offset if count else -1
             went_on = until > count or (complete and last)  # not: met an error before it was given anything there
-            if number and count and ledger is not None and went_on:
-                dropped_to = model.states[ledger].dropped_to
-                told = f"{reading} went on in {ledger} at offset {behind}"
-                require(dropped_to <= behind, f"{told}, though deletions up to {dropped_to} are gone (R7)")
-            expected = model.at_or_after(ledger, len(model.everything), reading.start, behind)
+            if not count:
+                complete_to = -1 if ledger is None else model.horizons[ledger]
+            elif went_on and ledger != inside:
+                if first <= behind + 1:
+                    ledger = None  # raw lasts
+                elif ledger is not None:
+                    dropped_to, known_to = model.states[ledger].dropped_to, max(behind, complete_to)
+                    told = f"{reading} went on in {ledger} at offset {behind}"
+                    require(dropped_to <= known_to, f"{told}, though changes up to {dropped_to} are gone (R7)")
+                complete_to = -1
+            expected = model.at_or_after(ledger, len(model.everything), reading.start, behind, 0 if count else first)
             self._equal(reading, reading.given[count:until], expected, end if complete and last else 0)
+            inside = ledger
         if complete:
             self._check_promises(reading)
 
@@ -172,12 +184,13 @@ class Readers:
     def _check_promises(self, reading: Reading) -> None:
         """R7, whatever way it took."""
         model = reading.model
-        _, snapshot, life, end = reading.pinned[-1]
+        _, snapshot, life, end, _ = reading.pinned[-1]
         everything = model.everything[: max(end, reading.given[-1].offset + 1 if reading.given else 0)]
         ledger = snapshot.compacted.ledger_id if snapshot.compacted else None
         if reading.pinned[0][2] == life:
             given = {message.offset for message in reading.given}
-            newest = {m.key: m for m in model.at_or_after(ledger, len(everything), EARLIEST) if m.key is not None}
+            live = model.at_or_after(ledger, len(everything), EARLIEST, first=model.first)
+            newest = {message.key: message for message in live if message.key is not None}
             for key, message in newest.items():
                 if message.payload and message.message_id >= reading.start:
                     require(message.offset in given, f"{reading} missed {key!r}'s newest value, {message.offset} (R7)")
@@ -206,7 +219,8 @@ class Readers:
         start = world.random.choice(model.everything).message_id if model.everything else EARLIEST
         compacted, size = world.random.random() < 0.7, world.random.choice([1, 2, 7])
         page = list(world.topic(model).messages(start, compacted, size))
-        expected = model.at_or_after(model.serving if compacted else None, len(model.everything), start)[:size]
+        serving = model.serving if compacted else None
+        expected = model.at_or_after(serving, len(model.everything), start, first=model.first)[:size]
         require(page == expected, f"a page of {size} from {start} of {model.record.name} is wrong")
 
     def audit(self, model: TopicModel) -> None:
@@ -215,10 +229,10 @@ class Readers:
         name = model.record.name
         topic = world.topic(model)
         raw = list(topic.messages())
-        require(raw == model.everything, f"{name}: raw reads have changed (property 10)")
+        require(raw == model.raw, f"{name}: raw reads have changed (property 10)")
         batches = list(topic.read(read_compacted=True))
         given = list(messages(iter(batches), name.partition))
-        expected = model.at_or_after(model.serving, len(raw), EARLIEST)
+        expected = model.at_or_after(model.serving, len(model.everything), EARLIEST, first=model.first)
         missed = [m.offset for m in expected if m not in given]
         extra = [m.offset for m in given if m not in expected]
         require(given == expected, f"{name}: compacted reads miss offsets {missed}, and have {extra} too many")
@@ -242,7 +256,7 @@ class Readers:
             ("messages", (manifest.messages, compacted.messages), (len(state.messages),) * 2),
             ("tombstones", manifest.tombstones, len(state.retained_at)),
             ("keys", manifest.keys, len(keyed) - len(state.retained_at)),
-            ("dropped tombstones", manifest.tombstones_dropped_to, state.dropped_to),
+            ("what was dropped", manifest.dropped_to, state.dropped_to),
             ("last message", compacted.last_message_id, last),
             ("times of retained tombstones", retained_at, dict(state.retained_at)),
         ]:

@@ -333,7 +333,7 @@ class World:
         for pin in self.pins.values():
             if pin.expires_at > self.clock.now_ms() and name in self.manifests.get(pin.ledger_id, set()):
                 self.violated(f"{told}, which compacted ledger {pin.ledger_id} refers to, and {pin.holder} has pinned")
-        if not process.name.startswith("g"):
+        if not process.name.startswith("g") or name in model.trimmed:
             return
         for attempt in references.attempts:
             if attempt.attempt_id != parsed.attempt_id:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
 from api import openapi, problems
 from api.access import Access, Action, Authentication, CallerName, allowed
 from api.paths import EncodedSlashes
+from api.routes import Routes
 from api.tokens import HS256, Key, Verifier, create
 from storage.errors import NotFound
 from storage.metadata.tenancy_records import NamespaceRecord, TenantRecord
-from tests.asgi import TestClient
+from storage.model import TopicName
+from tests.asgi import TestClient, with_pools
 from tests.clocks import ManualClock
 
 SECRET = bytes(32)
-router = APIRouter()
+router = Routes()
 SCOPED = (Action.PRODUCE, Action.CONSUME, Action.COMPACT, Action.ADMIN)
 
 for action in (*SCOPED, Action.SUPERUSER):
@@ -55,6 +57,7 @@ class Grants:
     admins: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tenants: dict[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     namespaces: dict[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    topics: dict[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def tenant(self, name: str) -> TenantRecord:
         if name not in self.tenants:
@@ -66,6 +69,9 @@ class Grants:
             raise NotFound("no namespace", "make it")
         return NamespaceRecord(name, self.namespaces[name], 0)
 
+    def topic_permissions(self, names: Sequence[TopicName]) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+        return {str(name): self.topics[str(name)] for name in names if str(name) in self.topics}
+
 
 GRANTS = Grants(
     admins={"t": ("boss",)},
@@ -75,16 +81,20 @@ GRANTS = Grants(
         "t/m": {},
         "other/n": {},
     },
+    topics={
+        "persistent://t/n/x": {"clerk": ("produce",), "owner": ("admin",)},
+        "persistent://t/n/x-partition-1": {"sweeper": ("compact",)},
+    },
 )
 
 
 def application(verifier: Verifier | None) -> FastAPI:
-    app = FastAPI()
+    app = with_pools(FastAPI())
     app.state.access = Access(cast(Any, GRANTS), frozenset({"root"}), verifier)
     problems.install(app)
     openapi.install(app)
     app.include_router(router)
-    app.add_middleware(Authentication, access=app.state.access)
+    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
     app.add_middleware(EncodedSlashes)
     return app
 
@@ -98,7 +108,7 @@ def bearing(role: str, **claims: object) -> dict[str, str]:
     return {"Authorization": f"Bearer {create(SECRET, role, claims)}"}
 
 
-EVERYTHING = set(itertools.product(SCOPED, ("t", "t/n", "t/n/x", "t/m", "other/n", "none/n")))
+EVERYTHING = set(itertools.product(SCOPED, ("t", "t/n", "t/n/x", "t/n/x-partition-1", "t/m", "other/n", "none/n")))
 IN_TENANT = {(action, where) for action, where in EVERYTHING if where.startswith("t")}
 IN_NAMESPACE = {(action, where) for action, where in EVERYTHING if where.startswith("t/n")}
 
@@ -113,6 +123,9 @@ IN_NAMESPACE = {(action, where) for action, where in EVERYTHING if where.startsw
         ("chief", IN_NAMESPACE),
         ("writer", {(action, where) for action, where in IN_NAMESPACE if action is Action.PRODUCE}),
         ("cook", {(action, where) for action, where in IN_NAMESPACE if action is Action.COMPACT}),
+        ("clerk", {(Action.PRODUCE, "t/n/x"), (Action.PRODUCE, "t/n/x-partition-1")}),
+        ("owner", {(action, f"t/n/{topic}") for action in SCOPED for topic in ("x", "x-partition-1")}),
+        ("sweeper", {(Action.COMPACT, "t/n/x-partition-1")}),
         ("old", set()),
         ("stranger", set()),
     ],

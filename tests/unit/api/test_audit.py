@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import pytest
@@ -13,12 +14,12 @@ import structlog
 from fastapi import FastAPI
 
 from api import logs, problems
-from api.access import Access, Action, Authentication, allowed
+from api.access import Access, Action, Authentication, Caller, allowed
 from api.audit import Audit
 from api.limits import Limits
 from api.settings import Settings
 from api.tokens import HS256, Key, Verifier, create
-from tests.asgi import TestClient
+from tests.asgi import TestClient, with_pools
 from tests.clocks import ManualClock
 
 SECRET = bytes(32)
@@ -26,7 +27,7 @@ OUTPUT = io.StringIO()
 
 
 def application() -> FastAPI:
-    app = FastAPI()
+    app = with_pools(FastAPI())
     clock = ManualClock()
     app.state.access = Access(None, frozenset({"ops"}), Verifier([Key(HS256, SECRET)], clock))  # type: ignore[arg-type]
     problems.install(app)
@@ -45,7 +46,7 @@ def application() -> FastAPI:
 
     app.add_middleware(Limits, settings=Settings(), clock=clock)
     app.add_middleware(Audit, clock=clock)
-    app.add_middleware(Authentication, access=app.state.access)
+    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
     return app
 
 
@@ -149,3 +150,38 @@ def test_a_console_has_one_line_a_record_and_masks_as_well() -> None:
     handler.emit(record)
     assert "to postgresql://me:***@db/" in out.getvalue()
     assert out.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_request_that_the_end_of_the_service_cuts_off_is_answered_and_no_traceback_is_logged(
+    client: TestClient, begun: bool
+) -> None:
+    """The server cancels what is left when its grace is over."""
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        waiting.set()
+        await asyncio.Event().wait()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async def scenario() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "state": {"caller": Caller("here")}}
+        task = asyncio.create_task(Audit(waits, ManualClock())(scope, send, send))  # type: ignore[arg-type]
+        await waiting.wait()
+        task.cancel()
+        await task
+
+    waiting = asyncio.Event()
+    asyncio.run(scenario())
+    if begun:
+        assert [message["status"] for message in sent] == [200], "and no end: the connection breaks off"
+    else:
+        start, body = sent
+        assert (start["status"], dict(start["headers"])[b"retry-after"]) == (503, b"1")
+        assert "the service is ending" in json.loads(body["body"])["reason"]
+    (line,) = lines("a request was cut off at the end of the service")
+    assert (line["target"], "exception" in line) == ("/x", False)

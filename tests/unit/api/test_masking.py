@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.masking import masked
+from api.masking import masked, shown_url
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJvcHMifQ.c2lnbmF0dXJl"
 
@@ -27,6 +27,18 @@ TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJvcHMifQ.c2lnbmF0dXJl"
         ('{"SecretAccessKey": "wJalrXUtnFEMI/K7MDENG"}', "wJalrXUtnFEMI"),
         ("https://b.s3/x?X-Amz-Signature=abcdef&x=1", "abcdef"),
         ("PGPASSWORD=hunter2 psql", "hunter2"),
+        ("postgresql://me:1234@db/c", "1234"),
+        ('connect to "http://user:password@minio:9000/b/x" failed', "password@"),
+        ("host=db user=me password=hunter2 dbname=c", "hunter2"),
+        ("host=db password='hunt er\\'2 secret' dbname=c", "er"),
+        ("host=db password = 'x' dbname=c", "'x'"),
+        ("password: hunter2", "hunter2"),
+        ("host=db password=pw dbname=c", "=pw"),
+        ("postgresql://db/c?password=p&sslmode=require", "=p&"),
+        ("postgresql://db/c?sslpassword=a%20b", "a%20b"),
+        ("https://h/x?access_key=abc&signature=s", "abc"),
+        ("https://h/x?a=1&AWSSecretKey=abc/def+g", "abc/def"),
+        ("the key wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY was refused", "wJalrXUtnFEMI"),
         ("url?password=hunter2&x=1", "hunter2"),
         ("-----BEGIN EC PRIVATE KEY-----\nMHcCAQ\n-----END EC PRIVATE KEY-----", "MHcCAQ"),
         ("-----BEGIN PRIVATE KEY-----\nMHcCAQ cut off", "MHcCAQ"),
@@ -51,7 +63,28 @@ def test_a_secret_is_hidden(text: str, secret: str) -> None:
         "a token is needed, in the header Authorization: Bearer TOKEN"[:37],
         "keys 12, keyed log",
         "data: 12 bytes",
+        "commit 8f14e45fceea167a5a36dedd4bea2543c3d9f0aa",
+        "GET /messages?key=k&keyEncoding=base64",
+        "topics/0f5b71556d0548a39920bd6cb7b0b33a/compacted/00000000000000000007/part",
+        "a token: give one",
+        "password authentication failed for user me",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert masked(text) == text
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:hunter2@db/c", "postgresql://me:***@db/c"),
+        ("postgresql://me:1234/5678@db:5432/c", "postgresql://me:***@db:5432/c"),
+        ("postgresql://me:p a'ss\"@w@db/c?password=x", "postgresql://me:***@db/c?password=***"),
+        ("http://minio:9000", "http://minio:9000"),
+        ("http://me@minio:9000/a", "http://me@minio:9000/a"),
+        ("s3://bucket/prefix", "s3://bucket/prefix"),
+        ("", ""),
+    ],
+)
+def test_a_setting_that_is_a_url_shows_no_password_whatever_it_holds(url: str, shown: str) -> None:
+    assert shown_url(url) == shown

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from api.producers import Producers
-from storage.errors import Fenced, LeaseHeld, Unavailable
+from storage.errors import Fenced, InvalidRecord, LeaseHeld, Unavailable
 from storage.log.encode import encode_message
+from storage.log.group_commit import Done
 from storage.log.segment import Appended
+from storage.log.segment_file import PlacedEntry, SegmentFile
 from storage.log.topic_log import TopicLog
 from tests.clocks import ManualClock
 from tests.workbench import Workbench
@@ -42,6 +45,36 @@ def test_many_threads_share_one_log(bench: Workbench, producers: Producers) -> N
     assert all(isinstance(one, Appended) for one in found)
     assert [message.offset for message in topic.messages()] == list(range(16))
     assert [one.name for one in producers.topics] == [topic.name]
+
+
+def test_behind_a_message_that_failed_none_of_its_request_is_taken(
+    bench: Workbench, producers: Producers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a client that repeats what failed would turn the order of a key round."""
+    topic = bench.topic()
+    write, submit = SegmentFile.write, TopicLog.submit
+    failures = [OSError(errno.EIO, "the disk fails once")]
+
+    def failing_once(file: SegmentFile, entries: Sequence[PlacedEntry]) -> None:
+        if entries[0].offset == 1 and failures:
+            raise failures.pop()
+        write(file, entries)
+
+    def one_after_the_other(log: TopicLog, data: bytes, done: Done, check: Callable[[], object] = lambda: None) -> None:
+        answered = threading.Event()
+        submit(log, data, lambda answer: (done(answer), answered.set()), check)
+        assert answered.wait(60)
+
+    monkeypatch.setattr(SegmentFile, "write", failing_once)
+    monkeypatch.setattr(TopicLog, "submit", one_after_the_other)
+    too_large = encode_message(b"k", bytes(6 << 20), producer="p", sequence_id=0, publish_time=1)
+    answers = producers.append(topic, [entry(b"1"), entry(b"2"), too_large, entry(b"3"), entry(b"4")])
+    kinds = [type(answer) for answer in answers]
+    assert kinds == [Appended, Unavailable, Unavailable, Unavailable, Unavailable]
+    assert "a message before it in the request failed: cannot write to" in str(answers[4])
+    again = producers.append(topic, [entry(b"2"), too_large, entry(b"3"), entry(b"4")])
+    assert [type(answer) for answer in again] == [Appended, InvalidRecord, Appended, Appended]
+    assert [message.payload for message in topic.messages()] == [b"1", b"2", b"3", b"4"]
 
 
 def test_what_nobody_uses_is_given_back(bench: Workbench, producers: Producers) -> None:

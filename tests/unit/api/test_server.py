@@ -79,6 +79,9 @@ def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
     ):
         with pytest.raises(Misconfigured, match=says):
             check_tls(Settings(tls_certificate=certificate, tls_key=key))
+    for authority, says in ((str(empty), "no certificate"), ("/nowhere.pem", "/nowhere.pem does not exist")):
+        with pytest.raises(Misconfigured, match=says):
+            check_tls(Settings(tls_ca=authority))
 
 
 def test_port_0_is_any_that_is_free_and_one_that_is_taken_is_told() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import cast
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.metrics import REFRESH_MS, Appended, Metrics, Sources
@@ -42,7 +43,7 @@ class History:
         if self.away:
             raise Unavailable("the database is away", "wait")
         self.looks += 1
-        return Standing(len(self.names), 2, NOW - 5000, 1, 3, {"OPEN": 4})
+        return Standing(len(self.names), 2, NOW - 5000, 1, 3, {"OPEN": 4}, 99, 1)
 
     def topic_names(self) -> dict[int, TopicName]:
         return dict(self.names)
@@ -208,6 +209,12 @@ def test_only_the_leader_tells_what_its_last_look_saw() -> None:
     assert (leader["compactor_uncleanable_topics"], leader["compactor_uncleanable_bytes"]) == (2, 5)
     assert (leader["compactor_due_topics"], leader["compactor_dirty_bytes"]) == (3, 10)
     assert "compactor_max_dirty_ratio" not in other
+
+
+@pytest.mark.parametrize(("error", "up"), [(None, None), ("", 1), ("no executors", 0)])
+def test_whether_compactions_can_begin(error: str | None, up: int | None) -> None:
+    found = values(metrics(History(), sources=Sources(engine_error=lambda: error))[0])
+    assert found.get("compactor_engine_up") == up
 
 
 def test_two_services_in_one_process_do_not_share_a_registry() -> None:

@@ -8,11 +8,13 @@ import threading
 import pytest
 
 from api.sharing import Shared
+from api.waiting import Pool, WaitsFor
+from tests.clocks import ManualClock
 
 
 def test_who_asks_meanwhile_shares_what_is_made_next() -> None:
     async def scenario() -> list[int]:
-        shared: Shared[int] = Shared()
+        shared: Shared[int] = Shared(Pool(WaitsFor.DATABASE, 4, 30_000, ManualClock()))
         begun, leave = threading.Event(), threading.Event()
         made: list[int] = []
 
@@ -36,7 +38,7 @@ def test_who_asks_meanwhile_shares_what_is_made_next() -> None:
 
 def test_one_who_leaves_takes_nothing_from_the_others_and_an_error_is_told_to_all() -> None:
     async def scenario() -> None:
-        shared: Shared[int] = Shared()
+        shared: Shared[int] = Shared(Pool(WaitsFor.DATABASE, 4, 30_000, ManualClock()))
 
         def fail() -> int:
             raise LookupError("nothing there")

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from compactor.batch import Batch, Job, Outcome, Work, _together
+from compactor.batch import Batch, Job, Outcome, Stillness, Work, _together
 from compactor.engine import Divided, InProcess, Quiet
 from compactor.plan import Policies, Sizing
 from storage.errors import CompactorError, Fenced, ObjectMissing, TopicNotFound, Unavailable
 from storage.metadata.records import RunRecord, RunState
 from storage.model import TopicName
 from storage.topic import Topic
+from tests.clocks import ManualClock
 from tests.workbench import Workbench, compacted_only, content
 
 HOLD_SECONDS = 60
@@ -296,6 +297,44 @@ def test_a_job_of_which_all_runs_are_cancelled_is_stopped_while_it_runs(bench: W
     outcomes = list(batch.run([topic.name for topic in some], claim, 10))
     assert all(isinstance(outcome.error, CompactorError) for outcome in outcomes)
     assert [state(topic) for topic in some] == [(RunState.CANCELLED, "not wanted")] * 2
+
+
+def test_a_job_of_which_no_task_ends_is_stopped_and_its_runs_fail(bench: Workbench) -> None:
+    """Whatever hangs, a store or Spark's workers: a run would be RUNNING for ever. A job that goes on is left alone."""
+    clock = bench.clock
+    assert isinstance(clock, ManualClock)
+    some = topics(bench, "a", "b")
+    stalls = [True, False]
+
+    class Stalls(InProcess):
+        cancelled = threading.Event()
+
+        def run(
+            self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
+        ) -> list[Any]:
+            clock.advance(900)
+            on_done(1)
+            clock.advance(900)
+            if stalls and stalls.pop(0):
+                clock.advance(101)
+                assert self.cancelled.wait(HOLD_SECONDS)
+                raise Fenced("the compaction was cancelled", "start it again")
+            return super().run(count, task, on_done, weights)
+
+        def cancel(self) -> None:
+            self.cancelled.set()
+
+    engine = Stalls()
+    compactor = replace(bench, engine=engine).compactor()
+    batch = Batch(bench.metadata, engine, Quiet(), heartbeat_ms=15, stillness=Stillness(clock, 1000))
+    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=Policies())
+    outcomes = list(batch.run([topic.name for topic in some], claim, 10))
+    assert [type(outcome.error) for outcome in outcomes] == [Unavailable, Unavailable]
+    assert stalls == [False], "nobody is asked again alone: each would be still as long"
+    for topic in some:
+        assert state(topic)[0] is RunState.ERROR
+        assert state(topic)[1].startswith("no task of phase one ended for 1 s, so it was stopped")
+    assert all(outcome.error is None for outcome in batch.run([topic.name for topic in some], claim, 10))
 
 
 # --- what the runs' rows say meanwhile

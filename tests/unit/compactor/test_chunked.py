@@ -199,7 +199,7 @@ def test_by_event_time_it_counts_though_no_plain_message_has_one(bench: Workbenc
     assert values(topic) == [(b"k", b"AB"), (b"l", b"C")]
     compacted = topic.snapshot().compacted
     assert compacted is not None
-    assert read_manifest(bench.store, compacted.manifest).tombstones_dropped_to == -1  # no deletion was one
+    assert read_manifest(bench.store, compacted.manifest).dropped_to == -1  # no deletion was one
 
 
 def test_without_any_payload_it_deletes_by_event_time(bench: Workbench) -> None:
@@ -215,7 +215,7 @@ def test_without_any_payload_it_deletes_by_event_time(bench: Workbench) -> None:
     assert values(topic) == [(b"l", b"v"), (b"m", b"v")]
     compacted = topic.snapshot().compacted
     assert compacted is not None
-    assert read_manifest(bench.store, compacted.manifest).tombstones_dropped_to == 5
+    assert read_manifest(bench.store, compacted.manifest).dropped_to == 5
     append(bench, topic, whole("w", b"k", b"late", b"", event_time=now))
     compact(bench, topic, policies)
     assert topic.get(b"k") is None
@@ -236,14 +236,14 @@ def test_a_uuid_that_comes_again_is_another_message_and_what_was_begun_before_go
     assert values(topic) == [(b"k", b"CD")]
 
 
-def test_a_topic_without_chunks_has_no_table_and_the_format_of_before(bench: Workbench) -> None:
+def test_a_topic_without_chunks_has_no_table(bench: Workbench) -> None:
     topic = bench.topic()
     append(bench, topic, [message(b"k", b"v")])
     compact(bench, topic)
     assert tables(bench, topic) == ()
     compacted = topic.snapshot().compacted
     assert compacted is not None
-    assert b'"format_version":2' in bench.store.get(compacted.manifest.name)
+    assert b'"chunks"' not in bench.store.get(compacted.manifest.name)
 
 
 def test_a_damaged_table_fails_the_run_and_leaves_what_serves(bench: Workbench) -> None:

@@ -24,7 +24,7 @@ from storage.model import TopicName
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import one, produce
-from tests.workbench import TINY, Workbench, compacted_only, view
+from tests.workbench import TINY, Workbench, compacted_only, store_policy, view
 
 HOLD_SECONDS = 60
 """What must come from another thread has come long before; or the test fails."""
@@ -69,7 +69,7 @@ class Engines:
         self.at_work: list[Held] = []
         self.most = 0
         self.opened = 0
-        self.closed = False
+        self.closed = self.ended = False
         self.fails: Exception | None = None
 
     def open(self) -> Engine:
@@ -78,7 +78,11 @@ class Engines:
             raise self.fails
         return Held(self)
 
+    def end(self) -> None:
+        self.ended = True
+
     def close(self) -> None:
+        assert self.ended
         self.closed = True
 
     def wait_for(self, phases: int = 1) -> None:
@@ -348,6 +352,34 @@ def test_what_is_due_is_compacted_when_it_is_looked_at(stage: Stage) -> None:
     assert (loop.last_check.topics, loop.last_check.due) == (1, 1)
 
 
+def test_a_policy_that_cannot_be_read_is_logged_once_and_counted_and_stops_no_other_topic(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop, bad, good = stage.lead(), stage.topic("bad", 3), stage.topic("good", 3)
+    stage.metadata.policies.set(topic_scope(good.record), "compaction.threshold.messages", 1)
+    store_policy(stage.metadata, topic_scope(bad.record), "segment.bytes", 1 << 40)
+    for _ in range(2):
+        stage.finish(loop)
+        stage.clock.advance(SETTINGS.monitor_interval_ms)
+        loop.beat()
+    assert stage.runs(good) == [RunState.SUCCESS]
+    assert loop.last_check is not None
+    assert loop.last_check.unreadable_policies == 1
+    (line,) = [one for one in caplog.messages if "cannot be read" in one]
+    assert "the policy segment.bytes of the topic persistent://public/default/bad" in line
+
+
+def test_a_topic_is_not_compacted_by_an_order_that_cannot_be_read(stage: Stage) -> None:
+    loop, bad, good = stage.lead(), stage.topic("bad", 3), stage.topic("good", 3)
+    store_policy(stage.metadata, topic_scope(bad.record), "compaction.event-time-order", "ingestion")
+    for topic in (bad, good):
+        loop.trigger(topic.record)
+    stage.finish(loop)
+    assert (stage.runs(bad), stage.runs(good)) == ([], [RunState.SUCCESS])
+    error = stage.metadata.control.control(bad.record.id).last_error
+    assert "the policy compaction.event-time-order of its topic cannot be read" in error
+
+
 def test_automatic_compaction_may_be_off_and_requests_are_executed_still(stage: Stage) -> None:
     loop, topic = stage.lead(replace(SETTINGS, automatic=False)), stage.topic("t", 3)
     stage.metadata.policies.set(BROKER, "compaction.threshold.messages", 1)
@@ -434,6 +466,9 @@ class Watching:
                 return super().run(*arguments)
 
         return Watched()
+
+    def end(self) -> None:
+        return
 
     def close(self) -> None:
         return
@@ -524,10 +559,21 @@ def mend(stage: Stage, topic: Topic) -> None:
     stage.bench.store.put(ledger.rows.name, stage.bench.store.get("kept aside"))
 
 
-def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage) -> None:
+def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     loop, topic = stage.lead(), stage.topic("t")
+    assert loop.engine_error is None
     stage.engines.fails = Unavailable("no Spark", "start it")
     loop.trigger(topic.record)
+    for _ in range(3):
+        loop.look()
+        stage.settle(loop)
+        stage.clock.advance(6_000)
+        loop.beat()
+    assert stage.engines.opened == 3
+    assert [one for one in caplog.messages if "no Spark" in one] == [
+        "compactions cannot begin, and wait: no Spark: start it"
+    ], "once, not every few seconds"
+    assert loop.engine_error == "no Spark: start it"
     loop.look()
     stage.settle(loop)
     assert len(stage.control.requests()) == 1
@@ -540,6 +586,7 @@ def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage) -> None:
     loop.beat()
     stage.finish(loop)
     assert stage.runs(topic) == [RunState.SUCCESS]
+    assert loop.engine_error == ""
 
 
 def test_what_is_held_or_waits_for_its_next_try_does_so_no_longer_if_the_clock_is_set_back(stage: Stage) -> None:

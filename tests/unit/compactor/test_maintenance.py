@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from compactor.garbage import GRACE_MS, GarbageCollector
 from compactor.maintenance import Intervals, Maintenance, Task, TaskStatus, due
@@ -18,11 +19,13 @@ from storage.log.encode import encode_message
 from storage.log.keeper import LogKeeper
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import TopicRecord
+from storage.metadata.tables import segments
 from tests.clocks import ManualClock
-from tests.entries import one
+from tests.entries import one, produce
 from tests.workbench import Workbench, content
 
-INTERVALS = Intervals(sweep_ms=10, retention_ms=20, garbage_ms=50)
+INTERVALS = Intervals(sweep_ms=10, backlog_ms=20, retention_ms=20, garbage_ms=50)
+EACH_SERVICES = [Task.SWEEP, Task.BACKLOG]
 HOUR = 3_600_000
 
 
@@ -37,21 +40,20 @@ def statuses(**began: int | None) -> dict[Task, TaskStatus]:
         (109, []),
         (110, [Task.SWEEP]),
         (119, [Task.SWEEP]),
-        (120, [Task.SWEEP, Task.RETENTION]),
-        (150, [Task.SWEEP, Task.RETENTION, Task.GARBAGE]),
-        (99, [Task.SWEEP, Task.RETENTION, Task.GARBAGE]),
+        (120, [Task.SWEEP, Task.BACKLOG, Task.RETENTION]),
+        (150, [Task.SWEEP, Task.BACKLOG, Task.RETENTION, Task.GARBAGE]),
+        (99, [Task.SWEEP, Task.BACKLOG, Task.RETENTION, Task.GARBAGE]),
     ],
 )
 def test_what_is_due(now: int, expected: list[Task]) -> None:
-    assert due(statuses(sweep=100, retention=100, garbage=100), INTERVALS, True, now) == expected
-    assert due(statuses(sweep=100, retention=100, garbage=100), INTERVALS, False, now) == [
-        task for task in expected if task is Task.SWEEP
-    ]
+    began = statuses(sweep=100, backlog=100, retention=100, garbage=100)
+    assert due(began, INTERVALS, True, now) == expected
+    assert due(began, INTERVALS, False, now) == [task for task in expected if task in EACH_SERVICES]
 
 
 def test_at_first_all_is_due() -> None:
     assert due(statuses(), INTERVALS, True, 0) == list(Task)
-    assert due(statuses(), INTERVALS, False, 0) == [Task.SWEEP]
+    assert due(statuses(), INTERVALS, False, 0) == EACH_SERVICES
 
 
 class Bench:
@@ -88,6 +90,16 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
+def test_what_an_idle_topic_holds_is_rolled(bench: Bench) -> None:
+    topic = bench.workbench.topic("idle")
+    produce(topic, [one(b"k", b"v")])
+    for state in ("OPEN", "ROLLED"):
+        bench.leads = False
+        assert bench.maintenance.run_due() == EACH_SERVICES
+        assert [one.state.value for one in bench.workbench.metadata.log.segments(topic.record.id)] == [state]
+        bench.clock.advance(4 * HOUR)
+
+
 def test_retention_and_garbage_by_the_clock(bench: Bench) -> None:
     metadata = bench.workbench.metadata
     kept, going = bench.imported("kept"), bench.imported("going")
@@ -114,11 +126,39 @@ def test_only_the_leader(bench: Bench) -> None:
     bench.workbench.metadata.policies.set(BROKER, "retention.ms", 1)
     bench.clock.advance(HOUR)
     bench.leads = False
-    assert bench.maintenance.run_due() == [Task.SWEEP]
+    assert bench.maintenance.run_due() == EACH_SERVICES
     assert bench.ledgers(topic) == 1
     bench.leads = True
     assert bench.maintenance.run_due() == [Task.RETENTION, Task.GARBAGE]
     assert bench.ledgers(topic) == 0
+
+
+def test_backlogs_are_limited_by_who_has_the_tail(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a topic that is sealed, by the leader; of one with a tail, by whoever has it, leader or not."""
+    metadata = bench.workbench.metadata
+    metadata.policies.set(BROKER, "backlog.quota.bytes", 0)
+    sealed, here, elsewhere = (bench.workbench.topic(name) for name in ("sealed", "here", "elsewhere"))
+    bench.workbench.append(sealed, [content((b"k", b"v"))])
+    for topic in (here, elsewhere):
+        produce(topic, [one(b"k", b"v")])
+    for topic in (sealed, here, elsewhere):
+        metadata.acknowledgements.create(topic.record.id, "s", None, {})
+    with metadata.policies._database.write() as connection:
+        there = update(segments).where(segments.c.topic_id == elsewhere.record.id)
+        connection.execute(there.values(log_uid="0" * 32))
+    bench.leads = False
+    bench.maintenance.run_due()
+    assert set(bench.maintenance.over_quota) == {here.record.id}
+    bench.leads = True
+    bench.maintenance.hasten(Task.BACKLOG)
+    bench.maintenance.run_due()
+    assert set(bench.maintenance.over_quota) == {sealed.record.id, here.record.id}
+    told = [record for record in caplog.records if "takes no messages" in record.getMessage()]
+    assert [record.levelname for record in told] == ["WARNING", "WARNING"], "each topic is told of once"
+    metadata.delete_cursor(here.record.id, "s")
+    bench.maintenance.hasten(Task.BACKLOG)
+    bench.maintenance.run_due()
+    assert set(bench.maintenance.over_quota) == {sealed.record.id}
 
 
 @pytest.mark.parametrize("error", [Unavailable("the store is away", "try again"), RuntimeError("a defect")])
@@ -179,7 +219,7 @@ def test_a_task_that_fails_as_a_whole_stops_no_other(bench: Bench, monkeypatch: 
     monkeypatch.setattr(LogKeeper, "sweep", failing)
     assert bench.maintenance.run_due() == list(Task)
     errors = {task: status.last_error for task, status in bench.maintenance.status().items()}
-    assert errors == {Task.SWEEP: "the disk is gone", Task.RETENTION: "", Task.GARBAGE: ""}
+    assert errors == {**dict.fromkeys(Task, ""), Task.SWEEP: "the disk is gone"}
 
 
 def test_whether_it_leads_may_be_unknown(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,8 +87,7 @@ class Model:
                 self.live[key] = winner
                 continue
             self.live.pop(key, None)
-            if winner.tombstone:
-                counted["dropped_to"] = max(counted["dropped_to"], winner.offset)
+            counted["dropped_to"] = max(counted["dropped_to"], winner.offset)
             if self.by_event and self.remembers(order[0], now):
                 self.markers[key] = order
         rows_before = {message.offset for message in before.values()}
@@ -175,7 +174,7 @@ def check(model: Model, resolved: Resolved, levels: list[Records], step: Step, n
     assert sorted(resolved.survivors.tolist()) == sorted(survivors)
     assert sorted(resolved.superseded.tolist()) == sorted(superseded)
     assert (resolved.tombstones_removed, resolved.tombstones_kept) == (counted["removed"], counted["kept"])
-    assert (resolved.expired, resolved.tombstones_dropped_to) == (counted["expired"], counted["dropped_to"])
+    assert (resolved.expired, resolved.dropped_to) == (counted["expired"], counted["dropped_to"])
     tombstones = [sum(one.tombstone for one in state.values()) for state in (before, model.live)]
     assert resolved.tombstones == tombstones[1] - tombstones[0]
     assert resolved.keys == len(model.live) - len(before) - resolved.tombstones
@@ -272,7 +271,7 @@ def test_a_tombstone_stays_for_its_retention_or_for_slow_cursors(
     resolved = resolve(plain((4, 9 | TOMB)), [plain((4, 2))], 1, rules)
     assert resolved.survivors.tolist() == ([9] if stays else [])
     assert (resolved.tombstones_kept, resolved.tombstones_removed) == ((1, 0) if stays else (0, 1))
-    assert resolved.tombstones_dropped_to == (-1 if stays else 9)
+    assert resolved.dropped_to == (-1 if stays else 9)
     assert resolved.keys == -1
 
 
@@ -287,7 +286,7 @@ def test_no_input_decides_nothing() -> None:
     resolved = resolve(newest_of([], False), [], 0, NO_RULES)
     assert (len(resolved.survivors), len(resolved.superseded), len(resolved.level)) == (0, 0, 0)
     by_event = resolve(newest_of([], True), [], 0, Rules(Policies(event_time_order=True), 0))
-    assert (len(by_event.survivors), len(by_event.level), by_event.tombstones_dropped_to) == (0, 0, -1)
+    assert (len(by_event.survivors), len(by_event.level), by_event.dropped_to) == (0, 0, -1)
 
 
 def test_only_values_expire() -> None:

@@ -134,7 +134,7 @@ def test_a_manifest_joins_what_was_kept_and_what_is_new(object_store: ObjectStor
         2,
     )
     assert manifest.parts[2] == made.parts[0].part
-    assert (manifest.keys, manifest.tombstones, manifest.tombstones_dropped_to) == (7, 0, -1)
+    assert (manifest.keys, manifest.tombstones, manifest.dropped_to) == (7, 0, -1)
     assert (manifest.frozen_at, manifest.policies) == (NOW, asdict(Policies()))
     new = tuple(result.index for result in made.decision.ranges)
     assert manifest.index == (new, *before.index[made.decision.plan.merged :])
@@ -144,10 +144,10 @@ def test_a_manifest_joins_what_was_kept_and_what_is_new(object_store: ObjectStor
 def test_the_highest_tombstone_that_left_is_remembered_for_ever(object_store: ObjectStore) -> None:
     history = [letters("abc"), letters("cb", payload=b""), letters("x")]
     made, _ = made_of(object_store, *history)
-    assert manifest_of(object_store, made).tombstones_dropped_to == 4
+    assert manifest_of(object_store, made).dropped_to == 4
     kept, _ = made_of(object_store, *history, policies=Policies(tombstone_retention_ms=1))
     manifest = manifest_of(object_store, kept)
-    assert (manifest.keys, manifest.tombstones, manifest.tombstones_dropped_to) == (2, 2, -1)
+    assert (manifest.keys, manifest.tombstones, manifest.dropped_to) == (2, 2, -1)
 
 
 @pytest.mark.parametrize(

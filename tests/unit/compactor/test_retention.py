@@ -11,7 +11,18 @@ import pytest
 
 from compactor.garbage import GarbageCollector
 from compactor.plan import Policies
-from compactor.retention import Gone, Piece, Retention, Trimmed, TrimPlan, Why, is_expired, plan_before, plan_policies
+from compactor.retention import (
+    Gone,
+    Hold,
+    Piece,
+    Retention,
+    Trimmed,
+    TrimPlan,
+    Why,
+    is_expired,
+    plan_before,
+    plan_policies,
+)
 from storage.bulk_append import INPUT_SCHEMA
 from storage.errors import Conflict, InvalidInput, LeaseHeld, ObjectMissing
 from storage.log.directory import LogDirectory
@@ -23,7 +34,7 @@ from storage.policies import TopicPolicies
 from storage.start import AtOffset, Reset
 from storage.topic import Topic
 from tests.clocks import ManualClock
-from tests.workbench import Workbench, ids, raw
+from tests.workbench import Workbench, ids, raw, store_policy
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -198,17 +209,6 @@ def test_both_policies_at_once() -> None:
     assert forced.start_offset == 9
 
 
-def test_a_topic_that_is_to_be_compacted_and_never_was_is_held() -> None:
-    """S9: `__compaction` holds raw back, though nobody has made the cursor yet."""
-    policies = TopicPolicies(cleanup_policy=DELETE | COMPACT, retention_ms=0)
-    plan = plan_policies(snapshot(), pieces(3, newest=[0]), [], policies, NOW)
-    assert plan.going == ()
-    assert plan.hold is not None
-    assert (plan.hold.cursor, plan.hold.mark_delete) == (COMPACTION_CURSOR, None)
-    free = plan_policies(snapshot(), pieces(3, newest=[0]), [], replace(policies, cleanup_policy=DELETE), NOW)
-    assert why(free) == [Why.TIME]
-
-
 # --- cursors -------------------------------------------------------------------------------------------------------
 
 
@@ -333,11 +333,29 @@ def test_a_dry_run_changes_nothing(bench: Workbench, topic: Topic) -> None:
     assert states(bench, topic) == [SegmentState.OPEN]
 
 
-def test_a_topic_that_is_to_be_compacted_has_its_cursor_from_then_on(bench: Workbench, topic: Topic) -> None:
-    """S9: also where the policy was set around it; a look makes nothing."""
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cleanup.policy", "compact,delete"),
+        ("compaction.threshold.bytes", 1 << 30),
+        ("compaction.threshold.messages", 10**6),
+        ("compaction.threshold.bytes", "of a newer version"),
+    ],
+)
+def test_a_topic_that_is_to_be_compacted_has_its_cursor_from_then_on(
+    bench: Workbench, topic: Topic, name: str, value: object
+) -> None:
+    """S9, Pulsar #11672: also where the policy was set around it, and cannot be read; a look makes nothing."""
     ledgers(bench, topic, 3)
-    bench.metadata.policies.set("broker", "cleanup.policy", "compact")
-    assert retention(bench).apply(topic.record, dry_run=True).plan.going == ()
+    allow(bench, topic, **{"retention.ms": 0})
+    bench.metadata.policies.set("namespace:public/default", "cleanup.policy", "delete")
+    clock_of(bench).advance(HOUR)
+    assert why(retention(bench).apply(topic.record, dry_run=True).plan) == [Why.TIME]
+    bench.metadata.policies.remove("namespace:public/default", "cleanup.policy")
+    bench.metadata.policies.set("broker", "cleanup.policy", "delete")
+    store_policy(bench.metadata, "namespace:public/default", name, value)
+    plan = retention(bench).apply(topic.record, dry_run=True).plan
+    assert (plan.going, plan.hold) == ((), Hold(COMPACTION_CURSOR, None, 0))
     assert bench.metadata.cursors(topic.record.id) == []
     for _ in range(2):
         retention(bench).apply(topic.record)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.backlog import Backlog, Triggers
+from compactor.backlog import Backlog
 from compactor.scheduler import Check, Lanes, cause_of, due, jobs, retry_delay_ms
 from storage.metadata.control_records import ControlRecord
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
-from storage.policies import Origin, TopicPolicies
+from storage.policy_resolution import Triggers
 
 NOW = 1_000_000
 
@@ -162,26 +162,11 @@ def test_a_failing_topic_waits_longer_each_time_up_to_the_most() -> None:
     assert retry_delay_ms(3, 1000, 6000, 0.5) == 3000
 
 
-def test_kafkas_triggers_hold_where_topics_are_compacted_or_somebody_near_set_them() -> None:
-    ratio, lag = "min.cleanable.dirty.ratio", "max.compaction.lag.ms"
-    policies = TopicPolicies(max_compaction_lag_ms=5, min_cleanable_dirty_ratio=0.3)
-    nowhere = {ratio: Origin.BROKER, lag: Origin.DEFAULT}
-    assert Triggers.of(policies, nowhere) == Triggers()
-    assert not Triggers.of(policies, nowhere).any
-    for near in (Origin.TOPIC, Origin.NAMESPACE):
-        assert Triggers.of(policies, {ratio: near, lag: Origin.BROKER}) == Triggers(dirty_ratio=0.3)
-        assert Triggers.of(policies, {ratio: Origin.BROKER, lag: near}) == Triggers(max_lag_ms=5)
-    compact = replace(policies, cleanup_policy=frozenset({"compact", "delete"}))
-    assert Triggers.of(compact, nowhere) == Triggers(dirty_ratio=0.3, max_lag_ms=5)
-    deleted = replace(policies, cleanup_policy=frozenset({"delete"}))
-    assert not Triggers.of(deleted, nowhere).any
-
-
 def test_a_check_in_the_terms_of_kafkas_metrics() -> None:
     backlogs = [
         backlog(1, size=100, clean=300, oldest=NOW - 70, max_lag_ms=50),
         backlog(2, size=40, clean=40, oldest=NOW - 10, max_lag_ms=50),
     ]
     failing = {2: ControlRecord(failures=3)}
-    assert Check.of(backlogs, failing, 1, NOW) == Check(NOW, 2, 1, 140, 0.5, 20, 1, 40)
+    assert Check.of(backlogs, failing, 1, NOW, 7) == Check(NOW, 2, 1, 140, 0.5, 20, 1, 40, 7)
     assert Check.of([], {}, 0, NOW) == Check(NOW, 0, 0, 0, 0.0, 0, 0, 0)

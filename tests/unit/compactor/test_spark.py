@@ -19,6 +19,7 @@ import pytest
 from compactor.engine import PARTITIONS_PER_CORE, Engine, Failed, answers
 from compactor.spark import SparkEngine, SparkSettings, open_session
 from storage.errors import Fenced, Misconfigured, ObjectMissing, Unavailable
+from tests.processes import process
 
 
 def test_answers_come_in_order(spark_engine: Engine) -> None:
@@ -72,8 +73,8 @@ def test_light_tasks_share_partitions_and_a_bad_one_fails_alone(spark_engine: En
 
 def ended(pid: int) -> bool:
     """Whether the process is gone, or dead and not yet buried."""
-    asked = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return asked.stdout.strip() in ("", "Z")
+    found = process(pid)
+    return found is None or found.state == "Z"
 
 
 def until(holds: Callable[[], bool], what: str) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from compactor.engine import Engine
-from compactor.spark import SparkEngine, SparkEngines, SparkSettings
-from storage.errors import Fenced, Unavailable
+from compactor.jvm import Jvm
+from compactor.spark import SparkEngine, SparkSettings
+from compactor.spark_sessions import SparkEngines
+from storage.errors import Fenced, Misconfigured, Unavailable
 from tests.unit.compactor.test_spark import until
 
 
@@ -69,13 +71,81 @@ def test_engines_share_a_session_and_none_comes_after_the_end(
         engines.open()
 
 
+def test_a_session_that_is_starting_is_given_up_when_the_service_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting, given_up = threading.Event(), threading.Event()
+
+    class Watched(Jvm):
+        def end(self) -> None:
+            given_up.set()
+
+    def open_it(*_: object) -> object:
+        starting.set()
+        given_up.wait(60)
+        raise Misconfigured("Spark could not start", "look at its log")
+
+    monkeypatch.setattr("compactor.spark_sessions.Jvm", Watched)
+    monkeypatch.setattr("compactor.spark.open_session", open_it)
+    engines = SparkEngines(SparkSettings(tmp_path / "spark.log"))
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(engines.open)
+        starting.wait(60)
+        engines.end()  # it does not wait
+        with pytest.raises(Unavailable, match="Spark was stopped"):
+            opening.result()
+    engines.close()
+
+
+@pytest.mark.slow
+def test_a_java_that_is_stopped_is_killed_and_followed_by_another(tmp_path: Path) -> None:
+    """SIGSTOP while a job runs: no call to it comes back, and nobody may wait for ever."""
+    script = """
+import os, signal, sys, threading
+from pathlib import Path
+from compactor.driver import Patience
+from compactor.spark import SparkSettings
+from compactor.spark_sessions import SparkEngines
+from storage.errors import Unavailable
+
+folder = Path(sys.argv[1])
+engines = SparkEngines(SparkSettings(folder / "spark.log", "local[1]", "512m"), patience=Patience(answer_seconds=5))
+engine = engines.open()
+java = engine._session.sparkContext._gateway.proc
+
+def task(number):
+    (folder / "running").touch()
+    threading.Event().wait()
+
+def stop():
+    while not (folder / "running").exists():
+        pass
+    os.kill(java.pid, signal.SIGSTOP)
+
+threading.Thread(target=stop).start()
+try:
+    engine.run(1, task, lambda _: None)
+except Unavailable as error:
+    print(error)
+print(java.wait())
+print(engines.open().run(3, lambda number: number * 2, lambda _: None))
+engines.close()
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    said, status, answers = ended.stdout.splitlines()[-3:]
+    assert said.startswith("Spark's driver has not answered for 5 s: the next run gets a new Spark session"), said
+    assert (status, answers) == ("-9", "[0, 2, 4]"), ended.stderr
+
+
 @pytest.mark.slow
 def test_a_java_that_died_is_followed_by_another(tmp_path: Path) -> None:
     """In a process of its own: this one's Java is everybody's."""
     script = """
 import os, signal, sys
 from pathlib import Path
-from compactor.spark import SparkEngines, SparkSettings
+from compactor.spark import SparkSettings
+from compactor.spark_sessions import SparkEngines
 engines = SparkEngines(SparkSettings(Path(sys.argv[1]), "local[1]", "512m"))
 session = engines.open()._session
 java = session.sparkContext._gateway.proc.pid
@@ -89,5 +159,5 @@ print(engines.open().run(3, lambda number: number * 2, lambda _: None))
 engines.close()
 """
     command = [sys.executable, "-c", script, str(tmp_path / "spark.log")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ended.stdout.splitlines()[-1:] == ["[0, 2, 4]"], ended.stdout + ended.stderr

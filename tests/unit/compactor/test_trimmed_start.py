@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from compactor.plan import Policies, RunPlan
 from compactor.retention import Retention
 from compactor.verify import Report, Verifier
 from storage.bulk_append import INPUT_SCHEMA
+from storage.errors import Conflict
 from storage.ledger.manifest import read_manifest
 from storage.metadata.policy_store import topic_scope
-from storage.metadata.records import TopicSnapshot
+from storage.metadata.records import COMPACTION_CURSOR, TopicSnapshot
 from storage.objects.interface import StoreLocation
 from storage.steps import Step
 from storage.topic import Topic
@@ -68,6 +69,69 @@ def at(bench: Workbench, topic: Topic, *messages: tuple[bytes | None, bytes | No
     """Key, payload, event time."""
     rows = [{"key": key, "payload": payload, "event_time": event} for key, payload, event in messages]
     bench.append(topic, [pa.Table.from_pylist(rows, schema=INPUT_SCHEMA)])
+
+
+def dropped_to(bench: Workbench, topic: Topic) -> int:
+    compacted = topic.snapshot().compacted
+    assert compacted is not None
+    return read_manifest(bench.store, compacted.manifest).dropped_to
+
+
+def forced_trim_before_the_first_run(bench: Workbench, topic: Topic) -> None:
+    trim(bench, topic, 5)
+
+
+def forced_trim_above_the_horizon(bench: Workbench, topic: Topic) -> None:
+    bench.compact(topic)
+    assert dropped_to(bench, topic) == -1
+    trim(bench, topic, 10)
+    ten(bench, topic)
+    trim(bench, topic, 15)
+
+
+def truncated(bench: Workbench, topic: Topic) -> None:
+    bench.compact(topic)
+    bench.metadata.log.truncate(topic.record.id)
+    ten(bench, topic)
+
+
+def the_cursor_is_gone_and_raw_with_it(bench: Workbench, topic: Topic) -> None:
+    bench.compact(topic)
+    trim(bench, topic, 10)
+    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR, force=True)
+    ten(bench, topic)
+
+
+def trimmed_under_the_policy_compact(bench: Workbench, topic: Topic) -> None:
+    bench.compact(topic)
+    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
+    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+    assert topic.snapshot().ledgers == ()
+    ten(bench, topic)
+
+
+@pytest.mark.parametrize(
+    ("losing", "lost_to"),
+    [
+        (forced_trim_before_the_first_run, 4),
+        (forced_trim_above_the_horizon, 14),
+        (truncated, 9),
+        (the_cursor_is_gone_and_raw_with_it, 9),
+        (trimmed_under_the_policy_compact, -1),
+    ],
+)
+def test_a_manifest_says_below_what_a_reader_may_miss_something(
+    bench: Workbench, losing: Callable[[Workbench, Topic], None], lost_to: int
+) -> None:
+    """R7: raw that went before a run saw it may have held deletions."""
+    topic = bench.topic()
+    ten(bench, topic)
+    losing(bench, topic)
+    bench.compact(topic)
+    assert dropped_to(bench, topic) == lost_to
+    ten(bench, topic)
+    bench.compact(topic)
+    assert dropped_to(bench, topic) == lost_to, "for ever"
 
 
 def test_a_run_does_not_bring_back_what_was_trimmed_before_it(bench: Workbench) -> None:
@@ -129,6 +193,32 @@ def test_by_event_time_the_best_of_what_is_left_wins(bench: Workbench) -> None:
     bench.compactor().compact(topic.name, BY_EVENT)
     assert [(one.key, one.payload) for one in compacted_only(topic)] == [(b"a", b"wins"), (b"c", b"other")]
     assert_clean(bench, topic)
+
+
+def test_late_values_revive_nothing_after_compaction_cursor_was_deleted(bench: Workbench) -> None:
+    """P9, R8: from whole raw a run learns of deletions and expiries again; where raw is trimmed, only the compacted
+    ledger remembers them, and it is not deleted by the way."""
+    topic, policies = bench.topic(), replace(BY_EVENT, key_ttl_ms=1000)
+
+    def compact() -> list[bytes | None]:
+        bench.compactor().compact(topic.name, policies)
+        return [one.key for one in compacted_only(topic)]
+
+    at(bench, topic, (b"deleted", b"v", NOW), (b"deleted", None, NOW + 200), (b"expired", b"v", NOW + 200))
+    clock = bench.clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(1001)
+    assert compact() == []
+    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    at(bench, topic, (b"deleted", b"late", NOW + 100), (b"expired", b"late", NOW + 100), (b"other", b"v", NOW))
+    assert compact() == [b"other"]
+    at(bench, topic, (b"other", None, NOW + 1))
+    assert compact() == []
+    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
+    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+    assert raw(topic) == []
+    with pytest.raises(Conflict, match="what it remembers of deleted keys"):
+        bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
 
 
 def test_what_an_earlier_run_kept_stays(bench: Workbench) -> None:

@@ -9,11 +9,23 @@ from typing import Any
 import pytest
 
 from compactor.engine import InProcess
+from compactor.garbage import GarbageCollector
 from compactor.plan import PartResult, Policies, RangeResult, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
-from storage.errors import CompactionRunning, DataLoss, Fenced, ObjectDamaged, ObjectMissing, TopicNotFound, Unavailable
+from storage.errors import (
+    CompactionRunning,
+    CompactorError,
+    Conflict,
+    DataLoss,
+    Fenced,
+    ObjectDamaged,
+    ObjectMissing,
+    TopicNotFound,
+    Unavailable,
+)
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
+from storage.metadata.policy_store import BROKER
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
@@ -200,6 +212,45 @@ def test_a_run_whose_epoch_passed_publishes_nothing(bench: Workbench) -> None:
     assert list(topic.messages(read_compacted=True)) == raw(topic)
     bench.compact(topic)
     assert [(m.key, m.payload) for m in compacted_only(topic)] == [(b"a", b"3"), (b"c", b"4")]
+
+
+class LosesItsInput(InProcess):
+    """An engine before whose first phase what it reads is taken away, and its objects collected."""
+
+    def __init__(self, bench: Workbench, take: Callable[[], object]) -> None:
+        self._bench, self._take = bench, take
+
+    def run(
+        self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
+    ) -> list[Any]:
+        self._take()
+        for _ in GarbageCollector(self._bench.metadata, self._bench.store, self._bench.clock, skew_ms=0).collect_all():
+            pass
+        return super().run(count, task, on_done, weights)
+
+
+@pytest.mark.parametrize(
+    ("how", "error"), [("truncate", Fenced), ("delete", TopicNotFound), ("trim", Conflict), ("damage", ObjectMissing)]
+)
+def test_what_is_taken_away_while_a_run_reads_it_is_no_loss(bench: Workbench, how: str, error: type[Exception]) -> None:
+    """To restore it would be bad advice, and the topic is not failing."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"))])
+    bench.metadata.policies.set(BROKER, "file.delete.delay.ms", 0)
+    (ledger,) = topic.snapshot().ledgers
+    take: dict[str, Callable[[], object]] = {
+        "truncate": lambda: bench.metadata.log.truncate(topic.record.id),
+        "delete": lambda: bench.metadata.tenancy.delete_topic(topic.record.id),
+        "trim": lambda: bench.metadata.log.trim(topic.record.id, 1, [ledger.ledger_id], force=True),
+        "damage": lambda: bench.store.delete(ledger.index.name),
+    }
+    with pytest.raises(CompactorError) as told:
+        replace(bench, engine=LosesItsInput(bench, take[how])).compact(topic)
+    assert type(told.value) is error
+    with pytest.raises(ObjectMissing):
+        bench.store.size(ledger.index.name)
+    if how == "trim":
+        assert "was trimmed while a compaction read it" in told.value.message
 
 
 class AppendsMeanwhile(InProcess):

@@ -28,6 +28,7 @@ from storage.metadata.records import RunRecord
 from storage.metadata.tables import ledgers, runs
 from storage.topic import Topic
 from tests.clocks import ManualClock
+from tests.entries import one, produce
 from tests.forgery import Forger, with_rows
 from tests.workbench import Workbench, content
 
@@ -64,6 +65,37 @@ def compact(bench: Workbench, topic: Topic, policies: Policies, later: int = 0) 
 
 def kinds(report: Report) -> set[tuple[Kind, bytes | None]]:
     return {(one.kind, one.key) for one in report.differences}
+
+
+# Beside a writer
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+@pytest.mark.parametrize("rolled", [True, False])
+def test_what_is_not_sealed_yet_is_not_missing(bench: Workbench, compacted: bool, rolled: bool) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"))])
+    if compacted:
+        bench.compact(topic)
+    for value in (b"2", b"3"):
+        produce(topic, [one(b"a", value)])
+        if rolled:
+            topic.keeper().roll(topic.record)
+    produce(topic, [one(b"a", b"4")])
+    report = verify(bench, topic)
+    assert (report.total, report.differences) == (0, ())
+    assert any(said.startswith("offsets from 1 on: not all is sealed") for said in report.unchecked)
+
+
+def test_what_was_trimmed_behind_the_horizon_by_force_is_not_missing(bench: Workbench) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"a", b"2"))])
+    bench.append(topic, [content((b"a", b"3"))])
+    first, second, _ = topic.snapshot().ledgers
+    bench.metadata.log.trim(topic.record.id, 2, [first.ledger_id, second.ledger_id], force=True)
+    assert verify(bench, topic).differences == ()
 
 
 # Policies by time
@@ -127,12 +159,16 @@ def raw_object(forger: Forger) -> Any:
 
 
 def test_with_an_incomplete_history_any_value_may_have_expired(bench: Workbench) -> None:
-    """What is gone cannot be told then, and that is said; what is there still can."""
+    """What is gone cannot be told then, and that is said, unless the manifest denies it; what is there still can."""
     forger = expiring(bench)
     first = bench.metadata.runs(forger.topic.record.id, 10)[-1]
     with bench.metadata.database.write() as connection:
         connection.execute(delete(runs).where(runs.c.run_id == first.run_id))
-    forger.publish(replace(forger.manifest, parts=(), index=()))
+    empty = replace(forger.manifest, parts=(), index=())
+    forger.publish(empty)
+    (one,) = verify(bench, forger.topic).differences
+    assert "the newest message of a key at offset 1 is gone" in one.what
+    forger.publish(replace(empty, dropped_to=1))
     report = verify(bench, forger.topic)
     assert report.total == 0
     assert any("history" in one for one in report.unchecked)

@@ -12,8 +12,8 @@ from api.places import check_begins, first_at, mark_delete_before
 from storage.errors import SegmentElsewhere
 from storage.log.directory import LogDirectory
 from storage.model import EARLIEST, LATEST
-from storage.paging import Place
 from storage.reader import Limits
+from storage.reader_state import ReaderState
 from storage.start import AtOffset
 from storage.topic import Topic
 from tests.entries import one, produce
@@ -54,7 +54,7 @@ def test_a_read_gives_what_is_sealed_and_then_names_the_rest(away: Topic, read_c
     assert [message.offset for message in islice(reading, 5)] == [0, 1, 2, 3, 4]
     with pytest.raises(SegmentElsewhere, match=NAMED):
         next(reading)
-    page = away.page_reader(Place(EARLIEST), read_compacted).messages(Limits())
+    page = away.page_reader(ReaderState(EARLIEST), read_compacted).messages(Limits())
     assert len(page.messages) == 5
     with pytest.raises(SegmentElsewhere, match=NAMED):
         away.page_reader(page.next, read_compacted).messages(Limits())

@@ -1,38 +1,48 @@
-"""Pages of a read, each in a process of its own: places as text, chunked messages that lie across pages."""
+"""Pages of a read, each in a process of its own: tokens, and chunked messages that lie across pages."""
 
 from __future__ import annotations
 
 import pytest
 
 from api.places import parse_start
+from compactor.garbage import GRACE_MS, GarbageCollector
+from compactor.retention import Retention
+from storage.errors import StateMayBeStale
+from storage.metadata.policy_store import topic_scope
 from storage.model import Message
-from storage.paging import CHUNK_EXPIRY_MS, Place
+from storage.paging import CHUNK_EXPIRY_MS
 from storage.reader import Limits
+from storage.reader_state import ReaderState
 from storage.topic import Topic
 from tests.chunked import Row, append, message, whole
-from tests.workbench import Workbench
+from tests.clocks import ManualClock
+from tests.workbench import Workbench, content, view
 
-PLACES = [
+TOKENS = [
     "earliest", "latest", "17", "3:4:-1", "3:4:-1:2", "@1700000000000",
-    "17.29", "17~5", "17~5e", "17~5r", "17~5er", "17~r", "17.29~5e", "17~",
+    "17.29", "17~5", "17~5e", "17~5r", "17~5er", "17~r", "17.29~5e", "17~", "17~5h103", "17.29~5h103e",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", PLACES)
-def test_a_place_is_its_text(text: str) -> None:
-    assert str(Place.parse(text, parse_start)) == text
+@pytest.mark.parametrize("token", TOKENS)
+def test_a_state_is_its_token(token: str) -> None:
+    assert state_of(token).to_token() == token
+
+
+def state_of(token: str) -> ReaderState:
+    return ReaderState.from_token(token, parse_start)
 
 
 def all_messages(topic: Topic, read_compacted: bool, messages: int) -> list[Message]:
-    """All messages, by pages that know nothing of each other but the place's text."""
-    place, found = Place.parse("earliest", parse_start), list[Message]()
+    """All messages, by pages that know nothing of each other but the token."""
+    token, found = "earliest", list[Message]()
     while True:
-        page = topic.page_reader(place, read_compacted).messages(Limits(messages))
+        page = topic.page_reader(state_of(token), read_compacted).messages(Limits(messages))
         if not page.messages:
             return found
         assert len(page.messages) <= messages
         found += page.messages
-        place = Place.parse(str(page.next), parse_start)
+        token = page.next.to_token()
 
 
 def spread() -> list[Row]:
@@ -57,20 +67,20 @@ def test_a_chunked_message_is_whole_wherever_pages_end(bench: Workbench, size: i
 def test_bytes_of_a_page(bench: Workbench) -> None:
     topic = bench.topic()
     append(bench, topic, spread())
-    expected, place, found = list(topic.messages()), Place.parse("earliest", parse_start), list[Message]()
-    while page := topic.page_reader(place).messages(Limits(bytes=7)).messages:
+    expected, state, found = list(topic.messages()), state_of("earliest"), list[Message]()
+    while page := topic.page_reader(state).messages(Limits(bytes=7)).messages:
         assert len(page) == 1 or sum(len(one.key or b"") + len(one.payload or b"") for one in page) <= 7
         found += page
-        place = topic.page_reader(place).messages(Limits(bytes=7)).next
+        state = topic.page_reader(state).messages(Limits(bytes=7)).next
     assert found == expected
 
 
 def test_rows_are_as_they_are_stored(bench: Workbench) -> None:
     topic = bench.topic()
     append(bench, topic, spread())
-    page = topic.page_reader(Place.parse("earliest", parse_start)).rows(Limits(messages=2))
+    page = topic.page_reader(state_of("earliest")).rows(Limits(messages=2))
     assert [offset for batch in page.batches for offset in batch.column("offset").to_pylist()] == [0, 1]
-    assert str(page.next) == "2"
+    assert page.next.to_token() == "2"
 
 
 @pytest.mark.parametrize(("late", "expected"), [(0, "0.2"), (CHUNK_EXPIRY_MS + 1, "3")])
@@ -80,11 +90,107 @@ def test_one_that_stays_incomplete_holds_pages_for_a_while(bench: Workbench, lat
     times = (1_000, 1_000 + late, 1_000 + late)
     rows = [begun, message(b"a", b"x"), message(b"b", b"x")]
     append(bench, topic, [{**row, "publish_time": time} for row, time in zip(rows, times, strict=True)])
-    page = topic.page_reader(Place.parse("earliest", parse_start)).messages(Limits(100))
+    page = topic.page_reader(state_of("earliest")).messages(Limits(100))
     assert [one.key for one in page.messages] == [b"a", b"b"]
-    assert str(page.next) == expected
+    assert page.next.to_token() == expected
     again = topic.page_reader(page.next).messages(Limits(100))
     assert again.messages == []
     append(bench, topic, [{**whole("u", b"k", b"1", b"2")[1], "publish_time": times[2]}])
     rest = topic.page_reader(again.next).messages(Limits(100)).messages
     assert [one.payload for one in rest] == ([] if late else [b"12"])
+
+
+KEYS = [b"key-%02d" % number for number in range(20)]
+
+
+def page_of(topic: Topic, token: str, messages: int) -> tuple[list[Message], str]:
+    page = topic.page_reader(state_of(token), read_compacted=True).messages(Limits(messages))
+    return page.messages, page.next.to_token()
+
+
+def churn(bench: Workbench, topic: Topic) -> None:
+    """A key comes and goes, and another generation serves."""
+    bench.append(topic, [content((b"brief", b"1"), (b"brief", None))])
+    bench.compact(topic)
+
+
+def collect(bench: Workbench, topic: Topic) -> int:
+    assert isinstance(bench.clock, ManualClock)
+    bench.clock.advance(GRACE_MS)
+    return GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record).compacted_ledgers
+
+
+@pytest.fixture
+def begun(bench: Workbench, topic: Topic) -> tuple[list[Message], str]:
+    """Two messages of a compacted ledger of twenty were read, and the token of the rest."""
+    bench.append(topic, [content(*((key, b"x" * 60) for key in KEYS))])
+    bench.compact(topic)
+    return page_of(topic, "earliest", 2)
+
+
+def test_pages_stay_in_their_compacted_ledger_while_its_grace_lasts(
+    bench: Workbench, topic: Topic, begun: tuple[list[Message], str]
+) -> None:
+    """R7: a reader that is slower than compactions comes to the end, and gets each key of its generation once."""
+    found, token = begun
+    assert token == f"2~{topic.snapshot().compacted.ledger_id}h19"  # type: ignore[union-attr]
+    while len(found) < len(KEYS):
+        churn(bench, topic)
+        page, token = page_of(topic, token, 3)
+        found += page
+    assert [one.key for one in found] == KEYS
+    assert bench.metadata.referenced(topic.record.id).pins == (), "between pages the grace holds it, and nothing else"
+    rest, _ = page_of(topic, token, 100)
+    assert view([*found, *rest]) == view(list(topic.messages()))
+
+
+def test_pages_go_on_raw_when_their_compacted_ledger_is_collected(
+    bench: Workbench, topic: Topic, begun: tuple[list[Message], str]
+) -> None:
+    found, token = begun
+    churn(bench, topic)
+    assert collect(bench, topic) == 1
+    page, token = page_of(topic, token, 3)
+    assert [one.offset for one in page] == [2, 3, 4]
+    assert token.endswith("r")
+    rest, _ = page_of(topic, token, 100)
+    assert view([*found, *page, *rest]) == view(list(topic.messages()))
+
+
+@pytest.mark.parametrize("misses", [False, True])
+def test_pages_go_on_in_a_newer_compacted_ledger_when_raw_is_gone_too(
+    bench: Workbench, topic: Topic, begun: tuple[list[Message], str], misses: bool
+) -> None:
+    """R7: unless something that was not read has left."""
+    found, token = begun
+    bench.append(topic, [content((KEYS[0], None if misses else b"new"), (KEYS[7], b"new"))])
+    bench.compact(topic)
+    everything = view(list(topic.messages()))
+    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
+    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+    assert collect(bench, topic) == 1
+    if misses:
+        with pytest.raises(StateMayBeStale):
+            page_of(topic, token, 100)
+        return
+    rest, token = page_of(topic, token, 3)
+    while page := page_of(topic, token, 3):
+        if not page[0]:
+            break
+        rest, token = rest + page[0], page[1]
+    offsets = [one.offset for one in [*found, *rest]]
+    assert offsets == sorted(set(offsets))
+    assert view([*found, *rest]) == everything
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", "0", "1:1:-1", "@1700000000000"])
+def test_the_token_of_a_page_that_found_nothing_is_taken(bench: Workbench, topic: Topic, start: str) -> None:
+    """Nothing was delivered: the next page begins as the first one did, and cannot miss anything."""
+    for _ in range(2):
+        page, token = page_of(topic, start, 5)
+        assert page == []
+        assert page_of(topic, token, 5) == ([], token)
+    bench.append(topic, [content((b"k", None), (b"a", b"1"), (b"b", b"2"))])
+    bench.metadata.log.truncate(topic.record.id)
+    bench.append(topic, [content((b"k", b"v"))])
+    assert [one.payload for one in page_of(topic, token, 5)[0]] == [b"v"]

@@ -5,20 +5,26 @@ semantics.md R7, R8. What garbage collection has to do with it is in tests/fault
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from compactor.garbage import GRACE_MS, GarbageCollector
 from compactor.plan import Policies
-from storage.errors import DataLoss, Fenced, ObjectMissing, StateMayBeStale, Unavailable
+from compactor.retention import Retention
+from storage.errors import Fenced, ObjectMissing, StateMayBeStale, Unavailable
 from storage.ledger.manifest import Manifest, read_manifest
+from storage.log.encode import encode_message
+from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, Pin
-from storage.model import Message
+from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.pinned_read import TERM_MS
+from storage.reader import Limits, row_messages
+from storage.reader_state import ReaderState
 from storage.steps import Step, observed
 from storage.topic import Topic
 from tests.clocks import ManualClock
+from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content, raw, view
 
 KEYS = [b"key-%02d" % number for number in range(20)]
@@ -133,30 +139,49 @@ def test_a_database_that_is_away_stops_no_read(bench: Workbench, topic: Topic, m
     assert got + list(reading) == expected
 
 
-def replaced(bench: Workbench, topic: Topic, *changes: tuple[bytes | None, bytes | None]) -> None:
-    """Publish a newer generation after these messages, and lose all objects that only the old one refers to."""
-    old = topic.snapshot().compacted
-    assert old is not None
-    needed = manifest(bench, topic).objects | {old.manifest.name}
+def replaced(
+    bench: Workbench, topic: Topic, *changes: tuple[bytes | None, bytes | None], policies: Policies | None = None
+) -> None:
+    """Publish a newer generation after these messages, and collect the old one."""
     bench.append(topic, [content(*changes)])
-    bench.compact(topic)
-    for name in needed - manifest(bench, topic).objects:
-        bench.store.delete(name)
+    bench.compactor().compact(topic.name, policies or Policies())
+    advance(bench, GRACE_MS + TERM_MS)
+    assert GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record).compacted_ledgers == 1
+
+
+def trim_compacted(bench: Workbench, topic: Topic) -> None:
+    """As the cleanup policy `compact` does: raw at or below the horizon goes, the topic's start stays."""
+    snapshot = topic.snapshot()
+    assert snapshot.horizon is not None
+    going = [one.ledger_id for one in snapshot.ledgers if one.last_offset <= snapshot.horizon.offset]
+    bench.metadata.log.trim(topic.record.id, snapshot.horizon.offset + 1, going, force=True, keep_start=True)
 
 
 EVERY_KEY = [(key, b"second" * 9) for key in KEYS]
 
 
+def test_a_read_whose_generation_is_gone_goes_on_raw_while_raw_lasts(bench: Workbench, topic: Topic) -> None:
+    """R7: whatever the newer generation has dropped, raw has it."""
+    reading = topic.messages(read_compacted=True)
+    got = take(reading, 1)
+    replaced(bench, topic, *EVERY_KEY[1:], (KEYS[0], None))
+    got += list(reading)
+    assert [message.offset for message in got] == [0, *range(1, 42)]
+    assert view(got) == view(raw(topic))
+
+
 def test_a_read_goes_on_in_the_newer_generation_behind_what_it_has_given(bench: Workbench, topic: Topic) -> None:
-    """R7: every part is replaced, so nothing of the old generation can be read on."""
+    """R7: every part is replaced and raw is trimmed, so nothing of the old generation can be read on."""
     reading = topic.messages(read_compacted=True)
     got = take(reading, 1)
     replaced(bench, topic, *EVERY_KEY)
+    everything = raw(topic)
+    trim_compacted(bench, topic)
     got += list(reading)
     ids = [message.message_id for message in got]
     assert ids == sorted(set(ids))
-    assert view(got) == view(raw(topic))
-    assert got[-1].offset == raw(topic)[-1].offset
+    assert view(got) == view(everything)
+    assert got[-1].offset == everything[-1].offset
     assert {message.payload for message in got if message.offset > len(KEYS) + 1} == {b"second" * 9}
 
 
@@ -181,12 +206,59 @@ def test_deletions_that_were_lost_meanwhile_are_said(bench: Workbench, topic: To
     reading = topic.messages(read_compacted=True)
     assert keys(take(reading, 1)) == [KEYS[0]]
     replaced(bench, topic, *EVERY_KEY[1:], (KEYS[0], None))
-    with pytest.raises(
-        StateMayBeStale, match=rf"generation of {topic.name} that was read up to offset \d+ is gone"
-    ) as e:
+    everything = raw(topic)
+    trim_compacted(bench, topic)
+    with pytest.raises(StateMayBeStale, match=rf"a reader of {topic.name} read up to offset \d+ is gone") as e:
         list(reading)
     assert "earliest" in e.value.remedy
-    assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
+    assert view(list(topic.messages(read_compacted=True))) == view(everything)
+
+
+@pytest.mark.parametrize("expires", [True, False])
+def test_a_value_that_came_and_expired_meanwhile_is_said(bench: Workbench, topic: Topic, expires: bool) -> None:
+    """R7, T2: the reader has an older value of key-00, which no other reader gets any more."""
+    reading = topic.messages(read_compacted=True)
+    assert keys(take(reading, 1)) == [KEYS[0]]
+    bench.append(topic, [content((KEYS[0], b"second"))])
+    advance(bench, 10)
+    policies = Policies(key_ttl_ms=10) if expires else Policies()
+    replaced(bench, topic, (b"other", b"1"), policies=policies)
+    trim_compacted(bench, topic)
+    if expires:
+        with pytest.raises(StateMayBeStale, match="values that expired, up to offset 22"):
+            list(reading)
+    else:
+        assert [message.payload for message in reading if message.key == KEYS[0]] == [b"second"]
+
+
+def test_what_left_from_before_the_horizon_that_was_read_is_not_missed(bench: Workbench) -> None:
+    """A reader has one message of each key from the compacted ledger: one that it has not read yet replaces nothing."""
+    topic = bench.topic()
+    bench.append(topic, [content(*((key, b"first" * 9) for key in KEYS))])
+    bench.compact(topic)
+    reading = topic.messages(read_compacted=True)
+    got = take(reading, 1)
+    advance(bench, 10)
+    replaced(bench, topic, (b"other", b"1"), policies=Policies(key_ttl_ms=10))
+    assert manifest(bench, topic).dropped_to == len(KEYS) - 1
+    trim_compacted(bench, topic)
+    got += list(reading)
+    assert keys(got)[-1] == b"other"
+
+
+def test_a_later_value_that_retention_hides_is_said(bench: Workbench, topic: Topic) -> None:
+    """C2: under `compact,delete` a value may be hidden though no run has taken it away yet."""
+    reading = topic.messages(read_compacted=True)
+    take(reading, 1)
+    bench.append(topic, [content((KEYS[0], b"second"))])
+    advance(bench, 10)
+    replaced(bench, topic, (b"other", b"1"))
+    trim_compacted(bench, topic)
+    scope = topic_scope(topic.record)
+    bench.metadata.policies.set(scope, "cleanup.policy", "compact,delete")
+    bench.metadata.policies.set(scope, "retention.ms", GRACE_MS + TERM_MS + 5)
+    with pytest.raises(StateMayBeStale, match="past the topic's retention"):
+        list(reading)
 
 
 def test_a_generation_in_another_order_cannot_be_gone_on_in(bench: Workbench, topic: Topic) -> None:
@@ -198,9 +270,11 @@ def test_a_generation_in_another_order_cannot_be_gone_on_in(bench: Workbench, to
     bench.compactor().compact(topic.name, Policies(event_time_order=True))
     for name in gone.objects:
         bench.store.delete(name)
+    everything = raw(topic)
+    trim_compacted(bench, topic)
     with pytest.raises(StateMayBeStale, match="has another order"):
         list(reading)
-    assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
+    assert view(list(topic.messages(read_compacted=True))) == view(everything)
 
 
 def test_damage_of_the_generation_that_serves_is_damage(bench: Workbench, topic: Topic) -> None:
@@ -218,6 +292,7 @@ def test_damage_in_the_newer_generation_is_damage_too(bench: Workbench, topic: T
     reading = topic.messages(read_compacted=True)
     take(reading, 1)
     replaced(bench, topic, *EVERY_KEY)
+    trim_compacted(bench, topic)
     compacted = topic.snapshot().compacted
     assert compacted is not None
     bench.store.delete(compacted.manifest.name)
@@ -236,29 +311,89 @@ def test_a_read_goes_on_raw_where_the_compacted_ledger_was_cleared(bench: Workbe
     assert [message.offset for message in got] == list(range(len(KEYS) + 2))
 
 
-def test_a_cleared_ledger_that_raw_cannot_stand_in_for_is_a_loss(
-    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cleared_ledger_that_raw_cannot_stand_in_for_is_said(bench: Workbench, topic: Topic) -> None:
     """Raw that does not reach back to what was given must not be taken for all there is."""
     reading = topic.messages(read_compacted=True)
     take(reading, 1)
     for part in manifest(bench, topic).parts:
         bench.store.delete(part.rows.stored.name)
-    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
-    _trim_first_ledger(bench, monkeypatch)
-    with pytest.raises(DataLoss):
+    trim_compacted(bench, topic)
+    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR, force=True)
+    with pytest.raises(StateMayBeStale, match=rf"offsets \d+ to 19 of {topic.name}"):
         list(reading)
+    assert keys(list(topic.messages(read_compacted=True))) == [b"tail", b"tail"]
 
 
-def _trim_first_ledger(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the oldest raw ledger had been trimmed."""
-    real = bench.metadata.pin_compacted
+def truncate(bench: Workbench, topic: Topic) -> None:
+    bench.metadata.log.truncate(topic.record.id)
 
-    def trimmed(topic_id: int, holder: str, ttl_ms: int) -> object:
-        snapshot, pin = real(topic_id, holder, ttl_ms)
-        return replace(snapshot, ledgers=snapshot.ledgers[1:]), pin
 
-    monkeypatch.setattr(bench.metadata, "pin_compacted", trimmed)
+def trim_by_force(bench: Workbench, topic: Topic) -> None:
+    end = topic.snapshot().topic.next_offset
+    Retention(bench.metadata, bench.store, bench.clock, bench.log).trim(topic.record, end, force=True)
+
+
+def trim_by_time(bench: Workbench, topic: Topic) -> None:
+    scope = topic_scope(topic.record)
+    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR, force=True)
+    bench.metadata.policies.set(scope, "cleanup.policy", "delete")
+    bench.metadata.policies.set(scope, "retention.ms", 10)
+    advance(bench, 20)
+    Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
+
+
+def trim_and_delete_the_cursor(bench: Workbench, topic: Topic) -> None:
+    bench.compact(topic)
+    trim_by_force(bench, topic)
+    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR, force=True)
+
+
+@pytest.mark.parametrize("compacts", [False, True], ids=["", "compacted since"])
+@pytest.mark.parametrize("losing", [truncate, trim_by_force, trim_by_time, trim_and_delete_the_cursor])
+def test_a_deletion_that_went_unread_with_its_raw_is_said(
+    bench: Workbench, topic: Topic, losing: Callable[[Workbench, Topic], None], compacts: bool
+) -> None:
+    """R7: no compacted ledger stands for what a reader behind the horizon has not read."""
+    reader = topic.reader(read_compacted=True)
+    assert sum(map(len, reader.poll(Limits()))) == len(KEYS) + 2
+    bench.append(topic, [content((KEYS[0], None))])
+    losing(bench, topic)
+    bench.append(topic, [content((b"new", b"1"))])
+    if compacts:
+        bench.compact(topic)
+    with pytest.raises(StateMayBeStale):
+        reader.poll(Limits())
+    again = view(list(topic.messages(read_compacted=True)))
+    assert (KEYS[0] in again) == (losing is trim_by_force), "what is lost to all readers, no read can know"
+    assert b"new" in again
+
+
+@pytest.mark.parametrize("start", [EARLIEST, LATEST])
+def test_a_read_that_has_delivered_nothing_cannot_be_stale(bench: Workbench, start: MessageId) -> None:
+    topic = bench.topic()
+    reader = topic.reader(start, read_compacted=True)
+    assert reader.poll(Limits()) == []
+    bench.append(topic, [content((b"k", None))])
+    truncate(bench, topic)
+    bench.append(topic, [content((b"new", b"1"))])
+    assert [one.offset for one in row_messages(iter(reader.poll(Limits())), -1)] == [1]
+
+
+def test_a_reader_that_was_at_the_end_has_missed_nothing(bench: Workbench) -> None:
+    """The last rows are slots without a message, which no reader gets."""
+    topic = bench.topic()
+    with topic.append_log() as log:
+        log.append(encode_message(b"k", b"v", producer="p", sequence_id=1, publish_time=1))
+        log.append(entry(metadata(publish_time=1, num_messages_in_batch=3), b"\xff" * 40))  # cannot be taken apart
+    reader = topic.reader(read_compacted=True)
+    assert sum(map(len, reader.poll(Limits()))) == 2
+    page = topic.page_reader(ReaderState(EARLIEST), read_compacted=True).rows(Limits())
+    assert page.next.to_token() == "4~r"
+    topic.keeper().settle(topic.record)
+    trim_by_force(bench, topic)
+    bench.append(topic, [content((b"new", b"1"))])
+    assert sum(map(len, reader.poll(Limits()))) == 1
+    assert len(topic.page_reader(page.next, read_compacted=True).messages(Limits()).messages) == 1
 
 
 def test_a_pin_that_was_lost_is_a_generation_that_is_gone(
@@ -270,6 +405,8 @@ def test_a_pin_that_was_lost_is_a_generation_that_is_gone(
     first_part = manifest(bench, topic).parts[0].live
     bench.append(topic, [content(*EVERY_KEY)])
     bench.compact(topic)
+    everything = raw(topic)
+    trim_compacted(bench, topic)
 
     def fenced(*_: object) -> None:
         raise Fenced("the pin expired", "go on")
@@ -277,7 +414,7 @@ def test_a_pin_that_was_lost_is_a_generation_that_is_gone(
     monkeypatch.setattr(bench.metadata, "renew_pin", fenced)
     advance(bench, TERM_MS)
     got += list(reading)
-    assert view(got) == view(raw(topic))
+    assert view(got) == view(everything)
     assert [m.payload for m in got].count(b"first" * 9) == first_part
 
 

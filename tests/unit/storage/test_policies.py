@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
 from compactor.plan import Policies
 from storage import policies
 from storage.errors import InvalidInput
-from storage.policies import POLICIES, Origin, TopicPolicies
+from storage.policies import POLICIES, Instead, TopicPolicies, Unreadable
 
 
 @pytest.mark.parametrize(
@@ -138,43 +136,6 @@ def test_defaults_of_compaction_are_the_compactors() -> None:
     )
 
 
-HOUR = 3_600_000
-Settings = Mapping[str, object]
-
-
-@pytest.mark.parametrize(
-    ("broker", "namespace", "topic", "kept"),
-    [
-        ({}, {}, {}, 168 * HOUR),
-        ({"retention.hours": -1}, {}, {}, None),
-        ({"retention.hours": 3, "retention.minutes": 2}, {}, {}, 120_000),
-        ({"retention.hours": 3, "retention.minutes": 2, "retention.ms": 1}, {}, {}, 1),
-        ({"retention.minutes": 2, "retention.ms": -1}, {}, {}, None),
-        ({"retention.hours": 2, "retention.minutes": -1}, {}, {}, None),
-        ({"retention.ms": 0}, {}, {}, 0),
-        # The nearest scope that says anything of it counts, in whatever unit it says it.
-        ({"retention.ms": 1}, {"retention.hours": 3}, {}, 3 * HOUR),
-        ({"retention.ms": 1}, {"retention.ms": 2}, {"retention.minutes": 5}, 300_000),
-        ({}, {"retention.minutes": 5}, {"retention.hours": 1}, HOUR),
-        ({"retention.ms": 1}, {}, {"segment.bytes": 1 << 20}, 1),
-    ],
-)
-def test_ms_beats_minutes_beats_hours(broker: Settings, namespace: Settings, topic: Settings, kept: int | None) -> None:
-    """Worked example 8."""
-    assert policies.effective(broker, namespace, topic).retention_ms_effective == kept
-
-
-def test_origins() -> None:
-    found = policies.origins({"retention.ms": 1, "segment.ms": 1}, {"retention.hours": 1}, {"flush.ms": None})
-    assert set(found) == set(POLICIES)
-    named = {name: origin for name, origin in found.items() if origin is not Origin.DEFAULT}
-    assert named == {
-        "segment.ms": Origin.BROKER,
-        "retention.hours": Origin.NAMESPACE,
-        "flush.ms": Origin.TOPIC,
-    }
-
-
 LEAST, MOST = "min.compaction.lag.ms", "max.compaction.lag.ms"
 
 
@@ -189,15 +150,17 @@ def test_lags_that_contradict_each_other_are_refused() -> None:
         TopicPolicies(min_compaction_lag_ms=2, max_compaction_lag_ms=1)
 
 
-@pytest.mark.parametrize(
-    ("broker", "topic", "lags"),
-    [
-        ({LEAST: 5}, {MOST: 3}, (3, 3)),
-        ({MOST: 3}, {LEAST: 5}, (5, 5)),
-        ({LEAST: 5, MOST: 3}, {}, (5, 5)),
-        ({LEAST: 2}, {MOST: 3}, (2, 3)),
-    ],
-)
-def test_of_lags_from_two_scopes_the_nearest_wins(broker: Settings, topic: Settings, lags: tuple[int, int]) -> None:
-    found = policies.effective(broker, {}, topic)
-    assert (found.min_compaction_lag_ms, found.max_compaction_lag_ms) == lags
+def test_an_unreadable_value_contradicts_nothing() -> None:
+    unreadable = policies.read(LEAST, "two")
+    assert isinstance(unreadable, Unreadable)
+    assert unreadable.value == "two"
+    assert unreadable.reason.startswith("'two' is no value for the policy min.compaction.lag.ms: give milliseconds")
+    policies.check({LEAST: unreadable, MOST: 1})
+    assert policies.read(LEAST, "2") == 2
+
+
+def test_what_counts_instead_of_an_unreadable_value_is_a_value() -> None:
+    for policy in POLICIES.values():
+        if not isinstance(policy.unreadable, Instead):
+            shown = policies.shown(policy.name, policy.unreadable)
+            assert policies.parse(policy.name, shown) == (policy.name, policy.unreadable)

@@ -26,8 +26,11 @@ from storage.errors import (
     TopicNotFound,
     Unavailable,
 )
+from storage.last_message import LastMessage
 from storage.ledger import rows
+from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.manifest import read_manifest
+from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, Message, MessageId, Position, TopicName
@@ -36,6 +39,7 @@ from storage.objects.local import LocalStore
 from storage.reader import Limits, SnapshotReader, messages
 from storage.topic import Topic
 from tests import chunked
+from tests.pulsar_entries import PUBLISHED, entry, metadata
 from tests.workbench import TINY, Workbench, compacted_only, content, ids, raw, view
 
 
@@ -94,7 +98,8 @@ def test_earliest_with_the_flag_is_the_compacted_start_without_any_raw(bench: Wo
     assert [m.offset for m in messages(reader.batches(EARLIEST, False), -1)] == [4, 5, 6]
     bare = SnapshotReader(bench.store, replace(snapshot, ledgers=()))
     assert [m.offset for m in messages(bare.batches(EARLIEST, True), -1)] == [1, 2, 3]
-    assert bare.last_message_id(True) == ids(raw(topic))[3]
+    hasher = Xxh3KeyHasher(topic.record.hash_seed)
+    assert LastMessage(bench.store, bare, hasher).message_id(True) == ids(raw(topic))[3]
 
 
 def test_latest_gives_nothing_that_is_there(topic: Topic) -> None:
@@ -149,6 +154,80 @@ def test_the_last_message_is_none_that_is_incomplete(bench: Workbench, others: i
     chunked.append(bench, topic, [chunked.chunk("u", 1, 2, b"k", b"2")])
     bench.compact(topic)
     assert topic.last_message_id(read_compacted=True) == ids(topic.messages(read_compacted=True))[-1]
+
+
+@pytest.mark.parametrize("how", ["open", "rolled", "sealed", "compacted"])
+@pytest.mark.parametrize("others", [0, 3])
+def test_the_last_message_is_none_whose_first_chunks_are_gone(bench: Workbench, how: str, others: int) -> None:
+    """R6: no reader gets a message of which the last chunk alone is there."""
+    topic = bench.topic("chunked")
+    append_chunked(topic, (b"k", 0, 2), (b"k", 1, 2), *[(b"a", None, None)] * others, (b"m", 1, 2), (b"l", 2, 3))
+    if how != "open":
+        topic.keeper().roll(topic.record, 0)
+    if how in ("sealed", "compacted"):
+        topic.keeper().settle(topic.record)
+    if how != "open":
+        bench.metadata.log.trim(topic.record.id, 1, [], force=True)
+    if how == "compacted":
+        bench.compact(topic)
+    for flag in (False, True):
+        delivered = [EARLIEST, *ids(topic.messages(read_compacted=flag))]
+        assert len(delivered) == 1 + others + (how == "open") or (how, flag) == ("compacted", True)
+        assert topic.last_message_id(flag) == delivered[-1]
+
+
+def test_the_last_message_is_none_of_which_a_chunk_is_hidden(bench: Workbench) -> None:
+    """C2: its last chunk is young enough, its first one is not."""
+    topic = bench.topic("chunked")
+    rows = [chunked.message(b"a", b"x"), *chunked.whole("u", b"k", b"1", b"2")]
+    now = bench.clock.now_ms()
+    chunked.append(bench, topic, [{**row, "publish_time": now - age} for row, age in zip(rows, (0, 9, 0), strict=True)])
+    bench.compact(topic)
+    scope = topic_scope(topic.record)
+    bench.metadata.policies.set(scope, "cleanup.policy", "compact,delete")
+    bench.metadata.policies.set(scope, "retention.ms", 5)
+    assert [one.key for one in topic.messages(read_compacted=True)] == [b"a"]
+    assert topic.last_message_id(True) == ids(raw(topic))[0]
+    assert topic.last_message_id(False) == ids(raw(topic))[1]
+
+
+def test_a_chunk_that_belongs_to_no_message_is_one_by_itself(bench: Workbench) -> None:
+    """P8, P10: without uuid nobody can put it together, so it passes whole, and a reader gets it."""
+    topic = bench.topic("chunked")
+    chunked.append(
+        bench, topic, [chunked.message(b"a", b"x"), {**chunked.chunk("u", 0, 2, b"k", b"1"), "chunk_uuid": None}]
+    )
+    assert topic.last_message_id() == ids(topic.messages())[-1] == ids(raw(topic))[1]
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+@pytest.mark.parametrize("rolls", [False, True])
+def test_the_last_message_is_a_chunked_one_wherever_its_chunks_lie(
+    bench: Workbench, compacts: bool, rolls: bool
+) -> None:
+    """Its first chunk in a ledger or in the compacted one, the others in a ledger, and a segment that is open."""
+    topic = bench.topic("chunked")
+    append_chunked(topic, (b"k", 0, 3), (b"a", None, None))
+    if compacts:
+        bench.compact(topic)
+    append_chunked(topic, *[(b"a", None, None)] * 20, (b"k", 1, 3), *[(b"a", None, None)] * 20)
+    if rolls:
+        topic.keeper().settle(topic.record)
+    append_chunked(topic, *[(b"a", None, None)] * 20, (b"k", 2, 3), (b"l", 0, 2), (b"m", 2, 3))
+    for flag in (False, True):
+        last = list(topic.messages(read_compacted=flag))[-1]
+        assert (last.key, last.payload) == (b"k", b"0 of 31 of 32 of 3")
+        assert topic.last_message_id(flag) == last.message_id
+
+
+def append_chunked(topic: Topic, *given: tuple[bytes, int | None, int | None]) -> None:
+    """Messages to the log: key, and number and count of a chunk."""
+    with topic.append_log() as log:
+        for key, index, count in given:
+            said = {"publish_time": PUBLISHED, "partition_key": key}
+            if index is not None:
+                said |= {"uuid": key.hex(), "num_chunks_from_msg": count, "chunk_id": index}
+            log.append(entry(metadata(**said), b"x" if index is None else b"%d of %d" % (index, count)))
 
 
 def test_a_limit_of_bytes_counts_over_ledgers(bench: Workbench) -> None:

@@ -6,11 +6,15 @@ import pyarrow as pa
 import pytest
 
 from storage.bulk_append import INPUT_SCHEMA
+from storage.last_message import LastMessage
+from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.metadata.policy_store import topic_scope
+from storage.model import EARLIEST
 from storage.policies import TopicPolicies
+from storage.reader import SnapshotReader
 from storage.topic import Topic
-from storage.visible import BOTH, Visible, last_visible, visible, visible_under
+from storage.visible import BOTH, Visible, visible, visible_under
 from tests.workbench import Workbench
 
 NOW = 1_700_000_000_000
@@ -81,10 +85,11 @@ def manifest_of(bench: Workbench, topic: Topic) -> Manifest:
 def test_the_last_message_that_may_be_seen(
     bench: Workbench, topic: Topic, start: int, age: int, expected: bytes | None
 ) -> None:
-    manifest = manifest_of(bench, topic)
-    found = last_visible(bench.store, manifest, -1, Visible(start, bench.clock.now_ms() - age))
+    shown = Visible(start, bench.clock.now_ms() - age)
+    reader = SnapshotReader(bench.store, topic.snapshot(), shown=shown)
+    found = LastMessage(bench.store, reader, Xxh3KeyHasher(topic.record.hash_seed)).message_id(True)
     payloads = {message.message_id: message.payload for message in topic.messages()}
-    assert (None if found is None else payloads[found]) == expected
+    assert (None if found == EARLIEST else payloads[found]) == expected
 
 
 def test_parts_that_are_hidden_or_seen_whole(bench: Workbench, topic: Topic) -> None:
@@ -96,8 +101,19 @@ def test_parts_that_are_hidden_or_seen_whole(bench: Workbench, topic: Topic) -> 
             seen = [m for m in topic.messages() if m.offset in offsets and shown.shows(m.offset, m.publish_time)]
             if shown.hides_all(part):
                 assert seen == []
-            if shown.hides_none(part):
+            if not shown.may_hide_behind(part.first.offset - 1, [part]):
                 assert len(seen) == len(offsets)
+
+
+def test_only_what_lies_behind_an_offset_may_be_hidden_there(bench: Workbench, topic: Topic) -> None:
+    parts = manifest_of(bench, topic).parts
+    last = parts[-1].last.offset
+    assert [Visible(start).may_hide_behind(5, parts) for start in (0, 6, 7)] == [False, False, True]
+    assert not Visible(40).may_hide_behind(last, parts), "there is nothing"
+    old = Visible(0, parts[0].min_publish_time + 1)
+    assert old.may_hide_behind(0, parts)
+    assert not old.may_hide_behind(parts[0].last.offset, parts[:2])
+    assert not Visible().may_hide_behind(0, parts)
 
 
 def test_of_a_topic_by_its_policies_now(bench: Workbench, topic: Topic) -> None:

@@ -176,7 +176,7 @@ def without(*path: str | int) -> bytes:
         without("parts", 0, "first_tombstone"),
         without("frozen_at"),
         without("policies"),
-        without("tombstones_dropped_to"),
+        without("dropped_to"),
         without("index", "levels"),
         manifest().encode().replace(b'"parts":[]', b'"parts":[7]'),
         manifest().encode().replace(b'"parts":[]', b'"parts":null'),
@@ -188,11 +188,19 @@ def test_json_that_is_no_manifest_is_damage(data: bytes) -> None:
         Manifest.decode(data, "m")
 
 
-@pytest.mark.parametrize("version", [b"1", b"4"])
+@pytest.mark.parametrize("version", [b"1", b"5"])
 def test_another_format_version_is_refused(version: bytes) -> None:
-    data = manifest().encode().replace(b'"format_version":2', b'"format_version":' + version)
+    data = manifest().encode().replace(b'"format_version":4', b'"format_version":' + version)
     with pytest.raises(ObjectDamaged, match="format version " + version.decode()):
         Manifest.decode(data, "m")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_of_an_older_format_only_tombstones_are_known_so_anything_may_have_been_dropped(version: int) -> None:
+    made = manifest(part(1, 2))
+    document = json.loads(made.encode()) | {"format_version": version, "tombstones_dropped_to": 1}
+    del document["dropped_to"]
+    assert Manifest.decode(json.dumps(document).encode(), "m") == replace(made, dropped_to=1000)
 
 
 @given(st.data())

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from storage.errors import Fenced, LeaseHeld, ObjectDamaged, SegmentElsewhere, Unavailable
+from storage.errors import Fenced, LeaseHeld, Misconfigured, ObjectDamaged, SegmentElsewhere, Unavailable
 from storage.ledger.rows import Codec, Slot
 from storage.log.directory import LogDirectory
 from storage.log.keeper import SEALER_DEAD_MS, LogKeeper
 from storage.log.pulsar_metadata_pb2 import MessageMetadata
 from storage.log.segment import SegmentFiles
+from storage.metadata.policy_store import BROKER, topic_scope
+from storage.metadata.records import MAX_SEALING_TRIES
 from storage.model import Message
 from storage.steps import Step, observed
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.dying import dying_at
 from tests.entries import batch, one, produce
+from tests.segments import flip
 from tests.workbench import Workbench, content, raw
 
 
@@ -78,8 +82,6 @@ def test_an_import_behind_an_unsealed_segment_is_not_compacted_before_it(bench: 
     bench.append(topic, [content((b"a", b"new"))])
     without = bench.compactor()
     assert without.log is not None
-    from dataclasses import replace
-
     assert replace(without, log=None).compact(topic.name).run is not None
     assert topic.snapshot().horizon is None, "nothing may be compacted yet"
     bench.compact(topic)
@@ -208,6 +210,82 @@ def test_a_sealer_that_died_is_followed_by_another_when_its_claim_ends(
     assert [one.ledger_id for one in topic.snapshot().ledgers] == [ledger.ledger_id]
 
 
+def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic: Topic) -> None:
+    """And tried again by hand; others are sealed all the same."""
+    assert isinstance(bench.clock, ManualClock)
+    assert bench.log is not None
+    for number in range(2):
+        produce(topic, [one(b"k", b"%d" % number)])
+        topic.keeper().roll(topic.record)
+    before = raw(topic)
+    for _ in range(MAX_SEALING_TRIES):
+        claimed = bench.metadata.log.claim_sealing(topic.record.id, "killed", bench.log.uid, SEALER_DEAD_MS, 1)
+        assert claimed is not None
+        with pytest.raises(LeaseHeld, match="is being sealed by killed"):
+            topic.keeper().settle(topic.record, wait_ms=0)
+        bench.clock.advance(SEALER_DEAD_MS)
+    given_up = r"segment 1 .*\(1 messages, \d+ bytes\) is given up: 5 processes that sealed it have died"
+    with pytest.raises(Misconfigured, match=given_up):
+        list(topic.keeper().seal(topic.record))
+    with pytest.raises(Misconfigured, match=given_up):
+        bench.compact(topic)
+    assert states(bench, topic) == ["ROLLED", "SEALED"]
+    assert bench.metadata.metrics.standing().given_up == 1
+    assert raw(topic) == before
+    (ledger,) = topic.keeper().seal(topic.record, again=True)
+    assert (ledger.ledger_id, raw(topic)) == (1, before)
+    assert bench.metadata.metrics.standing().given_up == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"), [(MemoryError("no memory"), 1), (Unavailable("the store is away", "try again"), 0)]
+)
+def test_a_try_counts_if_memory_runs_out_and_not_if_the_store_is_away(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch, error: Exception, tries: int
+) -> None:
+    produce(topic, [one(b"a", b"1")])
+    topic.keeper().roll(topic.record)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("storage.log.keeper.Sealer.seal", fail)
+    for number in range(1, MAX_SEALING_TRIES + 1):
+        with pytest.raises(type(error)):
+            list(topic.keeper().seal(topic.record))
+        (segment,) = bench.metadata.log.segments(topic.record.id)
+        assert segment.sealing_tries == number * tries
+    with pytest.raises(Misconfigured if tries else Unavailable):
+        list(topic.keeper().seal(topic.record))
+
+
+def test_what_is_large_or_killed_a_sealer_is_left_to_the_process_for_it(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that seals by itself could die of it, and the next one, too."""
+    assert isinstance(bench.clock, ManualClock)
+    assert bench.log is not None
+    monkeypatch.setattr("storage.log.keeper.SMALL_BYTES", 1000)
+    for size in (1, 1, 2000):
+        produce(topic, [one(b"k", b"x" * size)])
+        topic.keeper().roll(topic.record)
+    assert bench.metadata.log.claim_sealing(topic.record.id, "killed", bench.log.uid, SEALER_DEAD_MS, 1) is not None
+    bench.clock.advance(SEALER_DEAD_MS)
+    woken: list[list[str]] = []
+
+    def wake() -> None:
+        woken.append(states(bench, topic))
+        if len(woken) == 2:
+            list(topic.keeper().seal(topic.record))
+
+    service = replace(bench, log=replace(bench.log, wake_sealer=wake))
+    with pytest.raises(LeaseHeld, match=r"segment 1 .* is being sealed by killed"):
+        keeper(service, "leader").settle(topic.record)
+    keeper(service, "leader").settle(topic.record)
+    assert woken == [["ROLLED", "SEALED", "ROLLED"]] * 2
+    assert states(bench, topic) == ["SEALED"] * 3
+
+
 def _unfinish(bench: Workbench, attempt_id: str) -> None:
     from sqlalchemy import text
 
@@ -250,6 +328,43 @@ def test_a_damaged_rolled_segment_is_named_and_stays(bench: Workbench, topic: To
     assert states(bench, topic) == ["ROLLED"]
     file.write_bytes(good)
     assert len(list(topic.keeper().seal(topic.record))) == 1
+
+
+def test_an_open_segment_that_no_writer_has_is_rolled_by_age(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the messages of an idle topic stay on one disk for ever."""
+    monkeypatch.setattr("storage.log.topic_log.LOOK_SECONDS", 3600.0)
+    assert isinstance(bench.clock, ManualClock)
+    slower, damaged, written, empty = map(bench.topic, ("slower", "damaged", "written", "empty"))
+    bench.metadata.policies.set(BROKER, "segment.ms", 1000)
+    bench.metadata.policies.set(topic_scope(slower.record), "segment.ms", 5000)
+    for one_topic in (topic, slower, damaged):
+        produce(one_topic, [one(b"a", b"1")])
+    assert bench.log is not None
+    flip(SegmentFiles(bench.log.of_topic(damaged.record.uid), 0).log, 70)
+    failing: dict[str, str] = {}
+    with written.append_log() as log:
+        log.append(one(b"a", b"1"))
+        bench.clock.advance(999)
+        assert topic.keeper().roll_old(failing) == 0
+        bench.clock.advance(1)
+        assert topic.keeper().roll_old(failing) == 1
+    shown = [states(bench, one_topic) for one_topic in (topic, slower, damaged, written, empty)]
+    assert shown == [["ROLLED"], ["OPEN"], ["OPEN"], ["OPEN"], []]
+    assert list(failing) == [str(damaged.name)]
+    bench.clock.advance(4000)
+    assert slower.keeper().roll_old({}) == 2
+    assert (states(bench, slower), states(bench, written)) == (["ROLLED"], ["ROLLED"])
+
+
+def test_a_lease_from_a_clock_that_ran_ahead_keeps_no_idle_segment_open(bench: Workbench, topic: Topic) -> None:
+    produce(topic, [one(b"a", b"1")])
+    bench.metadata.acquire_lease(topic.record.id, "elsewhere", 10**9)
+    assert isinstance(bench.clock, ManualClock)
+    bench.clock.advance(1000)
+    bench.metadata.policies.set(BROKER, "segment.ms", 1000)
+    assert topic.keeper().roll_old({}) == 1
 
 
 def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: Topic) -> None:

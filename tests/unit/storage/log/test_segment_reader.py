@@ -27,6 +27,7 @@ from tests.segments import (
     flip,
     message,
     placed,
+    write_version_1,
 )
 
 
@@ -146,9 +147,48 @@ def test_of_an_open_segment_only_what_is_visible(segment: OneSegment) -> None:
         writer.append(ENTRIES[10])
         assert len(list(found)) == 9  # as it was when it was asked
         assert len(list(reader.entries())) == 11
-        segment.files.end.unlink()
-        assert segment.visible() == []  # nothing proves that it was flushed
-        assert reader.last() is None
+
+
+@pytest.mark.parametrize("damaged", [(10,), (74,), (10, 74), (0, 64)])
+def test_damage_in_the_end_file_hides_nothing(
+    segment: OneSegment, damaged: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    with segment.create() as writer:
+        for data in ENTRIES:
+            writer.append(data)
+        for position in damaged:
+            flip(segment.files.end, position)
+        assert segment.visible() == ENTRIES
+        assert segment.reader().visible_end() == VisibleEnd(writer.size, writer.size, len(ENTRIES), NEXT_OFFSET)
+        assert ("is damaged; the frames of" in caplog.text) == (len(damaged) == 2)  # else the other copy says it
+        writer.append(message(0))
+        caplog.clear()
+        assert len(segment.visible()) == len(ENTRIES) + 1
+        assert not caplog.text  # the writer has repaired it
+
+
+def test_without_the_end_file_the_frames_say_what_can_be_read(segment: OneSegment) -> None:
+    segment.rolled(ENTRIES)
+    whole = segment.files.log.read_bytes()
+    segment.files.end.unlink()
+    segment.files.log.write_bytes(whole[:-1])
+    assert segment.visible() == ENTRIES[:-1]  # what recovery leaves
+    segment.files.log.write_bytes(whole[:HEADER_BYTES])
+    assert segment.visible() == []
+
+
+@pytest.mark.parametrize("slot", [0, 64])
+def test_of_a_damaged_end_file_of_version_1_the_older_slot_is_not_believed(segment: OneSegment, slot: int) -> None:
+    segment.rolled(ENTRIES[:9])
+    size = segment.files.log.stat().st_size
+    write_version_1(segment.files.end, segment.header.checksum, [(64, 64, 0, 1000), (size, size, 9, PLACES[9][1])])
+    assert segment.visible() == ENTRIES[:9]
+    flip(segment.files.end, slot + 3)
+    assert segment.visible() == ENTRIES[:9]
+    os.truncate(segment.files.log, size - 1)
+    if slot:  # what is left of the file says that more was there
+        with pytest.raises(ObjectDamaged, match="within a frame"):
+            segment.visible()
 
 
 def test_damage_before_the_visible_end_is_told(segment: OneSegment) -> None:

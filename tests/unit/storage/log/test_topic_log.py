@@ -19,12 +19,13 @@ from storage.errors import (
     ObjectMissing,
     Unavailable,
 )
-from storage.log import topic_log
+from storage.log import open_segment
 from storage.log.directory import UID_FILE, LogDirectory
 from storage.log.group_commit import Answer
+from storage.log.open_segment import ENTRY_PADDING, roll_open_segment
 from storage.log.segment import Appended, SegmentFiles
 from storage.log.segment_writer import SegmentWriter
-from storage.log.topic_log import TopicLog, roll_open_segment
+from storage.log.topic_log import TopicLog
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import SegmentState
 from storage.steps import Step
@@ -73,6 +74,10 @@ def test_one_writer_at_a_time(topic: Topic) -> None:
         log.append(one(b"a", b"1"))
         with pytest.raises(LeaseHeld, match="is writing to"), topic.append_log(0):
             pass
+        waited_for: list[LeaseHeld] = []
+        with pytest.raises(LeaseHeld), topic.append_log(2_000, on_held=waited_for.append):
+            pass
+        assert [str(os.getpid()) in held.message for held in waited_for] == [True], "said once"
         log.append(one(b"b", b"2"))
     assert len(raw(topic)) == 2
 
@@ -184,7 +189,7 @@ def test_segments_roll_by_what_they_are_uncompressed(
     from storage.ledger.rows import Codec
 
     policy(bench, topic, "segment.bytes", 1 << 14)
-    monkeypatch.setattr(topic_log, "INFLATION", 2)
+    monkeypatch.setattr(open_segment, "INFLATION", 2)
     produce(topic, [batch((b"k", b"x" * 40_000), codec=Codec.ZSTD) for _ in range(2)])
     assert segments(bench, topic) == [(0, "ROLLED"), (1, "OPEN")]
 
@@ -231,7 +236,7 @@ def test_rolling_an_empty_segment_leaves_nothing(bench: Workbench, topic: Topic)
 def test_no_segment_is_opened_for_an_entry_that_cannot_be_taken(bench: Workbench, topic: Topic) -> None:
     """Else the next reader and the next writer find an empty one."""
     policy(bench, topic, "max.message.bytes", 1000)
-    too_large = one(b"a", b"x" * (1000 + topic_log.ENTRY_PADDING))
+    too_large = one(b"a", b"x" * (1000 + ENTRY_PADDING))
     with topic.append_log() as log:
         for refused in (b"no entry", too_large):
             with pytest.raises(InvalidRecord):
@@ -261,7 +266,7 @@ def test_an_entry_that_is_too_large_is_refused_and_nothing_else_is_harmed(bench:
     with topic.append_log() as log:
         log.append(one(b"a", b"1"))
         with pytest.raises(InvalidRecord, match="larger than the limit"):
-            log.append(one(b"a", b"x" * (1000 + topic_log.ENTRY_PADDING)))
+            log.append(one(b"a", b"x" * (1000 + ENTRY_PADDING)))
         log.append(one(b"b", b"x" * 1000))
     assert [m.offset for m in raw(topic)] == [0, 1]
 

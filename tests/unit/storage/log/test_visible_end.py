@@ -1,4 +1,4 @@
-"""The visible end: two slots, each on its own, and nothing from another life of the file."""
+"""The visible end: two copies, each on its own, and nothing from another segment of the same name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from storage.log.visible_end import (
     read_visible_end,
     read_writing_process,
 )
+from tests.segments import flip, write_version_1
 
 SEED = 5
 ONE, TWO, THREE = (VisibleEnd(100 * n, 110 * n, n, 1000 + n) for n in (1, 2, 3))
@@ -40,20 +41,54 @@ def test_the_file_byte_by_byte(tmp_path: Path) -> None:
     assert len(data) == 256
     numbers = [int.from_bytes(data[at : at + 8], "big") for at in range(0, 40, 8)]
     assert numbers == [2, 100, 256, 2, 1003]
-    assert int.from_bytes(data[64:72], "big") == 1
+    assert data[40] == 2
+    assert data[:45] == data[64:109]
     assert data[128:132] == os.getpid().to_bytes(4, "big")
 
 
-@pytest.mark.parametrize("position", range(44))
-def test_a_torn_slot_leaves_the_one_before(tmp_path: Path, position: int) -> None:
+@pytest.mark.parametrize("position", [*range(45), *range(64, 109)])
+def test_a_flipped_bit_takes_nothing_back(tmp_path: Path, position: int) -> None:
     path = tmp_path / "end"
     with VisibleEndWriter(path, SEED) as writer:
         for end in (ONE, TWO, THREE):
             writer.publish(end)
-    data = bytearray(path.read_bytes())
-    data[64 + position] ^= 0x80  # the third is in the odd slot
-    path.write_bytes(data)
+    flip(path, position, 0x80)
+    assert read_visible_end(path, SEED) == THREE
+
+
+@pytest.mark.parametrize("position", range(45))
+def test_a_writer_that_is_killed_in_a_copy_leaves_what_was_before(tmp_path: Path, position: int) -> None:
+    path = tmp_path / "end"
+    with VisibleEndWriter(path, SEED) as writer:
+        writer.publish(TWO)
+        before = path.read_bytes()
+        writer.publish(THREE)
+    after = path.read_bytes()
+    path.write_bytes(after[:position] + before[position:])  # in the first copy
     assert read_visible_end(path, SEED) == TWO
+    path.write_bytes(after[: 64 + position] + before[64 + position :])  # in the second
+    assert read_visible_end(path, SEED) == THREE
+
+
+def test_a_file_of_version_1_is_read_and_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "end"
+    for ends in ([ONE], [ONE, TWO], [ONE, TWO, THREE]):
+        write_version_1(path, SEED, [(end.flushed, end.visible, end.entries, end.next_offset) for end in ends])
+        found = read_visible_end(path, SEED)
+        assert found == ends[-1]
+        assert found is not None
+        assert found.certain
+    flip(path, 64)  # the third: whether the second is what was acknowledged last is not known
+    found = read_visible_end(path, SEED)
+    assert found == TWO
+    assert found is not None
+    assert not found.certain
+    with VisibleEndWriter(path, SEED) as writer:
+        writer.publish(ONE)
+    found = read_visible_end(path, SEED)
+    assert found == ONE
+    assert found is not None
+    assert found.certain
 
 
 def test_a_reader_that_is_overtaken_twice_in_one_read_reads_again(

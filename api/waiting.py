@@ -1,0 +1,214 @@
+"""What a request waits for, and the threads that wait: each kind of waiting has a pool of its own.
+
+A route says what it waits for, `@waits_for(WaitsFor.STORE)`; without that, the database. A store that hangs holds the
+threads of the routes that need it, and no other route notices.
+
+A pool has a bound for each thing that a hanging part could use up: threads, requests that wait for one, and the time
+until the answer. A request beyond the last two is answered 503 with Retry-After; so is, at once, a request that comes
+while all threads are held and none has got anywhere for `STUCK_MS`. A thread cannot be stopped: it keeps its place in
+the pool until what it waits for ends by itself (the store's and the database's own time-outs), and its result is
+dropped. What no thread has begun at the deadline is never begun.
+
+The threads are daemons, so one that hangs does not hold up the end of the process. Must not know: routes, HTTP but for
+the refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar, cast
+
+from fastapi import Request
+
+from api.problems import Problem
+from api.settings import Settings
+from storage.clock import Clock
+
+Answer = TypeVar("Answer")
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+STUCK_MS = 5_000
+"""How long all threads may be held without one of them ending before the pool takes no more requests."""
+PARSERS = 2
+"""Threads that parse bodies: they wait for nothing, and each may hold a body many times over."""
+_PER_THREAD = 16
+"""Requests that wait for a thread, for each thread there is."""
+_ATTRIBUTE = "_waits_for"
+
+
+class WaitsFor(StrEnum):
+    """What the thread of a route waits for."""
+
+    DATABASE = "database"
+    LOG = "log directory"
+    STORE = "object store"
+    WORK = "long work over the object store"
+    PARSING = "parsing of bodies"
+
+
+def waits_for(what: WaitsFor) -> Callable[[Endpoint], Endpoint]:
+    """Say of an endpoint what it waits for."""
+
+    def marked(endpoint: Endpoint) -> Endpoint:
+        setattr(endpoint, _ATTRIBUTE, what)
+        return endpoint
+
+    return marked
+
+
+def waited_for(endpoint: Callable[..., Any]) -> WaitsFor:
+    """What an endpoint waits for: the database, unless it says something else."""
+    found: WaitsFor = getattr(endpoint, _ATTRIBUTE, WaitsFor.DATABASE)
+    return found
+
+
+@dataclass(eq=False)
+class _Job:
+    """A call that a thread makes. `dropped`: the request has its answer already."""
+
+    work: Callable[[], Any]
+    context: contextvars.Context
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    dropped: bool = field(default=False)
+
+
+class Pool:
+    """Threads for one kind of waiting. For the tasks of any event loop."""
+
+    def __init__(self, what: WaitsFor, threads: int, deadline_ms: int | None, clock: Clock) -> None:
+        """`deadline_ms` None: the work may take as long as it takes."""
+        self._what = what
+        self._threads = threads
+        self._deadline_ms = deadline_ms
+        self._clock = clock
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = 0
+        self._waiting = 0
+        self._running = 0
+        self._moved_at = clock.now_ms()
+
+    async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+        """What `work` returns or raises, called by a thread of the pool. Raises Problem (503)."""
+        job = self._begin(lambda: work(*arguments))
+        try:
+            await asyncio.wait({job.future}, timeout=None if self._deadline_ms is None else self._deadline_ms / 1000)
+        finally:
+            job.dropped = True
+        if not job.future.done():
+            raise self._refused(f"has not answered within {self._deadline_ms} ms")
+        found: Answer = job.future.result()
+        return found
+
+    async def each(self, parts: Generator[Answer, None, None]) -> AsyncIterator[Answer]:
+        """What a generator yields, each step made by a thread of the pool; closed by one, too."""
+        end = object()
+        try:
+            while (found := await self.run(next, parts, end)) is not end:
+                yield found
+        finally:  # who takes the stream may have gone away: nothing is waited for
+            with suppress(Problem):
+                self._begin(parts.close)
+
+    def close(self) -> None:
+        """Begin nothing more. Threads that hang are left to end with the process."""
+        for _ in range(self._started):
+            self._jobs.put(None)
+
+    def _begin(self, work: Callable[[], Any]) -> _Job:
+        """Queue a call, and start a thread if none is free. Raises Problem (503)."""
+        loop = asyncio.get_running_loop()
+        job = _Job(work, contextvars.copy_context(), loop, loop.create_future())
+        with self._lock:
+            if self._running >= self._threads:
+                stuck_ms = self._clock.now_ms() - self._moved_at
+                if stuck_ms >= STUCK_MS:
+                    raise self._refused(f"has not answered any of {self._running} requests for {stuck_ms} ms")
+                if self._waiting >= self._threads * _PER_THREAD:
+                    raise self._refused(f"is waited for by {self._running + self._waiting} requests already")
+            self._waiting += 1
+            starts = self._running + self._waiting > self._started and self._started < self._threads
+            self._started += starts
+        self._jobs.put(job)
+        if starts:
+            threading.Thread(target=self._serve, name=f"{self._what.name.lower()}-pool", daemon=True).start()
+        return job
+
+    def _refused(self, said: str) -> Problem:
+        return Problem(503, f"the {self._what} {said}: try again", {"Retry-After": "1"})
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            with self._lock:
+                self._waiting -= 1
+                self._running += 1
+                self._moved_at = self._clock.now_ms()
+            try:
+                if not job.dropped:
+                    self._call(job)
+            finally:
+                with self._lock:
+                    self._running -= 1
+                    self._moved_at = self._clock.now_ms()
+            del job
+
+    @staticmethod
+    def _call(job: _Job) -> None:
+        try:
+            found, error = job.context.run(job.work), None
+        except BaseException as raised:  # the task that waits raises it
+            found, error = None, raised
+
+        def tell() -> None:
+            if job.future.done():
+                return
+            if error is None:
+                job.future.set_result(found)
+            elif isinstance(error, StopIteration):  # no future takes one
+                job.future.set_exception(RuntimeError("a generator ended where none was"))
+            else:
+                job.future.set_exception(error)
+                job.future.exception()  # it counts as seen, also if nobody waits any more
+
+        with suppress(RuntimeError):  # the loop has ended
+            job.loop.call_soon_threadsafe(tell)
+
+
+@dataclass(frozen=True)
+class Pools:
+    """A pool for each kind of waiting."""
+
+    by_kind: dict[WaitsFor, Pool]
+
+    @classmethod
+    def of(cls, settings: Settings, clock: Clock) -> Pools:
+        """As the settings say."""
+        deadline = settings.limits_request_timeout_ms
+        sizes = {
+            WaitsFor.DATABASE: (settings.threads_database, deadline),
+            WaitsFor.LOG: (settings.threads_log, deadline),
+            WaitsFor.STORE: (settings.threads_store, deadline),
+            WaitsFor.WORK: (settings.threads_work, None),
+            WaitsFor.PARSING: (PARSERS, deadline),
+        }
+        return cls({what: Pool(what, threads, most, clock) for what, (threads, most) in sizes.items()})
+
+    def __getitem__(self, what: WaitsFor) -> Pool:
+        return self.by_kind[what]
+
+    def close(self) -> None:
+        for pool in self.by_kind.values():
+            pool.close()
+
+
+def pools_of(request: Request) -> Pools:
+    """The pools of the service that a request came to."""
+    return cast(Pools, request.app.state.pools)

@@ -1,0 +1,210 @@
+"""Limits of what may lie before a topic's subscriptions: message time to live, and backlog quotas, as Pulsar has them.
+
+    time to live   every subscription counts messages older than `message.ttl.seconds` as acknowledged
+    quota          the slowest subscription has more than `backlog.quota.bytes` before it, or its oldest message is
+                   older than `backlog.quota.seconds`; then messages are refused, for now (`producer_request_hold`) or
+                   at all (`producer_exception`), or the oldest count as acknowledged until 90 % of the limit are left
+                   (`consumer_backlog_eviction`)
+
+Invariants: `__compaction` is exempt from all of it (S9): it holds back what no run has seen, and no consumer can move
+it. A subscription never goes back, and never beyond the topic's end.
+
+Bytes are those that producers sent; within a ledger every message counts alike, so a backlog that begins inside one is
+an estimate, as a broker's is. All messages of the topic must be at hand: `limits` is for the process in whose log
+directory the tail lies. May go wrong: TopicNotFound, DataLoss, Unavailable. Must not know: who produces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from storage.clock import Clock
+from storage.cursor import Cursor
+from storage.errors import CompactorError, Conflict, Fenced, NotFound, Unavailable
+from storage.log.directory import LogDirectory
+from storage.log.open_end import open_end
+from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, LedgerRecord, TopicRecord, TopicSnapshot
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+from storage.objects.interface import ObjectStore
+from storage.policies import EVICT, HOLD, TopicPolicies
+from storage.start import AtOffset, AtTime, Start
+from storage.topic import Topic
+
+LEFT_AFTER_EVICTION = 0.9
+"""So much of a limit is left where it was exceeded (Pulsar's `BacklogQuotaManager`)."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A ledger or segment with its bytes; offsets are inclusive."""
+
+    first_offset: int
+    last_offset: int
+    size: int
+
+    def behind(self, offset: int) -> int:
+        """About how many of its bytes lie at this offset or behind it."""
+        left = self.last_offset + 1 - max(offset, self.first_offset)
+        return self.size * max(left, 0) // (self.last_offset + 1 - self.first_offset)
+
+
+@dataclass(frozen=True)
+class OverQuota:
+    """A topic whose subscription `cursor` is farther behind than it may be. `unit`: bytes or seconds."""
+
+    topic: TopicName
+    cursor: str
+    backlog: int
+    limit: int
+    unit: str
+    action: str
+
+    @property
+    def error(self) -> CompactorError:
+        """Why messages are refused."""
+        kind = Unavailable if self.action == HOLD else Conflict
+        return kind(
+            f"{self.topic} takes no messages: its subscription {self.cursor} has a backlog of {self.backlog} "
+            f"{self.unit}, and backlog.quota.{self.unit} is {self.limit}",
+            f"have the subscription read on, skip its backlog, delete it, or raise backlog.quota.{self.unit}",
+        )
+
+
+def has_limits(policies: TopicPolicies) -> bool:
+    """Whether any limit is set."""
+    quotas = (policies.backlog_quota_bytes, policies.backlog_quota_seconds)
+    return bool(policies.message_ttl_seconds) or max(quotas) >= 0
+
+
+def extents(snapshot: TopicSnapshot, log: LogDirectory | None) -> list[Extent]:
+    """The topic's ledgers and segments in order, as far as they hold something; an open one if it lies in `log`."""
+    found = []
+    for piece in snapshot.pieces:
+        if isinstance(piece, LedgerRecord):
+            found.append(Extent(piece.first_offset, piece.last_offset, piece.logical_bytes))
+        elif piece.content is not None:
+            found.append(Extent(piece.first_offset, piece.content.last_offset, piece.content.logical_bytes))
+        elif log is not None and (end := open_end(log, snapshot.topic, piece)) and end.next_offset > piece.first_offset:
+            found.append(Extent(piece.first_offset, end.next_offset - 1, end.size))
+    return found
+
+
+def bytes_behind(some: Sequence[Extent], offset: int) -> int:
+    """About how many bytes lie at this offset or behind it."""
+    return sum(extent.behind(offset) for extent in some)
+
+
+def first_of_last(some: Sequence[Extent], size: int) -> int:
+    """The smallest offset behind which, itself included, lie at most so many bytes."""
+    end = 0
+    for extent in reversed(some):
+        end = end or extent.last_offset + 1
+        if extent.size > size:
+            kept = size * (extent.last_offset + 1 - extent.first_offset) // extent.size
+            return extent.last_offset + 1 - kept
+        size -= extent.size
+        end = extent.first_offset
+    return end
+
+
+@dataclass(frozen=True)
+class BacklogLimits:
+    """Applies the limits of topics."""
+
+    metadata: MetadataStore
+    store: ObjectStore
+    clock: Clock
+    log: LogDirectory | None = None
+
+    def apply(self, topic: TopicRecord, policies: TopicPolicies) -> OverQuota | None:
+        """Move the topic's subscriptions as its policies say; why it is to take no messages, if it is not."""
+        if policies.message_ttl_seconds:
+            self._acknowledge_before(topic, AtTime(self.clock.now_ms() - policies.message_ttl_seconds * 1000))
+        over = self.over_quota(topic, policies)
+        for one in over:
+            if one.action == EVICT:
+                self._evict(topic, one)
+        return next((one for one in over if one.action != EVICT), None)
+
+    def check(self, topic: TopicRecord) -> None:
+        """Raises Unavailable or Conflict if the topic is to take no messages now."""
+        policies = self.metadata.policies.effective(topic)
+        for one in self.over_quota(topic, policies) if has_limits(policies) else ():
+            if one.action != EVICT:
+                raise one.error
+
+    def over_quota(self, topic: TopicRecord, policies: TopicPolicies) -> list[OverQuota]:
+        """The quotas that the topic is over."""
+        slowest = min(self._cursors(topic), key=_next_offset, default=None)
+        if slowest is None:
+            return []
+        found = []
+        for unit, limit, action in (
+            ("bytes", policies.backlog_quota_bytes, policies.backlog_quota_bytes_action),
+            ("seconds", policies.backlog_quota_seconds, policies.backlog_quota_seconds_action),
+        ):
+            if limit < 0:
+                continue
+            if unit == "bytes":
+                backlog = bytes_behind(extents(self.metadata.snapshot(topic.id), self.log), _next_offset(slowest))
+            else:
+                backlog = self._age_seconds(topic, _next_offset(slowest))
+            if backlog > limit:
+                found.append(OverQuota(topic.name, slowest.name, backlog, limit, unit, action))
+        return found
+
+    def _evict(self, topic: TopicRecord, over: OverQuota) -> None:
+        """Let the subscriptions that are too far behind miss the oldest messages."""
+        left = int(over.limit * LEFT_AFTER_EVICTION)
+        if over.unit == "bytes":
+            some = extents(self.metadata.snapshot(topic.id), self.log)
+            self._acknowledge_before(topic, AtOffset(first_of_last(some, left)))
+        else:
+            self._acknowledge_before(topic, AtTime(self.clock.now_ms() - left * 1000))
+
+    def _acknowledge_before(self, topic: TopicRecord, start: Start) -> None:
+        """Let every subscription go on at `start`, unless it is there already."""
+        waiting = self._cursors(topic)
+        if not waiting:
+            return
+        opened = Topic(self.metadata, self.store, self.clock, topic, log=self.log)
+        offset, _ = _first(opened, start)
+        if offset is None:
+            offset = opened.snapshot_reader().end
+        for record in waiting:
+            if _next_offset(record) < offset:
+                with suppress(Fenced, NotFound):  # somebody moved or deleted it: the next time looks again
+                    cursor = Cursor(
+                        self.metadata,
+                        self.clock,
+                        topic,
+                        record.name,
+                        opened.locate,
+                        lambda: opened.snapshot_reader().end,
+                    )
+                    cursor.acknowledge_below(offset)
+                    cursor.close()
+
+    def _age_seconds(self, topic: TopicRecord, offset: int) -> int:
+        """The age of the first message at or behind an offset; 0: there is none."""
+        opened = Topic(self.metadata, self.store, self.clock, topic, log=self.log)
+        _, published = _first(opened, AtOffset(offset))
+        return 0 if published is None else max(self.clock.now_ms() - published, 0) // 1000
+
+    def _cursors(self, topic: TopicRecord) -> list[CursorRecord]:
+        """The subscriptions that limits are for."""
+        return [one for one in self.metadata.cursors(topic.id) if one.name != COMPACTION_CURSOR]
+
+
+def _next_offset(cursor: CursorRecord) -> int:
+    return cursor.mark_delete.offset + 1 if cursor.mark_delete else 0
+
+
+def _first(topic: Topic, start: Start) -> tuple[int | None, int | None]:
+    """Offset and publish time of the first raw message from a start on; None: there is none."""
+    for batch in topic.read(start, max_messages=1):
+        return batch.column("offset")[0].as_py(), batch.column("publish_time")[0].as_py()
+    return None, None

@@ -1,0 +1,18 @@
+"""How often sealing a segment was begun and not ended: what its sealers die of is given up.
+
+What the column means is said in storage/metadata/tables.py.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("segments", sa.Column("sealing_tries", sa.BigInteger(), nullable=False, server_default="0"))

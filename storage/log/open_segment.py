@@ -1,0 +1,265 @@
+"""The open segment of a topic: opened, recovered, rolled, and taken up again, for the holder of the topic's lease.
+
+A file exists before its row, so a row without a file is a loss, and is reported as one. A file with messages but
+without a row is newer than the database, which was restored. If it begins where the topic ends, it is taken up again,
+with its ids and offsets. Else nothing is appended, or ids would be given twice (unnamed.py).
+
+A row says OPEN until the segment is flushed to its end; then one transaction says what it holds and where the topic
+ends.
+
+May go wrong: LeaseHeld, Fenced, TopicNotFound, InvalidRecord (an entry that cannot be taken), StorageFull, Unavailable,
+ObjectMissing, ObjectDamaged, Misconfigured. Must not know: who appends, objects, sealing.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from storage.clock import Clock
+from storage.errors import Conflict, DataLoss, Fenced, Misconfigured, ObjectDamaged, ObjectMissing
+from storage.ledger import rows
+from storage.log.directory import LogDirectory
+from storage.log.frames import HEADER_BYTES, SegmentHeader, read_header
+from storage.log.segment import FlushPolicy, SegmentFiles, WriterOptions
+from storage.log.segment_file import SegmentFile
+from storage.log.segment_writer import SegmentWriter
+from storage.log.unnamed import behind, set_aside
+from storage.metadata.records import Lease, SegmentRecord, SegmentState, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.steps import Step, reached
+
+ENTRY_PADDING = 10 << 10
+"""What an entry may have besides `max.message.bytes`: its metadata (Pulsar's padding of a frame)."""
+INFLATION = 4
+"""A segment is rolled, too, when its messages are so many times larger than `segment.bytes` once uncompressed: sealing
+holds them in memory."""
+_log = logging.getLogger(__name__)
+
+
+class _NotTakenUp(Misconfigured):
+    """A file that has lost its row and cannot have one again."""
+
+
+class TopicSegments:
+    """Opens, recovers and rolls segments, for the holder of the topic's lease."""
+
+    def __init__(
+        self, metadata: MetadataStore, clock: Clock, log: LogDirectory, topic: TopicRecord, lease: Lease
+    ) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._log = log
+        self._topic = topic
+        self._lease = lease
+        self._policies = metadata.policies.effective(topic)
+        self._opened_at = clock.now_ms()
+
+    def recovered(self) -> SegmentWriter | None:
+        """The segment that is open, recovered; None: there is none. Raises ObjectMissing, ObjectDamaged, LeaseHeld."""
+        row = self._open_row()
+        if row is None:
+            return None
+        folder = self._log.of_topic(self._topic.uid)
+        self._opened_at = row.created_at
+        return SegmentWriter.recover(
+            folder,
+            SegmentHeader(self._topic.uid, row.ledger_id, row.first_offset),
+            self._topic.name.partition,
+            self._clock,
+            self._options,
+            before_write=lambda: self._metadata.log.check_open_segment(self._lease, row.ledger_id),
+        )
+
+    def taken_up(self, writer: SegmentWriter | None, *, accept_loss: bool = False) -> SegmentWriter | None:
+        """The open segment once all files behind that of `writer` are taken up again; they have lost their rows.
+
+        `accept_loss`: what cannot be taken up is set aside. Raises Misconfigured for it otherwise, or DataLoss.
+        """
+        folder = self._log.of_topic(self._topic.uid)
+        while files := behind(folder, 0):
+            end = writer.next_offset if writer else self._metadata.topic(self._topic.name).next_offset
+            files = [first for first in files if first >= end]
+            if not files:
+                break
+            self.roll(writer)
+            writer = None
+            try:
+                writer = self._take_up(SegmentFiles(folder, files[0]), end)
+            except (_NotTakenUp, DataLoss):
+                if not accept_loss:
+                    raise
+                for first in files:
+                    set_aside(SegmentFiles(folder, first))
+        return writer
+
+    def _take_up(self, files: SegmentFiles, end: int) -> SegmentWriter:
+        """Make a file that has lost its row the topic's open segment. Raises Misconfigured, DataLoss."""
+        refusal = partial(self._not_taken_up, files)
+        if files.first_offset != end:
+            raise refusal(f"the topic ends at offset {end} in the database, so messages in between are missing")
+        with files.log.open("rb") as file:
+            found = read_header(file.read(HEADER_BYTES))
+        if isinstance(found, str) or (found.topic_uid, found.first_offset) != (self._topic.uid, end):
+            raise refusal(found if isinstance(found, str) else "its header names another place")
+        writer = SegmentWriter.recover(
+            files.folder,
+            found,
+            self._topic.name.partition,
+            self._clock,
+            self._options,
+            before_write=lambda: self._metadata.log.check_open_segment(self._lease, None),
+        )
+        try:
+            written_at = min(self._clock.now_ms(), int(files.log.stat().st_mtime * 1000))
+            row = SegmentRecord(found.ledger_id, end, self._log.uid, SegmentState.OPEN, written_at)
+            self._metadata.log.take_up_segment(self._lease, row)
+        except BaseException as error:
+            writer.close()
+            if isinstance(error, Conflict) and not isinstance(error, Fenced):
+                raise refusal(error.message) from error
+            raise
+        self._opened_at = written_at
+        _log.warning(
+            "%s has no row in the database, which must be older than the log; its %d messages are taken up again",
+            files.log,
+            writer.messages,
+        )
+        return writer
+
+    def _not_taken_up(self, files: SegmentFiles, why: str) -> _NotTakenUp:
+        return _NotTakenUp(
+            f"{files.log} holds messages of {self._topic.name} that the database does not know, and they cannot be "
+            f"taken up again: {why}",
+            "restore a database that is as new as the log, or accept the loss of the file (docs/operations.md); until "
+            "then nothing is appended, or ids and offsets would be given twice",
+        )
+
+    def damaged(self) -> int:
+        """Close the segment that is open and damaged as it is, with all that it ever held; how many bytes it has.
+
+        So no offset is given again; what can be read of it is sealed by whoever accepts the loss (keeper.py).
+        """
+        row = self._open_row()
+        if row is None:
+            return 0
+        files = SegmentFiles(self._log.of_topic(self._topic.uid), row.first_offset)
+        header = SegmentHeader(self._topic.uid, row.ledger_id, row.first_offset)
+        look = lambda: self._metadata.log.check_open_segment(self._lease, row.ledger_id)  # noqa: E731
+        with SegmentFile.damaged(files, header, self._topic.name.partition, self._options, look) as content:
+            if content is None:
+                self._metadata.log.drop_segment(self._lease, row.ledger_id)
+                return 0
+            self._metadata.log.roll_segment(self._lease, row.ledger_id, content)
+            return content.size
+
+    def _open_row(self) -> SegmentRecord | None:
+        """The row of the open segment, whose file is there. Raises ObjectMissing, Misconfigured."""
+        row = self._metadata.log.open_segment_of(self._topic.id)
+        if row is None:
+            return None
+        self._log.check(self._topic.name, row)
+        file = SegmentFiles(self._log.of_topic(self._topic.uid), row.first_offset).log
+        if not file.exists():
+            raise ObjectMissing(
+                f"the segment {file} of {self._topic.name} is gone",
+                "restore the file: it holds messages that were acknowledged",
+            )
+        return row
+
+    def opened(self, entry: bytes) -> SegmentWriter:
+        """A new segment, for an entry that it can take. Raises InvalidRecord."""
+        self._policies = self._metadata.policies.effective(self._topic)
+        self._options.checked(entry, self._clock.now_ms())
+        first_offset = self._metadata.topic(self._topic.name).next_offset
+        ledger_id = self._metadata.allocate_ledger_ids(1)
+        now = self._clock.now_ms()
+        log_uid = self._log.uid  # before its first file
+        writer = SegmentWriter.create(
+            self._log.of_topic(self._topic.uid),
+            SegmentHeader(self._topic.uid, ledger_id, first_offset),
+            self._topic.name.partition,
+            self._clock,
+            self._options,
+            before_write=lambda: self._metadata.log.check_open_segment(self._lease, None),
+        )
+        try:
+            row = SegmentRecord(ledger_id, first_offset, log_uid, SegmentState.OPEN, now)
+            self._metadata.log.open_segment(self._lease, row)
+            reached(Step.SEGMENT_OPENED)
+        except BaseException:
+            writer.close()
+            raise
+        self._opened_at = now
+        return writer
+
+    def roll(self, writer: SegmentWriter | None) -> SegmentRecord | None:
+        """Close a segment; None: there was none, or it held nothing."""
+        if writer is None:
+            self._metadata.log.clear_roll_request(self._lease)
+            return None
+        try:
+            writer.finish()
+            reached(Step.ROLL_FLUSHED)
+            content = writer.content()
+            if content is None:
+                self._metadata.log.drop_segment(self._lease, writer.ledger_id)
+                return None
+            rolled = self._metadata.log.roll_segment(self._lease, writer.ledger_id, content)
+            reached(Step.SEGMENT_ROLLED)
+            return rolled
+        finally:
+            writer.close()  # not before: until its row says so, somebody else may take the segment for an open one
+
+    def is_full(self, writer: SegmentWriter) -> bool:
+        limit = self._policies.segment_bytes
+        return (
+            writer.size >= limit
+            or writer.logical_bytes >= INFLATION * limit
+            or writer.messages >= rows.LEDGER_ROWS
+            or self.is_old(writer)
+        )
+
+    def is_old(self, writer: SegmentWriter) -> bool:
+        age = self._clock.now_ms() - self._opened_at
+        return writer.messages > 0 and age >= self._policies.segment_ms
+
+    @property
+    def _options(self) -> WriterOptions:
+        flush = FlushPolicy(self._policies.flush_messages, self._policies.flush_ms)
+        return WriterOptions(
+            flush,
+            max_entry_bytes=self._policies.max_message_bytes + ENTRY_PADDING,
+            max_ahead_ms=self._policies.message_timestamp_after_max_ms,
+        )
+
+
+def roll_open_segment(
+    metadata: MetadataStore,
+    clock: Clock,
+    log: LogDirectory,
+    topic: TopicRecord,
+    lease: Lease,
+    *,
+    accept_loss: bool = False,
+) -> None:
+    """Close the segment that a writer left open, if there is one, and those that the database has lost.
+
+    For the holder of the lease. `accept_loss`: also one that is damaged in what was flushed; it stays as it is, and
+    keeps its offsets. And one whose file is gone: it is forgotten. What cannot be taken up again is set aside.
+    """
+    segments = TopicSegments(metadata, clock, log, topic, lease)
+    try:
+        segments.roll(segments.recovered())
+    except ObjectDamaged:
+        if not accept_loss:
+            raise
+        segments.damaged()
+    except ObjectMissing:
+        lost = metadata.log.open_segment_of(topic.id)
+        if not accept_loss or lost is None:
+            raise
+        metadata.log.drop_segment(lease, lost.ledger_id)
+    last = segments.taken_up(None, accept_loss=accept_loss)
+    if last is not None:
+        segments.roll(last)

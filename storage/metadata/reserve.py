@@ -1,0 +1,54 @@
+"""Space that is kept for the day on which the disk of a SQLite database is full: a file beside it that holds nothing.
+
+On a full disk not even a topic can be deleted, because SQLite writes before it deletes; opening a database that nobody
+has open takes space, too. So the first access that fails for lack of space removes the file, and the next ones have its
+space: to delete and to trim. It is made again when there is plenty.
+
+The file is as large as the database, within bounds: what a delete writes ahead is less than that. Anybody who writes to
+the disk may use the space up; so those who write much stop before (storage/log/room.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+from storage.disk import free_bytes
+
+LEAST_BYTES = 256 << 10
+MOST_BYTES = 16 << 20
+_PLENTY = 4
+"""The reserve is made where so many times its size is free."""
+_log = logging.getLogger(__name__)
+
+
+class Reserve:
+    """The file beside one database. Safe to share between threads and processes."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self.path = Path(f"{database}.reserve")
+
+    def keep(self) -> None:
+        """Make the file if it is not there, or too small by half, and there is plenty of space. Raises nothing."""
+        with contextlib.suppress(OSError):
+            size = min(max(self._database.stat().st_size, LEAST_BYTES), MOST_BYTES)
+            there = self.path.stat().st_size if self.path.exists() else 0
+            if 2 * there < size and free_bytes(self.path.parent) >= _PLENTY * size:
+                descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.posix_fallocate(descriptor, 0, size)
+                finally:
+                    os.close(descriptor)
+
+    def release(self) -> int:
+        """Remove the file if the disk is full; how many bytes that frees."""
+        with contextlib.suppress(OSError):
+            size = self.path.stat().st_size
+            if free_bytes(self.path.parent) < size:
+                self.path.unlink()
+                _log.warning("the disk of %s is full: %d bytes that were kept for this are freed", self._database, size)
+                return size
+        return 0

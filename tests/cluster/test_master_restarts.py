@@ -1,0 +1,66 @@
+"""A Spark master that is killed with its workers and started again: it knows nothing of the application, and Spark's
+driver would wait for it for ever. The run fails, and the next one gets another session."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers.spark_cluster import SparkCluster, until
+
+pytestmark = pytest.mark.slow
+
+SERVICE = """
+import sys, threading
+from pathlib import Path
+from compactor.driver import Patience
+from compactor.spark import SparkSettings
+from compactor.spark_sessions import SparkEngines
+from storage.errors import CompactorError
+
+folder, master = Path(sys.argv[1]), sys.argv[2]
+settings = SparkSettings(folder / "spark.log", master, "512m")
+engines = SparkEngines(settings, lambda line: print("said:", line, flush=True), Patience(executors_seconds=5))
+
+def task(number):
+    (folder / "running").touch()
+    threading.Event().wait()
+
+def double(number):
+    return number * 2
+
+try:
+    engines.open().run(1, task, lambda _: None)
+except CompactorError as error:
+    print("run:", error, flush=True)
+for _ in range(200):
+    try:
+        engine = engines.open()
+        break
+    except CompactorError as error:
+        print("no engine:", error, flush=True)
+        threading.Event().wait(1)
+print("answers:", engine.run(3, double, lambda _: None), flush=True)
+engines.close()
+"""
+
+
+def test_a_master_that_is_started_again_is_worked_with_again(tmp_path: Path) -> None:
+    with SparkCluster(tmp_path, {}) as cluster:
+        command = [sys.executable, "-c", SERVICE, str(tmp_path), cluster.url]
+        with (tmp_path / "out").open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as service:
+            try:
+                until(lambda: (tmp_path / "running").exists() or None, "the task")
+                cluster.kill_all()
+                until(lambda: "no engine:" in (tmp_path / "out").read_text() or None, "the end of the run")
+                cluster.start_again()
+                assert service.wait(300) == 0, (tmp_path / "out").read_text()
+            finally:
+                service.kill()
+    lines = (tmp_path / "out").read_text().splitlines()
+    (failed,) = [line for line in lines if line.startswith("run:")]
+    assert failed.startswith("run: Spark's executors have been gone for 5 s")
+    assert lines[-1] == "answers: [0, 2, 4]"

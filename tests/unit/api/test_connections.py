@@ -1,0 +1,201 @@
+"""Connections that come too many, or say too slowly what they want; on loopback, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from api import connections
+from api.connections import Listener, deadline_protocol, loop_errors, most_connections
+from api.logs import SELDOM_MS, Seldom
+from api.settings import Settings
+from tests.clocks import ManualClock
+
+SOON = Settings(limits_header_timeout_ms=1, limits_body_timeout_ms=1)
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+
+
+def seldom_of(clock: ManualClock) -> Seldom:
+    return Seldom(clock, logging.getLogger("test"))
+
+
+def listening(most: int, *, plain: bool = True) -> Listener:
+    listener = Listener(socket.AF_INET, socket.SOCK_STREAM, 0)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    listener.limit(most, seldom_of(ManualClock()), plain=plain)
+    return listener
+
+
+def everything(client: socket.socket) -> bytes:
+    found = b""
+    while part := client.recv(4096):
+        found += part
+    return found
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_connection_beyond_the_limit_is_closed_until_another_one_ends(
+    plain: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with listening(2, plain=plain) as listener:
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(5)]
+        first, second = (listener.accept()[0] for _ in range(2))
+        for client in clients[2:4]:
+            with pytest.raises(ConnectionAbortedError):
+                listener.accept()
+            assert everything(client).startswith(b"HTTP/1.1 503 " if plain else b"")
+        first.close()
+        third, _ = listener.accept()
+        assert third.fileno() >= 0
+        for one in (*clients, second, third):
+            one.close()
+    assert [record.message.split(":")[0] for record in caplog.records] == ["2 connections are open, as many as may"], (
+        "once, not once a connection"
+    )
+
+
+def test_where_no_descriptor_is_left_accepting_rests_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none_left(_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        handle = loop_errors(seldom_of(ManualClock()))
+        loop.set_exception_handler(handle)
+        with listening(2) as listener, socket.create_connection(listener.getsockname()):
+            server = await loop.create_server(asyncio.Protocol, sock=listener, backlog=1000)
+            monkeypatch.setattr(Listener, "_accept", none_left, raising=False)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            server.close()
+        handle(loop, {"message": "socket.accept() out of system resource"})
+
+    asyncio.run(scenario())
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "no file descriptor is left for a connection: raise their limit (ulimit -n, LimitNOFILE)"
+    ]
+
+
+def test_what_is_logged_seldom_says_how_often_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    seldom = seldom_of(clock)
+    for _ in range(3):
+        seldom.warn("this")
+    seldom.warn("that")
+    clock.advance(SELDOM_MS)
+    seldom.warn("this")
+    assert [record.message for record in caplog.records] == [
+        "this",
+        "that",
+        "this (2 times more since this was logged last)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [(10_000, 1024), (200, 100), (1, 1), (resource.RLIM_INFINITY, 1024)], ids=str
+)
+def test_there_are_fewer_connections_than_descriptors(limit: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (limit, limit))
+    assert most_connections(Settings()) == most
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the body's length; 400 if the client goes away."""
+    length, status = 0, 200
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            status = 400
+            break
+        length += len(message["body"])
+        if not message["more_body"]:
+            break
+    body = str(length).encode()
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def served(
+    settings: Settings, seldom: Seldom
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server of `echo`."""
+    config = uvicorn.Config(echo, http=deadline_protocol(settings, seldom), log_config=None, ws="none", lifespan="off")
+    config.load()
+    state = ServerState()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: config.http_protocol_class(config=config, server_state=state, app_state={}),  # type: ignore[call-arg]
+        "127.0.0.1",
+        0,
+    )
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        yield reader, writer
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "setting"),
+    [
+        (b"", "limits.header-timeout"),
+        (b"GET / HTTP/1.1\r\nHost:", "limits.header-timeout"),
+        (HEAD + b"12345", "limits.body-timeout"),
+        (HEAD + b"1234567890GET /", "limits.header-timeout"),
+    ],
+    ids=["nothing", "half a head", "half a body", "half of a second one"],
+)
+def test_a_request_that_comes_too_slowly_is_answered_and_its_connection_closed(
+    sent: bytes, setting: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> bytes:
+        async with served(SOON, seldom_of(ManualClock())) as (reader, writer):
+            writer.write(sent)
+            return await reader.read()
+
+    answer = asyncio.run(scenario()).decode()
+    assert answer.rpartition("HTTP/1.1")[2].startswith(" 408 ")
+    assert setting in answer
+    assert setting in caplog.text
+
+
+def test_a_request_in_time_is_answered_and_so_is_the_next_one() -> None:
+    async def scenario() -> list[bytes]:
+        async with served(Settings(), seldom_of(ManualClock())) as (reader, writer):
+            found = []
+            for _ in range(2):
+                writer.write(HEAD)
+                await writer.drain()
+                writer.write(b"1234567890")
+                head = await reader.readuntil(b"\r\n\r\n")
+                found.append(head.partition(b"\r\n")[0] + b" " + await reader.readexactly(2))
+            return found
+
+    assert asyncio.run(scenario()) == [b"HTTP/1.1 200 OK 10"] * 2
+
+
+def test_what_is_no_http_is_refused_in_words_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        seldom = seldom_of(ManualClock())
+        for _ in range(3):
+            async with served(Settings(), seldom) as (reader, writer):
+                writer.write(b"\x16\x03\x01\r\n\r\n")
+                answer = await reader.read()
+                assert (answer.startswith(b"HTTP/1.1 400 "), b'{"reason": "this is no HTTP' in answer) == (True, True)
+
+    with caplog.filtering(type("F", (logging.Filter,), {"filter": staticmethod(connections.without_repeats)})()):
+        asyncio.run(scenario())
+    assert len(caplog.records) == 1

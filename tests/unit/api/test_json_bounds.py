@@ -1,0 +1,54 @@
+"""Bounds of JSON texts: what counts is outside strings, whatever the strings hold."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.json_bounds import TooMuch, check_bounds, load
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def begun(value: object, depth: int = 0) -> dict[int, int]:
+    """How many arrays and objects of a value begin at each depth."""
+    if not isinstance(value, list | dict):
+        return {}
+    found = {depth: 1}
+    for one in value.values() if isinstance(value, dict) else value:
+        for at, count in begun(one, depth + 1).items():
+            found[at] = found.get(at, 0) + count
+    return found
+
+
+@given(VALUES, st.booleans())
+def test_what_begins_at_each_depth_is_counted(value: object, ascii_only: bool) -> None:
+    found = check_bounds(json.dumps(value, ensure_ascii=ascii_only).encode(errors="replace"))
+    assert {depth: count for depth, count in enumerate(found) if count} == begun(value)
+
+
+@pytest.mark.parametrize("text", [b"[[[[1]]]]", b'[{"a":[{}]}]', b'["\\\\",[["\\"",[]]]]'])
+def test_deeper_than_allowed(text: bytes) -> None:
+    assert json.loads(text)
+    check_bounds(text, depth=4)
+    with pytest.raises(TooMuch, match="nested more than 3 deep"):
+        check_bounds(text, depth=3)
+
+
+@pytest.mark.parametrize("text", [b"[1,2,3]", b'{"a":1,"b":"[,","c":3}', b"{},{},{}"])
+def test_more_values_than_allowed(text: bytes) -> None:
+    check_bounds(text, values=10)
+    with pytest.raises(TooMuch, match="more than 2 values"):
+        check_bounds(text, values=2)
+
+
+@pytest.mark.parametrize("text", [b"[" * 10_000, b"]" * 10_000, b'"', b'["\\', b"", b'""' * 1000, b" " * 200_000])
+def test_what_is_no_json_is_left_to_the_parser_or_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"nested|Expecting|Unterminated|Extra|Invalid"):
+        load(text)

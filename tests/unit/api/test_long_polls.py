@@ -1,0 +1,103 @@
+"""Reads that wait share one look at the database, are woken by what comes, and are not too many of one caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, NoReturn
+
+import pytest
+
+from api import long_polls
+from api.long_polls import LongPolls
+from api.problems import Problem
+from api.waiting import Pool, WaitsFor
+from storage.errors import Unavailable
+from tests.entries import one, produce
+from tests.workbench import Workbench
+
+FAR_MS = 10**15
+
+
+async def here() -> bool:
+    return False
+
+
+async def gone() -> bool:
+    return True
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks follow each other without a pause."""
+    monkeypatch.setattr(long_polls, "POLL_SECONDS", 0)
+
+
+def polls_of(bench: Workbench, most: int = 1000) -> LongPolls:
+    assert bench.log is not None
+    pool = Pool(WaitsFor.DATABASE, 2, 60_000, bench.clock)
+    return LongPolls(bench.metadata, bench.log, bench.clock, pool, most)
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 60))
+
+
+def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their_topic(bench: Workbench) -> None:
+    polls = polls_of(bench)
+    topics = [bench.topic("t"), bench.topic("other")]
+
+    async def scenario() -> None:
+        many = [polls.changes(topics[0].record.id, FAR_MS, here) for _ in range(100)]
+        other = polls.changes(topics[1].record.id, FAR_MS, here)
+        await asyncio.gather(*(anext(one) for one in (*many, other)))  # what came before they were looked at
+        assert polls.looks <= 2
+        waiting = [asyncio.ensure_future(anext(one)) for one in many]
+        unmoved = asyncio.ensure_future(anext(other))
+        await asyncio.to_thread(produce, topics[0], [one(b"k", b"v")])
+        await asyncio.gather(*waiting)
+        assert not unmoved.done()
+        unmoved.cancel()
+
+    run(scenario())
+
+
+def test_a_read_ends_at_its_time_and_when_its_client_goes_away(bench: Workbench) -> None:
+    polls, topic = polls_of(bench), bench.topic().record.id
+
+    async def scenario() -> None:
+        assert [1 async for _ in polls.changes(topic, bench.clock.now_ms(), here)] == []
+        assert [1 async for _ in polls.changes(topic, FAR_MS, gone)] == []
+        polls.end()
+        assert [1 async for _ in polls.changes(topic, FAR_MS, here)] == []
+
+    run(scenario())
+
+
+def test_a_deleted_topic_and_a_database_that_is_away_wake_who_waits(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls, topic = polls_of(bench), bench.topic().record.id
+
+    def away(_: object) -> NoReturn:
+        raise Unavailable("the database is away", "try again")
+
+    async def scenario() -> None:
+        changes = polls.changes(topic, FAR_MS, here)
+        await anext(changes)
+        bench.metadata.tenancy.delete_topic(topic)
+        await anext(changes)
+        monkeypatch.setattr(polls, "_tails", away)
+        await anext(changes)  # the read finds out by itself
+
+    run(scenario())
+
+
+def test_one_caller_has_so_many_reads_that_wait_and_others_have_theirs(bench: Workbench) -> None:
+    polls = polls_of(bench, most=2)
+    with polls.turn("a"), polls.turn("a"), polls.turn("b"):
+        with pytest.raises(Problem, match=r"2 reads of a wait .* limits.waiting-polls") as refused, polls.turn("a"):
+            pass
+        assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
+    with polls.turn("a"), polls.turn("a"):
+        pass

@@ -1,0 +1,61 @@
+"""What leaves the service when something is wrong: no secret and no place of its parts, and one line of the log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from fastapi import FastAPI
+
+from api import problems
+from api.documents import shown_error
+from api.problems import Problem
+from storage.errors import CompactorError, InvalidInput, Misconfigured, ObjectMissing, Unavailable
+from tests.asgi import TestClient
+
+ENDPOINT = 'Could not connect to the endpoint URL: "http://user:pass-word@minio:9000/bucket/prefix/x"'
+
+
+def answering(error: Exception) -> TestClient:
+    app = FastAPI()
+    problems.install(app)
+
+    @app.get("/read")
+    def read() -> None:
+        raise error
+
+    return TestClient(app, raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable(f"cannot read object x in s3://bucket/prefix, EndpointConnectionError: {ENDPOINT}", "try again"),
+        Misconfigured("the database postgresql+psycopg://me:hunter2@db/c failed", "check it"),
+        ObjectMissing("object x does not exist in s3://bucket/prefix", "check COMPACTOR_STORE"),
+        Problem(503, "n cannot be reached at http://me:hunter2@other (password='hunter2 x'): try again"),
+        InvalidInput("'postgresql://me:hunter2@db/c' is no topic", "give one"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_no_answer_holds_a_secret_nor_where_store_and_database_are(error: CompactorError) -> None:
+    said = answering(error).get("/read").json()["reason"]
+    for hidden in ("hunter2", "pass-word", "bucket", "minio", "@db"):
+        assert hidden not in said or isinstance(error, InvalidInput)
+    assert "hunter2" not in said
+    assert "is no topic" in said or said.split()[0] in str(error)
+
+
+def test_what_is_the_operators_is_logged_once_whole(caplog: pytest.LogCaptureFixture) -> None:
+    client = answering(Unavailable(f"cannot read object x, {ENDPOINT}", "try again"))
+    for _ in range(3):
+        answer = client.get("/read")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert "GET /read is answered 503: cannot read object x" in record.message
+    assert "minio:9000/bucket" in record.message
+
+
+def test_errors_in_documents_hold_no_secret() -> None:
+    assert shown_error(Unavailable("http://me:hunter2@x failed", "try again")) == "http://me:***@x failed: try again"
+    assert shown_error("") is None

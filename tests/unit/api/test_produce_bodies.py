@@ -1,0 +1,60 @@
+"""Bodies of produce requests at their bounds: what is too much is refused before anything is made of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from api.admin import produce_bodies
+from api.admin.produce_bodies import NewMessage, parsed
+from api.formats.encoding import TextEncoding
+from api.problems import Problem
+
+LINES = "application/x-ndjson"
+MOST = 10
+
+
+def messages(body: bytes, kind: str = "application/json") -> list[NewMessage]:
+    return parsed(kind, body, TextEncoding.UTF8, TextEncoding.UTF8, MOST)
+
+
+def of(*some: Any, **others: Any) -> bytes:
+    return json.dumps({"messages": some, **others}).encode()
+
+
+def test_as_many_messages_as_may_be_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = b'{"key":"[{","value":"\\"{["}\n'
+    payload = {"payload": '[{"a":{}}]', "properties": {"p": "{}"}}
+    assert len(messages(of(*[payload] * MOST))) == len(messages(line * MOST, LINES)) == MOST
+    assert messages(line.strip(), LINES)[0].payload == b'"{['
+    monkeypatch.setattr(produce_bodies.ProducerMessages, "model_validate_json", None)  # it is not asked
+    monkeypatch.setattr(produce_bodies, "parse_rows", None)
+    for body, kind in ((of(*[payload] * (MOST + 1)), "application/json"), (line * (MOST + 1), LINES)):
+        with pytest.raises(Problem, match=r"more than 10 messages: .* limits.messages") as refused:
+            messages(body, kind)
+        assert refused.value.status_code == 413
+    with pytest.raises(Problem, match="more than 10 messages"):
+        messages(b"1\n" * 1000, LINES)
+
+
+@pytest.mark.parametrize("kind", ["application/json", LINES])
+def test_one_message_does_not_hold_what_ten_thousand_may(kind: str) -> None:
+    many = {str(number): "v" for number in range(1000)}
+    line = {"key": "k", "value": "v", "properties": many}
+    body = of({"payload": "v", "properties": many}) if kind != LINES else json.dumps(line).encode()
+    with pytest.raises(Problem, match="more than 320 values") as refused:
+        messages(body, kind)
+    assert refused.value.status_code == 413
+
+
+def test_a_schema_has_bounds_too() -> None:
+    deep = "[" * 100 + "]" * 100
+    with pytest.raises(Problem, match="SchemaInfo"):
+        messages(of({"payload": "v"}, valueSchema=deep))
+
+
+def test_of_many_errors_the_first_is_told() -> None:
+    with pytest.raises(Problem, match=r"^400: the messages cannot be taken: messages.0.payload: Field required$"):
+        messages(of({}, {}, {}))

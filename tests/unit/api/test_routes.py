@@ -1,0 +1,109 @@
+"""How requests go through routes: permission before the body, bodies within bounds, threads by what is waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+from fastapi import Body, Depends, FastAPI, Request
+
+from api import problems
+from api.access import Access, Action, Authentication, allowed
+from api.admin.bodies import long_body
+from api.audit import Audit
+from api.limits import Limits
+from api.routes import Routes
+from api.settings import Settings
+from api.tokens import HS256, Key, Verifier, create
+from api.waiting import WaitsFor, waits_for
+from tests.asgi import TestClient, with_pools
+from tests.clocks import ManualClock
+
+SECRET = bytes(32)
+router = Routes()
+JSON = {"Content-Type": "application/json"}
+
+
+@router.put("/things", dependencies=[allowed(Action.SUPERUSER)])
+def put_things(things: Annotated[dict[str, Any], Body()]) -> int:
+    """How many there are."""
+    return len(things)
+
+
+@router.put("/number", dependencies=[allowed(Action.SUPERUSER)])
+def put_number(number: Annotated[int, Depends(long_body)]) -> int:
+    return number
+
+
+@router.get("/threads/database", dependencies=[allowed(Action.ANYONE)])
+def database_thread() -> str:
+    return threading.current_thread().name
+
+
+@router.get("/threads/store", dependencies=[allowed(Action.ANYONE)])
+@waits_for(WaitsFor.STORE)
+def store_thread() -> str:
+    return threading.current_thread().name
+
+
+@router.post("/stream", dependencies=[allowed(Action.ANYONE)])
+async def stream(request: Request) -> int:
+    return len(await request.body())
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    app = with_pools(FastAPI())
+    clock = ManualClock()
+    app.state.access = Access(None, frozenset({"ops"}), Verifier([Key(HS256, SECRET)], clock))  # type: ignore[arg-type]
+    problems.install(app)
+    app.include_router(router)
+    app.add_middleware(Limits, settings=Settings(auth_enabled=True), clock=clock)
+    app.add_middleware(Audit, clock=clock)
+    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def bearing(role: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {create(SECRET, role, {})}", **JSON}
+
+
+@pytest.mark.parametrize("path", ["/things", "/number"])
+def test_the_body_of_a_role_without_permission_is_not_read(client: TestClient, path: str) -> None:
+    def body() -> Iterator[bytes]:
+        raise AssertionError("it was read")
+        yield b""
+
+    assert client.put(path, content=body(), headers=bearing("other")).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/things", "/number"])
+def test_a_body_that_produces_nothing_is_small(client: TestClient, path: str) -> None:
+    large = b'"' + b"x" * (1 << 20) + b'"'
+    for content in (large, iter([large])):
+        answer = client.put(path, content=content, headers=bearing("ops"))
+        assert (answer.status_code, "1024 KiB" in answer.json()["reason"]) == (413, True)
+    assert client.post("/stream", content=large, headers=bearing("ops")).json() == len(large)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"a":' + b"[" * 65 + b"]" * 65 + b"}", "nested more than 64 deep"),
+        (b'{"a":[' + b"1," * 30_000 + b"1]}", "more than 20000 values"),
+        (b'{"a":', "no JSON"),
+    ],
+)
+def test_a_body_has_few_values_none_of_them_deep(client: TestClient, body: bytes, said: str) -> None:
+    answer = client.put("/things", content=body, headers=bearing("ops"))
+    assert (answer.status_code, said in answer.json()["reason"]) == (400, True), answer.text
+    assert client.put("/things", content=b'{"a":[[1,2]]}', headers=bearing("ops")).json() == 1
+    many = b"{" + b",".join(b'"%d":1' % number for number in range(9_000)) + b"}"
+    assert client.put("/things", content=many, headers=bearing("ops")).json() == 9_000
+
+
+def test_endpoints_run_in_the_threads_of_what_they_wait_for(client: TestClient) -> None:
+    for what in ("database", "store"):
+        assert client.get(f"/threads/{what}", headers=bearing("ops")).json() == f"{what}-pool"

@@ -1,0 +1,106 @@
+"""Keys that are rotated, and tokens that are revoked, while a service runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import jwt
+import pytest
+from fastapi import FastAPI
+
+from api import problems
+from api.access import Access, Action, Authentication, allowed
+from api.routes import Routes
+from api.settings import Settings
+from api.token_keys import TokenKeys
+from api.tokens import ES256, create, new_key_pair, private_key
+from storage.errors import Misconfigured
+from tests.asgi import TestClient, with_pools
+from tests.clocks import ManualClock
+
+OLD, NEW = bytes(32), bytes(range(32))
+INTERVAL_MS = Settings().auth_reload_interval_ms
+
+
+def written(file: Path, content: bytes | str) -> Path:
+    """The file, made anew under its name, as an editor or a mounted secret does it."""
+    temporary = file.with_suffix(".new")
+    temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+    os.replace(temporary, file)
+    return file
+
+
+def client_of(settings: Settings, clock: ManualClock) -> TestClient:
+    app = with_pools(FastAPI())
+    router = Routes()
+
+    @router.get("/who", dependencies=[allowed(Action.SUPERUSER)])
+    def who() -> str:
+        return "ops"
+
+    app.state.access = Access.of(settings, cast(Any, None), clock)
+    problems.install(app)
+    app.include_router(router)
+    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
+    return TestClient(app)
+
+
+def test_a_key_that_was_rotated_and_a_token_that_was_revoked_count_without_a_restart(tmp_path: Path) -> None:
+    clock = ManualClock()
+    key, revoked = written(tmp_path / "secret.key", OLD), written(tmp_path / "revoked", "# none yet\n")
+    settings = Settings(
+        auth_token_secret_key=key.as_uri(), auth_revoked_tokens_file=str(revoked), auth_superuser_roles=("ops",)
+    )
+    client = client_of(settings, clock)
+
+    def status(secret: bytes, **claims: object) -> int:
+        headers = {"Authorization": f"Bearer {create(secret, 'ops', claims)}"}
+        return client.get("/who", headers=headers).status_code
+
+    assert (status(OLD), status(OLD, jti="a"), status(NEW)) == (200, 200, 401)
+    written(key, NEW)
+    written(revoked, "b # of a laptop that was lost\n\na\n")
+    assert status(NEW) == 401, "not looked at yet"
+    clock.advance(INTERVAL_MS)
+    assert (status(NEW), status(OLD), status(NEW, jti="a"), status(NEW, jti="c")) == (200, 401, 401, 200)
+    clock.advance(-INTERVAL_MS * 10)  # the clock was set back: it is looked at, too
+    written(revoked, "")
+    assert status(NEW, jti="a") == 200
+
+
+def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+
+    def key_set(public: bytes, key_id: str) -> bytes:
+        key = private_key("key", str(written(tmp_path / "pair.key", public)))
+        document = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(cast(Any, key.public_key())))
+        return json.dumps({"keys": [{**document, "kid": key_id}]}).encode()
+
+    first, second = (new_key_pair(ES256)[0] for _ in range(2))
+    jwks = written(tmp_path / "jwks.json", key_set(first, "one"))
+    keys = TokenKeys(Settings(auth_jwks_file=str(jwks)), clock)
+    assert [key.key_id for key in keys.verifier.keys] == ["one"]
+    for content in (b"{", b'{"keys": []}', b'{"keys": []}'):
+        written(jwks, content)
+        clock.advance(INTERVAL_MS)
+        assert (keys.is_due(), keys.is_due()) == (True, False)
+        keys.look()
+    jwks.unlink()
+    keys.look()
+    assert [key.key_id for key in keys.verifier.keys] == ["one"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    written(jwks, key_set(second, "two"))
+    keys.look()
+    assert [key.key_id for key in keys.verifier.keys] == ["two"]
+
+
+def test_a_list_that_cannot_be_read_keeps_a_service_from_starting(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="revoked-tokens-file"):
+        TokenKeys(Settings(auth_token_secret_key=OLD.hex(), auth_revoked_tokens_file="/nowhere/list"), ManualClock())
+    keys = TokenKeys(Settings(auth_token_secret_key="data:;base64," + "A" * 43 + "="), ManualClock())
+    assert not keys.is_due(), "there is no file to look at"

@@ -1,0 +1,123 @@
+"""A pool whose threads hang: what waits for something else goes on, and who comes is refused soon, not late."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from api.problems import Problem
+from api.waiting import STUCK_MS, Pool, WaitsFor
+from tests.clocks import ManualClock
+
+FAR_MS = 60_000
+
+
+@pytest.fixture
+def leave() -> Iterator[threading.Event]:
+    """What hanging threads wait for."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def after(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+async def hung(pool: Pool, leave: threading.Event, count: int) -> list[asyncio.Task[bool]]:
+    """So many threads of the pool, that hang."""
+    begun = threading.Semaphore(0)
+
+    def hang() -> bool:
+        begun.release()
+        return leave.wait(30)
+
+    tasks = [asyncio.create_task(pool.run(hang)) for _ in range(count)]
+    await asyncio.sleep(0)
+    for _ in range(count):
+        await asyncio.to_thread(begun.acquire)
+    return tasks
+
+
+def test_what_hangs_holds_its_own_pool_alone_and_the_next_are_refused_at_once(leave: threading.Event) -> None:
+    clock = ManualClock()
+    store, database = Pool(WaitsFor.STORE, 2, FAR_MS, clock), Pool(WaitsFor.DATABASE, 2, FAR_MS, clock)
+
+    async def scenario() -> None:
+        tasks = await hung(store, leave, 2)
+        assert await database.run(int, "7") == 7
+        queued = asyncio.create_task(store.run(int, "8"))  # they may be just about to end
+        await asyncio.sleep(0)
+        clock.advance(STUCK_MS)
+        with pytest.raises(Problem, match="object store has not answered any of 2 requests") as refused:
+            await store.run(int, "9")
+        assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
+        leave.set()
+        assert (await asyncio.gather(*tasks), await queued) == ([True, True], 8)
+        assert await store.run(int, "9") == 9
+
+    after(scenario)
+
+
+def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_does(leave: threading.Event) -> None:
+    pool = Pool(WaitsFor.STORE, 1, 1, ManualClock())
+    begun: list[str] = []
+
+    async def scenario() -> None:
+        with pytest.raises(Problem, match="has not answered within 1 ms"):
+            await pool.run(leave.wait, 30)
+        with pytest.raises(Problem, match="has not answered within 1 ms"):
+            await pool.run(begun.append, "too late")
+        leave.set()
+        # Not `pool.run`: its own deadline is as short.
+        settled = threading.Event()
+        while not settled.is_set():
+            try:
+                await pool.run(settled.set)
+            except Problem:
+                continue
+        assert begun == []
+
+    after(scenario)
+
+
+def test_a_queue_has_an_end(leave: threading.Event) -> None:
+    pool = Pool(WaitsFor.LOG, 1, FAR_MS, ManualClock())
+
+    async def scenario() -> None:
+        tasks = await hung(pool, leave, 1)
+        waiting = [asyncio.create_task(pool.run(int, "1")) for _ in range(16)]
+        await asyncio.sleep(0)
+        with pytest.raises(Problem, match="is waited for by 17 requests already"):
+            await pool.run(int, "1")
+        leave.set()
+        await asyncio.gather(*tasks, *waiting)
+
+    after(scenario)
+
+
+def test_errors_and_the_parts_of_a_stream_come_back(leave: threading.Event) -> None:
+    pool = Pool(WaitsFor.STORE, 1, FAR_MS, ManualClock())
+    closed: list[bool] = []
+
+    def numbers() -> Any:
+        try:
+            yield from range(10)
+        finally:
+            closed.append(True)
+
+    async def scenario() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await pool.run(divmod, 1, 0)
+        assert [one async for one in pool.each(numbers())] == list(range(10))
+        stream = pool.each(numbers())
+        assert await anext(stream) == 0
+        await stream.aclose()
+        await pool.run(int)  # the one thread is through with what came before
+        assert closed == [True, True]
+
+    after(scenario)

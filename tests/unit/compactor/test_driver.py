@@ -1,0 +1,160 @@
+"""Watching a Spark driver, by a fake one and a clock of the test's own: nothing here waits for a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from compactor.driver import Asker, JobWatch, Look, NoAnswer, Patience, Watched
+
+HOLD_SECONDS = 60
+"""What must come from another thread has come long before; or the test fails."""
+FINE = Look(stopped=False, executors=2, ended=1)
+ALONE = Look(stopped=False, executors=0)
+
+
+class Time:
+    """Goes on by so many seconds each time that somebody looks at it."""
+
+    def __init__(self, step: float = 0.0) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+class FakeDriver:
+    """Says what it is told to, the last thing for ever. `obeys`: what ends its job: cancel, kill."""
+
+    def __init__(self, says: Sequence[Look | Exception], obeys: str = "cancel kill") -> None:
+        self.says, self.obeys = list(says), obeys.split()
+        self.done: list[str] = []
+        self.ended = threading.Event()
+
+    def look(self, group: str) -> Look:
+        said = self.says.pop(0) if len(self.says) > 1 else self.says[0]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def cancel(self, group: str) -> None:
+        self._do(f"cancel {group}".strip())
+
+    def kill(self) -> None:
+        self._do("kill")
+
+    def _do(self, what: str) -> None:
+        self.done.append(what)
+        if what.split()[0] in self.obeys:
+            self.ended.set()
+
+
+class StoppedDriver(FakeDriver):
+    """Its Java was stopped: calls come back only when it is killed, and then with an error."""
+
+    def look(self, group: str) -> Look:
+        assert self.ended.wait(HOLD_SECONDS)
+        raise ConnectionResetError
+
+
+def wait_for_job(driver: FakeDriver, watched: Watched, on_done: Callable[[int], None] = lambda _: None) -> None:
+    """As a thread that waits for its job until the watch has ended it."""
+    with JobWatch(watched, "job", on_done, poll_seconds=0):
+        assert driver.ended.wait(HOLD_SECONDS)
+
+
+def test_a_driver_that_does_not_answer_is_killed() -> None:
+    driver = StoppedDriver([], obeys="kill")
+    watched = Watched(driver, Patience(answer_seconds=0))
+    wait_for_job(driver, watched)
+    assert driver.done == ["kill"]
+    assert watched.given_up == "Spark's driver has not answered for 0 s"
+    with pytest.raises(NoAnswer):
+        Watched(StoppedDriver([], obeys="kill"), Patience(answer_seconds=0)).ask(threading.Event().wait)
+
+
+def test_a_job_whose_executors_are_gone_for_long_is_cancelled() -> None:
+    driver, time = FakeDriver([FINE, FINE, ALONE]), Time(step=1.0)
+    watched = Watched(driver, Patience(executors_seconds=50.0), time)
+    done: list[int] = []
+    wait_for_job(driver, watched, done.append)
+    assert time.now >= 50
+    assert done[:2] == [1, 1]
+    assert driver.done == ["cancel job"]
+    assert watched.given_up == "Spark's executors have been gone for 50 s"
+    assert watched.had_executors
+
+
+def test_executors_that_come_back_in_time_are_no_reason() -> None:
+    time = Time()
+    watched = Watched(FakeDriver([FINE, ALONE, FINE, ALONE, ALONE]), Patience(executors_seconds=50.0), time)
+    for seconds, without in ((0, None), (49, 0), (49, None), (0, 0), (49, 49)):
+        time.now += seconds
+        watched.look()
+        assert watched.without_executors_seconds == without
+    assert watched.given_up == ""
+    time.now += 1
+    watched.look()
+    assert watched.given_up == "Spark's executors have been gone for 50 s"
+
+
+def test_an_application_that_never_had_executors_waits_for_them() -> None:
+    time = Time()
+    watched = Watched(FakeDriver([ALONE]), Patience(executors_seconds=50.0), time)
+    for _ in range(3):
+        watched.look()
+        time.now += 100
+    assert (watched.given_up, watched.without_executors_seconds) == ("", 300)
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ([FINE, Look(stopped=True, executors=None)], "Spark's application has ended"),
+        ([FINE, ConnectionRefusedError()], "Spark's driver cannot be asked for 60 s"),
+    ],
+)
+def test_a_job_that_does_not_end_when_it_is_cancelled_is_killed(says: list[Look | Exception], why: str) -> None:
+    driver = FakeDriver(says, obeys="kill")
+    watched = Watched(driver, Patience(answer_seconds=60.0, end_seconds=0.0), Time(step=10.0))
+    wait_for_job(driver, watched)
+    assert ("kill" in driver.done, watched.given_up) == (True, why)
+
+
+def test_progress_that_cannot_be_shown_ends_nothing() -> None:
+    driver, shown = FakeDriver([FINE]), threading.Event()
+
+    def show(_: int) -> None:
+        shown.set()
+        raise BrokenPipeError
+
+    watched = Watched(driver)
+    with JobWatch(watched, "job", show, poll_seconds=0):
+        assert shown.wait(HOLD_SECONDS)
+        assert watched.jobs == 1
+    assert (watched.jobs, watched.given_up, driver.done) == (0, "", [])
+
+
+def test_what_a_call_raises_is_raised_where_it_was_asked() -> None:
+    asker = Asker()
+
+    def fails() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        asker.ask(fails, HOLD_SECONDS)
+    assert asker.ask(lambda: 3, HOLD_SECONDS) == 3
+    asker.close()
+    with pytest.raises(ConnectionAbortedError):
+        asker.ask(lambda: 3, HOLD_SECONDS)
+
+
+def test_a_job_that_begins_after_a_long_pause_is_not_given_up_at_the_first_error() -> None:
+    time = Time()
+    watched = Watched(FakeDriver([ConnectionRefusedError()]), Patience(answer_seconds=60.0), time)
+    time.now += 3600
+    watched.begun()
+    assert (watched.look(), watched.given_up) == (None, "")

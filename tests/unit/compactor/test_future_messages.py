@@ -1,0 +1,100 @@
+"""Messages whose publish time lies in the future: they are refused; those that are there hold nothing back."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from compactor.backlog import Backlogs
+from compactor.dirtiness import dirty_ratio
+from compactor.plan import Policies
+from compactor.retention import Retention
+from compactor.scheduler import cause_of
+from storage.bulk_append import INPUT_SCHEMA
+from storage.errors import InvalidRecord
+from storage.metadata.policy_store import BROKER, topic_scope
+from storage.model import Message
+from storage.policies import TopicPolicies
+from storage.topic import Topic
+from tests.clocks import ManualClock
+from tests.entries import NOW, one, produce
+from tests.workbench import Workbench, compacted_only, raw
+
+HOUR = 3_600_000
+CENTURY = 100 * 365 * 24 * HOUR
+
+
+def rows_at(*times: int) -> pa.Table:
+    rows = [{"key": b"i%d" % number, "payload": b"1", "publish_time": time} for number, time in enumerate(times)]
+    return pa.Table.from_pylist(rows, schema=INPUT_SCHEMA)
+
+
+@pytest.fixture
+def topic(bench: Workbench) -> Topic:
+    return bench.topic()
+
+
+def test_what_lies_too_far_in_the_future_is_refused(bench: Workbench, topic: Topic) -> None:
+    limit = NOW + HOUR
+    assert TopicPolicies().message_timestamp_after_max_ms == HOUR
+    bench.metadata.policies.set(BROKER, "message.timestamp.after.max.ms", HOUR)
+    refused = r"the publish time \d+ of a message lies 3600001 ms in the future, and at most 3600000 ms are allowed"
+    for first in (True, False):
+        with topic.append_log() as log:
+            with pytest.raises(InvalidRecord, match=refused):
+                log.append(one(b"a", b"1", publish_time=limit + 1))
+            assert topic.snapshot().segments == () or not first
+            log.append(one(b"a", b"1", publish_time=limit))
+    with pytest.raises(InvalidRecord, match=refused):
+        bench.append(topic, [rows_at(NOW, limit), rows_at(limit + 1, NOW)])
+    bench.append(topic, [rows_at(NOW, limit)])
+    assert len(raw(topic)) == 4
+    bench.metadata.policies.set(topic_scope(topic.record), "message.timestamp.after.max.ms", "none")
+    produce(topic, [one(b"a", b"1", publish_time=NOW + CENTURY)])
+    bench.append(topic, [rows_at(NOW + CENTURY)])
+    assert len(raw(topic)) == 6
+
+
+@pytest.fixture
+def stored(bench: Workbench, topic: Topic) -> list[Message]:
+    """A ledger and a rolled segment from before there was a limit."""
+    bench.append(topic, [rows_at(NOW + CENTURY, NOW)])
+    produce(topic, [one(b"r", b"1", publish_time=NOW + CENTURY)])
+    topic.keeper().roll(topic.record)
+    return raw(topic)
+
+
+def test_they_keep_no_lag_from_ending(bench: Workbench, topic: Topic, stored: list[Message]) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    policies = Policies(min_lag_ms=HOUR)
+    for name, value in (("min.compaction.lag.ms", HOUR), ("max.compaction.lag.ms", 2 * HOUR)):
+        bench.metadata.policies.set(topic_scope(topic.record), name, value)
+
+    def cause() -> str | None:
+        (backlog,) = Backlogs(bench.metadata, bench.log).of_all(bench.clock)
+        return cause_of(backlog, bench.clock.now_ms())
+
+    assert (dirty_ratio(topic.snapshot(), policies, NOW), cause()) == (0.0, None)
+    bench.clock.advance(2 * HOUR + 1)
+    assert dirty_ratio(topic.snapshot(), policies, bench.clock.now_ms()) == 1.0
+    assert cause() is not None
+    bench.compactor().compact(topic.name, policies)
+    bench.clock.advance(HOUR)  # since the segment was sealed
+    bench.compactor().compact(topic.name, policies)
+    assert compacted_only(topic) == stored
+
+
+def test_they_keep_nothing_from_being_trimmed(bench: Workbench, topic: Topic, stored: list[Message]) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    assert len(stored) == 3
+    bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "delete")
+    bench.metadata.policies.set(topic_scope(topic.record), "retention.ms", HOUR)
+    retention = Retention(bench.metadata, bench.store, bench.clock, bench.log)
+    assert retention.apply(topic.record).plan.going == ()
+    bench.clock.advance(HOUR + 1)
+    retention.apply(topic.record)
+    retention.apply(topic.record)
+    assert [m.key for m in raw(topic)] == [b"r"], "sealed a moment ago"
+    bench.clock.advance(HOUR + 1)
+    retention.apply(topic.record)
+    assert raw(topic) == []

@@ -1,0 +1,103 @@
+"""Which session a service's engines come from: none without executors, another one when it is dead. Spark is a fake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compactor import spark
+from compactor.driver import Look, Patience, Watched
+from compactor.spark import SparkSettings
+from compactor.spark_sessions import SparkEngines
+from storage.errors import Unavailable
+from tests.unit.compactor.test_driver import ALONE, FINE, FakeDriver, StoppedDriver, Time
+
+
+class Sessions:
+    """Opens fake sessions, whose drivers were given. What happened, in order: `open 1`, `end 1`, …"""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *drivers: FakeDriver, patience: Patience | None = None) -> None:
+        self.happened: list[str] = []
+        self.said: list[str] = []
+        self.time = Time()
+        self._drivers = list(drivers)
+        patch.setattr(spark, "open_session", self._open)
+        patch.setattr(spark, "end_session", self._end)
+        patch.setattr(spark, "SparkDriver", lambda number: self._drivers[number - 1])
+        patch.setattr(spark.SparkEngine, "warm_up", lambda engine: self.happened.append("warm up"))
+        patch.setattr("compactor.spark_sessions.Watched", lambda driver, given: Watched(driver, given, self.time))
+        settings = SparkSettings(Path("spark.log"), "spark://here:7077")
+        self.engines = SparkEngines(settings, self.said.append, patience)
+
+    def open(self) -> str:
+        """What came of it: an engine, or why there is none."""
+        try:
+            self.engines.open()
+        except Unavailable as error:
+            return str(error)
+        return "engine"
+
+    def _open(self, *_: object) -> int:
+        number = sum(one.startswith("open") for one in self.happened) + 1
+        self.happened.append(f"open {number}")
+        return number
+
+    def _end(self, number: int, _: Watched) -> None:
+        self.happened.append(f"end {number}")
+
+
+def test_engines_share_a_session_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(monkeypatch, FakeDriver([FINE]))
+    assert [sessions.open() for _ in range(3)] == ["engine"] * 3
+    sessions.engines.close()
+    assert sessions.happened == ["open 1", "warm up", "end 1"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "why"),
+    [
+        (FakeDriver([FINE, Look(stopped=True, executors=None)]), "Spark's application has ended"),
+        (FakeDriver([FINE, ConnectionRefusedError()]), "Spark's Java has died"),
+        (FakeDriver([FINE, ALONE]), "Spark has no executors any more"),
+    ],
+)
+def test_a_dead_session_is_followed_by_another(driver: FakeDriver, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without executors: its master was started again, and does not know the application."""
+    sessions = Sessions(monkeypatch, driver, FakeDriver([FINE]))
+    assert [sessions.open(), sessions.open()] == ["engine", "engine"]
+    assert sessions.happened == ["open 1", "warm up", "end 1", "open 2", "warm up"]
+    assert sessions.said == [f"{why}: its session is closed, and another one opened"]
+
+
+def test_a_session_that_is_stopped_is_killed_and_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = StoppedDriver([], obeys="kill")
+    sessions = Sessions(monkeypatch, stopped, StoppedDriver([]), patience=Patience(answer_seconds=0))
+    assert sessions.open().startswith("Spark's driver has not answered for 0 s")
+    assert stopped.done == ["kill"]
+    sessions.open()
+    assert sessions.happened == ["open 1", "end 1", "open 2"]
+    assert sessions.said == ["Spark's driver has not answered for 0 s: its session is closed, and another one opened"]
+
+
+def test_without_executors_there_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a master that may not know the application is asked again, less and less often."""
+    sessions = Sessions(monkeypatch, *(FakeDriver([ALONE]) for _ in range(3)), FakeDriver([FINE]))
+    found = []
+    for _ in range(5):
+        found.append(sessions.open())
+        sessions.time.now += 59
+    assert all(one.startswith("Spark's master spark://here:7077 has given this service no executors") for one in found)
+    assert sessions.happened == ["open 1", "end 1", "open 2"]
+    sessions.time.now += 200
+    sessions.open()
+    sessions.time.now += 400
+    assert sessions.open() == "engine"
+    assert sessions.happened == ["open 1", "end 1", "open 2", "end 2", "open 3", "end 3", "open 4", "warm up"]
+
+
+def test_executors_that_come_late_are_worked_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(monkeypatch, FakeDriver([ALONE, FINE]))
+    assert sessions.open() != "engine"
+    assert sessions.open() == "engine"
+    assert sessions.happened == ["open 1"]

@@ -1,0 +1,96 @@
+"""Room in a log directory: appends are refused before the disk is full, and go on when there is room again."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from storage.errors import StorageFull, Unavailable
+from storage.log.room import DISK_MS, ROLLED_MS, Room
+from storage.topic import Topic
+from tests.clocks import ManualClock
+from tests.entries import one, produce
+from tests.workbench import Workbench, raw
+
+
+class Disk:
+    """What `os.statvfs` says, and how often it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+        self.free = free
+        self.asked: list[Path] = []
+        monkeypatch.setattr(os, "statvfs", self._statvfs)
+
+    def _statvfs(self, folder: Path) -> Any:
+        self.asked.append(folder)
+        return SimpleNamespace(f_bavail=self.free // 10, f_frsize=10)
+
+
+def test_rolled_segments_that_nobody_seals_stop_appends(bench: Workbench, topic: Topic) -> None:
+    """While the store is away they would fill the disk."""
+    assert isinstance(bench.clock, ManualClock)
+    assert bench.log is not None
+    uid, metadata = bench.log.uid, bench.metadata
+    room = Room(bench.clock, bench.log.path, lambda: metadata.log.rolled_bytes(uid), max_rolled_bytes=200)
+    bounded = replace(bench, log=replace(bench.log, room=room)).topic(str(topic.name))
+    other = replace(bench, log=replace(bench.log, room=room)).topic("other")
+    with bounded.append_log() as log:
+        for payload in (b"1", b"2"):
+            log.append(one(b"a", payload))
+            log.roll()
+            bench.clock.advance(ROLLED_MS)
+        with pytest.raises(StorageFull, match=r"\d+ bytes of rolled segments .* not sealed yet, and 200 may be"):
+            log.append(one(b"a", b"3"))
+    with pytest.raises(StorageFull):
+        produce(other, [one(b"b", b"1")])
+    list(bounded.keeper().seal(bounded.record))
+    bench.clock.advance(ROLLED_MS)
+    produce(bounded, [one(b"a", b"4")])
+    assert [message.payload for message in raw(topic)] == [b"1", b"2", b"4"]
+
+
+def test_some_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, disk = ManualClock(), Disk(monkeypatch, 1000)
+    room = Room(clock, tmp_path / "log" / "not made yet", lambda: pytest.fail("no limit"), min_free_bytes=1000)
+    for _ in range(3):
+        room.check()
+    assert disk.asked == [tmp_path]
+    disk.free = 990
+    room.check()  # what was found counts for a moment
+    clock.advance(DISK_MS)
+    for _ in range(2):
+        with pytest.raises(StorageFull, match="has 990 bytes left, and 1000 are to stay free"):
+            room.check()
+    disk.free = 1000
+    clock.advance(-DISK_MS)  # set back: nobody knows by how much
+    room.check()
+
+
+def test_what_cannot_be_asked_stops_nobody(tmp_path: Path) -> None:
+    """Appends need no database while a segment is open."""
+    clock = ManualClock()
+    answers: list[object] = [99, 101, Unavailable("the database is away", "try again"), 100]
+
+    def rolled() -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, int)
+        return answer
+
+    room = Room(clock, tmp_path, rolled, max_rolled_bytes=100)
+    found = []
+    for _ in range(4):
+        try:
+            room.check()
+            found.append(True)
+        except StorageFull:
+            found.append(False)
+        clock.advance(ROLLED_MS)
+    assert found == [True, False, False, True]
+    assert answers == []

@@ -1,0 +1,168 @@
+"""How a topic's policies follow from what is set for it and around it, also where that cannot be read (C1, S3, S9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from storage.policies import POLICIES, TopicPolicies, Unreadable
+from storage.policy_resolution import Origin, Triggers, UnreadableSetting, resolve
+
+HOUR = 3_600_000
+Settings = Mapping[str, object]
+
+
+@pytest.mark.parametrize(
+    ("broker", "namespace", "topic", "kept"),
+    [
+        ({}, {}, {}, 168 * HOUR),
+        ({"retention.hours": -1}, {}, {}, None),
+        ({"retention.hours": 3, "retention.minutes": 2}, {}, {}, 120_000),
+        ({"retention.hours": 3, "retention.minutes": 2, "retention.ms": 1}, {}, {}, 1),
+        ({"retention.minutes": 2, "retention.ms": -1}, {}, {}, None),
+        ({"retention.hours": 2, "retention.minutes": -1}, {}, {}, None),
+        ({"retention.ms": 0}, {}, {}, 0),
+        # The nearest scope that says anything of it counts, in whatever unit it says it.
+        ({"retention.ms": 1}, {"retention.hours": 3}, {}, 3 * HOUR),
+        ({"retention.ms": 1}, {"retention.ms": 2}, {"retention.minutes": 5}, 300_000),
+        ({}, {"retention.minutes": 5}, {"retention.hours": 1}, HOUR),
+        ({"retention.ms": 1}, {}, {"segment.bytes": 1 << 20}, 1),
+    ],
+)
+def test_ms_beats_minutes_beats_hours(broker: Settings, namespace: Settings, topic: Settings, kept: int | None) -> None:
+    """Worked example 8."""
+    assert resolve(broker, namespace, topic).policies.retention_ms_effective == kept
+
+
+def test_origins() -> None:
+    found = resolve({"retention.ms": 1, "segment.ms": 1}, {"retention.hours": 1}, {"flush.ms": None}).origins
+    assert set(found) == set(POLICIES)
+    named = {name: origin for name, origin in found.items() if origin is not Origin.DEFAULT}
+    assert named == {
+        "segment.ms": Origin.BROKER,
+        "retention.hours": Origin.NAMESPACE,
+        "flush.ms": Origin.TOPIC,
+    }
+
+
+LEAST, MOST = "min.compaction.lag.ms", "max.compaction.lag.ms"
+
+
+@pytest.mark.parametrize(
+    ("broker", "topic", "lags"),
+    [
+        ({LEAST: 5}, {MOST: 3}, (3, 3)),
+        ({MOST: 3}, {LEAST: 5}, (5, 5)),
+        ({LEAST: 5, MOST: 3}, {}, (5, 5)),
+        ({LEAST: 2}, {MOST: 3}, (2, 3)),
+    ],
+)
+def test_of_lags_from_two_scopes_the_nearest_wins(broker: Settings, topic: Settings, lags: tuple[int, int]) -> None:
+    found = resolve(broker, {}, topic).policies
+    assert (found.min_compaction_lag_ms, found.max_compaction_lag_ms) == lags
+
+
+# --- values that cannot be read ------------------------------------------------------------------------------------
+
+BAD = Unreadable("from a newer version", "cannot be read")
+
+
+@pytest.mark.parametrize("name", ["retention.ms", "retention.minutes", "retention.hours"])
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_a_retention_that_cannot_be_read_keeps_everything(name: str, where: int) -> None:
+    """A wider scope's, or the default, could be shorter."""
+    scopes: list[Settings] = [{"retention.ms": 1}, {}, {}]
+    scopes[where] = {name: BAD}
+    found = resolve(*scopes)
+    assert found.policies.retention_ms_effective is None
+    assert found.unreadable == {name: UnreadableSetting(list(Origin)[2 - where], BAD)}
+
+
+def test_a_readable_unit_of_the_same_scope_beats_one_that_cannot_be_read() -> None:
+    assert resolve({}, {}, {"retention.ms": 5, "retention.hours": BAD}).policies.retention_ms_effective == 5
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(name: str) -> None:
+    found = resolve({}, {name: BAD}, {})
+    assert found.unreadable == {name: UnreadableSetting(Origin.NAMESPACE, BAD)}
+    nearer = resolve({}, {name: BAD}, {name: POLICIES[name].default})
+    assert nearer.unreadable == {}, "what does not count is not missed"
+
+
+def test_what_counts_instead_deletes_nothing() -> None:
+    """The wider scope's says much is to be deleted."""
+    harsh = {
+        "cleanup.policy": frozenset({"delete", "compact"}),
+        "retention.bytes": 0,
+        "delete.retention.ms": 0,
+        "compaction.retain-null-key": False,
+        "compaction.tombstones-wait-for-cursors": False,
+        "compaction.key-ttl.ms": 1,
+        "compaction.event-time-max-lateness.ms": 0,
+        "compaction.chunk-expiry.ms": 1,
+        "flush.messages": 1000,
+        "flush.ms": 1000,
+    }
+    found = resolve(harsh, {}, dict.fromkeys(harsh, BAD)).policies
+    forever = 1 << 62
+    assert found == TopicPolicies(
+        cleanup_policy=frozenset(),
+        retention_bytes=-1,
+        delete_retention_ms=forever,
+        compaction_retain_null_key=True,
+        compaction_tombstones_wait_for_cursors=True,
+        compaction_key_ttl_ms=None,
+        compaction_event_time_max_lateness_ms=forever,
+        compaction_chunk_expiry_ms=None,
+        flush_messages=1,
+        flush_ms=1,
+    )
+
+
+def test_what_deletes_nothing_falls_back_to_the_wider_scope() -> None:
+    found = resolve({"segment.bytes": 1 << 20}, {}, {"segment.bytes": BAD})
+    assert (found.policies.segment_bytes, found.origins["segment.bytes"]) == (1 << 20, Origin.BROKER)
+
+
+# --- when compaction is enabled (S9) -------------------------------------------------------------------------------
+
+DELETE = {"cleanup.policy": frozenset({"delete"})}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cleanup.policy": frozenset({"compact"})},
+        {**DELETE, "compaction.threshold.bytes": 1},
+        {**DELETE, "compaction.threshold.messages": 1},
+        {**DELETE, "min.cleanable.dirty.ratio": 0.5},
+        {**DELETE, "max.compaction.lag.ms": 1},
+        {**DELETE, "compaction.threshold.bytes": BAD},
+        {**DELETE, "max.compaction.lag.ms": BAD},
+        {"cleanup.policy": BAD},
+    ],
+)
+def test_whatever_can_make_a_compaction_due_enables_it(settings: Settings) -> None:
+    assert resolve({}, {}, settings).compaction_enabled
+    assert resolve({}, settings, {}).compaction_enabled
+    around_all = resolve(settings, {}, {}).compaction_enabled
+    only_where_compact_or_near = settings.keys() & {"min.cleanable.dirty.ratio", "max.compaction.lag.ms"}
+    assert around_all != bool(only_where_compact_or_near), "Kafka's ratio and lag of a broker hold where it compacts"
+
+
+def test_a_topic_with_delete_alone_is_not_compacted() -> None:
+    assert not resolve({}, {}, {}).compaction_enabled
+    off = {**DELETE, "compaction.threshold.bytes": 0, "max.compaction.lag.ms": None}
+    assert not resolve({"compaction.threshold.bytes": 5}, {}, off).compaction_enabled
+
+
+def test_ratio_and_maximum_lag_hold_where_topics_are_cleaned_by_compaction_or_somebody_set_them() -> None:
+    values: Settings = {"min.cleanable.dirty.ratio": 0.3, "max.compaction.lag.ms": 5}
+    assert resolve(values, {}, DELETE).triggers == Triggers()
+    for scopes in (({}, values, {}), ({}, {}, values)):
+        assert resolve(*scopes).triggers == Triggers(dirty_ratio=0.3, max_lag_ms=5)
+    compact = {"cleanup.policy": frozenset({"compact"})}
+    assert resolve(values, compact, {}).triggers == Triggers(dirty_ratio=0.3, max_lag_ms=5)
+    assert resolve(values, compact, DELETE).triggers == Triggers()

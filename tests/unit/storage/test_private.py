@@ -1,0 +1,85 @@
+"""Messages are their owner's: modes of what is made, under the usual umask, and in folders that are there already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from api.server import check_parts, exposed_folders
+from api.settings import Settings
+from api.wiring import open_components
+from storage.model import TopicName
+from tests.entries import one, produce
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def filled(settings: Settings) -> None:
+    """A topic with a message, in the log and in the store."""
+    check_parts(settings)
+    with open_components(settings) as components:
+        topic = components.create_topic(TopicName.parse("t"))
+        produce(topic, [one(b"k", b"v")])
+        topic.keeper().roll(topic.record, 0)
+        assert list(topic.keeper().seal(topic.record))
+        components.store.put("a/b", b"x")
+        produce(topic, [one(b"k", b"w")])
+
+
+def modes(folder: Path) -> dict[str, str]:
+    """By path, of all there is."""
+    return {str(path.relative_to(folder)): oct(path.stat().st_mode & 0o777) for path in sorted(folder.rglob("*"))} | {
+        ".": oct(folder.stat().st_mode & 0o777)
+    }
+
+
+def test_what_is_made_is_for_its_owner_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    settings = Settings(data=str(tmp_path / "deep" / "data"), spark_master="in-process")
+    filled(settings)
+    found = modes(settings.data_directory)
+    folders = {name for name in found if (settings.data_directory / name).is_dir()}
+    assert {found[name] for name in folders} == {"0o700"}
+    assert {found[name] for name in found.keys() - folders} == {"0o600"}, found
+    assert {"metadata.db", "log/log.uid", "objects/a/b"} <= found.keys()
+    assert exposed_folders(settings) == []
+    assert (tmp_path / "deep").stat().st_mode & 0o777 == 0o755, "no folder of ours"
+
+
+def test_the_write_ahead_log_of_the_database_is_private_too(tmp_path: Path) -> None:
+    with open_components(Settings(data=str(tmp_path / "data"))) as components:
+        components.create_topic(TopicName.parse("t"))
+        found = modes(tmp_path / "data")
+    of_database = {name: mode for name, mode in found.items() if name.startswith("metadata.db")}
+    assert of_database.keys() >= {"metadata.db", "metadata.db-shm", "metadata.db-wal"}
+    assert set(of_database.values()) == {"0o600"}
+
+
+@pytest.mark.parametrize(("mode", "file", "exposed"), [(0o755, "0o644", True), (0o770, "0o640", False)])
+def test_a_folder_that_is_there_keeps_its_mode_and_what_is_made_in_it_is_like_it(
+    tmp_path: Path, mode: int, file: str, exposed: bool
+) -> None:
+    """As an older version made it, or as an operator who shares it with a group did."""
+    settings = Settings(data=str(tmp_path / "data"), spark_master="in-process")
+    folders = [settings.data_directory / name for name in ("", "log", "objects")]
+    for folder in folders:
+        folder.mkdir()
+        folder.chmod(mode)
+    filled(settings)
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {mode}
+    found = modes(settings.data_directory)
+    assert found["objects/a"] == oct(mode & ~0o022)
+    assert {found["log/log.uid"], found["objects/a/b"]} == {file}
+    assert found["metadata.db"] == "0o600"
+    told = exposed_folders(settings)
+    assert ([f"chmod 700 {folder}" in line for folder, line in zip(sorted(folders), told, strict=False)]) == (
+        [True] * 3 if exposed else []
+    )
