@@ -83,7 +83,9 @@ class Route(APIRoute):
             exclude_none=self.response_model_exclude_none,
             exclude_unset=self.response_model_exclude_unset,
         )
-        return Response(content, self.status_code or 200, media_type="application/json")
+        given = values.get(self.dependant.response_param_name or "")  # in which an endpoint sets headers
+        headers = given.headers if isinstance(given, Response) else None
+        return Response(content, self.status_code or 200, headers, media_type="application/json")
 
 
 class Routes(APIRouter):
