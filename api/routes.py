@@ -83,7 +83,9 @@ class Route(APIRoute):
             exclude_none=self.response_model_exclude_none,
             exclude_unset=self.response_model_exclude_unset,
         )
-        return Response(content, self.status_code or 200, media_type="application/json")
+        given = next((value for value in values.values() if isinstance(value, Response)), None)  # to put headers in
+        headers = None if given is None else dict(given.headers)
+        return Response(content, self.status_code or 200, headers, media_type="application/json")
 
 
 class Routes(APIRouter):
