@@ -46,6 +46,7 @@ EXAMPLES: dict[str, tuple[object, object]] = {
     "compaction.threshold.bytes": ("100M", 100 << 20),
     "compaction.threshold.messages": ("1000", 1000),
     "message.ttl.seconds": ("3600", 3600),
+    "message.timestamp.after.max.ms": ("2h", 7_200_000),
     "backlog.quota.bytes": ("10G", 10 << 30),
     "backlog.quota.bytes.action": ("Producer_Exception", "producer_exception"),
     "backlog.quota.seconds": (-1, -1),
