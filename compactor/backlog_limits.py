@@ -122,7 +122,7 @@ class BacklogLimits:
     def apply(self, topic: TopicRecord, policies: TopicPolicies) -> OverQuota | None:
         """Move the topic's subscriptions as its policies say; why it is to take no messages, if it is not."""
         if policies.message_ttl_seconds:
-            self._acknowledge_before(topic, AtTime(self.clock.now_ms() - policies.message_ttl_seconds * 1000))
+            self._acknowledge_older(topic, self.clock.now_ms() - policies.message_ttl_seconds * 1000)
         over = self.over_quota(topic, policies)
         for one in over:
             if one.action == EVICT:
@@ -161,26 +161,29 @@ class BacklogLimits:
         left = int(over.limit * LEFT_AFTER_EVICTION)
         if over.unit == "bytes":
             some = extents(self.metadata.snapshot(topic.id), self.log)
-            self._acknowledge_before(topic, AtOffset(first_of_last(some, left)))
+            self._acknowledge_below(self._opened(topic), self._cursors(topic), first_of_last(some, left))
         else:
-            self._acknowledge_before(topic, AtTime(self.clock.now_ms() - left * 1000))
+            self._acknowledge_older(topic, self.clock.now_ms() - left * 1000)
 
-    def _acknowledge_before(self, topic: TopicRecord, start: Start) -> None:
-        """Let every subscription go on at `start`, unless it is there already."""
+    def _acknowledge_older(self, topic: TopicRecord, publish_time: int) -> None:
+        """Let every subscription go on at the first message that was published then or later."""
         waiting = self._cursors(topic)
         if not waiting:
             return
-        opened = Topic(self.metadata, self.store, self.clock, topic, log=self.log)
-        offset, _ = _first(opened, start)
-        if offset is None:
-            offset = opened.snapshot_reader().end
+        opened = self._opened(topic)
+        end = opened.snapshot_reader().end  # before the look: what is appended during it is no older message
+        offset, _ = _first(opened, AtTime(publish_time))
+        self._acknowledge_below(opened, waiting, end if offset is None else offset)
+
+    def _acknowledge_below(self, opened: Topic, waiting: Sequence[CursorRecord], offset: int) -> None:
+        """Let these subscriptions go on at an offset, or where they are if that is behind it."""
         for record in waiting:
             if _next_offset(record) < offset:
-                with suppress(Fenced, NotFound):  # somebody moved or deleted it: the next time looks again
+                with suppress(Fenced, NotFound):  # another owner moved or deleted it: the next time looks again
                     cursor = Cursor(
                         self.metadata,
                         self.clock,
-                        topic,
+                        opened.record,
                         record.name,
                         opened.locate,
                         lambda: opened.snapshot_reader().end,
@@ -190,9 +193,11 @@ class BacklogLimits:
 
     def _age_seconds(self, topic: TopicRecord, offset: int) -> int:
         """The age of the first message at or behind an offset; 0: there is none."""
-        opened = Topic(self.metadata, self.store, self.clock, topic, log=self.log)
-        _, published = _first(opened, AtOffset(offset))
+        _, published = _first(self._opened(topic), AtOffset(offset))
         return 0 if published is None else max(self.clock.now_ms() - published, 0) // 1000
+
+    def _opened(self, topic: TopicRecord) -> Topic:
+        return Topic(self.metadata, self.store, self.clock, topic, log=self.log)
 
     def _cursors(self, topic: TopicRecord) -> list[CursorRecord]:
         """The subscriptions that limits are for."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from compactor.backlog_limits import BacklogLimits, Extent, bytes_behind, first_
 from storage.errors import Conflict, Unavailable
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR
+from storage.policies import EVICT
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import one, produce
@@ -93,6 +96,31 @@ def test_messages_older_than_their_time_to_live_count_as_acknowledged(limited: L
     limited.clock.advance(100 * SECOND)
     limited.apply()
     assert limited.marks()["slow"] == 5
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"message_ttl_seconds": 60},
+        {"backlog_quota_bytes": 0, "backlog_quota_bytes_action": EVICT},
+        {"backlog_quota_seconds": 0, "backlog_quota_seconds_action": EVICT},
+    ],
+)
+def test_what_is_appended_during_the_look_is_not_acknowledged(
+    limited: Limited, monkeypatch: pytest.MonkeyPatch, policy: dict[str, object]
+) -> None:
+    limited.produce(1)
+    limited.clock.advance(100 * SECOND)
+    limited.policy(**policy)
+    plain = Topic.read
+
+    def read(topic: Topic, *arguments: Any, **options: Any) -> Iterator[Any]:
+        yield from list(plain(topic, *arguments, **options))
+        limited.produce(1)
+
+    monkeypatch.setattr(Topic, "read", read)
+    assert limited.apply() is None
+    assert limited.marks() == {COMPACTION_CURSOR: None, "fast": 0, "slow": 0}
 
 
 def test_a_subscription_never_goes_back(limited: Limited) -> None:
