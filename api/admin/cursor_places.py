@@ -154,8 +154,11 @@ def opened(parts: Service, record: TopicRecord) -> OpenTopic:
 
 def before_time(topic: OpenTopic, timestamp: int) -> Position | None:
     """The message before the first one that was published then or later."""
+    last = topic.snapshot_reader().last_position()  # before the look: what is appended during it is no older message
     first = first_at(topic, AtTime(timestamp))
-    return mark_delete_before(topic, LATEST if first is None else first.offset)
+    if first is None:
+        return last or topic.snapshot().horizon
+    return mark_delete_before(topic, first.offset)
 
 
 def position_of(topic: OpenTopic, place: ResetCursorData | MessageId) -> Position | None:
