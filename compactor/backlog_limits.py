@@ -23,7 +23,16 @@ from dataclasses import dataclass
 
 from storage.clock import Clock
 from storage.cursor import Cursor
-from storage.errors import CompactorError, Conflict, Fenced, NotFound, ObjectDamaged, ObjectMissing, Unavailable
+from storage.errors import (
+    CompactorError,
+    Conflict,
+    Fenced,
+    NotFound,
+    ObjectDamaged,
+    ObjectMissing,
+    SegmentElsewhere,
+    Unavailable,
+)
 from storage.log.directory import LogDirectory
 from storage.log.open_end import open_end
 from storage.metadata.records import (
@@ -35,7 +44,7 @@ from storage.metadata.records import (
     TopicSnapshot,
 )
 from storage.metadata.store import MetadataStore
-from storage.model import TopicName
+from storage.model import Position, TopicName
 from storage.objects.interface import ObjectStore
 from storage.policies import EVICT, HOLD, TopicPolicies
 from storage.reader import SnapshotReader, last_of
@@ -209,19 +218,27 @@ class BacklogLimits:
 
     def _acknowledge_below(self, opened: Topic, waiting: Sequence[CursorRecord], offset: int) -> None:
         """Let these subscriptions go on at an offset, or where they are if that is behind it."""
-        for record in waiting:
-            if _next_offset(record) < offset:
-                with suppress(Fenced, NotFound):  # another owner moved or deleted it: the next time looks again
-                    cursor = Cursor(
-                        self.metadata,
-                        self.clock,
-                        opened.record,
-                        record.name,
-                        opened.locate,
-                        lambda: opened.snapshot_reader().end,
-                    )
-                    cursor.acknowledge_below(offset)
-                    cursor.close()
+        moving = [record for record in waiting if _next_offset(record) < offset]
+        lasts = {one.offset: one for one in map(last_of, opened.snapshot().pieces) if one} if moving else {}
+
+        def locate(wanted: int) -> Position | None:
+            try:
+                return lasts.get(wanted) or opened.locate(wanted)
+            except SegmentElsewhere:
+                return None  # only its row is known here
+
+        for record in moving:
+            with suppress(Fenced, NotFound):  # another owner moved or deleted it: the next time looks again
+                cursor = Cursor(
+                    self.metadata,
+                    self.clock,
+                    opened.record,
+                    record.name,
+                    locate,
+                    lambda: opened.snapshot_reader().end,
+                )
+                cursor.acknowledge_below(offset)
+                cursor.close()
 
     def _age_seconds(self, topic: TopicRecord, offset: int, limit: int) -> int:
         """The age of the first message at or behind an offset; 0: there is none. One up to `limit` may be less.
