@@ -35,7 +35,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyspark import SparkConf, SparkContext, TaskContext
+from pyspark import SparkConf, SparkContext, StatusTracker, TaskContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.serializers import CPickleSerializer
@@ -225,7 +225,11 @@ class SparkDriver:
         java_context = context._jsc.sc()
         if java_context.isStopped():
             return Look(stopped=True, executors=None)
-        return Look(False, self._executors(java_context), self._ended(group) if group else 0)
+        tracker = self._session.sparkContext.statusTracker()
+        ended, running = _tasks(tracker, tracker.getJobIdsForGroup(group)) if group else (0, 0)
+        # Spark gives the cores to the job that came first (FIFO).
+        is_waiting = bool(group) and not running and _tasks(tracker, tracker.getActiveJobsIds())[1] > 0
+        return Look(False, self._executors(java_context), ended, is_waiting)
 
     def cancel(self, group: str) -> None:
         self._session.sparkContext.cancelJobGroup(group)
@@ -243,11 +247,12 @@ class SparkDriver:
             return None
         return int(java_context.getExecutorMemoryStatus().size()) - 1  # the driver is one of them
 
-    def _ended(self, group: str) -> int:
-        tracker = self._session.sparkContext.statusTracker()
-        jobs = [info for info in map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)) if info]
-        infos = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
-        return sum(info.numCompletedTasks for info in infos)
+
+def _tasks(tracker: StatusTracker, job_ids: Iterable[int]) -> tuple[int, int]:
+    """Of some jobs the tasks that have ended, and those that run."""
+    jobs = [info for info in map(tracker.getJobInfo, job_ids) if info]
+    stages = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
+    return sum(one.numCompletedTasks for one in stages), sum(one.numActiveTasks for one in stages)
 
 
 class SparkEngine:
@@ -257,6 +262,7 @@ class SparkEngine:
         self._session = session
         self._watched = watched or Watched(SparkDriver(session))
         self._group = self._cancelled_group = ""
+        self._watch: JobWatch | None = None
 
     @property
     def parallelism(self) -> int:
@@ -265,6 +271,11 @@ class SparkEngine:
             return int(self._watched.ask(lambda: self._session.sparkContext.defaultParallelism))
         except Exception as error:  # NoAnswer, or a Java that has died
             raise self._failure(error) from error
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether other jobs of the session have all cores, so that no task of this engine's job runs."""
+        return self._watch is not None and self._watch.is_waiting
 
     def warm_up(self) -> None:
         """Start the Python workers and let them import what tasks need; given up after some minutes."""
@@ -294,7 +305,7 @@ class SparkEngine:
             on_done(ended * count // len(partitions))
 
         try:  # a Java that has died shows at any call; one that is stopped is killed by the watch
-            with JobWatch(self._watched, self._group, tell):
+            with JobWatch(self._watched, self._group, tell) as self._watch:
                 context = self._session.sparkContext
                 context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
                 failures = cluster.max_failures(str(context.master), context.getConf().get("spark.task.maxFailures"))

@@ -12,12 +12,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from compactor.driver import Look
 from compactor.engine import PARTITIONS_PER_CORE, Engine, Failed, answers
-from compactor.spark import SparkEngine, SparkSettings, open_session
+from compactor.spark import SparkDriver, SparkEngine, SparkSettings, open_session
 from storage.errors import Fenced, Misconfigured, ObjectMissing, Unavailable
 from tests.processes import process
 
@@ -220,3 +222,20 @@ def test_a_cancel_is_over_with_its_phase() -> None:
     spark.meanwhile = lambda: None
     with pytest.raises(Unavailable, match="the job ended"):
         engine.run(1, str, print)
+
+
+@pytest.mark.parametrize(("own_running", "other_running", "is_waiting"), [(0, 1, True), (1, 1, False), (0, 0, False)])
+def test_a_job_waits_when_only_other_jobs_have_tasks_that_run(
+    own_running: int, other_running: int, is_waiting: bool
+) -> None:
+    stages = {1: own_running, 2: other_running}
+    tracker = SimpleNamespace(
+        getJobIdsForGroup=lambda _: [1],
+        getActiveJobsIds=lambda: [1, 2],
+        getJobInfo=lambda job: SimpleNamespace(stageIds=[job]),
+        getStageInfo=lambda stage: SimpleNamespace(numCompletedTasks=10 * stage, numActiveTasks=stages[stage]),
+    )
+    java_context = SimpleNamespace(isStopped=lambda: False, conf=dict, master=lambda: "local[1]")
+    context = SimpleNamespace(statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: java_context))
+    driver = SparkDriver(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
+    assert driver.look("group") == Look(stopped=False, executors=None, ended=10, is_waiting=is_waiting)
