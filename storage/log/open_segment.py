@@ -21,6 +21,7 @@ from storage.errors import Conflict, DataLoss, Fenced, Misconfigured, ObjectDama
 from storage.ledger import rows
 from storage.log.directory import LogDirectory
 from storage.log.frames import HEADER_BYTES, SegmentHeader, read_header
+from storage.log.lost_ids import keep_lost_ids
 from storage.log.segment import FlushPolicy, SegmentFiles, WriterOptions
 from storage.log.segment_file import SegmentFile
 from storage.log.segment_writer import SegmentWriter
@@ -76,6 +77,7 @@ class TopicSegments:
 
         `accept_loss`: what cannot be taken up is set aside. Raises Misconfigured for it otherwise, or DataLoss.
         """
+        keep_lost_ids(self._metadata, self._log)
         folder = self._log.of_topic(self._topic.uid)
         while files := behind(folder, 0):
             end = writer.next_offset if writer else self._metadata.topic(self._topic.name).next_offset

@@ -13,6 +13,7 @@ Must not know: SQL, leases.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from itertools import count
 from pathlib import Path
@@ -38,6 +39,15 @@ def segments_in(folder: Path) -> dict[int, int]:
     except FileNotFoundError:  # another sweeper has removed the file, or the folder
         return segments_in(folder) if folder.is_dir() else {}
     return dict(sorted(sizes.items()))
+
+
+def first_offsets_in(folder: Path) -> list[int]:
+    """The first offsets of the `.log` files in a folder, ascending; [] without a folder. Asks for no file."""
+    try:
+        found = [_FILE.fullmatch(name) for name in os.listdir(folder)]
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for match in found if match and match[2] == "log")
 
 
 def holds_data(size: int) -> bool:
