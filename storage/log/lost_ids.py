@@ -17,10 +17,11 @@ import logging
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from storage.errors import CompactorError, ObjectMissing
 from storage.log.directory import LogDirectory
-from storage.log.frames import HEADER_BYTES, SegmentHeader, read_header
+from storage.log.frames import SegmentHeader
 from storage.log.segment import SegmentFiles
-from storage.log.unnamed import first_offsets_in
+from storage.log.unnamed import first_offsets_in, header_in
 from storage.metadata.store import MetadataStore
 
 _log = logging.getLogger(__name__)
@@ -45,15 +46,14 @@ def _unnamed(folder: Path, named: Collection[int]) -> Iterator[SegmentHeader]:
     for first in first_offsets_in(folder):
         if first in named:
             continue
-        file = SegmentFiles(folder, first).log
+        files = SegmentFiles(folder, first)
         try:
-            with file.open("rb") as handle:
-                header = read_header(handle.read(HEADER_BYTES))
-        except FileNotFoundError:  # a sweeper was here
+            header = header_in(files)
+        except ObjectMissing:  # a sweeper was here
             continue
-        except OSError as error:
-            header = str(error.strerror or error)
+        except CompactorError as error:
+            header = str(error)
         if isinstance(header, str):
-            _log.warning("the ledger id of %s, which has no row in the database, is not known: %s", file, header)
+            _log.warning("the ledger id of %s, which has no row in the database, is not known: %s", files.log, header)
         elif header.topic_uid == folder.name:
             yield header

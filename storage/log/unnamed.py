@@ -19,8 +19,8 @@ from itertools import count
 from pathlib import Path
 
 from storage.log.directory import sync_folder
-from storage.log.frames import HEADER_BYTES
-from storage.log.segment import SegmentFiles
+from storage.log.frames import HEADER_BYTES, SegmentHeader, read_header
+from storage.log.segment import SegmentFiles, speaking_of
 
 _FILE = re.compile(r"(\d{20})\.(log|index|end)")
 _SET_ASIDE = re.compile(r"\d{20}\.aside-\d+\.(log|index|end)")
@@ -58,6 +58,12 @@ def holds_data(size: int) -> bool:
 def behind(folder: Path, end: int) -> list[int]:
     """The first offsets of the files that hold data and begin at the topic's end or behind it, in order."""
     return [first for first, size in segments_in(folder).items() if first >= end and holds_data(size)]
+
+
+def header_in(files: SegmentFiles) -> SegmentHeader | str:
+    """What the header of a file says, or what is wrong with it. Raises ObjectMissing, Misconfigured, Unavailable."""
+    with speaking_of(files.log, "read"), files.log.open("rb") as file:
+        return read_header(file.read(HEADER_BYTES))
 
 
 def set_aside(files: SegmentFiles) -> Path:

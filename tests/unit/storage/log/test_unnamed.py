@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import CompactorError, Fenced, Misconfigured
+from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
 from storage.log.directory import LogDirectory
 from storage.log.segment import SegmentFiles
 from storage.model import Message
@@ -244,6 +244,16 @@ def test_a_new_segment_takes_no_name_of_a_file_that_holds_something(bench: Workb
         assert (folder / f"{0:020d}.aside-{number}.log").read_bytes() == header + b"%d" % number
     produce(topic, [one(b"new", b"1")])
     assert [m.key for m in raw(topic)] == [b"new"]
+
+
+def test_a_file_that_cannot_be_read_is_named(bench: Workbench, topic: Topic) -> None:
+    produce(topic, [one(b"a", b"1")])
+    folder = SegmentFiles(folder_of(bench, topic), 1).log  # a file root may always read
+    folder.mkdir()
+    for number in range(9):
+        (folder / str(number)).touch()
+    with pytest.raises(Unavailable, match=rf"cannot read the segment {folder_of(bench, topic)}/0+1\.log, .*: look at"):
+        produce(topic, [one(b"new", b"1")])
 
 
 def test_with_its_topic_what_was_set_aside_goes(bench: Workbench, topic: Topic) -> None:
