@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 
 from pyspark import SparkConf, SparkContext, StatusTracker, TaskContext
 from pyspark.find_spark_home import _find_spark_home
-from pyspark.java_gateway import launch_gateway
+from pyspark.java_gateway import ClientServer, JavaParameters, PythonParameters, java_import
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
@@ -55,6 +55,22 @@ _EXECUTORS_WITHIN_SECONDS = 10.0
 _EXECUTORS_SETTLE_SECONDS = 1.0
 _STARTS_WITHIN_SECONDS = 300.0
 _JAVA_ENDS_WITHIN_SECONDS = 10.0
+JAVA_NAMES = (
+    "org.apache.spark.SparkConf",
+    "org.apache.spark.api.java.*",
+    "org.apache.spark.api.python.*",
+    "org.apache.spark.ml.python.*",
+    "org.apache.spark.mllib.api.python.*",
+    "org.apache.spark.resource.*",
+    "org.apache.spark.sql.Encoders",
+    "org.apache.spark.sql.OnSuccessCall",
+    "org.apache.spark.sql.functions",
+    "org.apache.spark.sql.classic.*",
+    "org.apache.spark.sql.api.python.*",
+    "org.apache.spark.sql.hive.*",
+    "scala.Tuple2",
+)
+"""What PySpark finds in Java without its package: the imports of its `launch_gateway`."""
 _NO_PYTHON = "Cannot run program"
 _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 
@@ -148,15 +164,18 @@ def _start(configuration: SparkConf, log_file: Path, jvm: Jvm) -> SparkSession:
 
 
 def _gateway(port: int, secret: str, jvm: Jvm) -> Any:
-    """PySpark's way to a JVM that runs already."""
-    found = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-    os.environ.update(found)
-    try:
-        gateway = launch_gateway()  # type: ignore[no-untyped-call]
-    finally:
-        for name in found:
-            del os.environ[name]
+    """PySpark's way to a JVM that runs already, with a thread of Java's for each of ours.
+
+    As `launch_gateway` makes it, but that takes port and secret from the environment, which a process that is started
+    meanwhile would inherit.
+    """
+    gateway = ClientServer(
+        java_parameters=JavaParameters(port=port, auth_token=secret, auto_convert=True),
+        python_parameters=PythonParameters(port=0, eager_load=False),
+    )
     gateway.proc = jvm.process
+    for name in JAVA_NAMES:
+        java_import(gateway.jvm, name)
     return gateway
 
 

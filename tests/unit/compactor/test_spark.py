@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,10 +18,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.java_gateway import launch_gateway
 
 from compactor.driver import Look
 from compactor.engine import PARTITIONS_PER_CORE, Engine, Failed, answers
-from compactor.spark import SparkDriver, SparkEngine, SparkSettings, open_session
+from compactor.jvm import Jvm
+from compactor.spark import JAVA_NAMES, SparkDriver, SparkEngine, SparkSettings, _gateway, open_session
 from storage.errors import Fenced, Misconfigured, ObjectMissing, Unavailable
 from tests.processes import process
 
@@ -239,3 +243,26 @@ def test_a_job_waits_when_only_other_jobs_have_tasks_that_run(
     context = SimpleNamespace(statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: java_context))
     driver = SparkDriver(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
     assert driver.look("group") == Look(stopped=False, executors=None, ended=10, is_waiting=is_waiting)
+
+
+def test_the_gateway_imports_what_pyspark_does() -> None:
+    source = inspect.getsource(launch_gateway)
+    assert tuple(re.findall(r'java_import\(gateway\.jvm, "(.+?)"\)', source)) == JAVA_NAMES
+
+
+def test_port_and_secret_of_the_gateway_are_never_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is started meanwhile would inherit them; and what was set before stays."""
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "7")
+    seen = []
+
+    def connected(**_: object) -> SimpleNamespace:
+        seen.append({name: value for name, value in os.environ.items() if name.startswith("PYSPARK_GATEWAY")})
+        return SimpleNamespace(jvm=None)
+
+    monkeypatch.setattr("pyspark.java_gateway.ClientServer", connected)
+    monkeypatch.setattr("compactor.spark.ClientServer", connected, raising=False)
+    monkeypatch.setattr("pyspark.java_gateway.java_import", lambda *_: None)
+    monkeypatch.setattr("compactor.spark.java_import", lambda *_: None, raising=False)
+    gateway = _gateway(1234, "secret", Jvm())
+    assert gateway.proc is None
+    assert [*seen, os.environ.get("PYSPARK_GATEWAY_PORT")] == [{"PYSPARK_GATEWAY_PORT": "7"}, "7"]
