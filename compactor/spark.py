@@ -275,7 +275,8 @@ def _tasks(tracker: StatusTracker, job_ids: Iterable[int]) -> tuple[int, int]:
 
 
 class SparkEngine:
-    """Runs the tasks of a phase as one Spark job each; an `Engine`. `watched`: what all engines of a session share."""
+    """Runs the tasks of a phase as one Spark job each; an `Engine`. `watched`: what all engines of a session share; None:
+    it is the only one."""
 
     def __init__(self, session: SparkSession, watched: Watched | None = None) -> None:
         self._session = session
@@ -342,6 +343,12 @@ class SparkEngine:
         self._cancelled_group = self._group
         self._watched.cancel(self._cancelled_group)
 
+    def close(self) -> None:
+        """Stop the session, of which this is the only engine; a Java that does not answer is killed."""
+        with contextlib.suppress(Exception):  # stopping a Java that has died fails, too, and would hide why
+            self._watched.ask(self._session.stop)
+        self._watched.close()
+
     def _failure(self, error: Exception) -> CompactorError:
         if self._watched.given_up:
             return Unavailable(
@@ -359,14 +366,6 @@ class SparkEngine:
             f"Spark gave up on a task ({_first_line(error)})",
             "look at the executors' logs (more memory a worker helps against killed ones), then run it again",
         )
-
-
-def stop_session(session: SparkSession) -> None:
-    """Stop a session; a Java that does not answer is killed."""
-    watched = Watched(SparkDriver(session))
-    with contextlib.suppress(Exception):  # stopping a Java that has died fails, too, and would hide why
-        watched.ask(session.stop)
-    watched.close()
 
 
 def end_session(session: SparkSession, watched: Watched) -> None:

@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 from pyspark.java_gateway import launch_gateway
 
-from compactor.driver import Look
+from api.cli.spark_engine import spark_engine as spark_engine_of
+from api.settings import Settings
+from compactor.driver import Asker, Look
 from compactor.engine import PARTITIONS_PER_CORE, Engine, Failed, answers
 from compactor.jvm import Jvm
 from compactor.spark import JAVA_NAMES, SparkDriver, SparkEngine, SparkSettings, _gateway, open_session
@@ -266,3 +268,23 @@ def test_port_and_secret_of_the_gateway_are_never_in_the_environment(monkeypatch
     gateway = _gateway(1234, "secret", Jvm())
     assert gateway.proc is None
     assert [*seen, os.environ.get("PYSPARK_GATEWAY_PORT")] == [{"PYSPARK_GATEWAY_PORT": "7"}, "7"]
+
+
+def test_a_command_asks_its_driver_from_one_thread_which_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[Asker] = []
+    stopped: list[str] = []
+
+    class Counted(Asker):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    session = SimpleNamespace(stop=lambda: stopped.append(threading.current_thread().name))
+    monkeypatch.setattr("compactor.driver.Asker", Counted)
+    monkeypatch.setattr("compactor.spark.open_session", lambda *_: session)
+    with spark_engine_of(Settings(data=str(tmp_path), spark_master="local[1]")):
+        pass
+    assert stopped == ["spark-driver"]
+    (asker,) = made
+    with pytest.raises(ConnectionAbortedError):
+        asker.ask(str, 1)
