@@ -79,7 +79,9 @@ class Jvm:
             return
         if process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its Python workers, too
+                os.killpg(
+                    process.pid, signal.SIGKILL
+                )  # PySpark's daemon has a group of its own, and ends with its stdin
             process.wait()
         if process.stdin is not None:
             process.stdin.close()

@@ -4,7 +4,7 @@ A writer makes a file before its row, and appends after the row is there. So a f
 belongs to a writer that died in between. One that holds more had a row: the database is older than the log, because it
 was restored, and what the file holds was acknowledged. Such a file is never written over and never removed:
 
-    it begins where the topic ends     it is taken up again as the topic's open segment (topic_log.py)
+    it begins where the topic ends     it is taken up again as the topic's open segment (open_segment.py)
     any other                          it is set aside: renamed, with the files that help, for somebody to look at
 
 Must not know: SQL, leases.
