@@ -35,9 +35,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
+from py4j.java_gateway import java_import
 from pyspark import SparkConf, SparkContext, StatusTracker, TaskContext
 from pyspark.find_spark_home import _find_spark_home
-from pyspark.java_gateway import ClientServer, JavaParameters, PythonParameters, java_import
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
@@ -275,8 +276,10 @@ def _tasks(tracker: StatusTracker, job_ids: Iterable[int]) -> tuple[int, int]:
 
 
 class SparkEngine:
-    """Runs the tasks of a phase as one Spark job each; an `Engine`. `watched`: what all engines of a session share; None:
-    it is the only one."""
+    """Runs the tasks of a phase as one Spark job each; an `Engine`.
+
+    `watched`: what all engines of a session share; None: this is the only one.
+    """
 
     def __init__(self, session: SparkSession, watched: Watched | None = None) -> None:
         self._session = session
