@@ -153,7 +153,8 @@ class Settings:
         1_800_000,
         "compaction.stalled-after",
         WithUnit(least=1000),
-        "A run of whose tasks none ends for so long fails, and is tried again. Longer than a task may take.",
+        "A run of whose tasks none ends for so long fails, and is tried again; waiting for cores does not count. "
+        "Longer than a task may take.",
     )
     leader_lease_term_ms: int = _setting(
         10_000,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ class LogDirectory:
     path: Path
     wake_sealer: Callable[[], object] | None = field(default=None, compare=False)
     room: Room | None = field(default=None, compare=False)
+    ids_are_kept: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    """Set when this process has seen to the ledger ids of files that the database has lost (lost_ids.py)."""
 
     @cached_property
     def uid(self) -> str:

@@ -128,7 +128,7 @@ class LogKeeper:
         )
 
     def roll(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS, *, accept_loss: bool = False) -> None:
-        """Close the segment that is open now, if there is one. Raises LeaseHeld, ObjectDamaged (see topic_log.py).
+        """Close the segment that is open now, if there is one. Raises LeaseHeld, ObjectDamaged (see open_segment.py).
 
         `accept_loss`: also one that is damaged, with all offsets that it gave out; `seal_remains` seals what is left.
         One whose file is gone is forgotten, and nobody knows any more which offsets it gave out: others get them.

@@ -46,10 +46,15 @@ def take_id(connection: Connection, topic_id: int, ledger_id: int) -> None:
     last = last_id(connection, topic_id)
     if last is not None and last >= ledger_id:
         raise Conflict(f"its ledger id {ledger_id} lies below {last}, which the topic has reached", "use another id")
+    keep_ids(connection, ledger_id)
+
+
+def keep_ids(connection: Connection, highest: int) -> None:
+    """Give out no id up to that one any more."""
     connection.execute(
         update(sequences)
-        .where(sequences.c.name == LEDGER_SEQUENCE, sequences.c.next_value <= ledger_id)
-        .values(next_value=ledger_id + 1)
+        .where(sequences.c.name == LEDGER_SEQUENCE, sequences.c.next_value <= highest)
+        .values(next_value=highest + 1)
     )
 
 
