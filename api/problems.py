@@ -23,7 +23,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from api.logs import Seldom
-from api.masking import masked
+from api.masking import shown
 from storage import errors
 from storage.clock import SystemClock
 
@@ -110,8 +110,8 @@ def without_places(text: str) -> str:
 
 
 def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The body that Pulsar's clients read; secrets are hidden in it."""
-    return JSONResponse({"reason": masked(reason)}, status, headers=headers)
+    """The body that Pulsar's clients read; secrets are hidden in it, and what is long is cut."""
+    return JSONResponse({"reason": shown(reason)}, status, headers=headers)
 
 
 def install(app: FastAPI) -> None:

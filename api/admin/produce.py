@@ -21,7 +21,7 @@ from api.admin.produce_bodies import JSON_LINES, NewMessage, ProducerAck, Produc
 from api.formats.encoding import TextEncoding, to_text
 from api.forwarding import Elsewhere
 from api.key_routing import partition_of
-from api.masking import masked
+from api.masking import shown
 from api.paths import Topic, segment
 from api.problems import Problem, refusals, status_of
 from api.routes import Routes
@@ -286,4 +286,4 @@ def _ack(message: NewMessage, answer: Answer, partition: int) -> ProducerAck:
 def _failed(message: NewMessage, error: Exception) -> ProducerAck:
     retry = isinstance(error, Conflict | Unavailable) or (isinstance(error, Problem) and error.status_code >= 500)
     told = error.detail if isinstance(error, Problem) else str(error)
-    return ProducerAck(errorCode=RETRY if retry else REFUSED, errorMsg=masked(str(told)), context=message.context)
+    return ProducerAck(errorCode=RETRY if retry else REFUSED, errorMsg=shown(str(told)), context=message.context)

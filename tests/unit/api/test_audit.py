@@ -142,6 +142,11 @@ def test_values_of_fields_that_are_named_for_secrets_are_hidden(client: TestClie
     assert "planted" not in OUTPUT.getvalue()
 
 
+def test_a_line_is_short_however_long_what_a_caller_sent_is(client: TestClient) -> None:
+    logging.getLogger("any").warning("refused: %s", "://x" * 50_000)
+    assert len(OUTPUT.getvalue()) < 20_000
+
+
 def test_a_console_has_one_line_a_record_and_masks_as_well() -> None:
     out = io.StringIO()
     handler = logging.StreamHandler(out)

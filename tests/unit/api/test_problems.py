@@ -56,6 +56,11 @@ def test_what_is_the_operators_is_logged_once_whole(caplog: pytest.LogCaptureFix
     assert "minio:9000/bucket" in record.message
 
 
+def test_a_reason_is_short_however_long_the_names_in_it_are() -> None:
+    said = answering(Problem(403, f"role 'me' has no permission in {'://x' * 8000}: ask")).get("/read").json()["reason"]
+    assert (len(said), said[:9], said[-5:]) == (1000, "role 'me'", ": ask")
+
+
 def test_errors_in_documents_hold_no_secret() -> None:
     assert shown_error(Unavailable("http://me:hunter2@x failed", "try again")) == "http://me:***@x failed: try again"
     assert shown_error("") is None
