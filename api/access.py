@@ -220,6 +220,15 @@ CallerName = Annotated[str, Depends(caller_name)]
 """A route's parameter: by what name the caller is written down, as `by` of what it asks for."""
 
 
+async def knows_places(request: Request) -> bool:
+    """Whether the caller may know where database and store are."""
+    return cast(Access, request.app.state.access).is_superuser(caller_of(request))
+
+
+InFull = Annotated[bool, Depends(knows_places)]
+"""A route's parameter: errors are shown in full, as operators need them."""
+
+
 def allowed(*actions: Action) -> Any:
     """A route's dependency: the caller may do any of `actions` on what the path names. 401, 403."""
     return Depends(Permission(actions, _where))

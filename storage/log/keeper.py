@@ -287,6 +287,7 @@ class LogKeeper:
                     f"{one.content.logical_bytes} bytes) is given up: {one.sealing_tries} processes that sealed it "
                     "have died or had not enough memory",
                     "seal it by hand where there is more memory, and lower segment.bytes (docs/operations.md)",
+                    is_public=True,
                 )
 
     def _sealed(
