@@ -56,10 +56,11 @@ class TokenKeys:
             return
         try:
             self.verifier = Verifier.of(self._settings, self._clock)
-        except Misconfigured as error:
+        except Exception as error:  # whatever is wrong with a file, the request that looks is not
             if str(error) != self._said:
                 self._said = str(error)
-                LOG.warning("the keys of before go on to count: %s", error)
+                defect = None if isinstance(error, Misconfigured) else error
+                LOG.warning("the keys of before go on to count: %s", error, exc_info=defect)
             return
         self._stamps, self._said = stamps, ""
         LOG.info("keys of tokens, and revoked tokens, were read again")

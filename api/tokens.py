@@ -225,7 +225,7 @@ def public_key(name: str, given: str) -> PublicKey:
             found: object = serialization.load_pem_public_key(content)
         else:
             found = serialization.load_der_public_key(_unbase64(content) or content)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise Misconfigured(f"{name} holds no public key", _KEPT) from error
     return _usable(name, found)
 
@@ -238,7 +238,7 @@ def private_key(name: str, given: str) -> PrivateKey:
             found: object = serialization.load_pem_private_key(content, None)
         else:
             found = serialization.load_der_private_key(_unbase64(content) or content, None)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise Misconfigured(f"{name} holds no private key without a password", _KEPT) from error
     if isinstance(found, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
         _usable(name, found.public_key())
@@ -257,7 +257,7 @@ def jwks(path: str) -> list[Key]:
                 continue
             public = _usable("auth.jwks-file", jwt.PyJWK(one, RS256 if one["kty"] == "RSA" else ES256).key)
             keys.append(Key(algorithm_of(public), public, one.get("kid")))
-    except (ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
+    except (ValueError, KeyError, TypeError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
         raise Misconfigured(
             f"auth.jwks-file {path} is no list of keys", 'give a file {"keys": […]} of RSA and P-256 public keys'
         ) from error

@@ -99,6 +99,38 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
     assert [key.key_id for key in keys.verifier.keys] == ["two"]
 
 
+UNKNOWN_CURVE = bytes.fromhex("3016300e06072a8648ce3d020106032a0304030400040000")
+
+
+def test_a_key_of_a_kind_that_is_not_known_here_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    public = written(tmp_path / "public.key", new_key_pair(ES256)[1])
+    keys = TokenKeys(Settings(auth_token_public_key=public.as_uri()), ManualClock())
+    before = keys.verifier.keys
+    written(public, UNKNOWN_CURVE)
+    for _ in range(2):
+        keys.look()
+    assert keys.verifier.keys == before
+    assert ["holds no public key" in record.message for record in caplog.records] == [True]
+
+
+def test_a_defect_of_a_reload_changes_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = written(tmp_path / "secret.key", OLD)
+    keys = TokenKeys(Settings(auth_token_secret_key=key.as_uri()), ManualClock())
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("api.tokens.secret_keys", fails)
+    written(key, NEW)
+    for _ in range(2):
+        keys.look()
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
 def test_a_list_that_cannot_be_read_keeps_a_service_from_starting(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="revoked-tokens-file"):
         TokenKeys(Settings(auth_token_secret_key=OLD.hex(), auth_revoked_tokens_file="/nowhere/list"), ManualClock())
