@@ -14,7 +14,7 @@ import binascii
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,17 +81,9 @@ class Verifier:
     @classmethod
     def of(cls, settings: Settings, clock: Clock) -> Verifier:
         """By the keys that the settings name."""
-        keys: list[Key] = []
-        if settings.auth_token_secret_key:
-            keys += [Key(HS256, one) for one in secret_keys("auth.token-secret-key", settings.auth_token_secret_key)]
-        if settings.auth_token_public_key:
-            public = public_key("auth.token-public-key", settings.auth_token_public_key)
-            keys.append(Key(algorithm_of(public), public))
-        if settings.auth_jwks_file:
-            keys += jwks(settings.auth_jwks_file)
-        revoked = (
-            revoked_tokens(settings.auth_revoked_tokens_file) if settings.auth_revoked_tokens_file else frozenset()
-        )
+        keys = [key for _, read in key_sources(settings) for key in read()]
+        given = settings.auth_revoked_tokens_file
+        revoked = revoked_tokens(given) if given else frozenset()
         return cls(keys, clock, settings.auth_role_claim, settings.auth_audience, settings.auth_leeway_ms, revoked)
 
     def role(self, token: str) -> str:
@@ -136,6 +128,21 @@ class Verifier:
             except (jwt.PyJWTError, ValueError, RecursionError) as error:
                 raise BadToken("the token cannot be read") from error
         raise BadToken("no key of this service has signed the token")
+
+
+def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[Key]]]]:
+    """Where the settings say that keys stand, and what reads those of each. Reading raises Misconfigured."""
+    secret, public, key_set = settings.auth_token_secret_key, settings.auth_token_public_key, settings.auth_jwks_file
+
+    def secrets() -> list[Key]:
+        return [Key(HS256, one) for one in secret_keys("auth.token-secret-key", secret)]
+
+    def publics() -> list[Key]:
+        key = public_key("auth.token-public-key", public)
+        return [Key(algorithm_of(key), key)]
+
+    sources = ((secret, secrets), (public, publics), (key_set, lambda: jwks(key_set)))
+    return [(given, read) for given, read in sources if given]
 
 
 def _time(claims: Mapping[str, Any], name: str) -> float | None:

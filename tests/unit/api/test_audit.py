@@ -14,12 +14,12 @@ import structlog
 from fastapi import FastAPI
 
 from api import logs, problems
-from api.access import Access, Action, Authentication, Caller, allowed
+from api.access import Action, Authentication, Caller, allowed
 from api.audit import Audit
 from api.limits import Limits
 from api.settings import Settings
-from api.tokens import HS256, Key, Verifier, create
-from tests.asgi import TestClient, with_pools
+from api.tokens import create
+from tests.asgi import TestClient, access_of, with_pools
 from tests.clocks import ManualClock
 
 SECRET = bytes(32)
@@ -29,7 +29,7 @@ OUTPUT = io.StringIO()
 def application() -> FastAPI:
     app = with_pools(FastAPI())
     clock = ManualClock()
-    app.state.access = Access(None, frozenset({"ops"}), Verifier([Key(HS256, SECRET)], clock))  # type: ignore[arg-type]
+    app.state.access = access_of(SECRET, "ops", clock=clock)
     problems.install(app)
 
     @app.put("/change/{name}", name="change_it", dependencies=[allowed(Action.SUPERUSER)])
@@ -46,7 +46,7 @@ def application() -> FastAPI:
 
     app.add_middleware(Limits, settings=Settings(), clock=clock)
     app.add_middleware(Audit, clock=clock)
-    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
+    app.add_middleware(Authentication, access=app.state.access)
     return app
 
 
