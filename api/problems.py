@@ -134,7 +134,10 @@ async def _known(request: Request, error: Exception) -> Response:
         # Where the parts are is the operator's business.
         route = getattr(request.scope.get("route"), "path", "")
         text = f"{request.method} {route} is answered {status_of(error)}: {' '.join(str(error).split())}"
-        request.app.state.seldom.warn(text, f"{type(error).__name__} {request.method} {route}")
+        condition = f"{type(error).__name__} {request.method} {route}"
+        if isinstance(error, errors.DataLoss):  # of each topic it is news of its own
+            condition += f" {'/'.join(map(str, request.path_params.values()))}"
+        request.app.state.seldom.warn(text, condition)
     said = told(error)
     wait = next((seconds for kind, seconds in _RETRY_AFTER.items() if isinstance(error, kind)), None)
     retry = None if wait is None else {"Retry-After": wait}

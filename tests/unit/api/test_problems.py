@@ -67,6 +67,21 @@ def test_what_is_the_operators_is_logged_once_whole(caplog: pytest.LogCaptureFix
     assert "minio:9000/bucket" in record.message
 
 
+def test_damage_of_each_topic_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    app = FastAPI()
+    problems.install(app)
+
+    @app.get("/read/{topic}")
+    def read(topic: str) -> None:
+        raise ObjectMissing(f"object of {topic} does not exist in s3://bucket", "restore it")
+
+    client = TestClient(app, raise_server_exceptions=False)
+    for topic in ("t", "u", "u"):
+        assert client.get(f"/read/{topic}").status_code == 507
+    logged = [one.message for one in caplog.records if one.levelno == logging.WARNING]
+    assert [("of t " in one, "of u " in one) for one in logged] == [(True, False), (False, True)]
+
+
 def test_a_reason_is_short_however_long_the_names_in_it_are() -> None:
     said = answering(Problem(403, f"role 'me' has no permission in {'://x' * 8000}: ask")).get("/read").json()["reason"]
     assert (len(said), said[:9], said[-5:]) == (1000, "role 'me'", ": ask")
