@@ -131,6 +131,14 @@ def test_why_it_is_not_ready_is_for_superusers_and_the_log(
     assert logged == [f"readiness: database: {full}"]
 
 
+@pytest.mark.parametrize("path", ["/admin/v2/schemas/public/default/x/schema", "/admin/v3/functions/public/default/f"])
+def test_whoever_asks_for_what_is_not_offered_is_answered_that(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 401
+    refused = client.get(path, headers=bearing("stranger"))
+    assert (refused.status_code, refused.json()["reason"][:16]) == (405, "not offered here")
+    assert client.get("/admin/v2/resourcegroups", headers=bearing("stranger")).status_code == 403
+
+
 def test_why_a_run_failed_is_told_in_full_to_superusers_only(client: TestClient) -> None:
     root, clerk = bearing("root"), bearing("clerk")
     topic = "/admin/v2/persistent/public/default/fails"
