@@ -18,7 +18,6 @@ with each request, so a change counts at once. Lists are not filtered: who may l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from api.settings import Settings
     from api.token_keys import TokenKeys
     from api.tokens import Verifier
-    from api.waiting import Pools
     from storage.clock import Clock
     from storage.metadata.tenancy_store import TenancyStore
 
@@ -85,13 +83,12 @@ class Caller:
 class Access:
     """The rules, over what is granted in SQL.
 
-    `fixed`: what tokens are checked with, or `keys`, which follows its files; neither: access control is off.
+    `keys`: what tokens are checked with; None: access control is off.
     """
 
     tenancy: TenancyStore
     superusers: frozenset[str]
-    fixed: Verifier | None
-    keys: TokenKeys | None = None
+    keys: TokenKeys | None
 
     @classmethod
     def of(cls, settings: Settings, tenancy: TenancyStore, clock: Clock) -> Access:
@@ -99,18 +96,12 @@ class Access:
         from api.token_keys import TokenKeys
 
         keys = TokenKeys(settings, clock) if settings.access_control else None
-        return cls(tenancy, frozenset(settings.auth_superuser_roles), None, keys)
+        return cls(tenancy, frozenset(settings.auth_superuser_roles), keys)
 
     @property
     def verifier(self) -> Verifier | None:
         """What tokens are checked with now."""
-        return self.fixed if self.keys is None else self.keys.verifier
-
-    async def look_at_keys(self, pools: Pools) -> None:
-        """Look at the files of keys again, in a thread, if that is due."""
-        if self.keys is not None and self.keys.is_due():
-            with suppress(Problem):  # no thread is free: the next request looks
-                await pools[WaitsFor.PARSING].run(self.keys.look)
+        return None if self.keys is None else self.keys.verifier
 
     def caller(self, scope: Scope) -> Caller:
         """Who sent this request, by its header."""
@@ -193,15 +184,14 @@ def unauthenticated(caller: Caller) -> Problem:
 class Authentication:
     """Middleware: finds out who sent a request, once, as `request.state.caller`; it refuses nobody."""
 
-    def __init__(self, app: ASGIApp, access: Access, pools: Pools) -> None:
+    def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
-        self._pools = pools
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            if scope["path"] not in PROBES:
-                await self._access.look_at_keys(self._pools)
+            if self._access.keys is not None and scope["path"] not in PROBES:
+                await self._access.keys.keep_up()
             scope.setdefault("state", {})["caller"] = self._access.caller(scope)
         await self._app(scope, receive, send)
 
@@ -218,6 +208,15 @@ async def caller_name(request: Request) -> str:
 
 CallerName = Annotated[str, Depends(caller_name)]
 """A route's parameter: by what name the caller is written down, as `by` of what it asks for."""
+
+
+async def knows_places(request: Request) -> bool:
+    """Whether the caller may know where database and store are."""
+    return cast(Access, request.app.state.access).is_superuser(caller_of(request))
+
+
+InFull = Annotated[bool, Depends(knows_places)]
+"""A route's parameter: errors are shown in full, as operators need them."""
 
 
 def allowed(*actions: Action) -> Any:

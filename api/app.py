@@ -113,7 +113,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(Limits, settings=service.settings, clock=components.clock)
     app.add_middleware(HttpMetrics, metrics=service.metrics)
     app.add_middleware(Audit, clock=components.clock)
-    app.add_middleware(Authentication, access=app.state.access, pools=service.pools)
+    app.add_middleware(Authentication, access=app.state.access)
     app.add_middleware(EncodedSlashes)
     for router in ROUTERS:
         # Not `include_router`: that makes each route again, on the event loop, when the first request comes to it.

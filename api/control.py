@@ -68,7 +68,9 @@ class _Spark:
     def open(self) -> Engine:
         with self._lock:
             if self._ended:
-                raise Unavailable("Spark is not started, as this service is ending", "another service does the work")
+                raise Unavailable(
+                    "Spark is not started, as this service is ending", "another service does the work", is_public=True
+                )
             if self._engines is None:
                 from compactor.spark import SparkSettings
                 from compactor.spark_sessions import SparkEngines

@@ -1,14 +1,16 @@
 """What is known of runs, verifications, trims and policies, as plain values: one form for the command line and REST.
 
-Times are milliseconds since 1970.
+Times are milliseconds since 1970. `in_full`: for operators, who may know where database and store are.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from typing import TYPE_CHECKING, Any
 
-from api.masking import masked
+from api.masking import masked, shown
+from storage.errors import full_part, public_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,13 +23,17 @@ if TYPE_CHECKING:
     from storage.policies import Unreadable
     from storage.policy_resolution import Origin, Resolved
 
+_LOCATION = re.compile(r"\b(?:s3|file|sqlite|postgres(?:ql)?(?:\+\w+)?|https?)://[^\s'\"]*[^\s'\",:;.)]")
 
-def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
+
+def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = True) -> dict[str, Any]:
     """All that is known of a run, as plain values; times in milliseconds since 1970."""
     from compactor.two_phase import HEARTBEAT_MS
     from storage.metadata.liveness import is_alive
 
     statistics = dict(run.statistics)
+    if "tail_left" in statistics:
+        statistics["tail_left"] = shown_error(statistics["tail_left"], in_full=in_full)
     going = {name: statistics.pop(name, None) for name in ("tasks_done", "tasks_total", "bytes_done")}
     running = run.state.value == "RUNNING"
     return {
@@ -41,7 +47,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
         "heartbeat_at": run.heartbeat_at,
         "heartbeat_expired": not is_alive(run.holder, run.heartbeat_at, HEARTBEAT_MS, now) if running else None,
         "finished_at": run.finished_at,
-        "error": shown_error(run.error),
+        "error": shown_error(run.error, in_full=in_full),
         "compacted_ledger": run.compacted_ledger_id,
         "horizon": None if run.horizon is None else str(run.horizon.message_id),
         "horizon_offset": None if run.horizon is None else run.horizon.offset,
@@ -53,12 +59,19 @@ def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
     }
 
 
-def shown_error(text: object) -> str | None:
-    """What a document says of an error, without secrets; None: there was none."""
-    return masked(str(text)) if text else None
+def shown_error(text: object, *, in_full: bool = True) -> str | None:
+    """What a document says of an error that was recorded, without secrets; None: there was none."""
+    if not text:
+        return None
+    return masked(full_part(str(text))) if in_full else shown(without_places(public_part(str(text))))
 
 
-def verify_document(report: Report) -> dict[str, Any]:
+def without_places(text: str) -> str:
+    """A text without the URLs in it: an error that an older version kept has nothing that says which part is public."""
+    return _LOCATION.sub("…", text)
+
+
+def verify_document(report: Report, *, in_full: bool = True) -> dict[str, Any]:
     """A report as plain values."""
     return {
         "topic": str(report.topic),
@@ -66,17 +79,17 @@ def verify_document(report: Report) -> dict[str, Any]:
         "generation": report.generation,
         "checked": {noun.replace(" ", "_"): count for noun, count in report.checked.items()},
         "unchecked": [masked(one) for one in report.unchecked],
-        "differences": [_difference(one) for one in report.differences],
+        "differences": [_difference(one, in_full) for one in report.differences],
         "counts": {str(kind): count for kind, count in sorted(report.counts.items())},
         "total": report.total,
     }
 
 
-def _difference(one: Difference) -> dict[str, Any]:
+def _difference(one: Difference, in_full: bool) -> dict[str, Any]:
     return {
         "kind": str(one.kind),
         "where": one.where,
-        "what": masked(one.what),
+        "what": shown_error(one.what, in_full=in_full),
         "offset": one.offset,
         "key": None if one.key is None else one.key.decode(errors="replace"),
         "key_base64": None if one.key is None else base64.b64encode(one.key).decode(),
@@ -84,7 +97,7 @@ def _difference(one: Difference) -> dict[str, Any]:
     }
 
 
-def trim_document(trimmed: Trimmed) -> dict[str, Any]:
+def trim_document(trimmed: Trimmed, *, in_full: bool = True) -> dict[str, Any]:
     """As JSON has it."""
     plan = trimmed.plan
     held = None
@@ -103,7 +116,7 @@ def trim_document(trimmed: Trimmed) -> dict[str, Any]:
         "start_offset": plan.start_offset,
         "ledgers": [trimmed_ledger(gone) for gone in plan.going],
         "held": held,
-        "tail_left": shown_error(trimmed.tail_left),
+        "tail_left": shown_error(trimmed.tail_left, in_full=in_full),
     }
 
 

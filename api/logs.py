@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from api.masking import HIDDEN, masked
+from api.masking import HIDDEN, LOGGED, shown
 from api.settings import Settings
 from storage.clock import Clock
 
@@ -111,9 +111,9 @@ def mask(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 def _masked(value: Any) -> Any:
     if isinstance(value, str):
-        return masked(value)
+        return shown(value, LOGGED)
     if isinstance(value, Mapping):
         return {str(name): HIDDEN if _SECRET_NAME.search(str(name)) else _masked(one) for name, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_masked(one) for one in value]
-    return value if isinstance(value, int | float | bool) or value is None else masked(str(value))
+    return value if isinstance(value, int | float | bool) or value is None else shown(str(value), LOGGED)

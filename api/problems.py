@@ -23,7 +23,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from api.logs import Seldom
-from api.masking import masked
+from api.masking import shown
 from storage import errors
 from storage.clock import SystemClock
 
@@ -43,8 +43,6 @@ BY_KIND: Mapping[type[Exception], int] = {
 """The first that fits decides. 507: what was stored cannot be given (R8); 503: an operator, or time, helps."""
 
 
-_LOCATION = re.compile(r"\b(?:s3|file|sqlite|postgres(?:ql)?(?:\+\w+)?|https?)://[^\s'\"]*[^\s'\",:;.)]")
-"""A URL of the store, its endpoint or the database, as errors of theirs name it."""
 _ERRORS = 10
 """So many of a request's errors are told."""
 _RETRY_AFTER: Mapping[type[Exception], str] = {errors.StorageFull: "10", errors.Unavailable: "1"}
@@ -75,8 +73,8 @@ class Unreadable(HTTPException):
 
     media_type = "text/plain"
 
-    def __init__(self, told: str) -> None:
-        super().__init__(400, told)
+    def __init__(self, reason: str) -> None:
+        super().__init__(400, reason)
 
 
 class Reason(BaseModel):
@@ -104,14 +102,17 @@ def status_of(error: Exception) -> int:
     return next((status for kind, status in BY_KIND.items() if isinstance(error, kind)), 500)
 
 
-def without_places(text: str) -> str:
-    """An error of the store or the database, without where they are."""
-    return _LOCATION.sub("…", text)
+def told(error: errors.CompactorError) -> str:
+    """An error in one line, for whoever asks over HTTP."""
+    said = " ".join(errors.public_text(error).split())
+    for local, over_http in _OVER_HTTP:
+        said = local.sub(over_http, said)
+    return said
 
 
 def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The body that Pulsar's clients read; secrets are hidden in it."""
-    return JSONResponse({"reason": masked(reason)}, status, headers=headers)
+    """The body that Pulsar's clients read; secrets are hidden in it, and what is long is cut."""
+    return JSONResponse({"reason": shown(reason)}, status, headers=headers)
 
 
 def install(app: FastAPI) -> None:
@@ -125,18 +126,19 @@ def install(app: FastAPI) -> None:
 
 
 async def _known(request: Request, error: Exception) -> Response:
-    if isinstance(error, errors.SegmentElsewhere):  # its advice is for who has this machine
+    assert isinstance(error, errors.CompactorError)
+    if isinstance(error, errors.SegmentElsewhere):
         remedy = "start the service on the machine where it lies; what is sealed is served without it"
         return answer(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
-    said = " ".join(str(error).split())
-    for local, over_http in _OVER_HTTP:
-        said = local.sub(over_http, said)
     if isinstance(error, errors.Misconfigured | errors.Unavailable | errors.DataLoss):
         # Where the parts are is the operator's business.
         route = getattr(request.scope.get("route"), "path", "")
-        text = f"{request.method} {route} is answered {status_of(error)}: {said}"
-        request.app.state.seldom.warn(text, f"{type(error).__name__} {request.method} {route}")
-        said = without_places(said)
+        text = f"{request.method} {route} is answered {status_of(error)}: {' '.join(str(error).split())}"
+        condition = f"{type(error).__name__} {request.method} {route}"
+        if isinstance(error, errors.DataLoss):  # of each topic it is news of its own
+            condition += f" {'/'.join(map(str, request.path_params.values()))}"
+        request.app.state.seldom.warn(text, condition)
+    said = told(error)
     wait = next((seconds for kind, seconds in _RETRY_AFTER.items() if isinstance(error, kind)), None)
     retry = None if wait is None else {"Retry-After": wait}
     return answer(status_of(error), said, retry)
@@ -191,5 +193,5 @@ def unforeseen(scope: Scope, error: Exception) -> Response:
     """The answer to an error that nobody foresaw, which is logged with its traceback and names the request."""
     LOG.error("unexpected error in %s %s", scope["method"], scope["path"], exc_info=error)
     request = scope.get("state", {}).get("request_id", "without an id")
-    told = f"unexpected {type(error).__name__} in request {request}: the service's log tells more; report it"
-    return answer(500, told)
+    reason = f"unexpected {type(error).__name__} in request {request}: the service's log tells more; report it"
+    return answer(500, reason)

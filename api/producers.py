@@ -140,7 +140,9 @@ class Producers:
         room: list[_Open] = []
         with self._lock:
             if self._closed:
-                raise Unavailable("the service is ending and takes no more messages", "ask another one, or try again")
+                raise Unavailable(
+                    "the service is ending and takes no more messages", "ask another one, or try again", is_public=True
+                )
             one = self._open.get(topic.record.id)
             mine = one is None or one.topic.uid != topic.record.uid
             if mine:
@@ -172,7 +174,9 @@ class Producers:
         idle = [one for one in self._open.values() if not one.users]
         if not idle:
             raise Unavailable(
-                f"{self._most} topics are written at once, as many as may be", "try again, or raise producers.max"
+                f"{self._most} topics are written at once, as many as may be",
+                "try again, or raise producers.max",
+                is_public=True,
             )
         oldest = min(idle, key=lambda one: one.used_at)
         return [self._open.pop(oldest.topic.id)]
@@ -250,7 +254,8 @@ def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], obj
 
     def check() -> None:
         if failed:
-            raise Unavailable(f"a message before it in the request failed: {failed[0].message}", "send both again")
+            told = "a message before it in the request failed"
+            raise Unavailable(f"{told}: {failed[0].message}", "send both again", public=told)
 
     if len(entries) == 1:
         try:

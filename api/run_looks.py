@@ -41,7 +41,7 @@ class RunLooks:
         """Looks at the database."""
 
     async def look(self, run_id: int) -> dict[str, Any]:
-        """The run as it was at most `LOOK_MS` ago. Raises NotFound."""
+        """The run as it was at most `LOOK_MS` ago, as anyone may know it who may compact its topic. Raises NotFound."""
         place = (asyncio.get_running_loop(), run_id)
         if place not in self._looks and len(self._looks) >= _MOST:
             self._looks.clear()
@@ -57,4 +57,4 @@ class RunLooks:
         self.made += 1
         run = self._metadata.run(run_id)
         name = self._metadata.snapshot(run.topic_id).topic.name
-        return run_document(name, run, self._clock.now_ms())
+        return run_document(name, run, self._clock.now_ms(), in_full=False)

@@ -1,25 +1,65 @@
 """The keys that tokens are checked with, looked at again while the service runs: rotation and revocation.
 
-Keys, JWKS and the list of revoked tokens stand in files. Every `auth.reload-interval` the next request looks, in a
-thread, whether one of them has changed (its inode, time or size), and then all are read again. What cannot be read or
-used changes nothing: the keys of before go on to count, and the log says so, until the files are right again.
+Keys, JWKS and the list of revoked tokens stand in files. Every `auth.reload-interval` after the last look the next
+request looks, in a thread of its own, whether one of them has changed (its inode, time or size), and reads that one
+again. The list of revoked tokens comes first, and counts at once. A file that cannot be read or used changes nothing:
+what it held before goes on to count, and the log says so, until it is right again; the other files are read all the
+same. One look is made at a time, and a request waits `WAIT_MS` for it and no longer: a file that hangs (NFS) holds one
+thread, and delays one request.
 
 The list of revoked tokens has one id (the claim `jti`) a line; `#` begins a comment. Must not know: HTTP.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from api.settings import Settings
-from api.tokens import Verifier, file_of
+from api.tokens import Key, Verifier, file_of, key_sources, revoked_tokens
 from storage.clock import Clock
 from storage.errors import Misconfigured
 
 LOG = logging.getLogger(__name__)
-_Stamps = tuple[tuple[int, int, int] | None, ...]
+WAIT_MS = 1000
+"""How long the request that looks waits for the look."""
+Content = TypeVar("Content")
+_Stamp = tuple[int, int, int] | None
+
+
+class _Source(Generic[Content]):
+    """Keys or ids, from where a setting says that they stand; `content` is what was read of them last."""
+
+    def __init__(self, given: str, read: Callable[[], Content]) -> None:
+        """Raises Misconfigured."""
+        self.file = file_of(given)
+        self._read = read
+        self._stamp = _stamp(self.file)
+        self._said = ""
+        self.content = read()
+
+    def look(self) -> bool:
+        """Read the file again if it has changed; whether it was."""
+        stamp = _stamp(self.file)  # before it is read: what changes meanwhile is read again the next time
+        if stamp == self._stamp:
+            return False
+        try:
+            self.content = self._read()
+        except Exception as error:  # whatever is wrong with a file, the request that looks is not
+            if str(error) != self._said:
+                self._said = str(error)
+                defect = None if isinstance(error, Misconfigured) else error
+                LOG.warning("what was read before goes on to count: %s", error, exc_info=defect)
+            return False
+        self._stamp, self._said = stamp, ""
+        LOG.info("read again: %s", self.file)
+        return True
 
 
 class TokenKeys:
@@ -27,49 +67,76 @@ class TokenKeys:
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         """Raises Misconfigured for keys that cannot be used."""
-        self._settings = settings
         self._clock = clock
-        named = (
-            settings.auth_token_secret_key,
-            settings.auth_token_public_key,
-            settings.auth_jwks_file,
-            settings.auth_revoked_tokens_file,
+        self._interval_ms = settings.auth_reload_interval_ms
+        self._keys = [_Source(given, read) for given, read in key_sources(settings)]
+        listed = settings.auth_revoked_tokens_file
+        self._revoked: _Source[frozenset[str]] | None = None
+        if listed:
+            self._revoked = _Source(listed, lambda: revoked_tokens(listed))
+        self._has_files = listed != "" or any(one.file is not None for one in self._keys)
+        self.verifier = Verifier(
+            self._all_keys(),
+            clock,
+            settings.auth_role_claim,
+            settings.auth_audience,
+            settings.auth_leeway_ms,
+            frozenset() if self._revoked is None else self._revoked.content,
         )
-        self._files = [path for one in named if one and (path := file_of(one)) is not None]
-        self._stamps = self._stamped()
-        self.verifier = Verifier.of(settings, clock)
+        self._lock = threading.Lock()
+        self._looking = False
         self._looked_at = clock.now_ms()
-        self._said = ""
+
+    async def keep_up(self) -> None:
+        """Look at the files, in a thread, if that is due; the look may outlast this call."""
+        if not self.is_due():
+            return
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def look() -> None:
+            self.look()
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(done.cancel)
+
+        try:
+            threading.Thread(target=look, name="token-keys", daemon=True).start()
+        except RuntimeError as error:  # no thread is left: a later request looks
+            LOG.warning("the files of keys are not looked at: %s", error)
+            self._ended()
+            return
+        await asyncio.wait({done}, timeout=WAIT_MS / 1000)
 
     def is_due(self) -> bool:
         """Whether the files are to be looked at now; it is said to one who asks, who then calls `look`."""
-        now = self._clock.now_ms()
-        if not self._files or 0 <= now - self._looked_at < self._settings.auth_reload_interval_ms:
-            return False
-        self._looked_at = now
-        return True
+        with self._lock:
+            if not self._has_files or self._looking or 0 <= self._clock.now_ms() - self._looked_at < self._interval_ms:
+                return False
+            self._looking = True
+            return True
 
     def look(self) -> None:
-        """Read the files again if one has changed."""
-        stamps = self._stamped()  # before they are read: what changes meanwhile is read again the next time
-        if stamps == self._stamps:
-            return
+        """Read again each file that has changed."""
         try:
-            self.verifier = Verifier.of(self._settings, self._clock)
-        except Misconfigured as error:
-            if str(error) != self._said:
-                self._said = str(error)
-                LOG.warning("the keys of before go on to count: %s", error)
-            return
-        self._stamps, self._said = stamps, ""
-        LOG.info("keys of tokens, and revoked tokens, were read again")
+            if self._revoked is not None and self._revoked.look():
+                self.verifier = replace(self.verifier, revoked=self._revoked.content)
+            for one in self._keys:
+                if one.look():
+                    self.verifier = replace(self.verifier, keys=self._all_keys())
+        finally:
+            self._ended()
 
-    def _stamped(self) -> _Stamps:
-        return tuple(map(_stamp, self._files))
+    def _ended(self) -> None:
+        with self._lock:
+            self._looking, self._looked_at = False, self._clock.now_ms()
+
+    def _all_keys(self) -> list[Key]:
+        return [key for one in self._keys for key in one.content]
 
 
-def _stamp(file: Path) -> tuple[int, int, int] | None:
+def _stamp(file: Path | None) -> _Stamp:
     with suppress(OSError):
-        found = file.stat()
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        if file is not None:
+            found = file.stat()
+            return found.st_ino, found.st_mtime_ns, found.st_size
     return None

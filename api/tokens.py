@@ -14,7 +14,7 @@ import binascii
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,17 +81,9 @@ class Verifier:
     @classmethod
     def of(cls, settings: Settings, clock: Clock) -> Verifier:
         """By the keys that the settings name."""
-        keys: list[Key] = []
-        if settings.auth_token_secret_key:
-            keys += [Key(HS256, one) for one in secret_keys("auth.token-secret-key", settings.auth_token_secret_key)]
-        if settings.auth_token_public_key:
-            public = public_key("auth.token-public-key", settings.auth_token_public_key)
-            keys.append(Key(algorithm_of(public), public))
-        if settings.auth_jwks_file:
-            keys += jwks(settings.auth_jwks_file)
-        revoked = (
-            revoked_tokens(settings.auth_revoked_tokens_file) if settings.auth_revoked_tokens_file else frozenset()
-        )
+        keys = [key for _, read in key_sources(settings) for key in read()]
+        given = settings.auth_revoked_tokens_file
+        revoked = revoked_tokens(given) if given else frozenset()
         return cls(keys, clock, settings.auth_role_claim, settings.auth_audience, settings.auth_leeway_ms, revoked)
 
     def role(self, token: str) -> str:
@@ -136,6 +128,21 @@ class Verifier:
             except (jwt.PyJWTError, ValueError, RecursionError) as error:
                 raise BadToken("the token cannot be read") from error
         raise BadToken("no key of this service has signed the token")
+
+
+def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[Key]]]]:
+    """Where the settings say that keys stand, and what reads those of each. Reading raises Misconfigured."""
+    secret, public, key_set = settings.auth_token_secret_key, settings.auth_token_public_key, settings.auth_jwks_file
+
+    def secrets() -> list[Key]:
+        return [Key(HS256, one) for one in secret_keys("auth.token-secret-key", secret)]
+
+    def publics() -> list[Key]:
+        key = public_key("auth.token-public-key", public)
+        return [Key(algorithm_of(key), key)]
+
+    sources = ((secret, secrets), (public, publics), (key_set, lambda: jwks(key_set)))
+    return [(given, read) for given, read in sources if given]
 
 
 def _time(claims: Mapping[str, Any], name: str) -> float | None:
@@ -225,7 +232,7 @@ def public_key(name: str, given: str) -> PublicKey:
             found: object = serialization.load_pem_public_key(content)
         else:
             found = serialization.load_der_public_key(_unbase64(content) or content)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise Misconfigured(f"{name} holds no public key", _KEPT) from error
     return _usable(name, found)
 
@@ -238,7 +245,7 @@ def private_key(name: str, given: str) -> PrivateKey:
             found: object = serialization.load_pem_private_key(content, None)
         else:
             found = serialization.load_der_private_key(_unbase64(content) or content, None)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise Misconfigured(f"{name} holds no private key without a password", _KEPT) from error
     if isinstance(found, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
         _usable(name, found.public_key())
@@ -257,7 +264,7 @@ def jwks(path: str) -> list[Key]:
                 continue
             public = _usable("auth.jwks-file", jwt.PyJWK(one, RS256 if one["kty"] == "RSA" else ES256).key)
             keys.append(Key(algorithm_of(public), public, one.get("kid")))
-    except (ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
+    except (ValueError, KeyError, TypeError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
         raise Misconfigured(
             f"auth.jwks-file {path} is no list of keys", 'give a file {"keys": […]} of RSA and P-256 public keys'
         ) from error

@@ -23,7 +23,7 @@ from typing import Any
 
 from compactor.engine import Divided, Engine, Failed, Progress
 from storage.clock import Clock
-from storage.errors import CompactorError, Fenced, Unavailable
+from storage.errors import CompactorError, Fenced, Unavailable, recorded
 from storage.heartbeat import Heartbeat
 from storage.metadata.records import RunRecord
 from storage.metadata.store import MetadataStore
@@ -291,6 +291,7 @@ class Batch:
             f"no task of {phases} ended for {self.stillness.limit_ms / 1000:g} s, so it was stopped",
             "look whether Spark's workers and the object store answer; where a task may take so long, raise "
             "compaction.stalled-after",
+            is_public=True,
         )
 
     def _beat(self, jobs: Sequence[Job]) -> None:
@@ -322,8 +323,7 @@ class Batch:
     def _record_failure(self, run: RunRecord, error: BaseException) -> None:
         """W3: the original error is kept; a database that is away too must not hide it."""
         try:
-            nameless = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-            told = str(error) or nameless
+            told = recorded(error)
             if self.on_failed is None:
                 self.metadata.fail_run(run, told)
             else:

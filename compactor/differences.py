@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from storage.errors import CompactorError, DataLoss
+from storage.errors import CompactorError, DataLoss, full_part, with_full
 
 UNREADABLE = (DataLoss, pa.ArrowException, ValueError, KeyError, TypeError, OverflowError)
 """What reading bytes may raise that somebody wrote wrongly, though their checksums are right."""
@@ -39,7 +39,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference. `where`: an object's name, or a row of the database; `what` says it in words.
+    """One difference. `where`: an object's name, or a row of the database; `what` says it in words,
+    perhaps in two ways (`storage.errors.with_full`).
 
     `key` None: the key is not known, or it has to do with none. `key_hash`: 32 hexadecimal digits.
     """
@@ -59,8 +60,8 @@ class Difference:
             named.append(f"a key of hash {self.key_hash}, ")
         if self.offset is not None:
             named.append(f"offset {self.offset}, ")
-        said = f"{''.join(named)}{self.what}"
-        return said if self.where in self.what else f"{said} ({self.where})"
+        said = f"{''.join(named)}{full_part(self.what)}"
+        return said if self.where in said else f"{said} ({self.where})"
 
 
 @dataclass
@@ -107,5 +108,7 @@ class Findings:
         try:
             yield
         except UNREADABLE as error:
-            said = error.message if isinstance(error, CompactorError) else f"it cannot be decoded ({error!r:.200})"
+            said = with_full("it cannot be decoded", f"it cannot be decoded ({error!r:.200})")
+            if isinstance(error, CompactorError):
+                said = with_full(error.public or "it cannot be read", error.message)
             self.add(Difference(Kind.DAMAGED, where, said))

@@ -30,7 +30,7 @@ from compactor.garbage import GRACE_MS, GarbageCollector
 from compactor.pacing import TOPICS_AT_ONCE, Rest, paced
 from compactor.retention import Retention
 from storage.clock import Clock
-from storage.errors import CompactorError, TopicNotFound
+from storage.errors import CompactorError, TopicNotFound, full_part
 from storage.log.directory import LogDirectory
 from storage.log.keeper import LogKeeper
 from storage.metadata.records import SegmentState, TopicRecord
@@ -224,8 +224,8 @@ class Maintenance:
         gone = [one.piece for one in trimmed.plan.going]
         self._count(Task.RETENTION, len(gone), sum(piece.logical_bytes for piece in gone))
         if trimmed.tail_damaged:
-            failing[str(topic.name)] = trimmed.tail_left
-            _log.warning("%s: %s: %s", Task.RETENTION, topic.name, trimmed.tail_left)
+            failing[str(topic.name)] = full_part(trimmed.tail_left)
+            _log.warning("%s: %s: %s", Task.RETENTION, topic.name, full_part(trimmed.tail_left))
 
     def _collect(self, failing: dict[str, str]) -> None:
         collector = GarbageCollector(self._metadata, self._store, self._clock, self._intervals.grace_ms)

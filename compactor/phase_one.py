@@ -249,4 +249,5 @@ def _not_in_a_source(offset: npt.NDArray[np.uint64] | np.uint64) -> ObjectDamage
     return ObjectDamaged(
         f"a key index names offset {int(offset)}, which no ledger or part holds",
         "restore the index from a backup, or delete the cursor __compaction and compact again from raw",
+        is_public=True,
     )

@@ -113,7 +113,9 @@ def read_offsets(store: ObjectStore, of_sources: Sequence[Located]) -> Iterator[
         for name, row_set in row_sets:
             block = next(blocks)
             if crc32c(block) != row_set.crc32c:
-                raise ObjectDamaged(f"the row sets {name} do not match their checksum", "run the compaction again")
+                raise ObjectDamaged(
+                    f"the row sets {name} do not match their checksum", "run the compaction again", is_public=True
+                )
             relative.append(np.frombuffer(block, dtype="<u4"))
         yield ascending(np.concatenate(relative))
 
@@ -145,6 +147,7 @@ def _positions(reader: RowsReader, number: int, group: RowGroup, offsets: I64) -
         raise ObjectDamaged(
             f"the key index names rows between offsets {group.first_offset} and {group.last_offset} that are not there",
             "restore the ledger or its index from a backup, or delete the cursor __compaction and compact from raw",
+            is_public=True,
         )
     return positions.astype(np.int64)
 
@@ -249,7 +252,9 @@ class _Seen:
         offsets = table.column("offset").to_numpy()
         if (self._last and offsets[0] <= self._last.offset) or np.any(offsets[1:] <= offsets[:-1]):
             raise ObjectDamaged(
-                f"rows near offset {int(offsets[0])} do not ascend", "restore the ledger from a backup, then run again"
+                f"rows near offset {int(offsets[0])} do not ascend",
+                "restore the ledger from a backup, then run again",
+                is_public=True,
             )
         if self._first is None:
             self._first = Position(int(offsets[0]), _message_id(table, 0, self._partition))

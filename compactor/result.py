@@ -105,11 +105,15 @@ class Made:
         found = {source: totals for source, totals in found.items() if totals != SourceTotals()}
         if found != expected:
             wrong = sorted(n for n in found.keys() | expected.keys() if found.get(n) != expected.get(n))
-            raise ObjectDamaged(f"phase two did not keep what phase one promised of sources {wrong[:5]}", _REPORT)
+            raise ObjectDamaged(
+                f"phase two did not keep what phase one promised of sources {wrong[:5]}", _REPORT, is_public=True
+            )
         last_offset = -1
         for part in self._new_parts():
             if part.first.offset <= last_offset:
-                raise ObjectDamaged(f"the part {part.rows.stored.name} begins before its predecessor ends", _REPORT)
+                raise ObjectDamaged(
+                    f"the part {part.rows.stored.name} begins before its predecessor ends", _REPORT, is_public=True
+                )
             last_offset = part.last.offset
 
     def manifest(
@@ -244,9 +248,11 @@ def check_objects(store: ObjectStore, manifest: Manifest) -> None:
         sizes |= {stored.name: stored.size for stored in store.list(prefix) if stored.name in needed}
     for name, size in needed.items():
         if name not in sizes:
-            raise ObjectMissing(f"{name}, which the compacted ledger needs, is not in the store", _RESTORE)
+            raise ObjectMissing(
+                f"{name}, which the compacted ledger needs, is not in the store", _RESTORE, is_public=True
+            )
         if sizes[name] < size:
-            raise ObjectDamaged(f"{name} has {sizes[name]} bytes in the store, not {size}", _RESTORE)
+            raise ObjectDamaged(f"{name} has {sizes[name]} bytes in the store, not {size}", _RESTORE, is_public=True)
 
 
 def _prefixes(topic_uid: str, needed: Iterable[str]) -> set[str]:

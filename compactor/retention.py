@@ -24,7 +24,7 @@ from enum import StrEnum
 from itertools import takewhile
 
 from storage.clock import Clock
-from storage.errors import Conflict, DataLoss, InvalidInput
+from storage.errors import Conflict, DataLoss, InvalidInput, recorded
 from storage.log.directory import LogDirectory
 from storage.log.keeper import LogKeeper
 from storage.log.tail import Tail
@@ -118,8 +118,8 @@ class TrimPlan:
 
 @dataclass(frozen=True)
 class Trimmed:
-    """What was done to a topic; or would be, unless `trimmed`. `tail_left`: why what is not sealed was left alone;
-    `tail_damaged`: because the open segment is damaged or lost.
+    """What was done to a topic; or would be, unless `trimmed`. `tail_left`: why what is not sealed was left alone
+    (`recorded`); `tail_damaged`: because the open segment is damaged or lost.
     """
 
     topic: TopicRecord
@@ -301,7 +301,7 @@ class Retention:
             tail = self._tail(snapshot, policies.policies, now)
             plan = planned(snapshot, policies, tail, now)
             if tail.damage is not None:
-                tail_left = str(tail.damage)
+                tail_left = recorded(tail.damage)
             if dry_run:
                 return Trimmed(snapshot.topic, plan, False, tail_left, tail.damage is not None)
             if not settled and (plan.unsealed or plan.start_offset > snapshot.topic.next_offset):
@@ -343,7 +343,7 @@ class Retention:
         assert self.log is not None, "without a log directory no unsealed piece is looked at"
         keeper = LogKeeper(self.metadata, self.store, self.clock, self.log, owner_name())
         left = keeper.settle_what_can_be(topic)
-        return "" if left is None else str(left)
+        return "" if left is None else recorded(left)
 
     def _tail(self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int) -> _Tail:
         """The segments in our log directory, as far as they hold something that can be seen."""

@@ -448,7 +448,9 @@ def _told(error: Exception) -> Exception:
             "install the packages of requirements/runtime.lock there, and set PYSPARK_PYTHON to that Python's path",
         )
     if isinstance(error, MemoryError):
-        return Unavailable("a task ran out of memory", "give Spark's Python workers more memory, then run it again")
+        return Unavailable(
+            "a task ran out of memory", "give Spark's Python workers more memory, then run it again", is_public=True
+        )
     defect = RuntimeError(f"a task failed with {type(error).__name__}: {error}")
     defect.add_note(traceback.format_exc())
     return defect

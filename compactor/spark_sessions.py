@@ -105,7 +105,9 @@ class SparkEngines:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Unavailable("Spark was stopped, as this service is ending", "another service does the work")
+            raise Unavailable(
+                "Spark was stopped, as this service is ending", "another service does the work", is_public=True
+            )
 
     def _end_session(self) -> None:
         if self._session is not None:

@@ -38,7 +38,7 @@ from compactor.plan import BitmapResult, PartResult, Policies, RangeResult, Sizi
 from compactor.result import Decision, Made, check_objects
 from compactor.scan import run_scan
 from storage.clock import Clock
-from storage.errors import CompactorError, Conflict, DataLoss, Fenced
+from storage.errors import CompactorError, Conflict, DataLoss, Fenced, recorded
 from storage.heartbeat import Heartbeat
 from storage.lease import afterwards
 from storage.ledger import names
@@ -206,7 +206,7 @@ class TwoPhaseCompactor:
         return left
 
     def _run(self, run: RunRecord, policies: Policies, tail_left: CompactorError | None) -> Steps:
-        said: dict[str, object] = {} if tail_left is None else {"tail_left": str(tail_left)}
+        said: dict[str, object] = {} if tail_left is None else {"tail_left": recorded(tail_left)}
         timer = _PhaseTimer(self.clock, said)
         snapshot = self.metadata.snapshot(run.topic_id)
         if snapshot.topic.epoch != run.epoch:
@@ -257,7 +257,7 @@ class TwoPhaseCompactor:
     def _retry(self, run: RunRecord, tail_left: CompactorError | None) -> Retry | None:
         if tail_left is None or self.retry_tail_at is None:
             return None
-        told = f"run {run.run_id} succeeded, and left what is not sealed: {tail_left}"
+        told = f"run {run.run_id} succeeded, and left what is not sealed: {recorded(tail_left)}"
         return Retry(told, self.retry_tail_at())
 
     def _decide(
@@ -329,10 +329,11 @@ class TwoPhaseCompactor:
         try:
             return read_manifest(self.store, snapshot.compacted.manifest)
         except DataLoss as error:
+            told = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
             raise type(error)(
-                f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read: "
-                f"{error.message}",
+                f"{told}: {error.message}",
                 "restore the object, or delete the cursor __compaction so that the next run starts from raw",
+                public=told,
             ) from error
 
     def _publish(

@@ -35,7 +35,16 @@ from compactor.policies import stored_policies
 from compactor.scheduler import retry_delay_ms
 from compactor.two_phase import TwoPhaseCompactor
 from storage.clock import Clock
-from storage.errors import CompactionPaused, CompactionRunning, CompactorError, Conflict, Fenced, TopicNotFound
+from storage.errors import (
+    CompactionPaused,
+    CompactionRunning,
+    CompactorError,
+    Conflict,
+    Fenced,
+    TopicNotFound,
+    full_part,
+    recorded,
+)
 from storage.log.directory import LogDirectory
 from storage.metadata.control_records import RUN_DEAD_MS
 from storage.metadata.records import RunRecord, TopicRecord
@@ -256,7 +265,9 @@ class Worker:
                 self._fail(topic, requested_at, error)
             elif error is None and outcome.run is not None and (left := outcome.run.statistics.get("tail_left")):
                 named = {"topic": str(topic.name), "run": outcome.run.run_id}
-                _log.warning("compaction of %s left what is not sealed: %s", topic.name, left, extra=named)
+                _log.warning(
+                    "compaction of %s left what is not sealed: %s", topic.name, full_part(str(left)), extra=named
+                )
         except CompactorError as second:
             _log.warning("what came of %s is not recorded: %s", topic.name, second.message)
             self._hold([topic])
@@ -265,7 +276,7 @@ class Worker:
         """Record a failure that came before a run was claimed; the request is still there."""
         failures = self._metadata.control.control(topic.id).failures + 1
         leader = self._leadership.required_token() if requested_at is not None else None
-        told = str(error) or type(error).__name__
+        told = recorded(error)
         retry_at = self._retry_at(failures)
         self._metadata.control.failed(topic.id, told, retry_at, leader=leader, requested_at=requested_at)
         _log_failure(topic, None, failures, error)
@@ -278,7 +289,9 @@ class Worker:
             self._end_failed(topic, run, error, told)
         except CompactorError as second:
             named = {"topic": str(topic.name), "run": run.run_id}
-            _log.warning("compaction of %s failed: %s; not recorded: %s", topic.name, told, second.message, extra=named)
+            _log.warning(
+                "compaction of %s failed: %s; not recorded: %s", topic.name, error, second.message, extra=named
+            )
             raise
 
     def _end_failed(self, topic: TopicRecord, run: RunRecord, error: BaseException, told: str) -> None:

@@ -26,21 +26,31 @@
 
 Every error says what happened, to which topic, ledger or object, and what to do: `message` is the first two in one
 sentence, `remedy` the third. Faces print both on one line and never a traceback.
+
+Errors of the last three kinds are for operators: they name hosts, paths, users and buckets. Others get `public_text`,
+by the error's kind. What is kept for later, of a run for example, is `recorded`: both texts in one.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+_IN_FULL = "\nin full: "
 
 
 class CompactorError(Exception):
     """Something that a user can be told about.
 
-    `message`: what happened, and to what. `remedy`: what to do about it.
+    `message`: what happened, and to what. `remedy`: what to do about it. `public`: the message as others than operators
+    may read it: no host, path, user or bucket, nothing that another program has said; empty: the kind says it.
     """
 
-    def __init__(self, message: str, remedy: str) -> None:
+    def __init__(self, message: str, remedy: str, *, is_public: bool = False, public: str = "") -> None:
+        """`is_public`: the message is such a text itself."""
         super().__init__(message, remedy)
         self.message = message
         self.remedy = remedy
+        self.public = message if is_public else public
 
     def __str__(self) -> str:
         return f"{self.message}: {self.remedy}"
@@ -133,3 +143,58 @@ class ObjectMissing(DataLoss):
 
 class ObjectDamaged(DataLoss):
     """An object is shorter than, or not the bytes that, its row or manifest says."""
+
+
+_FOR_OPERATORS: Mapping[type[CompactorError], tuple[str, str]] = {
+    StorageFull: ("has no space left", "try again when an operator has freed some"),
+    Unavailable: ("does not answer now", "try again"),
+    Misconfigured: ("is not as it must be, an operator must act", ""),
+    DataLoss: ("is damaged", "an operator must restore what is missing"),
+}
+"""What an error of a kind means, and what others than operators can do. The first kind that fits counts."""
+
+
+def meaning(error: BaseException) -> str:
+    """What the kind of an error says of the part that it comes from."""
+    return next((meant for kind, (meant, _) in _FOR_OPERATORS.items() if isinstance(error, kind)), "fails")
+
+
+def public_text(error: BaseException) -> str:
+    """The error for whoever may not know hosts, paths, users and buckets."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if not isinstance(error, CompactorError):
+        return f"unexpected {type(error).__name__}: the log of the service says more"
+    if isinstance(error, SegmentElsewhere):  # it names the directory by its uid
+        return f"{error.message}: an operator must start a service where that is"
+    remedy = next((todo for kind, (_, todo) in _FOR_OPERATORS.items() if isinstance(error, kind)), None)
+    if error.public:
+        return f"{error.public}: {error.remedy}"
+    if remedy is None:
+        return str(error)
+    what = f"the database, the object store, a disk or Spark {meaning(error)}"
+    return (
+        f"{what}: {remedy}; the log of the service says more" if remedy else f"{what}: the log of the service says more"
+    )
+
+
+def recorded(error: BaseException) -> str:
+    """An error as it is kept: what anyone may read of it, and what operators may. See `public_part`, `full_part`."""
+    public = public_text(error)
+    return with_full(public, str(error) or public)
+
+
+def with_full(public: str, full: str) -> str:
+    """What anyone may read, and what operators may, as it is kept."""
+    return full if full == public else f"{public}{_IN_FULL}{full}"
+
+
+def public_part(record: str) -> str:
+    """Of texts that hold errors as they are kept, what anyone may read: nothing behind the first `in full`."""
+    return record.partition(_IN_FULL)[0]
+
+
+def full_part(record: str) -> str:
+    """Of an error as it is kept, what operators may read; of one that an older version kept, all."""
+    public, there, full = record.partition(_IN_FULL)
+    return full if there else public

@@ -255,7 +255,9 @@ class _PointRead:
         for number in np.flatnonzero(made.offset == np.uint64(found.offset)):
             return _chunks_of(made, int(number))
         raise ObjectDamaged(
-            f"no chunk table has the chunked message of offset {found.offset}, which the index names", _REMEDY
+            f"no chunk table has the chunked message of offset {found.offset}, which the index names",
+            _REMEDY,
+            is_public=True,
         )
 
     def _place(self, offset: int, manifest: Manifest | None) -> _Place:
@@ -273,7 +275,7 @@ class _PointRead:
             if len(row) == 1:
                 (message,) = row_messages(iter(row.to_batches()), self._snapshot.topic.name.partition)
                 return self._checked(message, where)
-        raise ObjectDamaged(f"{where} has no row of offset {offset}, which its index names", _REMEDY)
+        raise ObjectDamaged(f"{where} has no row of offset {offset}, which its index names", _REMEDY, is_public=True)
 
     def _tables_with(self, place: _Place, offset: int) -> Iterator[pa.Table]:
         """Tables of which one has the row of an offset, if any has."""
@@ -334,5 +336,7 @@ def _part_at(manifest: Manifest, offset: int) -> RowsObject:
     """The part that holds the row of an offset."""
     number = bisect_right(manifest.parts, offset, key=lambda part: part.first.offset) - 1
     if number < 0 or manifest.parts[number].last.offset < offset:
-        raise ObjectDamaged(f"the key index names offset {offset}, which no part of the compacted ledger has", _REMEDY)
+        raise ObjectDamaged(
+            f"the key index names offset {offset}, which no part of the compacted ledger has", _REMEDY, is_public=True
+        )
     return manifest.parts[number].rows

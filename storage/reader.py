@@ -286,11 +286,8 @@ def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
         yield
     except DataLoss as error:
         assert snapshot.compacted is not None
-        raise type(error)(
-            f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read: "
-            f"{error.message}",
-            _COMPACTED_REMEDY,
-        ) from error
+        told = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
+        raise type(error)(f"{told}: {error.message}", _COMPACTED_REMEDY, public=told) from error
 
 
 def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import warnings
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI
 
+from api.access import Access
 from api.settings import Settings
 from api.waiting import Pools
+from storage.clock import Clock
 from tests.clocks import ManualClock
 
 with warnings.catch_warnings():
@@ -31,4 +34,11 @@ def with_pools(app: FastAPI) -> FastAPI:
     return app
 
 
-__all__ = ["TestClient", "with_pools"]
+def access_of(secret: bytes | None, superuser: str, tenancy: object = None, clock: Clock | None = None) -> Access:
+    """Access control by tokens of a secret key; without one it is off. `tenancy`: what is granted, if it is asked."""
+    key = "" if secret is None else f"data:;base64,{base64.b64encode(secret).decode()}"
+    settings = Settings(auth_token_secret_key=key, auth_superuser_roles=(superuser,) if secret is not None else ())
+    return Access.of(settings, cast(Any, tenancy), clock or ManualClock())
+
+
+__all__ = ["TestClient", "access_of", "with_pools"]

@@ -6,6 +6,7 @@ theirs. A failure ends it; what was done stays, and the same call does the rest.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from typing import Annotated, Any
 
@@ -192,9 +193,9 @@ async def clear_bundle_subscription(
     status_code=204,
     responses=refusals(404, 412),
 )
-def unsubscribe_namespace(parts: Parts, namespace: Namespace, subscription: Subscription) -> Response:
+async def unsubscribe_namespace(parts: Parts, namespace: Namespace, subscription: Subscription) -> Response:
     """Delete the subscriptions of that name of all topics."""
-    return _unsubscribe(parts, namespace, None, subscription)
+    return await _unsubscribe(parts, namespace, None, subscription)
 
 
 @router.post(
@@ -204,9 +205,11 @@ def unsubscribe_namespace(parts: Parts, namespace: Namespace, subscription: Subs
     status_code=204,
     responses=refusals(404, 412),
 )
-def unsubscribe_bundle(parts: Parts, namespace: Namespace, bundle: Bundle, subscription: Subscription) -> Response:
+async def unsubscribe_bundle(
+    parts: Parts, namespace: Namespace, bundle: Bundle, subscription: Subscription
+) -> Response:
     """The same for the topics of one bundle."""
-    return _unsubscribe(parts, namespace, bundle, subscription)
+    return await _unsubscribe(parts, namespace, bundle, subscription)
 
 
 async def _clear(
@@ -236,14 +239,17 @@ def _clear_here(parts: Service, record: TopicRecord, name: str) -> None:
         return
 
 
-def _unsubscribe(parts: Service, namespace: str, bundle: str | None, subscription: str) -> Response:
-    name = _no_compaction(subscription)
-    for record in _topics(parts, namespace, bundle):
-        try:
-            parts.components.metadata.delete_cursor(record.id, name, False)
-        except NotFound:
-            continue
+async def _unsubscribe(parts: Service, namespace: str, bundle: str | None, subscription: str) -> Response:
+    name, database = _no_compaction(subscription), parts.pools[WaitsFor.DATABASE]
+    for record in await database.run(_topics, parts, namespace, bundle):
+        await database.run(_delete, parts, record, name)
     return done()
+
+
+def _delete(parts: Service, record: TopicRecord, name: str) -> None:
+    """What is not there is deleted."""
+    with suppress(NotFound):
+        parts.components.metadata.delete_cursor(record.id, name, False)
 
 
 def _topics(parts: Service, namespace: str, bundle: str | None) -> list[TopicRecord]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from api.access import Action, CallerName, allowed
+from api.access import Action, CallerName, InFull, allowed
 from api.admin import existing
 from api.admin.bodies import done
-from api.masking import masked
+from api.documents import shown_error
 from api.paths import Topic
 from api.problems import Problem, refusals
 from api.routes import Routes
@@ -69,11 +69,14 @@ def compact(parts: Parts, caller: CallerName, topic: Topic) -> Response:
     operation_id="compactionStatus",
     responses=refusals(404, 412),
 )
-def status(parts: Parts, topic: Topic) -> LongRunningProcessStatus:
+def status(parts: Parts, topic: Topic, in_full: InFull) -> LongRunningProcessStatus:
     """How compaction stands; of a partitioned topic: RUNNING if any partition is, then ERROR, then NOT_RUN."""
-    found = {record.name: _status(parts, record) for record in existing.topics(parts, topic)}
+    found = {}
+    for record in existing.topics(parts, topic):
+        one = _status(parts, record)
+        found[record.name] = StatusAndError(one.status, shown_error(one.last_error, in_full=in_full) or "")
     whole = summed(found)
-    return LongRunningProcessStatus(status=whole.status, lastError=masked(whole.last_error))
+    return LongRunningProcessStatus(status=whole.status, lastError=whole.last_error)
 
 
 def summed(found: dict[TopicName, StatusAndError]) -> StatusAndError:

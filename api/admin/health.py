@@ -18,20 +18,15 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
-from api.access import Access, Action, caller_of
+from api.access import Access, Action, InFull, caller_of
 from api.masking import masked
 from api.routes import Routes
 from api.service import Parts, Service
-from storage.errors import CompactorError, DataLoss, Misconfigured, ObjectMissing, Unavailable
+from storage.errors import CompactorError, ObjectMissing, meaning
 
 router = Routes(tags=["health"])
 LOG = logging.getLogger(__name__)
 _OK = "ok"
-_KINDS = {
-    Unavailable: "it does not answer now",
-    Misconfigured: "it is not as it must be, an operator must act",
-    DataLoss: "it is damaged",
-}
 
 
 class Readiness(BaseModel):
@@ -55,11 +50,10 @@ async def livez() -> str:
 
 
 @router.get("/readyz", operation_id="readyz", responses={503: {"model": Readiness}})
-async def readyz(request: Request, parts: Parts) -> Readiness:
+async def readyz(parts: Parts, in_full: InFull) -> Readiness:
     """The service can do its work: database, schema and object store answer."""
     found = await parts.readiness.answer(lambda: _checked(parts))
-    may_know = cast(Access, request.app.state.access).is_superuser(caller_of(request))
-    checks = {name: check.full if may_know else check.public for name, check in found.items()}
+    checks = {name: check.full if in_full else check.public for name, check in found.items()}
     wrong = [f"{name}: {said}" for name, said in checks.items() if said != _OK]
     answer = Readiness(reason="; ".join(wrong), checks=checks)
     return answer if not wrong else cast(Readiness, JSONResponse(answer.model_dump(), 503))
@@ -102,6 +96,5 @@ def _checked_by(look: Callable[[], object]) -> Check:
     try:
         look()
     except CompactorError as error:
-        kind = next((words for one, words in _KINDS.items() if isinstance(error, one)), "it fails")
-        return Check(f"{kind}: the service's log says more", masked(" ".join(str(error).split())))
+        return Check(f"it {meaning(error)}: the service's log says more", masked(" ".join(str(error).split())))
     return Check(_OK, _OK)

@@ -21,9 +21,9 @@ from api.admin.produce_bodies import JSON_LINES, NewMessage, ProducerAck, Produc
 from api.formats.encoding import TextEncoding, to_text
 from api.forwarding import Elsewhere
 from api.key_routing import partition_of
-from api.masking import masked
+from api.masking import shown
 from api.paths import Topic, segment
-from api.problems import Problem, refusals, status_of
+from api.problems import Problem, refusals, status_of, told
 from api.routes import Routes
 from api.service import Parts, Service
 from api.upkeep import QUOTA_LOOK_MS
@@ -285,5 +285,5 @@ def _ack(message: NewMessage, answer: Answer, partition: int) -> ProducerAck:
 
 def _failed(message: NewMessage, error: Exception) -> ProducerAck:
     retry = isinstance(error, Conflict | Unavailable) or (isinstance(error, Problem) and error.status_code >= 500)
-    told = error.detail if isinstance(error, Problem) else str(error)
-    return ProducerAck(errorCode=RETRY if retry else REFUSED, errorMsg=masked(str(told)), context=message.context)
+    said = told(error) if isinstance(error, CompactorError) else str(error)
+    return ProducerAck(errorCode=RETRY if retry else REFUSED, errorMsg=shown(said), context=message.context)

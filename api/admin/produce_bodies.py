@@ -26,6 +26,8 @@ _MESSAGE_DEPTH = 2
 """A message is an object in an array in an object."""
 _PLAIN_SCHEMAS = ("STRING", "JSON", "BYTES", "NONE")
 _LONG = 2**63 - 1
+_SHOWN = 100
+"""Characters that a refusal repeats of a name that the caller gave."""
 
 
 class ProducerMessage(Strict):
@@ -105,7 +107,9 @@ def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncodin
             for number, row in enumerate(parse_rows(body, key, value))
         ]
     if kind not in ("application/json", ""):
-        raise Problem(415, f"the content type {kind} is not known: send application/json or application/x-ndjson")
+        raise Problem(
+            415, f"the content type {kind[:_SHOWN]} is not known: send application/json or application/x-ndjson"
+        )
     if _check_bounds(body, most)[_MESSAGE_DEPTH] > most:
         raise _too_many(most)
     try:
@@ -158,6 +162,5 @@ def _check_schema(text: str | None) -> None:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Problem(400, "a schema is the JSON text of a SchemaInfo, with its type") from error
     if kind not in _PLAIN_SCHEMAS:
-        raise Problem(
-            400, f"messages of the schema {kind} cannot be encoded here: encode them, and send valueEncoding=base64"
-        )
+        told = f"messages of the schema {str(kind)[:_SHOWN]} cannot be encoded here"
+        raise Problem(400, f"{told}: encode them, and send valueEncoding=base64")

@@ -9,11 +9,10 @@ from fastapi import Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from api.access import Action, allowed, allowed_on
+from api.access import Action, InFull, allowed, allowed_on
 from api.admin import existing
 from api.admin.bodies import done
-from api.documents import run_document
-from api.masking import masked
+from api.documents import run_document, shown_error
 from api.paths import Topic
 from api.problems import refusals
 from api.query_names import KNOWN_QUERY
@@ -113,14 +112,14 @@ class Scheduler(BaseModel):
     response_model=list[Run],
     responses=refusals(404, 412),
 )
-def topic_runs(parts: Parts, topic: Topic, state: State = None, limit: Limit = 50) -> Any:
+def topic_runs(parts: Parts, topic: Topic, in_full: InFull, state: State = None, limit: Limit = 50) -> Any:
     """The runs of a topic, or of all partitions of one, the newest first."""
     records = existing.topics(parts, topic)
     found: list[tuple[TopicName, RunRecord]] = []
     for record in records:
         found += parts.components.metadata.all_runs(limit, topic_id=record.id, state=state)
     found.sort(key=lambda one: -one[1].run_id)
-    return _shown(parts, found[:limit])
+    return _shown(parts, found[:limit], in_full)
 
 
 @router.get(
@@ -132,7 +131,7 @@ def topic_runs(parts: Parts, topic: Topic, state: State = None, limit: Limit = 5
 )
 def all_runs(parts: Parts, state: State = None, limit: Limit = 50) -> Any:
     """The runs of all topics, the newest first."""
-    return _shown(parts, parts.components.metadata.all_runs(limit, state=state))
+    return _shown(parts, parts.components.metadata.all_runs(limit, state=state), True)
 
 
 @router.get(
@@ -160,10 +159,10 @@ def scheduler(parts: Parts) -> Scheduler:
             )
             for one in metadata.services.services()
         ],
-        queue=[_control(record, control) for record, control in metadata.control.requests()],
-        running=[Run(**one) for one in _shown(parts, running)],
-        failing=[_control(record, control) for record, control in controls if control.failures],
-        paused=[_control(record, control) for record, control in controls if control.paused],
+        queue=[_control(record, control, True) for record, control in metadata.control.requests()],
+        running=[Run(**one) for one in _shown(parts, running, True)],
+        failing=[_control(record, control, True) for record, control in controls if control.failures],
+        paused=[_control(record, control, True) for record, control in controls if control.paused],
     )
 
 
@@ -174,10 +173,10 @@ def scheduler(parts: Parts) -> Scheduler:
     response_model=Run,
     responses=refusals(404),
 )
-def run(parts: Parts, run: RunId) -> Any:
+def run(parts: Parts, run: RunId, in_full: InFull) -> Any:
     """One run: how far it is, its policies, its numbers, and why it failed if it did."""
     record = parts.components.metadata.run(run)
-    return _shown(parts, [(parts.components.metadata.snapshot(record.topic_id).topic.name, record)])[0]
+    return _shown(parts, [(parts.components.metadata.snapshot(record.topic_id).topic.name, record)], in_full)[0]
 
 
 @router.delete(
@@ -206,9 +205,9 @@ def cancel(
     operation_id="getCompactionControl",
     responses=refusals(404, 412),
 )
-def control(parts: Parts, topic: Topic) -> list[Control]:
+def control(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """What is wanted of the compaction of a topic, or of each of its partitions."""
-    return [_now(parts, record) for record in existing.topics(parts, topic)]
+    return [_now(parts, record, in_full) for record in existing.topics(parts, topic)]
 
 
 @router.post(
@@ -217,14 +216,14 @@ def control(parts: Parts, topic: Topic) -> list[Control]:
     operation_id="pauseCompaction",
     responses=refusals(404, 412),
 )
-def pause(parts: Parts, topic: Topic) -> list[Control]:
+def pause(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Stop a run that is under way and make none until it is resumed, as many times as it was paused (S5).
 
     Of a partitioned topic all partitions are paused, or none.
     """
     records = existing.topics(parts, topic)
     made = parts.components.metadata.control.pause_all([record.id for record in records])
-    return [_control(record, one) for record, one in zip(records, made, strict=True)]
+    return [_control(record, one, in_full) for record, one in zip(records, made, strict=True)]
 
 
 @router.post(
@@ -233,11 +232,11 @@ def pause(parts: Parts, topic: Topic) -> list[Control]:
     operation_id="resumeCompaction",
     responses=refusals(404, 409, 412),
 )
-def resume(parts: Parts, topic: Topic) -> list[Control]:
+def resume(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
     records = existing.topics(parts, topic)
     made = parts.components.metadata.control.resume_all([record.id for record in records])
-    return [_control(record, one) for record, one in zip(records, made, strict=True)]
+    return [_control(record, one, in_full) for record, one in zip(records, made, strict=True)]
 
 
 @router.post(
@@ -246,24 +245,24 @@ def resume(parts: Parts, topic: Topic) -> list[Control]:
     operation_id="abortCompaction",
     responses=refusals(404, 409, 412),
 )
-def abort(parts: Parts, topic: Topic) -> list[Control]:
+def abort(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
     records = existing.topics(parts, topic)
     made = parts.components.metadata.control.abort_all([record.id for record in records])
-    return [_control(record, one) for record, one in zip(records, made, strict=True)]
+    return [_control(record, one, in_full) for record, one in zip(records, made, strict=True)]
 
 
-def _shown(parts: Service, runs: list[tuple[TopicName, RunRecord]]) -> list[dict[str, Any]]:
+def _shown(parts: Service, runs: list[tuple[TopicName, RunRecord]], in_full: bool) -> list[dict[str, Any]]:
     now = parts.components.clock.now_ms()
-    return [run_document(name, record, now) for name, record in runs]
+    return [run_document(name, record, now, in_full=in_full) for name, record in runs]
 
 
-def _now(parts: Service, topic: TopicRecord) -> Control:
+def _now(parts: Service, topic: TopicRecord, in_full: bool) -> Control:
     found = parts.components.metadata.control.activity(topic.id)
-    return _control(topic, found.control, found.running)
+    return _control(topic, found.control, in_full, found.running)
 
 
-def _control(topic: TopicRecord, control: ControlRecord, running: bool = False) -> Control:
+def _control(topic: TopicRecord, control: ControlRecord, in_full: bool, running: bool = False) -> Control:
     state = f"Paused({control.paused})" if control.paused else "None"
     if control.aborting:
         state = "Aborted"
@@ -278,5 +277,5 @@ def _control(topic: TopicRecord, control: ControlRecord, running: bool = False) 
         aborting=control.aborting,
         failures=control.failures,
         retry_at=control.retry_at,
-        last_error=masked(control.last_error),
+        last_error=shown_error(control.last_error, in_full=in_full) or "",
     )

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from api.access import Action, allowed
 from api.admin import existing
 from api.admin.bodies import TextByName, done
-from api.admin.bundles import bundle_of
+from api.admin.bundles import bundle_of, check_bundle
 from api.admin.not_offered import check_no_shadow
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
@@ -45,8 +45,9 @@ def list_topics(
 ) -> list[str]:
     """The topics of a namespace, partitions one by one."""
     existing.namespace(parts, namespace)
+    wanted = None if bundle is None else check_bundle(bundle)
     names = (one.name for one in parts.components.metadata.topics_in(namespace))
-    return [str(name) for name in names if bundle is None or bundle_of(name) == bundle]
+    return [str(name) for name in names if wanted is None or bundle_of(name) == wanted]
 
 
 @router.put(

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import Body, Query
 from pydantic import BaseModel
 
-from api.access import Action, allowed
+from api.access import Action, InFull, allowed
 from api.admin import existing
 from api.admin.bodies import Strict, done
 from api.documents import trim_document
@@ -83,7 +83,9 @@ DryRun = Annotated[
     responses={204: {"description": "Trimmed, as `dryRun` was not given."}, **refusals(400, 404, 405, 409, 412, 507)},
 )
 @waits_for(WaitsFor.WORK)
-def trim(parts: Parts, topic: Topic, wanted: Annotated[Trim | None, Body()] = None, dry_run: DryRun = None) -> Any:
+def trim(
+    parts: Parts, topic: Topic, in_full: InFull, wanted: Annotated[Trim | None, Body()] = None, dry_run: DryRun = None
+) -> Any:
     """Let raw ledgers of a topic, or of each partition, go; with `dryRun`, report them, or what would go."""
     if wanted is not None and dry_run is None:
         raise Problem(400, "with a body the query says what is wanted: dryRun=true reports, dryRun=false trims")
@@ -102,5 +104,5 @@ def trim(parts: Parts, topic: Topic, wanted: Annotated[Trim | None, Body()] = No
             trimmed = retention.apply(record, dry_run=bool(dry_run), force=wanted.force)
         else:
             trimmed = retention.trim(record, place, dry_run=bool(dry_run), force=wanted.force)
-        found.append(trim_document(trimmed))
+        found.append(trim_document(trimmed, in_full=in_full))
     return done() if dry_run is None else found

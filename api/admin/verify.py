@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from api.access import Action, allowed
+from api.access import Action, InFull, allowed
 from api.admin import existing
 from api.documents import verify_document
 from api.paths import Topic
@@ -57,7 +57,7 @@ class VerifyReport(BaseModel):
     responses=refusals(404, 409, 412, 507),
 )
 @waits_for(WaitsFor.WORK)
-def verify(parts: Parts, topic: Topic) -> Any:
+def verify(parts: Parts, topic: Topic, in_full: InFull) -> Any:
     """A report of the topic, or one of each partition. 409 while another one is under way here."""
     records = existing.topics(parts, topic)
     components = parts.components
@@ -65,6 +65,6 @@ def verify(parts: Parts, topic: Topic) -> Any:
         raise Problem(409, "another topic is being verified by this service: try again when it has finished")
     try:
         verifier = Verifier(components.metadata, parts.patient_store, components.clock, InProcess())
-        return [verify_document(verifier.verify(record.name)) for record in records]
+        return [verify_document(verifier.verify(record.name), in_full=in_full) for record in records]
     finally:
         parts.verifying.release()

@@ -17,7 +17,7 @@ from api.cli.talk import counted, number, say, size
 from api.cli.terminal import put
 from api.masking import masked
 from compactor.batch import Outcome
-from storage.errors import CompactorError
+from storage.errors import CompactorError, full_part
 from storage.metadata.records import RunRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
@@ -35,7 +35,7 @@ def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as
             for line in describe(outcome):
                 say(line)
         if outcome.run is not None and (left := outcome.run.statistics.get("tail_left")):
-            say(f"{outcome.topic}: what is not sealed yet was left to a later run: {left}")
+            say(f"{outcome.topic}: what is not sealed yet was left to a later run: {full_part(str(left))}")
         if as_json:
             print(json.dumps(_document(metadata, outcome)), flush=True)  # noqa: T201
         elif outcome.error is None:

@@ -14,7 +14,7 @@ from api.cli.topics_commands import ListingName
 from api.documents import trim_document, trimmed_ledger
 from api.places import parse_trim_place
 from api.wiring import open_components, open_for_writing
-from storage.errors import Conflict
+from storage.errors import Conflict, full_part
 from storage.model import TopicName
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def said(trimmed: Trimmed) -> list[str]:
     if plan.hold is not None:
         lines.append(_told(plan.hold, plan.held, plan.wanted_start))
     if trimmed.tail_left:
-        lines.append(f"What is not sealed yet was left: {trimmed.tail_left}")
+        lines.append(f"What is not sealed yet was left: {full_part(trimmed.tail_left)}")
     return lines
 
 

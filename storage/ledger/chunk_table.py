@@ -173,9 +173,11 @@ def read_tables(store: ObjectStore, tables: Sequence[ChunkTable], wanted: HashRa
 
 def _decoded(data: bytes, checksum: int, name: str) -> Chunks:
     if crc32c(data) != checksum:
-        raise ObjectDamaged(f"the chunk table in {name} does not match its checksum", _REMEDY)
+        raise ObjectDamaged(f"the chunk table in {name} does not match its checksum", _REMEDY, is_public=True)
     if len(data) % RECORD.itemsize:
-        raise ObjectDamaged(f"the chunk table in {name} is {len(data)} bytes long, not whole records", _REMEDY)
+        raise ObjectDamaged(
+            f"the chunk table in {name} is {len(data)} bytes long, not whole records", _REMEDY, is_public=True
+        )
     return np.frombuffer(data, dtype=RECORD)
 
 

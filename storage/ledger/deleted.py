@@ -56,6 +56,7 @@ def read_all_deleted(store: ObjectStore, places: list[DeletedRows | None]) -> li
                 f"bytes {place.offset} to {place.offset + place.length} of the bitmaps {place.name} do not match "
                 "their checksum",
                 _REMEDY,
+                is_public=True,
             )
         bitmaps[number] = BitMap.deserialize(bytes(block))
     return bitmaps

@@ -202,7 +202,7 @@ class IndexDirectory:
     def decode(cls, data: bytes) -> IndexDirectory:
         """The inverse of `encode`. Raises ObjectDamaged for what this version cannot read."""
         if len(data) < _HEADER.size:
-            raise ObjectDamaged(f"a key index directory has only {len(data)} bytes", _REMEDY)
+            raise ObjectDamaged(f"a key index directory has only {len(data)} bytes", _REMEDY, is_public=True)
         version, bits, has_events, prefix, *rest = _HEADER.unpack_from(data)
         columns = 3 if has_events else 2
         start = _HEADER.size + (_CHUNK_TABLE.size if version == CHUNKS_VERSION else 0)
@@ -211,7 +211,9 @@ class IndexDirectory:
         known &= has_events <= 1 and bits <= MAX_RANGE_BITS and not prefix >> bits
         if not known or odd or fences.bit_count() != 1:
             raise ObjectDamaged(
-                f"a key index directory of version {version} and {len(data)} bytes cannot be read", _REMEDY
+                f"a key index directory of version {version} and {len(data)} bytes cannot be read",
+                _REMEDY,
+                is_public=True,
             )
         body = np.frombuffer(data, dtype="<u4", offset=start)
         table = body.reshape(columns, -1).tolist()
@@ -399,7 +401,9 @@ def _read_fences(
 
 def _check(location: IndexLocation, data: bytes | memoryview, checksum: int, what: str) -> None:
     if crc32c(data) != checksum:
-        raise ObjectDamaged(f"{what} of the key index {location.name} does not match its checksum", _REMEDY)
+        raise ObjectDamaged(
+            f"{what} of the key index {location.name} does not match its checksum", _REMEDY, is_public=True
+        )
 
 
 def _join(*columns: npt.NDArray[np.generic]) -> bytes:

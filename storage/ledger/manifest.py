@@ -180,6 +180,7 @@ class Manifest:
                 raise ObjectDamaged(
                     f"the manifest {name} is of format version {version}, not {OLDER_VERSIONS[0]} to {FORMAT_VERSION}",
                     "read it with the compactor that wrote it, or delete the cursor __compaction and compact again",
+                    is_public=True,
                 )
             horizon = _parse_position(document["horizon"])
             return cls(
@@ -214,7 +215,7 @@ def read_manifest(store: ObjectStore, stored: StoredObject) -> Manifest:
     """The manifest that a row names, checked. Raises ObjectMissing, ObjectDamaged."""
     data = store.get(stored.name, 0, stored.size)
     if crc32c(data) != stored.crc32c:
-        raise ObjectDamaged(f"the manifest {stored.name} does not match its checksum", _REMEDY)
+        raise ObjectDamaged(f"the manifest {stored.name} does not match its checksum", _REMEDY, is_public=True)
     return Manifest.decode(data, stored.name)
 
 

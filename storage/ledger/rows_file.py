@@ -182,6 +182,7 @@ class RowsReader:
             raise ObjectDamaged(
                 f"{self._stored.name} is of format version {named.get(VERSION_KEY)!r}",
                 "use a newer compactor to read it",
+                is_public=True,
             )
         checksums = np.frombuffer(bytes.fromhex(named[CHECKSUMS_KEY].decode()), dtype="<u4").tolist()
         described = [self._metadata.row_group(i) for i in range(self._metadata.num_row_groups)]
@@ -303,7 +304,7 @@ class RowsReader:
         return self._known_constants[number]
 
     def _damaged(self, what: str) -> ObjectDamaged:
-        return ObjectDamaged(f"{what} of {self._stored.name} does not match its checksum", _REMEDY)
+        return ObjectDamaged(f"{what} of {self._stored.name} does not match its checksum", _REMEDY, is_public=True)
 
 
 def _assemble(columns: list[str], pieces: list[pa.Table], constants: dict[str, Any], count: int) -> pa.Table:

@@ -281,6 +281,7 @@ class LogKeeper:
                     f"{one.content.logical_bytes} bytes) is given up: of {one.sealing_tries} tries to seal "
                     "it none was finished; their processes died, ran out of memory, or lost the database and ended",
                     "seal it by hand where there is more memory, and lower segment.bytes (docs/operations.md)",
+                    is_public=True,
                 )
 
     def _given_up(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> list[SegmentRecord]:

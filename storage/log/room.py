@@ -51,15 +51,17 @@ class Room:
         self._look()
         if self._free < self._min_free_bytes:
             raise StorageFull(
-                f"nothing is appended: the disk of the log directory {self._folder} has {self._free} bytes left, and "
+                f"nothing is appended: the disk of the log directory has {self._free} bytes left, and "
                 f"{self._min_free_bytes} are to stay free",
                 "free space there; appends go on by themselves",
+                is_public=True,
             )
         if self._rolled > self._max_rolled_bytes > 0:
             raise StorageFull(
-                f"nothing is appended: {self._rolled} bytes of rolled segments in the log directory {self._folder} are "
+                f"nothing is appended: {self._rolled} bytes of rolled segments in the log directory are "
                 f"not sealed yet, and {self._max_rolled_bytes} may be",
                 "see why they are not sealed (the object store, the sealing process); appends go on by themselves",
+                is_public=True,
             )
 
     def _look(self) -> None:

@@ -147,7 +147,9 @@ class LogWatch:
     def _watching(self, one: _Watched) -> Iterator[None]:
         with self._lock:
             if self._stop.is_set():
-                raise Unavailable("the process is ending and opens no more logs", "ask another one, or try again")
+                raise Unavailable(
+                    "the process is ending and opens no more logs", "ask another one, or try again", is_public=True
+                )
             self._watched[one] = None
         try:
             yield

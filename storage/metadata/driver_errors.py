@@ -110,7 +110,8 @@ def _named(url: URL, error: DBAPIError) -> CompactorError | None:
     if kind_and_remedy is None:
         return None
     kind, remedy = kind_and_remedy
-    return kind(f"the database {shown(url)} failed: {_first_line(original, url)}", remedy)
+    public = "a text in it cannot be held" if kind is InvalidInput else ""
+    return kind(f"the database {shown(url)} failed: {_first_line(original, url)}", remedy, public=public)
 
 
 def _sqlite(original: sqlite3.Error) -> tuple[type[CompactorError], str] | None:

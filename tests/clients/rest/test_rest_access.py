@@ -14,7 +14,7 @@ from api.routes import Route
 from api.service import running
 from api.settings import Settings
 from api.tokens import create
-from storage.errors import Unavailable
+from storage.errors import Unavailable, recorded
 from storage.model import TopicName
 from tests.asgi import TestClient
 
@@ -129,6 +129,32 @@ def test_why_it_is_not_ready_is_for_superusers_and_the_log(
     assert client.get("/readyz", headers=bearing("root")).json()["reason"] == f"database: {full}"
     logged = [record.getMessage() for record in caplog.records if record.getMessage().startswith("readiness")]
     assert logged == [f"readiness: database: {full}"]
+
+
+@pytest.mark.parametrize("path", ["/admin/v2/schemas/public/default/x/schema", "/admin/v3/functions/public/default/f"])
+def test_whoever_asks_for_what_is_not_offered_is_answered_that(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 401
+    refused = client.get(path, headers=bearing("stranger"))
+    assert (refused.status_code, refused.json()["reason"][:16]) == (405, "not offered here")
+    assert client.get("/admin/v2/resourcegroups", headers=bearing("stranger")).status_code == 403
+
+
+def test_why_a_run_failed_is_told_in_full_to_superusers_only(client: TestClient) -> None:
+    root, clerk = bearing("root"), bearing("clerk")
+    topic = "/admin/v2/persistent/public/default/fails"
+    assert client.put(topic, headers=root).status_code == 204
+    grant = "/admin/v2/namespaces/public/default/permissions/clerk"
+    assert client.post(grant, json=["compact"], headers=root).status_code == 204
+    metadata = cast(Any, client.app).state.service.components.metadata
+    error = recorded(Unavailable("cannot read object x of bucket acme at minio.internal", "try again"))
+    record = metadata.topic(TopicName.parse("persistent://public/default/fails"))
+    metadata.fail_run(metadata.claim_run(record.id, "one", {}, 1000), error)
+    metadata.control.failed(record.id, error, 0)
+    for path, named in (("compaction", "lastError"), ("compaction/control", "last_error"), ("compactions", "error")):
+        for headers, full in ((clerk, False), (root, True)):
+            found = client.get(f"{topic}/{path}", headers=headers).json()
+            said = (found[0] if isinstance(found, list) else found)[named]
+            assert ("acme" in said, "minio" in said, "does not answer now" in said) == (full, full, not full), path
 
 
 def test_permissions_of_tenant_and_namespace_count_at_once(client: TestClient) -> None:

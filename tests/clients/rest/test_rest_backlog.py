@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from api.waiting import Pool, WaitsFor
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served
 
@@ -235,6 +237,26 @@ def test_the_backlogs_of_a_namespace(served: Served, namespace: str) -> None:
     for below in ("clearBacklog/__compaction", "unsubscribe/__compaction", "0x0_0x1/clearBacklog"):
         assert served.ask("POST", f"{namespace}/{below}").status_code == 412, below
     assert served.ask("POST", f"{ADMIN}/namespaces/public/nosuch/clearBacklog").status_code == 404
+
+
+def test_each_topic_that_is_unsubscribed_is_a_call_of_its_own(
+    served: Served, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its own deadline, however many topics there are."""
+    topics = [topic_in(served, namespace, name) for name in ("t1", "t2", "t3")]
+    for topic in topics[1:]:
+        assert topic.ask("PUT", "/subscription/s").status_code == 204
+    pool = served.service.pools[WaitsFor.DATABASE]
+    calls: list[str] = []
+
+    async def run(work: Callable[..., Any], *arguments: Any) -> Any:
+        calls.append(work.__name__)
+        return await Pool.run(pool, work, *arguments)
+
+    monkeypatch.setattr(pool, "run", run)
+    assert served.ask("POST", f"{namespace}/unsubscribe/s").status_code == 204
+    assert calls == ["_topics", "_delete", "_delete", "_delete"]
+    assert [backlog(topic) for topic in topics] == [{}, {}, {}]
 
 
 def test_stats_of_all_topics(served: Served, namespace: str, rest_topic: RestTopic) -> None:

@@ -12,6 +12,7 @@ import pytest
 from api.admin.read import ARROW, JSON_LINES, NEXT
 from api.forwarding import FORWARDED
 from api.key_routing import partition_of
+from storage.errors import StorageFull
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served
 
@@ -208,6 +209,20 @@ def test_a_start_that_cannot_be_is_refused_and_one_at_the_end_waits(rest_topic: 
 def test_an_empty_topic_begins_and_ends_at_0(rest_topic: RestTopic) -> None:
     for start, status in (("0", 200), ("earliest", 200), ("1", 416), ("99:0:-1", 416)):
         assert rest_topic.ask("GET", f"/messages?start={start}").status_code == status, start
+
+
+def test_an_error_of_one_message_does_not_name_where_the_store_is(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert served.ask("PUT", "/admin/v2/persistent/public/default/elsewhere/partitions", "2").status_code == 204
+
+    def fails(*_: object) -> None:
+        raise StorageFull("the file /var/lib/log/0.log in file:///srv/store cannot be written", "free space")
+
+    monkeypatch.setattr("api.admin.produce._appended", fails)
+    (ack,) = RestTopic(served, "elsewhere").produce({"key": "k", "payload": "1"})
+    assert (ack["errorCode"], "/srv" in ack["errorMsg"], "/var" in ack["errorMsg"]) == (1, False, False)
+    assert "has no space left" in ack["errorMsg"]
 
 
 def test_a_damaged_compacted_ledger_is_told_and_raw_goes_on(rest_topic: RestTopic) -> None:

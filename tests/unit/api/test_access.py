@@ -5,21 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import pytest
 from fastapi import FastAPI
 
 from api import openapi, problems
-from api.access import Access, Action, Authentication, CallerName, allowed
+from api.access import Action, Authentication, CallerName, allowed
 from api.paths import EncodedSlashes
 from api.routes import Routes
-from api.tokens import HS256, Key, Verifier, create
+from api.tokens import create
 from storage.errors import NotFound
 from storage.metadata.tenancy_records import NamespaceRecord, TenantRecord
 from storage.model import TopicName
-from tests.asgi import TestClient, with_pools
-from tests.clocks import ManualClock
+from tests.asgi import TestClient, access_of, with_pools
 
 SECRET = bytes(32)
 router = Routes()
@@ -88,20 +86,20 @@ GRANTS = Grants(
 )
 
 
-def application(verifier: Verifier | None) -> FastAPI:
+def application(*, controlled: bool = True) -> FastAPI:
     app = with_pools(FastAPI())
-    app.state.access = Access(cast(Any, GRANTS), frozenset({"root"}), verifier)
+    app.state.access = access_of(SECRET if controlled else None, "root", GRANTS)
     problems.install(app)
     openapi.install(app)
     app.include_router(router)
-    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
+    app.add_middleware(Authentication, access=app.state.access)
     app.add_middleware(EncodedSlashes)
     return app
 
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    return TestClient(application(Verifier([Key(HS256, SECRET)], ManualClock())))
+    return TestClient(application())
 
 
 def bearing(role: str, **claims: object) -> dict[str, str]:
@@ -195,7 +193,7 @@ def test_encoded_slashes_do_not_move_what_is_asked_for(client: TestClient) -> No
 
 
 def test_off_everything_is_allowed() -> None:
-    client = TestClient(application(None))
+    client = TestClient(application(controlled=False))
     for path in ("/superuser", "/admin/none/n", "/anyone"):
         answer = client.get(path)
         assert answer.status_code == 200

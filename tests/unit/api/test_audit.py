@@ -14,12 +14,12 @@ import structlog
 from fastapi import FastAPI
 
 from api import logs, problems
-from api.access import Access, Action, Authentication, Caller, allowed
+from api.access import Action, Authentication, Caller, allowed
 from api.audit import Audit
 from api.limits import Limits
 from api.settings import Settings
-from api.tokens import HS256, Key, Verifier, create
-from tests.asgi import TestClient, with_pools
+from api.tokens import create
+from tests.asgi import TestClient, access_of, with_pools
 from tests.clocks import ManualClock
 
 SECRET = bytes(32)
@@ -29,7 +29,7 @@ OUTPUT = io.StringIO()
 def application() -> FastAPI:
     app = with_pools(FastAPI())
     clock = ManualClock()
-    app.state.access = Access(None, frozenset({"ops"}), Verifier([Key(HS256, SECRET)], clock))  # type: ignore[arg-type]
+    app.state.access = access_of(SECRET, "ops", clock=clock)
     problems.install(app)
 
     @app.put("/change/{name}", name="change_it", dependencies=[allowed(Action.SUPERUSER)])
@@ -46,7 +46,7 @@ def application() -> FastAPI:
 
     app.add_middleware(Limits, settings=Settings(), clock=clock)
     app.add_middleware(Audit, clock=clock)
-    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
+    app.add_middleware(Authentication, access=app.state.access)
     return app
 
 
@@ -140,6 +140,11 @@ def test_values_of_fields_that_are_named_for_secrets_are_hidden(client: TestClie
     assert line["keys"] == 3
     assert line["event"] == "with postgresql://me:***@db/"
     assert "planted" not in OUTPUT.getvalue()
+
+
+def test_a_line_is_short_however_long_what_a_caller_sent_is(client: TestClient) -> None:
+    logging.getLogger("any").warning("refused: %s", "://x" * 50_000)
+    assert len(OUTPUT.getvalue()) < 20_000
 
 
 def test_a_console_has_one_line_a_record_and_masks_as_well() -> None:

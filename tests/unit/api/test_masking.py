@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.masking import masked, shown_url
+from api.masking import masked, shown, shown_url
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJvcHMifQ.c2lnbmF0dXJl"
 
@@ -74,8 +74,27 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert masked(text) == text
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("unit", ["://x:", "://a:b", "eyJaaaaaa-", "token:aaaa,"])
+def test_a_long_text_is_gone_through_once(unit: str) -> None:
+    """In quadratic time this takes minutes."""
+    text = unit * (250_000 // len(unit))
+    assert masked(text) == text
+    assert "hunter2" not in masked(f"{text} postgresql://me:hunter2@db")
+
+
+def test_a_long_text_is_cut_between_begin_and_end_and_no_secret_is_cut_open() -> None:
+    password = "p" * 700
+    text = f"what happened {'x' * 200} http://me:{password}@host {'://x' * 10_000} {TOKEN * 10}: what to do"
+    found = shown(text)
+    assert (len(found), found[:13], found[-10:]) == (1000, "what happened", "what to do")
+    assert "ppp" not in found
+    assert TOKEN[-20:] not in found
+    assert shown("short") == "short"
+
+
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "as_shown"),
     [
         ("postgresql://me:hunter2@db/c", "postgresql://me:***@db/c"),
         ("postgresql://me:1234/5678@db:5432/c", "postgresql://me:***@db:5432/c"),
@@ -86,5 +105,5 @@ def test_what_is_no_secret_stays(text: str) -> None:
         ("", ""),
     ],
 )
-def test_a_setting_that_is_a_url_shows_no_password_whatever_it_holds(url: str, shown: str) -> None:
-    assert shown_url(url) == shown
+def test_a_setting_that_is_a_url_shows_no_password_whatever_it_holds(url: str, as_shown: str) -> None:
+    assert shown_url(url) == as_shown

@@ -53,6 +53,9 @@ def test_a_schema_has_bounds_too() -> None:
     deep = "[" * 100 + "]" * 100
     with pytest.raises(Problem, match="SchemaInfo"):
         messages(of({"payload": "v"}, valueSchema=deep))
+    with pytest.raises(Problem) as refused:
+        messages(of({"payload": "v"}, valueSchema=json.dumps({"type": "AVRO" * 1000})))
+    assert len(refused.value.detail) < 300
 
 
 def test_of_many_errors_the_first_is_told() -> None:

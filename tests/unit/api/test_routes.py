@@ -10,15 +10,15 @@ import pytest
 from fastapi import Body, Depends, FastAPI, Request
 
 from api import problems
-from api.access import Access, Action, Authentication, allowed
+from api.access import Action, Authentication, allowed
 from api.admin.bodies import long_body
 from api.audit import Audit
 from api.limits import Limits
 from api.routes import Routes
 from api.settings import Settings
-from api.tokens import HS256, Key, Verifier, create
+from api.tokens import create
 from api.waiting import WaitsFor, waits_for
-from tests.asgi import TestClient, with_pools
+from tests.asgi import TestClient, access_of, with_pools
 from tests.clocks import ManualClock
 
 SECRET = bytes(32)
@@ -57,12 +57,12 @@ async def stream(request: Request) -> int:
 def client() -> TestClient:
     app = with_pools(FastAPI())
     clock = ManualClock()
-    app.state.access = Access(None, frozenset({"ops"}), Verifier([Key(HS256, SECRET)], clock))  # type: ignore[arg-type]
+    app.state.access = access_of(SECRET, "ops", clock=clock)
     problems.install(app)
     app.include_router(router)
     app.add_middleware(Limits, settings=Settings(auth_enabled=True), clock=clock)
     app.add_middleware(Audit, clock=clock)
-    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
+    app.add_middleware(Authentication, access=app.state.access)
     return TestClient(app, raise_server_exceptions=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from api.access import Access, Action, Authentication, allowed
 from api.routes import Routes
 from api.settings import Settings
 from api.token_keys import TokenKeys
-from api.tokens import ES256, create, new_key_pair, private_key
+from api.tokens import ES256, BadToken, create, new_key_pair, private_key
 from storage.errors import Misconfigured
 from tests.asgi import TestClient, with_pools
 from tests.clocks import ManualClock
@@ -44,7 +45,7 @@ def client_of(settings: Settings, clock: ManualClock) -> TestClient:
     app.state.access = Access.of(settings, cast(Any, None), clock)
     problems.install(app)
     app.include_router(router)
-    app.add_middleware(Authentication, access=app.state.access, pools=app.state.pools)
+    app.add_middleware(Authentication, access=app.state.access)
     return TestClient(app)
 
 
@@ -97,6 +98,87 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
     written(jwks, key_set(second, "two"))
     keys.look()
     assert [key.key_id for key in keys.verifier.keys] == ["two"]
+
+
+def test_a_token_is_revoked_whatever_is_wrong_with_another_file(tmp_path: Path) -> None:
+    key, revoked = written(tmp_path / "secret.key", OLD), written(tmp_path / "revoked", "")
+    keys = TokenKeys(Settings(auth_token_secret_key=key.as_uri(), auth_revoked_tokens_file=str(revoked)), ManualClock())
+    token = create(OLD, "ops", {"jti": "lost"})
+    assert keys.verifier.role(token) == "ops"
+    written(key, b"too short")
+    written(revoked, "lost")
+    keys.look()
+    with pytest.raises(BadToken, match="revoked"):
+        keys.verifier.role(token)
+
+
+def test_a_file_that_hangs_holds_one_look_and_no_thread_that_requests_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, begun, let_go = ManualClock(), threading.Semaphore(0), threading.Event()
+    key = written(tmp_path / "secret.key", OLD)
+    client = client_of(Settings(auth_token_secret_key=key.as_uri(), auth_superuser_roles=("ops",)), clock)
+    headers = {"Authorization": f"Bearer {create(OLD, 'ops', {})}"}
+    looked: list[str] = []
+
+    def hangs(_: object) -> None:
+        looked.append(threading.current_thread().name)
+        begun.release()
+        let_go.wait(60)
+
+    monkeypatch.setattr("api.token_keys._stamp", hangs)
+    monkeypatch.setattr("api.token_keys.WAIT_MS", 1)
+    for _ in range(3):
+        clock.advance(INTERVAL_MS)
+        assert client.get("/who", headers=headers).status_code == 200
+    assert begun.acquire(timeout=30)
+    assert looked == ["token-keys"]
+    let_go.set()
+
+
+def test_the_interval_begins_when_a_look_ends(tmp_path: Path) -> None:
+    clock = ManualClock()
+    keys = TokenKeys(Settings(auth_jwks_file="", auth_token_secret_key=written(tmp_path / "k", OLD).as_uri()), clock)
+    clock.advance(INTERVAL_MS)
+    assert keys.is_due()
+    clock.advance(INTERVAL_MS)
+    assert not keys.is_due(), "one look at a time"
+    keys.look()
+    assert not keys.is_due()
+    clock.advance(INTERVAL_MS)
+    assert keys.is_due()
+
+
+UNKNOWN_CURVE = bytes.fromhex("3016300e06072a8648ce3d020106032a0304030400040000")
+
+
+def test_a_key_of_a_kind_that_is_not_known_here_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    public = written(tmp_path / "public.key", new_key_pair(ES256)[1])
+    keys = TokenKeys(Settings(auth_token_public_key=public.as_uri()), ManualClock())
+    before = keys.verifier.keys
+    written(public, UNKNOWN_CURVE)
+    for _ in range(2):
+        keys.look()
+    assert keys.verifier.keys == before
+    assert ["holds no public key" in record.message for record in caplog.records] == [True]
+
+
+def test_a_defect_of_a_reload_changes_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = written(tmp_path / "secret.key", OLD)
+    keys = TokenKeys(Settings(auth_token_secret_key=key.as_uri()), ManualClock())
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("api.tokens.secret_keys", fails)
+    written(key, NEW)
+    for _ in range(2):
+        keys.look()
+    assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
 def test_a_list_that_cannot_be_read_keeps_a_service_from_starting(tmp_path: Path) -> None:

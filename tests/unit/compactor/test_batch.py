@@ -15,7 +15,7 @@ import pytest
 from compactor.batch import Batch, Job, Outcome, Stillness, Work, _together
 from compactor.engine import Divided, InProcess, Quiet
 from compactor.plan import Policies, Sizing
-from storage.errors import CompactorError, Fenced, ObjectMissing, TopicNotFound, Unavailable
+from storage.errors import CompactorError, Fenced, ObjectMissing, TopicNotFound, Unavailable, full_part
 from storage.metadata.records import RunRecord, RunState
 from storage.model import TopicName
 from storage.topic import Topic
@@ -166,7 +166,7 @@ def test_a_defect_in_a_run_fails_it_alone(bench: Workbench, monkeypatch: pytest.
     monkeypatch.setattr(bench.metadata, "update_run", broken)
     outcomes = compact_all(bench, some)
     assert isinstance(outcomes[0].error, ZeroDivisionError)
-    assert state(some[0]) == (RunState.ERROR, "a defect")
+    assert (state(some[0])[0], full_part(state(some[0])[1])) == (RunState.ERROR, "a defect")
     assert_published(some[1])
 
 
