@@ -19,11 +19,11 @@ import asyncio
 import contextvars
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from fastapi import Request
 
@@ -71,13 +71,53 @@ def waited_for(endpoint: Callable[..., Any]) -> WaitsFor:
 
 @dataclass(eq=False)
 class _Job:
-    """A call that a thread makes. `dropped`: the request has its answer already."""
+    """A call that a thread makes. `dropped`: the request has its answer already. `ends_other`: it is made all the same,
+    and no request waits for it."""
 
     work: Callable[[], Any]
     context: contextvars.Context
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
-    dropped: bool = field(default=False)
+    dropped: bool = False
+    ends_other: bool = False
+
+
+def _job(work: Callable[[], Any]) -> _Job:
+    loop = asyncio.get_running_loop()
+    return _Job(work, contextvars.copy_context(), loop, loop.create_future())
+
+
+class _Steps(Generic[Answer]):
+    """The steps of a generator. It cannot be closed during one, so the thread that makes the step closes it behind."""
+
+    def __init__(self, parts: Generator[Answer, None, None]) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._is_running = False
+        self._is_left = False
+
+    def take(self, end: object) -> Answer | object:
+        """What the next step yields; `end` behind the last one."""
+        with self._lock:
+            if self._is_left:
+                return end
+            self._is_running = True
+        try:
+            return next(self._parts, end)
+        finally:
+            with self._lock:
+                self._is_running = False
+                is_left = self._is_left
+            if is_left:
+                self._parts.close()
+
+    def leave(self) -> None:
+        """Close the generator, or let the step that runs close it."""
+        with self._lock:
+            self._is_left = True
+            if self._is_running:
+                return
+        self._parts.close()
 
 
 class Pool:
@@ -108,25 +148,34 @@ class Pool:
         found: Answer = job.future.result()
         return found
 
-    async def each(self, parts: Generator[Answer, None, None]) -> AsyncIterator[Answer]:
-        """What a generator yields, each step made by a thread of the pool; closed by one, too."""
-        end = object()
+    async def each(self, parts: Generator[Answer, None, None]) -> AsyncGenerator[Answer, None]:
+        """What a generator yields, each step made by a thread of the pool.
+
+        A thread closes it, too, also when the client goes away or a step misses its deadline.
+        """
+        steps, end = _Steps(parts), object()
         try:
-            while (found := await self.run(next, parts, end)) is not end:
-                yield found
-        finally:  # who takes the stream may have gone away: nothing is waited for
-            with suppress(Problem):
-                self._begin(parts.close)
+            while (found := await self.run(steps.take, end)) is not end:
+                yield cast(Answer, found)
+        finally:  # the client may have gone away: nothing is waited for
+            self._finish(steps.leave)
 
     def close(self) -> None:
         """Begin nothing more. Threads that hang are left to end with the process."""
         for _ in range(self._started):
             self._jobs.put(None)
 
+    def _finish(self, work: Callable[[], Any]) -> None:
+        """Queue what ends other work: it is never refused or dropped, and nobody waits for it."""
+        job = _job(work)
+        job.ends_other = True
+        with self._lock:
+            self._waiting += 1
+        self._jobs.put(job)
+
     def _begin(self, work: Callable[[], Any]) -> _Job:
         """Queue a call, and start a thread if none is free. Raises Problem (503)."""
-        loop = asyncio.get_running_loop()
-        job = _Job(work, contextvars.copy_context(), loop, loop.create_future())
+        job = _job(work)
         with self._lock:
             if self._running >= self._threads:
                 stuck_ms = self._clock.now_ms() - self._moved_at
@@ -152,7 +201,7 @@ class Pool:
                 self._running += 1
                 self._moved_at = self._clock.now_ms()
             try:
-                if not job.dropped:
+                if job.ends_other or not job.dropped:
                     self._call(job)
             finally:
                 with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -119,5 +119,59 @@ def test_errors_and_the_parts_of_a_stream_come_back(leave: threading.Event) -> N
         await stream.aclose()
         await pool.run(int)  # the one thread is through with what came before
         assert closed == [True, True]
+
+    after(scenario)
+
+
+def test_a_stream_that_is_left_during_a_step_is_closed_by_the_thread_that_makes_it(leave: threading.Event) -> None:
+    pool = Pool(WaitsFor.STORE, 2, FAR_MS, ManualClock())
+    begun, closed = threading.Event(), threading.Event()
+    closed_by: list[str] = []
+
+    def parts() -> Generator[int, None, None]:
+        try:
+            begun.set()
+            leave.wait(30)
+            yield 1
+        finally:
+            closed_by.append(threading.current_thread().name)
+            closed.set()
+
+    async def scenario() -> None:
+        step = asyncio.ensure_future(anext(pool.each(parts())))
+        await asyncio.to_thread(begun.wait, 30)
+        step.cancel()
+        await asyncio.wait({step})
+        del step
+        await pool.run(int)  # the other thread is through with what the end of the stream began
+        leave.set()
+        await asyncio.to_thread(closed.wait, 30)
+        assert closed_by == ["store-pool"]
+
+    after(scenario)
+
+
+def test_a_stream_is_closed_by_a_thread_also_while_the_pool_takes_no_more(leave: threading.Event) -> None:
+    clock = ManualClock()
+    pool = Pool(WaitsFor.STORE, 1, FAR_MS, clock)
+    closed_by: list[str] = []
+
+    def parts() -> Generator[int, None, None]:
+        try:
+            yield 1
+        finally:
+            closed_by.append(threading.current_thread().name)
+
+    async def scenario() -> None:
+        stream = pool.each(parts())
+        await anext(stream)
+        tasks = await hung(pool, leave, 1)
+        clock.advance(STUCK_MS)
+        await stream.aclose()
+        del stream
+        leave.set()
+        await asyncio.gather(*tasks)
+        await pool.run(int)  # the one thread is through with what came before
+        assert closed_by == ["store-pool"]
 
     after(scenario)
