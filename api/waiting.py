@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -25,12 +26,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, cast
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 
+from api.logs import Seldom
 from api.problems import Problem
 from api.settings import Settings
 from storage.clock import Clock
+from storage.errors import CompactorError
 
+LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -135,6 +139,7 @@ class Pool:
         self._waiting = 0
         self._running = 0
         self._moved_at = clock.now_ms()
+        self._seldom = Seldom(clock, LOG)
 
     async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
         """What `work` returns or raises, called by a thread of the pool. Raises Problem (503)."""
@@ -144,7 +149,7 @@ class Pool:
         finally:
             job.dropped = True
         if not job.future.done():
-            raise self._refused(f"has not answered within {self._deadline_ms} ms")
+            raise self._refused("deadline", f"has not answered within {self._deadline_ms} ms")
         found: Answer = job.future.result()
         return found
 
@@ -180,9 +185,9 @@ class Pool:
             if self._running >= self._threads:
                 stuck_ms = self._clock.now_ms() - self._moved_at
                 if stuck_ms >= STUCK_MS:
-                    raise self._refused(f"has not answered any of {self._running} requests for {stuck_ms} ms")
+                    raise self._refused("stuck", f"has not answered any of {self._running} requests for {stuck_ms} ms")
                 if self._waiting >= self._threads * _PER_THREAD:
-                    raise self._refused(f"is waited for by {self._running + self._waiting} requests already")
+                    raise self._refused("queue", f"is waited for by {self._running + self._waiting} requests already")
             self._waiting += 1
             starts = self._running + self._waiting > self._started and self._started < self._threads
             self._started += starts
@@ -191,7 +196,9 @@ class Pool:
             threading.Thread(target=self._serve, name=f"{self._what.name.lower()}-pool", daemon=True).start()
         return job
 
-    def _refused(self, said: str) -> Problem:
+    def _refused(self, kind: str, said: str) -> Problem:
+        """The refusal, which is logged once a minute for each kind."""
+        self._seldom.warn(f"requests are answered 503: the {self._what} {said}", kind)
         return Problem(503, f"the {self._what} {said}: try again", {"Retry-After": "1"})
 
     def _serve(self) -> None:
@@ -209,8 +216,7 @@ class Pool:
                     self._moved_at = self._clock.now_ms()
             del job
 
-    @staticmethod
-    def _call(job: _Job) -> None:
+    def _call(self, job: _Job) -> None:
         try:
             found, error = job.context.run(job.work), None
         except BaseException as raised:  # the task that waits raises it
@@ -226,9 +232,19 @@ class Pool:
             else:
                 job.future.set_exception(error)
                 job.future.exception()  # it counts as seen, also if nobody waits any more
+            if error is not None and (job.dropped or job.ends_other):
+                self._log_late(error)
 
         with suppress(RuntimeError):  # the loop has ended
-            job.loop.call_soon_threadsafe(tell)
+            job.loop.call_soon_threadsafe(tell, context=job.context)
+
+    def _log_late(self, error: BaseException) -> None:
+        """Log an error that no request gets any more; one that was not foreseen with its traceback."""
+        told = f"the {self._what} failed for a request that has ended already: {type(error).__name__}: {error}"
+        if isinstance(error, CompactorError | HTTPException):
+            self._seldom.warn(told, f"late {type(error).__name__}")
+        else:
+            LOG.error(told, exc_info=error)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 
 from api.problems import Problem
 from api.waiting import STUCK_MS, Pool, WaitsFor
+from storage.errors import Unavailable
 from tests.clocks import ManualClock
 
 FAR_MS = 60_000
@@ -63,7 +64,9 @@ def test_what_hangs_holds_its_own_pool_alone_and_the_next_are_refused_at_once(le
     after(scenario)
 
 
-def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_does(leave: threading.Event) -> None:
+def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_does(
+    leave: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
     pool = Pool(WaitsFor.STORE, 1, 1, ManualClock())
     begun: list[str] = []
 
@@ -83,6 +86,9 @@ def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_does(leav
         assert begun == []
 
     after(scenario)
+    assert [record.message for record in caplog.records] == [
+        "requests are answered 503: the object store has not answered within 1 ms"
+    ], "once, however many requests"
 
 
 def test_a_queue_has_an_end(leave: threading.Event) -> None:
@@ -175,3 +181,36 @@ def test_a_stream_is_closed_by_a_thread_also_while_the_pool_takes_no_more(leave:
         assert closed_by == ["store-pool"]
 
     after(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(RuntimeError("a defect"), "RuntimeError: a defect"), (Unavailable("the store is away", "x"), "Unavailable: the")],
+    ids=["a defect", "a known one"],
+)
+def test_an_error_of_a_request_that_has_its_answer_already_is_logged(
+    error: Exception, told: str, leave: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = Pool(WaitsFor.STORE, 1, FAR_MS, ManualClock())
+    begun = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def fail() -> None:
+        threads.append(threading.current_thread())
+        begun.set()
+        leave.wait(30)
+        raise error
+
+    async def scenario() -> None:
+        task = asyncio.ensure_future(pool.run(fail))
+        await asyncio.to_thread(begun.wait, 30)
+        task.cancel()
+        await asyncio.wait({task})
+        leave.set()
+        pool.close()
+        await asyncio.to_thread(threads[0].join)
+
+    after(scenario)
+    (record,) = caplog.records
+    assert told in record.message
+    assert (record.exc_info is not None) == isinstance(error, RuntimeError)
