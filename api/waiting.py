@@ -188,13 +188,26 @@ class Pool:
                     raise self._refused("stuck", f"has not answered any of {self._running} requests for {stuck_ms} ms")
                 if self._waiting >= self._threads * _PER_THREAD:
                     raise self._refused("queue", f"is waited for by {self._running + self._waiting} requests already")
+            if self._running + self._waiting >= self._started < self._threads:
+                self._start()
             self._waiting += 1
-            starts = self._running + self._waiting > self._started and self._started < self._threads
-            self._started += starts
         self._jobs.put(job)
-        if starts:
-            threading.Thread(target=self._serve, name=f"{self._what.name.lower()}-pool", daemon=True).start()
         return job
+
+    def _start(self) -> None:
+        """Start one thread more; if that cannot be, those that there are go on. Raises Problem (503) if none is."""
+        try:
+            threading.Thread(target=self._serve, name=f"{self._what.name.lower()}-pool", daemon=True).start()
+        except RuntimeError as error:
+            if not self._started:
+                raise self._refused("threads", f"has no thread ({error})") from error
+            self._seldom.warn(
+                f"{self._started} threads, and not {self._threads}, wait for the {self._what} ({error}): raise the "
+                "limit of threads (ulimit -u, TasksMax)",
+                "threads",
+            )
+        else:
+            self._started += 1
 
     def _refused(self, kind: str, said: str) -> Problem:
         """The refusal, which is logged once a minute for each kind."""

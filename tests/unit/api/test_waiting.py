@@ -214,3 +214,24 @@ def test_an_error_of_a_request_that_has_its_answer_already_is_logged(
     (record,) = caplog.records
     assert told in record.message
     assert (record.exc_info is not None) == isinstance(error, RuntimeError)
+
+
+def test_where_no_thread_can_be_made_the_request_is_refused_and_the_next_one_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = Pool(WaitsFor.STORE, 1, FAR_MS, ManualClock())
+    begun: list[int] = []
+
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_left)
+            with pytest.raises(Problem, match="has no thread") as refused:
+                await pool.run(begun.append, 1)
+        assert refused.value.status_code == 503
+        assert await pool.run(int, "7") == 7
+        assert begun == []
+
+    after(scenario)
