@@ -124,8 +124,10 @@ class Forwarding:
     def for_reading(self, topic: TopicRecord, start: Start | None = None) -> None:
         """Raises Elsewhere if another service can give more. `start`: where the read begins; None: it needs the newest
         messages."""
-        here = self._log.known_uid
         unsealed = [one for one in self._metadata.log.segments(topic.id) if one.state is not SegmentState.SEALED]
+        if not unsealed:
+            return
+        here = self._log.known_uid
         if all(one.log_uid == here for one in unsealed):
             return
         wanted = unsealed[::-1] if start is None else [one for one in unsealed if may_come_to(start, one)][:1]

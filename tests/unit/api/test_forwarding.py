@@ -132,6 +132,19 @@ def test_a_request_goes_to_a_service_that_lives_and_has_what_it_needs(
     assert found == asked
 
 
+def test_a_log_disk_that_hangs_keeps_no_request_from_where_it_belongs(
+    bench: Workbench, logs: dict[str, LogDirectory], two_logs: TopicRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This runs in the threads that wait for the database."""
+    assert LogDirectory(logs["a"].path.with_name("new")).known_uid is None
+    here = LogDirectory(logs["b"].path)
+    assert here.known_uid == logs["b"].uid
+    monkeypatch.setattr(Path, "read_text", lambda _: pytest.fail("the disk is asked"))
+    forwarding = Forwarding(bench.metadata, bench.clock, here, 1_000)
+    forwarding.for_reading(two_logs)
+    forwarding.for_writing(two_logs)
+
+
 def test_a_process_of_the_same_host_and_pid_is_another_one(bench: Workbench, logs: dict[str, LogDirectory]) -> None:
     """Containers share a host name, and all run as pid 1."""
     topic = bench.topic().record
