@@ -16,6 +16,7 @@ log directory is on no machine that lives.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,9 @@ class Forwarding:
         self._log = log
         self._seconds = timeout_ms / 1000
         self._transport = transport
-        self._ca_file = ca_file
         self._most = most
+        # The file may be gone, or half written, when the first request is sent.
+        self._trusted = _trusted(ca_file) if ca_file else None
         self._owner = Owner.current()
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
@@ -151,20 +153,21 @@ class Forwarding:
 
     async def forward(self, request: Request, service: ServiceRecord) -> Response:
         """The other service's answer, as it comes."""
-        import httpx
-
         if FORWARDED in request.headers:
             return self._not_again(request, service)
+        client = await self._of_this_loop()
+        import httpx  # the client's thread has loaded it
+
         length = request.headers.get("content-length")
         has_body = length not in (None, "0") or "transfer-encoding" in request.headers
-        made = self._of_this_loop().build_request(
+        made = client.build_request(
             request.method,
             _url(service, request.scope),
             headers=self._headers(request.headers.items()),
             content=request.stream() if has_body else None,
         )
         try:
-            found = await self._of_this_loop().send(made, stream=True)
+            found = await client.send(made, stream=True)
         except httpx.HTTPError as error:
             return _unreachable(service, error)
         headers = {name: value for name, value in found.headers.items() if name.lower() not in _HOP_BY_HOP}
@@ -180,7 +183,9 @@ class Forwarding:
         headers = self._headers([("authorization", authorization)] if authorization else [])
         headers["content-type"] = "application/json"
         try:
-            return await self._of_this_loop().post(f"{service.url.rstrip('/')}{path}", content=body, headers=headers)
+            return await (await self._of_this_loop()).post(
+                f"{service.url.rstrip('/')}{path}", content=body, headers=headers
+            )
         except httpx.HTTPError as error:
             raise Problem(503, _told(service, error), {"Retry-After": "1"}) from error
 
@@ -193,7 +198,7 @@ class Forwarding:
         headers = self._headers((name, value) for name, value in request.headers.items() if name != "content-length")
         url = f"{service.url.rstrip('/')}{target}"
         try:
-            return await self._of_this_loop().request(request.method, url, content=body, headers=headers)
+            return await (await self._of_this_loop()).request(request.method, url, content=body, headers=headers)
         except httpx.HTTPError as error:
             raise Problem(503, _told(service, error), {"Retry-After": "1"}) from error
 
@@ -226,25 +231,36 @@ class Forwarding:
             {"Retry-After": "1"},
         )
 
-    def _of_this_loop(self) -> httpx.AsyncClient:
-        import httpx
-
+    async def _of_this_loop(self) -> httpx.AsyncClient:
+        """The connections to other services, made with the first request by a thread: that reads files."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._client[0] is not loop:
-            timeout = httpx.Timeout(self._seconds, connect=min(_CONNECT_SECONDS, self._seconds))
-            trusted = httpx.create_ssl_context(trust_env=False)
-            if self._ca_file:
-                trusted.load_verify_locations(self._ca_file)
-            # No proxy of the environment: tokens go to the other service alone.
-            client = httpx.AsyncClient(
-                timeout=timeout,
-                transport=self._transport,
-                verify=trusted,
-                trust_env=False,
-                limits=httpx.Limits(max_connections=self._most, max_keepalive_connections=_KEPT_CONNECTIONS),
-            )
-            self._client = (loop, client)
+            made = await asyncio.to_thread(self._new_client)
+            if self._client is None or self._client[0] is not loop:  # another request may have been faster
+                self._client = (loop, made)
         return self._client[1]
+
+    def _new_client(self) -> httpx.AsyncClient:
+        import httpx
+
+        # No proxy of the environment: tokens go to the other service alone.
+        return httpx.AsyncClient(
+            timeout=httpx.Timeout(self._seconds, connect=min(_CONNECT_SECONDS, self._seconds)),
+            transport=self._transport,
+            verify=self._trusted or _trusted(),
+            trust_env=False,
+            limits=httpx.Limits(max_connections=self._most, max_keepalive_connections=_KEPT_CONNECTIONS),
+        )
+
+
+def _trusted(ca_file: str = "") -> ssl.SSLContext:
+    """Whose certificates are trusted: the usual authorities, and those of a file. Reads files."""
+    import httpx
+
+    context = httpx.create_ssl_context(trust_env=False)
+    if ca_file:
+        context.load_verify_locations(ca_file)
+    return context
 
 
 def _url(service: ServiceRecord, scope: Mapping[str, Any]) -> str:
