@@ -173,32 +173,27 @@ class Forwarding:
         headers = {name: value for name, value in found.headers.items() if name.lower() not in _HOP_BY_HOP}
         return _Passed(found, headers)
 
-    async def post(self, request: Request, service: ServiceRecord, path: str, body: bytes) -> httpx.Response:
-        """Send a part of a request, which is JSON, to another path there. Raises Problem (503)."""
-        import httpx
+    async def send(
+        self,
+        request: Request,
+        service: ServiceRecord,
+        method: str,
+        target: str,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """A part of a request, sent to another path there. `headers`: instead of the request's own of those names.
 
+        Raises Problem (503).
+        """
         if FORWARDED in request.headers:
             raise Problem(503, f"{service.name} does not have at hand what it was asked for", {"Retry-After": "1"})
-        authorization = request.headers.get("authorization")
-        headers = self._headers([("authorization", authorization)] if authorization else [])
-        headers["content-type"] = "application/json"
-        try:
-            return await (await self._of_this_loop()).post(
-                f"{service.url.rstrip('/')}{path}", content=body, headers=headers
-            )
-        except httpx.HTTPError as error:
-            raise Problem(503, _told(service, error), {"Retry-After": "1"}) from error
+        client = await self._of_this_loop()
+        import httpx  # the client's thread has loaded it
 
-    async def send(self, request: Request, service: ServiceRecord, target: str, body: bytes) -> httpx.Response:
-        """A part of a request, with its headers, to another path there. Raises Problem (503)."""
-        import httpx
-
-        if FORWARDED in request.headers:
-            raise Problem(503, f"{service.name} does not have at hand what it was asked for", {"Retry-After": "1"})
-        headers = self._headers((name, value) for name, value in request.headers.items() if name != "content-length")
         url = f"{service.url.rstrip('/')}{target}"
         try:
-            return await (await self._of_this_loop()).request(request.method, url, content=body, headers=headers)
+            return await client.request(method, url, content=body, headers=self._of_part(request) | dict(headers or {}))
         except httpx.HTTPError as error:
             raise Problem(503, _told(service, error), {"Retry-After": "1"}) from error
 
@@ -206,7 +201,7 @@ class Forwarding:
         """A part of a request, with its headers, to another path of this application, for the same caller."""
         import httpx
 
-        headers = self._headers((name, value) for name, value in request.headers.items() if name != "content-length")
+        headers = self._of_part(request)
         client = (request.client.host, request.client.port) if request.client else ("127.0.0.1", 0)
         transport = httpx.ASGITransport(request.app, raise_app_exceptions=False, client=client)
         async with httpx.AsyncClient(transport=transport, base_url=str(request.base_url)) as here:
@@ -217,6 +212,9 @@ class Forwarding:
         if self._client is not None:
             await self._client[1].aclose()
             self._client = None
+
+    def _of_part(self, request: Request) -> dict[str, str]:
+        return self._headers((name, value) for name, value in request.headers.items() if name != "content-length")
 
     def _headers(self, given: Any) -> dict[str, str]:
         passed = {name: value for name, value in given if name.lower() not in _NOT_PASSED}
