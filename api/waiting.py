@@ -42,6 +42,8 @@ STUCK_MS = 5_000
 """How long all threads may be held without one of them ending before the pool takes no more requests."""
 PARSERS = 2
 """Threads that parse bodies: they wait for nothing, and each may hold a body many times over."""
+_PARSED_HERE_BYTES = 4 << 10
+"""A body up to this size takes less time to parse than to hand to a thread."""
 _PER_THREAD = 16
 """Requests that wait for a thread, for each thread there is."""
 _ATTRIBUTE = "_waits_for"
@@ -290,3 +292,11 @@ class Pools:
 def pools_of(request: Request) -> Pools:
     """The pools of the service that a request came to."""
     return cast(Pools, request.app.state.pools)
+
+
+async def parse_body(request: Request, parse: Callable[[bytes], Answer]) -> Answer:
+    """What `parse` makes of the request's body, called by a thread if the body is large."""
+    body = await request.body()
+    if len(body) <= _PARSED_HERE_BYTES:
+        return parse(body)
+    return await pools_of(request)[WaitsFor.PARSING].run(parse, body)
