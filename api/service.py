@@ -104,7 +104,7 @@ def running(settings: Settings) -> Iterator[Service]:
             components.metadata,
             components.log,
             components.clock,
-            pools[WaitsFor.DATABASE],
+            pools,
             settings.limits_waiting_polls,
         )
         metrics = Metrics(

@@ -249,6 +249,12 @@ class Settings:
     limits_body_timeout_ms: int = _setting(
         60_000, "limits.body-timeout", WithUnit(least=1), "How long a body may take to arrive; 408 then."
     )
+    limits_answer_timeout_ms: int = _setting(
+        60_000,
+        "limits.answer-timeout",
+        WithUnit(least=1),
+        "How long a client may take for the next 64 KiB of its answer; its connection is cut off then.",
+    )
     threads_database: int = _setting(
         16, "threads.database", _THREADS, "Requests at once that wait for the database alone."
     )

@@ -20,6 +20,7 @@ from api.paths import decoded
 from api.places import first_at, mark_delete_before
 from api.problems import Problem
 from api.service import Service
+from api.waiting import WaitsFor, pools_of
 from storage.cursor import Cursor
 from storage.errors import NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
@@ -183,11 +184,12 @@ def place_of(body: ResetCursorData | str | None) -> ResetCursorData | MessageId:
     return named
 
 
-def changes_it(request: Request, subscription: Subscription, force: bool = False) -> None:
+async def changes_it(request: Request, subscription: Subscription, force: bool = False) -> None:
     """A route's dependency, behind `allowed(Action.CONSUME)`: `__compaction` is no consumer's. With it goes the
     compacted ledger, and what is trimmed of raw is lost with that, if forced. Raises Problem (403)."""
     if decoded(subscription) == COMPACTION_CURSOR:
-        require_here(request, Action.ADMIN if force else Action.COMPACT)
+        action = Action.ADMIN if force else Action.COMPACT
+        await pools_of(request)[WaitsFor.DATABASE].run(require_here, request, action)
 
 
 def refuse_compaction(name: str) -> None:

@@ -48,7 +48,7 @@ class LogDirectory:
     def uid(self) -> str:
         """What names the directory in rows; it is made if it does not exist. Raises Misconfigured."""
         try:
-            return self._known_uid() or self._new_uid()
+            return self.known_uid or self._new_uid()
         except OSError as error:
             raise Misconfigured(
                 f"the log directory {self.path} cannot be used ({error.strerror})",
@@ -57,8 +57,13 @@ class LogDirectory:
 
     @property
     def known_uid(self) -> str | None:
-        """What names the directory in rows, if something was ever written to it. Raises Misconfigured."""
-        return self._known_uid()
+        """What names the directory in rows, if something was ever written to it. Raises Misconfigured.
+
+        The file is read once: requests compare rows with the uid in threads that must not wait for this disk.
+        """
+        if "uid" not in self.__dict__ and (found := self._known_uid()) is not None:
+            self.__dict__["uid"] = found  # where `cached_property` keeps it
+        return self.__dict__.get("uid")
 
     @property
     def exists(self) -> bool:
