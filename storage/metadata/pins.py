@@ -13,12 +13,23 @@ from __future__ import annotations
 
 import uuid
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from storage.errors import Fenced
 from storage.metadata import cursors, mapping, topics
 from storage.metadata.records import CompactedLedgerRecord, Pin
 from storage.metadata.tables import compacted_ledgers, pins
+
+_LIVE = (
+    select(pins)
+    .where(pins.c.topic_id == bindparam("topic"), pins.c.expires_at > bindparam("now"))
+    .order_by(pins.c.pin_id)
+)
+_KEPT = (
+    select(compacted_ledgers)
+    .where(compacted_ledgers.c.topic_id == bindparam("topic"))
+    .order_by(compacted_ledgers.c.generation)
+)
 
 
 def take(
@@ -66,18 +77,13 @@ def release(connection: Connection, pin: Pin) -> None:
 
 def live(connection: Connection, topic_id: int, now: int) -> tuple[Pin, ...]:
     """The pins that hold a compacted ledger at this moment, in no order that means anything."""
-    statement = select(pins).where(pins.c.topic_id == topic_id, pins.c.expires_at > now).order_by(pins.c.pin_id)
-    return tuple(mapping.pin(row) for row in connection.execute(statement).mappings())
+    found = connection.execute(_LIVE, {"topic": topic_id, "now": now}).mappings()
+    return tuple(mapping.pin(row) for row in found)
 
 
 def kept(connection: Connection, topic_id: int) -> tuple[CompactedLedgerRecord, ...]:
     """All compacted ledgers whose rows exist: the one that serves and the retired ones, by generation."""
-    statement = (
-        select(compacted_ledgers)
-        .where(compacted_ledgers.c.topic_id == topic_id)
-        .order_by(compacted_ledgers.c.generation)
-    )
-    return tuple(mapping.compacted_ledger(row) for row in connection.execute(statement).mappings())
+    return tuple(mapping.compacted_ledger(row) for row in connection.execute(_KEPT, {"topic": topic_id}).mappings())
 
 
 def collect(connection: Connection, topic_id: int, ledger_id: int, grace_ms: int, now: int) -> bool:
