@@ -228,6 +228,10 @@ class Compacting:
         elif isinstance(error, DataLoss):
             lost = any(name in str(error) for name in world.lost)
             require(faulty or fenced or lost, f"{told} lost data without a fault: {error}")
+        elif isinstance(error, Conflict):
+            notes = running.model.notes.get(row.run_id)
+            trimmed = notes is not None and running.model.first > notes.first
+            require(trimmed, f"{told} failed, and nothing was trimmed meanwhile: {error}")
         else:
             require(False, f"{told} failed: {error!r}")
 
