@@ -20,12 +20,12 @@ from types import TracebackType
 from api.cli.failures import describe
 from api.cli.talk import say
 from api.settings import Settings
-from api.wiring import Components, open_components
+from api.wiring import Components, open_for_writing
 from storage.errors import TopicNotFound
 from storage.log.keeper import LogKeeper
 from storage.metadata.records import SegmentState, TopicRecord
 from storage.model import TopicName
-from storage.topic import holder_name
+from storage.owner import owner_name
 
 LOOK_SECONDS = 1.0
 """How often it looks whether something was rolled, or a file's time is over."""
@@ -91,7 +91,7 @@ def seal_until(settings: Settings, name: str | None, stop: Connection) -> None:
     writer = multiprocessing.parent_process()
     told = _Told("sealing" if name is None else f"sealing {name}")
     try:
-        with open_components(settings) as components:
+        with open_for_writing(settings) as components:
             sealing = _Sealing(components, lambda: writer is None or writer.is_alive())
             if name is None:
                 sealing.until(stop, sealing.seal_all, told)
@@ -155,7 +155,7 @@ class _Sealing:
 
     def _keeper(self) -> LogKeeper:
         one = self._components
-        return LogKeeper(one.metadata, one.store, one.clock, one.log, holder_name())
+        return LogKeeper(one.metadata, one.store, one.clock, one.log, owner_name())
 
 
 class _Told:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
     """All that is known of a run, as plain values; times in milliseconds since 1970."""
     from compactor.two_phase import HEARTBEAT_MS
+    from storage.metadata.liveness import is_alive
 
     statistics = dict(run.statistics)
     going = {name: statistics.pop(name, None) for name in ("tasks_done", "tasks_total", "bytes_done")}
@@ -38,7 +39,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int) -> dict[str, Any]:
         **going,
         "started_at": run.started_at,
         "heartbeat_at": run.heartbeat_at,
-        "heartbeat_expired": now - run.heartbeat_at >= HEARTBEAT_MS if running else None,
+        "heartbeat_expired": not is_alive(run.holder, run.heartbeat_at, HEARTBEAT_MS, now) if running else None,
         "finished_at": run.finished_at,
         "error": shown_error(run.error),
         "compacted_ledger": run.compacted_ledger_id,

@@ -1,7 +1,11 @@
 """Requests for topics that another service of the same database has at hand go there, once.
 
     a write   to the service in whose log directory the topic's open segment lies, or that holds its lease
-    a read    to the service in whose log directory there are messages that no ledger holds yet
+    a read    to the service that lives in whose log directory the first messages lie that the read comes to and that
+              no ledger holds yet; where it needs the newest ones, to the service with the last of them
+
+What no living service has is no reason to refuse a read: what the store has is given here, and a read that comes to the
+rest is told so (SegmentElsewhere). Services look at the same rows, so they agree on where a request belongs.
 
 A request that was forwarded says so in a header and is forwarded no more. Headers go along, the caller's Authorization
 too, and bodies as they come, both ways; if the other service breaks off, so does the answer. Where nobody can serve
@@ -12,8 +16,6 @@ log directory is on no machine that lives.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,9 @@ from storage.log.directory import LogDirectory
 from storage.metadata.control_records import ServiceRecord
 from storage.metadata.records import Lease, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
+from storage.owner import Owner, same_process
+from storage.reader import may_come_to
+from storage.start import Start
 
 if TYPE_CHECKING:
     # Imported with the first request that is sent: it takes a while, and most services start without sending any.
@@ -87,7 +92,7 @@ class Forwarding:
         self._transport = transport
         self._ca_file = ca_file
         self._most = most
-        self._ours = f"{socket.gethostname()}:{os.getpid()}:"
+        self._owner = Owner.current()
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
     def for_writing(self, topic: TopicRecord) -> None:
@@ -96,32 +101,40 @@ class Forwarding:
         if segment is not None and segment.log_uid != self._log.known_uid:
             raise Elsewhere(self._having(segment.log_uid, topic), topic)
         lease = self._metadata.log.lease_of(topic.id)
-        if lease is None or lease.holder.startswith(self._ours):
+        if lease is None or same_process(lease.holder, str(self._owner)):
             return
-        process = lease.holder.rpartition(":")[0] + ":"
-        for service in self._metadata.services.services():
-            if service.name.startswith(process):
-                raise Elsewhere(service, topic)
+        service = self._metadata.services.of_owner(lease.holder)
+        if service is not None:
+            raise Elsewhere(service, topic)
         raise self.held(lease, topic)
 
     def held(self, lease: Lease, topic: TopicRecord) -> Problem:
         """Why a topic cannot be written now, and what to do."""
         seconds = max(1, -(-(lease.expires_at - self._clock.now_ms()) // 1000))
-        host, _, process = lease.holder.rpartition(":")[0].rpartition(":")
+        owner = Owner.parse(lease.holder)
+        process = "it" if owner is None else f"the process {owner.pid} on {owner.host}"
         return Problem(
             503,
             f"{lease.holder} is writing to {topic.name}, and is no service that lives but a `compactor produce`, an "
-            f"import or a service that died, which keeps the topic for as long as it runs: end the process {process} "
-            f"on {host}, or write through it; if it has ended, try again",
+            f"import or a service that died, which keeps the topic for as long as it runs: end {process}, "
+            f"or write through it; if it has ended, try again",
             {"Retry-After": str(seconds)},
         )
 
-    def for_reading(self, topic: TopicRecord) -> None:
-        """Raises Elsewhere, or Problem (503), if messages lie only in a log directory that is not here."""
+    def for_reading(self, topic: TopicRecord, start: Start | None = None) -> None:
+        """Raises Elsewhere if another service can give more. `start`: where the read begins; None: it needs the newest
+        messages."""
         here = self._log.known_uid
-        for segment in self._metadata.log.segments(topic.id):
-            if segment.state is not SegmentState.SEALED and segment.log_uid != here:
-                raise Elsewhere(self._having(segment.log_uid, topic), topic)
+        unsealed = [one for one in self._metadata.log.segments(topic.id) if one.state is not SegmentState.SEALED]
+        if all(one.log_uid == here for one in unsealed):
+            return
+        wanted = unsealed[::-1] if start is None else [one for one in unsealed if may_come_to(start, one)][:1]
+        living = {one.log_uid: one for one in self._metadata.services.services() if one.url}
+        for segment in wanted:
+            if segment.log_uid == here:
+                return
+            if segment.log_uid in living:
+                raise Elsewhere(living[segment.log_uid], topic)
 
     def _having(self, log_uid: str, topic: TopicRecord) -> ServiceRecord:
         for service in self._metadata.services.services():
@@ -200,7 +213,7 @@ class Forwarding:
 
     def _headers(self, given: Any) -> dict[str, str]:
         passed = {name: value for name, value in given if name.lower() not in _NOT_PASSED}
-        return passed | {FORWARDED: self._ours.rstrip(":")}
+        return passed | {FORWARDED: f"{self._owner.host}:{self._owner.pid}"}
 
     def _not_again(self, request: Request, service: ServiceRecord) -> JSONResponse:
         by = request.headers[FORWARDED]

@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from storage.errors import InvalidInput, InvalidMessageId, ObjectMissing, OffsetOutOfRange
+from storage.errors import InvalidInput, InvalidMessageId, ObjectMissing, OffsetOutOfRange, SegmentElsewhere
 from storage.model import EARLIEST, LATEST, MessageId, Position
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ def mark_delete_before(topic: Topic, place: MessageId | int) -> Position | None:
     from storage.start import AtOffset, bound_of
 
     reader = topic.snapshot_reader()
-    if isinstance(place, int) and place > end_of(reader):
+    start = AtOffset(place) if isinstance(place, int) else place
+    if isinstance(place, int) and not _is_known(reader, start) and place > end_of(reader):
         raise InvalidInput(
             f"the offset {place} of {topic.name} lies behind its end, which is {end_of(reader)}", "use latest"
         )
-    start = AtOffset(place) if isinstance(place, int) else place
     if place == EARLIEST or is_below(bound_of(start), reader):
         return None
     found = first_at(topic, start)
@@ -109,11 +109,20 @@ def is_behind_end(topic: Topic, start: Start) -> bool:
         return False
     while True:
         reader = topic.snapshot_reader()
+        if _is_known(reader, start):
+            return False
         try:
             return start.offset > reader.end if isinstance(start, AtOffset) else _is_unknown_id(reader, start)
         except ObjectMissing:  # it was sealed, or trimmed, between the look and the read
             if topic.snapshot().pieces == reader.pieces:
                 raise
+
+
+def _is_known(reader: SnapshotReader, start: Start) -> bool:
+    """Whether a start lies before the end of what is sealed or rolled: rows tell that, and no segment is read."""
+    from storage.reader import last_of, may_come_to
+
+    return any(last_of(piece) is not None and may_come_to(start, piece) for piece in reader.pieces)
 
 
 def _is_unknown_id(reader: SnapshotReader, asked: MessageId) -> bool:
@@ -149,14 +158,19 @@ def end_of(reader: SnapshotReader) -> int:
 
 
 def described(reader: SnapshotReader, record: CursorRecord, summary: RangesSummary) -> dict[str, Any]:
-    """A cursor as plain values. `backlog`: messages that are left and not acknowledged."""
+    """A cursor as plain values. `backlog`: messages that are left and not acknowledged; None: the end is not known,
+    since messages that are not sealed yet lie in a log directory that is not here."""
     mark = record.mark_delete
     behind = max(mark.offset + 1 if mark else 0, reader.first_offset)
+    try:
+        backlog = max(end_of(reader) - behind - summary.messages, 0)
+    except SegmentElsewhere:
+        backlog = None
     return {
         "cursor": record.name,
         "mark_delete": str(mark.message_id) if mark else None,
         "mark_delete_offset": mark.offset if mark else None,
-        "backlog": max(end_of(reader) - behind - summary.messages, 0),
+        "backlog": backlog,
         "ranges": summary.ranges,
         "acknowledged_above": summary.messages,
         "stored_bytes": summary.stored_bytes,

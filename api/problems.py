@@ -125,6 +125,9 @@ def install(app: FastAPI) -> None:
 
 
 async def _known(request: Request, error: Exception) -> Response:
+    if isinstance(error, errors.SegmentElsewhere):  # its advice is for who has this machine
+        remedy = "start the service on the machine where it lies; what is sealed is served without it"
+        return answer(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
     said = " ".join(str(error).split())
     for local, over_http in _OVER_HTTP:
         said = local.sub(over_http, said)

@@ -83,8 +83,8 @@ class Route(APIRoute):
             exclude_none=self.response_model_exclude_none,
             exclude_unset=self.response_model_exclude_unset,
         )
-        given = next((value for value in values.values() if isinstance(value, Response)), None)  # to put headers in
-        headers = None if given is None else dict(given.headers)
+        given = values.get(self.dependant.response_param_name or "")  # in which an endpoint sets headers
+        headers = given.headers if isinstance(given, Response) else None
         return Response(content, self.status_code or 200, headers, media_type="application/json")
 
 

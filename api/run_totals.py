@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from storage.metadata.liveness import beating
 from storage.metadata.metrics_store import PAGE_RUNS, MetricsStore, RunFigures
 from storage.metadata.records import RunState
 from storage.model import TopicName
@@ -67,7 +68,8 @@ class RunTotals:
 
     def alive(self, now: int) -> int:
         """How many runs are under way, by their heartbeats."""
-        return sum(now - run.heartbeat_at < self.store.run_dead_ms for run in self.running.values())
+        alive = beating(self.store.run_dead_ms, now)
+        return sum(alive.has(run.heartbeat_at) for run in self.running.values())
 
     def _take(self, run: RunFigures) -> None:
         self._late.pop(run.run_id, None)

@@ -24,7 +24,7 @@ from api.settings import Settings
 from api.sharing import Shared
 from api.upkeep import Upkeep
 from api.waiting import Pools, WaitsFor
-from api.wiring import Components, open_components
+from api.wiring import Components, open_for_writing
 from compactor.control_loop import ControlLoop
 from storage.log.watch import LogWatch
 from storage.objects.interface import ObjectStore
@@ -66,7 +66,7 @@ class Service:
 def running(settings: Settings) -> Iterator[Service]:
     """A service with all its parts, started; ended in the opposite order, when what goes on has been let finish."""
     with ExitStack() as parts:
-        components = parts.enter_context(open_components(settings))
+        components = parts.enter_context(open_for_writing(settings))
         components = replace(components, log=replace(components.log, wake_sealer=lambda: maintenance.wake()))
         control = control_loop(settings, components)
         maintenance = parts.enter_context(Upkeep(settings, components, lambda: control.leads))

@@ -24,7 +24,7 @@ from compactor.maintenance import Intervals, Maintenance, TaskStatus
 from storage.errors import CompactorError, LeaseHeld
 from storage.log.keeper import LogKeeper
 from storage.metadata.records import SegmentState
-from storage.topic import holder_name
+from storage.owner import owner_name
 
 LOOK_SECONDS = 1.0
 QUOTA_LOOK_MS = 60_000
@@ -108,7 +108,7 @@ class Upkeep:
         """A run elsewhere wants a tail that lies here; if its log is open here, whoever watches it does the same."""
         one = self._components
         for topic in one.metadata.log.asked_to_roll(here):
-            keeper = LogKeeper(one.metadata, one.store, one.clock, one.log, holder_name())
+            keeper = LogKeeper(one.metadata, one.store, one.clock, one.log, owner_name())
             try:
                 keeper.roll(topic, 0)
             except LeaseHeld:

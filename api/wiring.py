@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from api.settings import Settings
+from storage.errors import ObjectMissing, Unavailable
 
 if TYPE_CHECKING:
     from storage.clock import Clock
@@ -45,7 +46,8 @@ def open_components(settings: Settings) -> Iterator[Components]:
     """Open what `settings` name; closed at the end of the context.
 
     The embedded database is brought to the newest schema by itself; any other must have been, by
-    `compactor db upgrade`.
+    `compactor db upgrade`. For readers: nothing is made in the store. If an object is
+    missing because the store is another one, the error says so.
     """
     metadata = open_metadata(settings)
     try:
@@ -59,11 +61,31 @@ def open_components(settings: Settings) -> Iterator[Components]:
             from storage.clock import SystemClock
 
             clock = SystemClock()
-            yield Components(metadata, store, clock, _log_directory(settings, metadata, clock))
+            try:
+                yield Components(metadata, store, clock, _log_directory(settings, metadata, clock))
+            except ObjectMissing:
+                from storage.store_identity import StoreIdentity
+
+                StoreIdentity(metadata, store).check()
+                raise
         finally:
             store.close()
     finally:
         metadata.close()
+
+
+@contextmanager
+def open_for_writing(settings: Settings) -> Iterator[Components]:
+    """As `open_components`, for writers. Raises Misconfigured unless the store is the database's.
+
+    One small GET. A store that is away now is asked again before something is written to it: appends need no store.
+    """
+    with open_components(settings) as components:
+        from storage.store_identity import StoreIdentity
+
+        with suppress(Unavailable):
+            StoreIdentity(components.metadata, components.store).require()
+        yield components
 
 
 def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) -> LogDirectory:

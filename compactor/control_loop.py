@@ -31,8 +31,8 @@ from storage.metadata.control_records import SERVICE_DEAD_MS, ControlRecord, Ser
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
+from storage.owner import owner_name
 from storage.policies import Unreadable
-from storage.topic import holder_name
 
 LOOK_SECONDS = 1.0
 _PAUSE_POLL_SECONDS = 0.1
@@ -69,7 +69,7 @@ class ControlLoop:
         random: Random | None = None,
     ) -> None:
         """`url`: how others reach this service; may be told later (`serve_at`)."""
-        self.name = name or holder_name()
+        self.name = name or owner_name()
         self._metadata = metadata
         self._clock = clock
         self._log = log

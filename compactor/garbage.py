@@ -40,6 +40,7 @@ from storage.errors import DataLoss, NotFound
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind, ParsedName
+from storage.metadata.liveness import beating
 from storage.metadata.policy_store import namespace_scope
 from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore
@@ -47,6 +48,7 @@ from storage.metadata.tenancy_records import DeletedTopic
 from storage.model import TopicName
 from storage.objects.interface import ObjectInfo, ObjectStore
 from storage.steps import Step, reached
+from storage.store_identity import StoreIdentity
 
 GRACE_MS = 3_600_000
 """The default grace time: an hour."""
@@ -102,15 +104,18 @@ class GarbageCollector:
     on_object: Callable[[ObjectInfo], object] = lambda _: None
 
     def collect(self, topic: TopicRecord, dry_run: bool = False) -> Collected:
-        """Collect one topic. Raises DataLoss (nothing was deleted then), TopicNotFound."""
+        """Collect one topic. Raises DataLoss (nothing was deleted then), TopicNotFound; Misconfigured for a store that
+        is another database's."""
+        self._refuse_other_store(dry_run)
         return self._collect(topic, list(self.store.list(names.topic_prefix(topic.uid))), dry_run)
 
     def collect_all(self, dry_run: bool = False, unknown_topics: bool = False) -> Iterator[Collected]:
         """Collect every topic, in one listing; a topic that fails does so alone, and is told by `error`.
 
         Topics that the database does not know are deleted whole after the grace time with `unknown_topics`, else only
-        counted: they may be another database's.
+        counted: they may be another database's. Raises Misconfigured for a store that is.
         """
+        self._refuse_other_store(dry_run)
         known = {topic.uid: topic for topic in self.metadata.topics()}
         seen = set()
         for uid, listed in self._by_topic():
@@ -127,9 +132,13 @@ class GarbageCollector:
             if uid not in seen:
                 yield self._alone(topic, [], dry_run)
 
+    def _refuse_other_store(self, dry_run: bool) -> None:
+        identity = StoreIdentity(self.metadata, self.store)
+        identity.check() if dry_run else identity.require()
+
     def _by_topic(self) -> Iterator[tuple[str, list[ObjectInfo]]]:
         """The objects of each topic, by its uid: a whole listing of it, in memory one at a time."""
-        for uid, listed in groupby(self.store.list("topics/"), lambda info: info.name.split("/")[1]):
+        for uid, listed in groupby(self.store.list(names.TOPICS), lambda info: info.name.split("/")[1]):
             yield uid, list(listed)
 
     def _alone(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> Collected:
@@ -153,7 +162,8 @@ class GarbageCollector:
         kept = list(snapshot.compacted)
         if dry_run:
             given_up = sum(
-                one.finished_at is None and one.heartbeat_at <= now - self.grace_ms for one in snapshot.attempts
+                one.finished_at is None and not beating(self.grace_ms, now).has(one.heartbeat_at)
+                for one in snapshot.attempts
             )
             kept = [one for one in kept if not self._may_go(snapshot, one, now)]
             retired = len(snapshot.compacted) - len(kept)

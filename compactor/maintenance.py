@@ -36,7 +36,7 @@ from storage.log.keeper import LogKeeper
 from storage.metadata.records import SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
-from storage.topic import holder_name
+from storage.owner import owner_name
 
 _log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class Maintenance:
         self._change(task, ended_at=self._clock.now_ms(), last_error=error, failing=MappingProxyType(failing))
 
     def _sweep(self, failing: dict[str, str]) -> None:
-        keeper = LogKeeper(self._metadata, self._store, self._clock, self._log, holder_name())
+        keeper = LogKeeper(self._metadata, self._store, self._clock, self._log, owner_name())
         keeper.roll_old(failing)
         self._count(Task.SWEEP, keeper.sweep(failing=failing), 0)
         for name, why in failing.items():

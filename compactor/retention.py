@@ -39,12 +39,13 @@ from storage.metadata.records import (
 from storage.metadata.store import MetadataStore
 from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore
+from storage.owner import owner_name
 from storage.policies import TopicPolicies
 from storage.policy_resolution import Resolved
 from storage.reader import SnapshotReader
 from storage.start import NOWHERE, AtTime
 from storage.steps import Step, reached
-from storage.topic import Topic, holder_name
+from storage.topic import Topic
 
 DELETE = "delete"
 COMPACT = "compact"
@@ -340,7 +341,7 @@ class Retention:
     def _settle(self, topic: TopicRecord) -> str:
         """Roll and seal the tail; why it could not be done: a writer or sealer has it, or it is damaged."""
         assert self.log is not None, "without a log directory no unsealed piece is looked at"
-        keeper = LogKeeper(self.metadata, self.store, self.clock, self.log, holder_name())
+        keeper = LogKeeper(self.metadata, self.store, self.clock, self.log, owner_name())
         left = keeper.settle_what_can_be(topic)
         return "" if left is None else str(left)
 

@@ -60,8 +60,9 @@ from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.throttled import Rates
+from storage.owner import owner_name
 from storage.steps import Step, reached
-from storage.topic import holder_name
+from storage.store_identity import StoreIdentity
 
 PoliciesOf = Callable[[TopicRecord], Policies]
 """The policies of a run of a topic that begins now."""
@@ -128,8 +129,9 @@ class TwoPhaseCompactor:
         Phase one runs, and what it wrote is deleted again. It claims nothing, so it may run beside a compaction; an
         attempt of its own keeps its objects meanwhile.
         """
+        StoreIdentity(self.metadata, self.store).require()
         topic = self.metadata.topic(name)
-        holder = holder_name()
+        holder = owner_name()
         attempt = self.metadata.begin_attempt(topic.id, AttemptKind.RUN, holder)
         with afterwards(lambda: self._forget(topic.uid, attempt)):
             snapshot, pin = self.metadata.pin_compacted(topic.id, holder, HEARTBEAT_MS)
@@ -173,6 +175,7 @@ class TwoPhaseCompactor:
         """A run that is ready to be driven, or None if nothing is new (P11)."""
         if self.leader is not None:
             self.leader()  # before the tail is rolled for nothing
+        StoreIdentity(self.metadata, self.store).require()
         topic = self.metadata.topic(name)
         tail_left = self._settle(topic)
         snapshot = self.metadata.snapshot(topic.id)
@@ -180,7 +183,7 @@ class TwoPhaseCompactor:
         if nothing_new(self.metadata, self.store, self.clock, snapshot, policies):
             return None
         token = None if self.leader is None else self.leader()
-        run = self.metadata.claim_run(topic.id, holder_name(), asdict(policies), self.heartbeat_ms, leader=token)
+        run = self.metadata.claim_run(topic.id, owner_name(), asdict(policies), self.heartbeat_ms, leader=token)
         reached(Step.RUN_CLAIMED)
         self.on_claimed(run)
         return Job(name, run, self._run(run, policies, tail_left))
@@ -192,7 +195,7 @@ class TwoPhaseCompactor:
         """
         if self.log is None:
             return None
-        keeper = LogKeeper(self.metadata, self.store, self.clock, self.log, holder_name())
+        keeper = LogKeeper(self.metadata, self.store, self.clock, self.log, owner_name())
         left = keeper.settle_what_can_be(topic)
         if left is not None:
             snapshot = self.metadata.snapshot(topic.id)

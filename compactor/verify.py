@@ -42,6 +42,7 @@ from storage.lease import afterwards
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import IndexDirectory
 from storage.ledger.manifest import Manifest, read_manifest
+from storage.metadata.liveness import PIN_TTL_MS
 from storage.metadata.records import (
     Pin,
     TopicSnapshot,
@@ -50,9 +51,9 @@ from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
-from storage.topic import holder_name
+from storage.owner import owner_name
 
-PIN_MS = 120_000
+PIN_MS = PIN_TTL_MS
 """The term of the pin on the generation that is looked at; it is renewed four times in it."""
 RUNS = 100_000
 """So many runs of a topic are looked at; with more its history counts as incomplete."""
@@ -76,7 +77,7 @@ class Verifier:
     def verify(self, name: TopicName) -> Report:
         """Look at all of a topic. Raises TopicNotFound, Fenced (the pin was lost), Unavailable; damage is reported."""
         topic = self.metadata.topic(name)
-        snapshot, pin = self.metadata.pin_compacted(topic.id, holder_name(), PIN_MS)
+        snapshot, pin = self.metadata.pin_compacted(topic.id, owner_name(), PIN_MS)
         if pin is None:
             return self._verify(snapshot)
         lost: list[bool] = []

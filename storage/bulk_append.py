@@ -35,6 +35,7 @@ from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicReco
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
 from storage.steps import Step, reached
+from storage.store_identity import StoreIdentity
 
 DEFAULT_LEDGER_BYTES = 128 << 20
 DEFAULT_WAIT_MS = 30_000
@@ -90,8 +91,10 @@ class BulkAppend:
     def append(self, tables: Iterable[pa.Table]) -> Appended:
         """Append every message of `tables` (INPUT_SCHEMA), in order, as unbatched entries of new ledgers.
 
-        Raises LeaseHeld, Fenced, any store error, and whatever `tables` raises; then nothing was appended.
+        Raises LeaseHeld, Fenced, any store error, Misconfigured for a store that is another database's, and whatever
+        `tables` raises; then nothing was appended.
         """
+        StoreIdentity(self.metadata, self.store).require()
         with writer_lease(
             self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms, on_held=self.on_held
         ) as lease:

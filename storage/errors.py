@@ -16,6 +16,8 @@
     │   ├── Fenced            our lease, epoch or generation is no longer the topic's
     │   └── StateMayBeStale   a reader may have missed deletions; read again from earliest
     ├── Misconfigured         settings, credentials, bucket, schema or Java; an operator must act
+    │   ├── SegmentElsewhere  messages lie in a log directory that this process does not have
+    │   └── OtherStore        the object store is not the one that the database uses
     ├── Unavailable           store, database or disk cannot serve now; the same call may work later
     │   └── StorageFull
     └── DataLoss              an object that must exist is missing or damaged
@@ -102,6 +104,15 @@ class StateMayBeStale(Conflict):
 
 class Misconfigured(CompactorError):
     """Settings, credentials, bucket, schema or Java are wrong; an operator must act."""
+
+
+class SegmentElsewhere(Misconfigured):
+    """Messages that are not sealed yet lie in a log directory that this process does not have: on another machine,
+    which may be dead. What is sealed is read without them."""
+
+
+class OtherStore(Misconfigured):
+    """The object store is not the one that the database uses: nothing is written to it, or deleted there."""
 
 
 class Unavailable(CompactorError):

@@ -1,7 +1,7 @@
 """Holding a topic's writer lease for as long as a piece of work takes.
 
-The lease lives in SQL (`MetadataStore.acquire_lease`): it has a term, and a token that grows with each holder and
-fences the holders before. Here it is waited for, renewed every third of its term, and given back.
+The lease lives in SQL (`MetadataStore.acquire_lease`): it has a TTL, and a token that grows with each owner and fences
+the owners before. Here it is waited for, renewed every third of its TTL, and given back.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from storage.clock import Clock
 from storage.errors import CompactorError, LeaseHeld
 from storage.heartbeat import Heartbeat
+from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.records import Lease
 from storage.metadata.store import MetadataStore
 
-TERM_MS = 15_000
+TERM_MS = LEASE_TTL_MS
 _POLL_SECONDS = 0.2
 OnHeld = Callable[[LeaseHeld], object]
 """Is called once when a lease is waited for, with who holds it."""

@@ -41,7 +41,7 @@ from storage.ledger.key_index import MAX_RANGE_BITS, HashRange, read_records
 from storage.ledger.manifest import Manifest
 from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.log.tail import Tail
-from storage.metadata.records import IndexLocation, SegmentRecord, TopicSnapshot
+from storage.metadata.records import IndexLocation, LedgerRecord, SegmentRecord, TopicSnapshot
 from storage.model import Message
 from storage.objects.interface import ObjectStore
 from storage.reader import SnapshotReader, naming_compacted, row_messages
@@ -67,7 +67,7 @@ def point_read(
 
     `now`: in event-time order, by which lateness is over (P9). `shown`: what of a compacted ledger may be seen (C2).
 
-    Raises ObjectMissing, ObjectDamaged.
+    Raises ObjectMissing, ObjectDamaged; SegmentElsewhere where a newer value may lie in another machine's log.
     """
     seen = snapshot()
     while True:
@@ -129,15 +129,13 @@ class _PointRead:
         """`winner`, unless a chunked message that the tail completes comes after it."""
         horizon = manifest.horizon.offset if manifest else -1
         chunks = [chunk_table.none()]
-        first = max(horizon + 1, self._snapshot.topic.start_offset)
-        for piece in self._reader.pieces:
-            if isinstance(piece, SegmentRecord):
-                chunks.append(self._segment(piece, by_event)[1])
-            elif piece.last_offset >= first:
-                found = self._mine(read_ledger_chunks(self._store, piece.index))
-                chunks.append(found[offsets(found).astype(np.int64) >= first])
+        # One that comes after the winner ends after it: what lies before need not be read where no chunk lies there.
+        after = [piece for piece in self._reader.pieces if by_event or winner is None or _ends_after(piece, winner)]
+        chunks += [self._chunks(piece, horizon, by_event) for piece in after]
         if not any(map(len, chunks)):
             return winner
+        before = self._reader.pieces[: len(self._reader.pieces) - len(after)]
+        chunks += [self._chunks(piece, horizon, by_event) for piece in before]
         if manifest is not None:
             with naming_compacted(self._snapshot):
                 chunks += map(self._mine, chunk_table.read_tables(self._store, manifest.chunks, self._range))
@@ -148,6 +146,17 @@ class _PointRead:
             if offset > horizon and (winner is None or _by_event(one) > _by_event(winner)):
                 winner = one
         return winner
+
+    def _chunks(self, piece: LedgerRecord | SegmentRecord, horizon: int, by_event: bool) -> Chunks:
+        """The key's chunks in a ledger or segment behind the horizon."""
+        if isinstance(piece, SegmentRecord):
+            return self._segment(piece, by_event)[1]
+        first = max(horizon + 1, self._snapshot.topic.start_offset)
+        if piece.last_offset < first:
+            return chunk_table.none()
+        found = self._mine(read_ledger_chunks(self._store, piece.index))
+        mine: Chunks = found[offsets(found).astype(np.int64) >= first]
+        return mine
 
     def _mine(self, chunks: Chunks) -> Chunks:
         """Those of the key."""
@@ -284,6 +293,13 @@ class _PointRead:
             f"led there ({self._hi:016x}{self._lo:016x}): the index is damaged, or two keys share a 128-bit hash",
             "restore the index from a backup; if both keys exist, one of them must be renamed",
         )
+
+
+def _ends_after(piece: LedgerRecord | SegmentRecord, winner: _Found) -> bool:
+    """Whether a ledger or segment has messages after the winner, or may get some."""
+    if isinstance(piece, LedgerRecord):
+        return piece.last_offset > winner.offset
+    return piece.content is None or piece.content.last_offset > winner.offset
 
 
 def _found(record: tuple[int, int], rows_object: RowsObject | None) -> _Found:

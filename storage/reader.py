@@ -8,7 +8,8 @@ changes nothing that it sees. That what the snapshot names stays there is not se
 `raw_read.py` do, and go on where it does not.
 
 May go wrong: ObjectMissing, ObjectDamaged, for the object or file that was read, with the ledger it belongs to (R8); a
-compacted ledger that is lost never turns into a shorter key set.
+compacted ledger that is lost never turns into a shorter key set. SegmentElsewhere, where a read comes to messages that
+lie in another machine's log: what comes before them is given.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class SnapshotReader:
     def last_position(self) -> Position | None:
         """The last raw row, whether or not readers get it; None: there is none."""
         for piece in reversed(self.pieces):
-            last = _last_of(piece)
+            last = last_of(piece)
             if last is None and isinstance(piece, SegmentRecord):
                 last = self.tail_of(piece).last(self.snapshot.topic, piece)
             if last is not None:
@@ -153,7 +154,7 @@ class SnapshotReader:
     ) -> Iterator[pa.Table]:
         after = max(after_offset, self.snapshot.topic.start_offset - 1)
         for piece in pieces:
-            last = _last_of(piece)
+            last = last_of(piece)
             if last is not None and (bound.is_behind(last) or last.offset <= after):
                 continue
             if isinstance(piece, LedgerRecord):
@@ -214,7 +215,7 @@ def _from(bound: Bound, table: pa.Table) -> pa.Table:
     return table.slice(bound.first_row(table)) if len(table) else table
 
 
-def _last_of(piece: LedgerRecord | SegmentRecord) -> Position | None:
+def last_of(piece: LedgerRecord | SegmentRecord) -> Position | None:
     """The last message of a piece, as its row says; None of an open segment."""
     if isinstance(piece, LedgerRecord):
         return Position(piece.last_offset, piece.last_message_id)
@@ -226,6 +227,14 @@ def _newest_of(piece: LedgerRecord | SegmentRecord) -> int:
     if isinstance(piece, LedgerRecord):
         return piece.max_publish_time
     return piece.content.max_publish_time if piece.content else _NEVER
+
+
+def may_come_to(start: Start, piece: LedgerRecord | SegmentRecord) -> bool:
+    """Whether a raw read from `start` may come to a ledger or segment, as its row says."""
+    if isinstance(start, AtTime):
+        return _newest_of(piece) >= start.publish_time
+    last = last_of(piece)
+    return last is None or not bound_of(start).is_behind(last)
 
 
 class Page:

@@ -8,11 +8,9 @@ on as messages come (`storage/topic_reader.py`), or for one key through the key 
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 
 import pyarrow as pa
@@ -33,6 +31,7 @@ from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, Message, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
+from storage.owner import owner_name
 from storage.paging import PageReader
 from storage.pinned_read import PinnedRead
 from storage.point_read import point_read
@@ -42,11 +41,6 @@ from storage.reader_state import ReaderState
 from storage.start import AtOffset, Reset, Start
 from storage.topic_reader import TopicReader
 from storage.visible import Visible, visible
-
-
-def holder_name() -> str:
-    """A name for this process at one piece of work: unique, and tells an operator where to look."""
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class Topic:
@@ -113,7 +107,7 @@ class Topic:
             self._clock,
             self.record,
             self._hasher,
-            holder_name(),
+            owner_name(),
             ledger_bytes,
             workers,
             wait_ms,
@@ -135,11 +129,11 @@ class Topic:
         """
         log = self._log_directory
         one = self.record
-        return TopicLog(self._metadata, self._clock, log, one, holder_name(), wait_ms, on_rolled, watch, on_held)
+        return TopicLog(self._metadata, self._clock, log, one, owner_name(), wait_ms, on_rolled, watch, on_held)
 
     def keeper(self) -> LogKeeper:
         """What rolls and seals this topic's segments."""
-        return LogKeeper(self._metadata, self._store, self._clock, self._log_directory, holder_name())
+        return LogKeeper(self._metadata, self._store, self._clock, self._log_directory, owner_name())
 
     @property
     def _log_directory(self) -> LogDirectory:
@@ -196,7 +190,7 @@ class Topic:
             self._store,
             self._clock,
             self.record.id,
-            holder_name(),
+            owner_name(),
             start,
             self._tail,
             reset,
@@ -214,17 +208,22 @@ class Topic:
         snapshot = self.snapshot()
         return SnapshotReader(self._store, snapshot, self._tail, self._shown(snapshot))
 
-    def newest(self, key: bytes) -> Message | None:
+    def newest(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
         """The newest message of one key, compacted part and tail together, which may be a tombstone (T4).
 
         None: the key never had one, or compaction has removed it. A value that has outlived its time to live but is
-        not removed yet is one. Raises DataLoss (R8).
+        not removed yet is one. `sealed_only`: of what is sealed; what a segment holds is left out. Raises DataLoss
+        (R8), SegmentElsewhere.
         """
-        return point_read(self._store, self.snapshot, self._hasher, key, self._clock.now_ms(), self._tail, self._shown)
+        look = self._sealed if sealed_only else self.snapshot
+        return point_read(self._store, look, self._hasher, key, self._clock.now_ms(), self._tail, self._shown)
 
-    def get(self, key: bytes) -> Message | None:
-        """The newest value of one key; None: it has none, or it was deleted. Raises as `newest`."""
-        found = self.newest(key)
+    def _sealed(self) -> TopicSnapshot:
+        return replace(self.snapshot(), segments=())
+
+    def get(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
+        """The newest value of one key; None: it has none, or it was deleted. Options and errors as of `newest`."""
+        found = self.newest(key, sealed_only=sealed_only)
         return None if found is None or found.is_tombstone else found
 
     def messages(

@@ -24,6 +24,7 @@ from storage.metadata.tables import policies
 from storage.model import EARLIEST, Message, MessageId, TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
+from storage.store_identity import StoreIdentity
 from storage.topic import Topic
 from tests.clocks import ManualClock
 
@@ -62,8 +63,9 @@ class Workbench:
         clock = ManualClock()
         metadata = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", clock, {"message.timestamp.after.max.ms": None})
         metadata.upgrade()
-        log = LogDirectory(folder / "log")
-        return cls(metadata, open_store((folder / "objects").as_uri()), clock, engine or InProcess(), sizing, log)
+        store = open_store((folder / "objects").as_uri())
+        StoreIdentity(metadata, store).require()
+        return cls(metadata, store, clock, engine or InProcess(), sizing, LogDirectory(folder / "log"))
 
     def topic(self, name: str = "t", hasher: KeyHasher | None = None) -> Topic:
         """A topic, made if need be. `hashing_alike` says how its keys are hashed the same in each run."""

@@ -74,7 +74,6 @@ class Owned:
         refuse_compaction(name)
         self.topic = opened(parts, record)
         reader = self.topic.snapshot_reader()
-        self.end = reader.end
         # where raw is trimmed, a compacted ledger may still hold what this cursor's reader gets
         self.begin = reader.snapshot.topic.start_offset if reader.snapshot.compacted else reader.first_offset
         components = parts.components
@@ -84,8 +83,13 @@ class Owned:
             record,
             name,
             self.topic.locate,
-            lambda: self.topic.snapshot_reader().end,
+            lambda: self.end,
         )
+
+    @property
+    def end(self) -> int:
+        """The offset of the next message. Raises SegmentElsewhere where it is not known here."""
+        return self.topic.snapshot_reader().end
 
     def __enter__(self) -> Owned:
         return self

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from api.problems import Problem
 from storage.bulk_append import INPUT_SCHEMA
-from storage.errors import OffsetOutOfRange
+from storage.errors import OffsetOutOfRange, SegmentElsewhere
 from storage.ledger.rows import Slot
 from storage.log.encode import encode_batch
 from storage.log.entry import parse
@@ -43,14 +43,23 @@ RESPONSE: dict[int | str, dict[str, Any]] = {
 def entries(topic: Topic, start: Start, reset: Reset = Reset.EARLIEST) -> Iterator[list[dict[str, Any]]]:
     """The rows of each raw entry from `start` on; of the first one those from `start` on."""
     gathered: list[dict[str, Any]] = []
-    for batch in topic.read(start, reset=reset):
-        for row in batch.to_pylist():
-            if gathered and (row["ledger_id"], row["entry_id"]) != (gathered[0]["ledger_id"], gathered[0]["entry_id"]):
-                yield gathered
-                gathered = []
-            gathered.append(row)
+    try:
+        for batch in topic.read(start, reset=reset):
+            for row in batch.to_pylist():
+                if gathered and (row["ledger_id"], row["entry_id"]) != _id_of(gathered):
+                    yield gathered
+                    gathered = []
+                gathered.append(row)
+    except SegmentElsewhere:  # an entry lies in one ledger, so the last one is whole
+        if gathered:
+            yield gathered
+        raise
     if gathered:
         yield gathered
+
+
+def _id_of(entry: list[dict[str, Any]]) -> tuple[int, int]:
+    return entry[0]["ledger_id"], entry[0]["entry_id"]
 
 
 def refuse_far(number: int) -> None:
@@ -65,7 +74,7 @@ def entry_of(topic: Topic, ledger_id: int, entry_id: int) -> Response:
         found = next(entries(topic, MessageId(ledger_id, entry_id), Reset.FAIL), None)
     except OffsetOutOfRange as error:
         raise Problem(404, NOT_FOUND) from error
-    if found is None or (found[0]["ledger_id"], found[0]["entry_id"]) != (ledger_id, entry_id):
+    if found is None or _id_of(found) != (ledger_id, entry_id):
         raise Problem(404, NOT_FOUND)
     return entry_response(found)
 

@@ -78,7 +78,5 @@ def _holder(parts: Service, topic: TopicName) -> str | None:
         lease = metadata.log.lease_of(metadata.topic(topic).id)
     except TopicNotFound:
         return None
-    if lease is None:
-        return None
-    process = lease.holder.rpartition(":")[0]
-    return next((one.url for one in metadata.services.services() if one.name.rpartition(":")[0] == process), None)
+    service = None if lease is None else metadata.services.of_owner(lease.holder)
+    return None if service is None else service.url

@@ -174,6 +174,16 @@ def examine_message(
     return entry_of(opened, place.message_id.ledger_id, place.message_id.entry_id)
 
 
+SealedOnly = Annotated[
+    bool,
+    Query(
+        alias="sealedOnly",
+        description="Only what is sealed into the object store, without the newest messages: for a topic whose log "
+        "lies on a machine that is away.",
+    ),
+]
+
+
 @router.get(
     _PATH + "/key/{key}",
     dependencies=[allowed(Action.CONSUME)],
@@ -194,9 +204,10 @@ def get_key(
     value_encoding: Annotated[TextEncoding, Query(alias="valueEncoding", description="How the value is shown.")] = (
         TextEncoding.UTF8
     ),
+    sealed_only: SealedOnly = False,
 ) -> Any:
     """The newest message of a key, compacted part and tail together; of a partitioned topic, of its partitions."""
-    return _of_key(parts, response, topic, decoded(key), key_encoding, value_encoding)
+    return _of_key(parts, response, topic, decoded(key), key_encoding, value_encoding, sealed_only)
 
 
 @router.get(
@@ -218,9 +229,10 @@ def get_empty_key(
     value_encoding: Annotated[TextEncoding, Query(alias="valueEncoding", description="How the value is shown.")] = (
         TextEncoding.UTF8
     ),
+    sealed_only: SealedOnly = False,
 ) -> Any:
     """As `…/key/{key}`, with the key as a query parameter: for keys that no path can hold."""
-    return _of_key(parts, response, topic, key, key_encoding, value_encoding)
+    return _of_key(parts, response, topic, key, key_encoding, value_encoding, sealed_only)
 
 
 @router.delete(
@@ -246,16 +258,24 @@ def truncate(parts: Parts, topic: Topic, authoritative: bool = False) -> Respons
 
 
 def _of_key(
-    parts: Service, response: Response, topic: TopicName, key: str, encoding: TextEncoding, value: TextEncoding
+    parts: Service,
+    response: Response,
+    topic: TopicName,
+    key: str,
+    encoding: TextEncoding,
+    value: TextEncoding,
+    sealed_only: bool,
 ) -> Any:
     try:
         wanted = to_bytes(key, encoding)
     except ValueError as error:
         raise Problem(400, f"the key is not of the given encoding: {error}") from error
     records = existing.topics(parts, topic)
-    for record in records:
-        parts.forwarding.for_reading(record)
-    found = [(_age(parts, record, message), message) for record, message in _newest(parts, records, wanted)]
+    if not sealed_only:
+        for record in records:
+            parts.forwarding.for_reading(record)
+    of_partitions = _newest(parts, records, wanted, sealed_only)
+    found = [(_age(parts, record, message), message) for record, message in of_partitions]
     age, newest = max(found, key=lambda one: one[0], default=(None, None))
     headers = {} if age is None else {AGE: ":".join(map(str, age))}
     if newest is None or newest.is_tombstone:
@@ -269,10 +289,12 @@ def _of_key(
     return json.loads(buffer.getvalue())
 
 
-def _newest(parts: Service, records: Sequence[TopicRecord], key: bytes) -> Iterator[tuple[TopicRecord, Message]]:
+def _newest(
+    parts: Service, records: Sequence[TopicRecord], key: bytes, sealed_only: bool
+) -> Iterator[tuple[TopicRecord, Message]]:
     """The newest message of a key in each partition that has one, tombstones too."""
     for record in records:
-        message = parts.components.topic(record.name).newest(key)
+        message = parts.components.topic(record.name).newest(key, sealed_only=sealed_only)
         if message is not None:
             yield record, message
 

@@ -32,7 +32,7 @@ from api.query_names import KNOWN_QUERY
 from api.routes import Routes
 from api.service import Parts, Service
 from api.waiting import WaitsFor
-from storage.errors import InvalidInput, OffsetOutOfRange
+from storage.errors import InvalidInput, OffsetOutOfRange, SegmentElsewhere
 from storage.ledger import rows
 from storage.model import Message, TopicName
 from storage.paging import MessagesPage, PageReader, RowsPage
@@ -128,7 +128,10 @@ async def read_messages(
         with parts.polls.turn(caller_of(request).name):
             async with aclosing(changes):
                 async for _ in changes:
-                    page, is_empty = await waiting.run(_page, reader, kind, limits)
+                    try:
+                        page, is_empty = await waiting.run(_page, reader, kind, limits)
+                    except SegmentElsewhere:  # another service appends since then: the next page is asked of it
+                        break
                     if not is_empty:
                         break
     content = await waiting.run(_encoded, page, *encodings)
@@ -139,7 +142,7 @@ def _opened(parts: Service, name: TopicName, state: ReaderState) -> OpenTopic:
     """The topic, if this service can read it from there. Raises Problem, Elsewhere, OffsetOutOfRange."""
     if parts.components.metadata.tenancy.partitioned(name) is not None:
         raise Problem(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
-    parts.forwarding.for_reading(existing.topic(parts, name))
+    parts.forwarding.for_reading(existing.topic(parts, name), state.start)
     source = parts.components.topic(name)
     if state.compacted is not None:
         _check_ledger(parts, source, state)

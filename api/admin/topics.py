@@ -23,7 +23,7 @@ from api.waiting import WaitsFor, waits_for
 from storage.errors import Conflict, LeaseHeld, NotFound
 from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
-from storage.topic import holder_name
+from storage.owner import owner_name, same_process
 
 router = Routes(prefix="/admin/v2", tags=["topics"])
 
@@ -178,10 +178,7 @@ def written_by_a_service(parts: Service, topic_id: int) -> bool:
     lease = metadata.log.lease_of(topic_id)
     if lease is None:
         return False
-    process = lease.holder.rpartition(":")[0]
-    if process == holder_name().rpartition(":")[0]:
-        return True
-    return any(one.name.rpartition(":")[0] == process for one in metadata.services.services())
+    return same_process(lease.holder, owner_name()) or metadata.services.of_owner(lease.holder) is not None
 
 
 def connected(producers: int = 1) -> str:

@@ -117,6 +117,7 @@ topics.command("read")(messages.read)
 topics.command("get-key")(messages.get_key)
 topics.command("verify")(upkeep.verify)
 topics.command("trim")(upkeep.trim)
+topics.command("release-lease")(upkeep.release_lease)
 
 brokers.command("list")(tenancy.list_brokers)
 brokers.command("leader-broker")(tenancy.leader_broker)

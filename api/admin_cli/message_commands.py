@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import IO, Annotated, NoReturn
+from typing import IO, Annotated, Any, NoReturn
 
 import typer
 
@@ -130,13 +130,18 @@ def get_key(
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")],
     key_encoding: KeyEncoding = EncodingName.UTF8,
     value_encoding: ValueEncoding = EncodingName.UTF8,
+    sealed_only: Annotated[
+        bool, typer.Option("--sealed-only", help="Leave out the newest messages, which are not sealed yet.")
+    ] = False,
 ) -> None:
     """Show the newest message of a key.
 
     Ends with exit code 8 if the key has no value.
     """
     admin = session(context)
-    query = {"key": key, "keyEncoding": key_encoding.value, "valueEncoding": value_encoding.value}
+    query: dict[str, Any] = {"key": key, "keyEncoding": key_encoding.value, "valueEncoding": value_encoding.value}
+    if sealed_only:
+        query["sealedOnly"] = True
     try:
         found = admin.service.get(topic_path(topic, "key"), **query)
     except NotFound:

@@ -67,6 +67,20 @@ def trim(
             admin.done(f"{kept} of {report['topic']} stay for the cursor {report['held']['cursor']}")
 
 
+def release_lease(
+    context: typer.Context,
+    topic: Topic,
+    force: Annotated[bool, typer.Option("--force", help="Also if its owner is alive.")] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it. Without it, only show who owns it.")] = False,
+) -> None:
+    """Release the writer's lease of a topic whose owner died on another machine."""
+    admin = session(context)
+    reports = admin.service.post(topic_path(topic, "release-lease"), {"force": force, "dryRun": not execute})
+    admin.show(reports)
+    held = sum(report["owner"] is not None for report in reports)
+    admin.done(f"{counted(held, 'lease')} of {topic} {'released' if execute else 'would be released, with --execute'}")
+
+
 def collect_garbage(
     context: typer.Context,
     topic: Annotated[

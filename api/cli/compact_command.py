@@ -22,7 +22,7 @@ from api.cli.names import TOPIC_HELP
 from api.cli.progress import progress_for
 from api.cli.spark_engine import spark_engine
 from api.cli.talk import say
-from api.wiring import Components, open_components
+from api.wiring import Components, open_for_writing
 from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavailable
 from storage.model import TopicName
 
@@ -123,7 +123,7 @@ def compact_topic(
     given |= {name: True for name, flag in flags.items() if flag}
     read_rate, write_rate = (None if rate is None else parse_size(rate) for rate in (max_read_rate, max_write_rate))
 
-    with open_components(context.obj) as components:
+    with open_for_writing(context.obj) as components:
         from api.cli.compact_report import report, report_forecasts
         from storage.objects.throttled import Rates
 

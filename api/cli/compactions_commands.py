@@ -18,7 +18,7 @@ from api.cli.talk import number, size
 from api.cli.terminal import put
 from api.cli.topics_commands import ListingName, Output
 from api.documents import run_document
-from api.wiring import open_components
+from api.wiring import open_components, open_for_writing
 from storage.model import TopicName
 
 
@@ -95,7 +95,7 @@ def cancel_compaction(
     From now on it can publish nothing; its worker hears of it within seconds, stops its Spark job and ends. A service
     compacts a topic again that is still due: `compactor-admin compactions pause` keeps it from that.
     """
-    with open_components(context.obj) as components:
+    with open_for_writing(context.obj) as components:
         record = components.metadata.cancel_run(run, reason)
         name = components.metadata.snapshot(record.topic_id).topic.name
     put(f"Compaction run {run} of topic {name} cancelled")

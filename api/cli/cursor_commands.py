@@ -14,7 +14,7 @@ from api.cli.names import TOPIC_HELP
 from api.cli.terminal import put
 from api.cli.topics_commands import ListingName
 from api.places import PLACES, described, mark_delete_before, parse_place
-from api.wiring import open_components
+from api.wiring import open_components, open_for_writing
 from storage.model import TopicName
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def create_cursor(
     name = TopicName.parse(topic)
     place = parse_place(at)
     properties = {READ_COMPACTED_PROPERTY: "true"} if read_compacted else {}
-    with open_components(context.obj) as components:
+    with open_for_writing(context.obj) as components:
         opened = components.topic(name)
         position = mark_delete_before(opened, place)
         made = components.metadata.acknowledgements.create(opened.record.id, cursor, position, properties)
@@ -67,7 +67,7 @@ def list_cursors(context: typer.Context, topic: _TopicArgument, output: _Output 
                 document["cursor"],
                 _cell(document["mark_delete"]),
                 _cell(document["mark_delete_offset"]),
-                str(document["backlog"]),
+                _cell(document["backlog"]),
                 str(document["ranges"]),
                 _properties(document["properties"]),
             ]
@@ -107,7 +107,7 @@ def reset_cursor(
     """
     name = TopicName.parse(topic)
     place = parse_place(to)
-    with open_components(context.obj) as components:
+    with open_for_writing(context.obj) as components:
         opened = components.topic(name)
         position = mark_delete_before(opened, place)
         moved = components.metadata.reset_cursor(opened.record.id, cursor, position)
@@ -128,7 +128,7 @@ def delete_cursor(
     that is under way can no longer publish.
     """
     name = TopicName.parse(topic)
-    with open_components(context.obj) as components:
+    with open_for_writing(context.obj) as components:
         components.metadata.delete_cursor(components.metadata.topic(name).id, cursor, force)
     put(f"Cursor {cursor} of topic {name} deleted")
 

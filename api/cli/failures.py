@@ -9,7 +9,7 @@ import traceback
 import typer
 
 from api.cli.talk import say
-from storage.errors import CompactorError
+from storage.errors import CompactorError, OtherStore
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -24,6 +24,9 @@ def tell(error: Exception, about: str = "", program: str = "compactor") -> None:
 
 def describe(error: Exception, program: str = "compactor") -> str:
     """An error in one line: what happened, to what, what to do. Help that was asked for by no command, as it is."""
+    if isinstance(error, OtherStore):
+        shows = "`compactor store adopt` shows what belongs to what, and binds them on purpose"
+        return f"{program}: {' '.join(error.message.split())}: check the URLs of store and database; {shows}"
     if isinstance(error, CompactorError):
         return f"{program}: {' '.join(str(error).split())}"
     if isinstance(error, typer.TyperException):

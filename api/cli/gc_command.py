@@ -9,7 +9,7 @@ import typer
 from api.cli.durations import parse_duration
 from api.cli.talk import counted, say, size
 from api.cli.terminal import put
-from api.wiring import open_components
+from api.wiring import open_components, open_for_writing
 from storage.errors import InvalidInput
 from storage.model import TopicName
 
@@ -35,6 +35,9 @@ def collect_garbage(
         bool,
         typer.Option("--unknown-topics", help="Also delete the objects of topics that this database does not know."),
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --unknown-topics: delete; without this, only say what would be.")
+    ] = False,
 ) -> None:
     """Delete objects that nothing refers to any more.
 
@@ -46,7 +49,11 @@ def collect_garbage(
     wanted = [TopicName.parse(one) for one in dict.fromkeys(topic or ())]
     if wanted and unknown_topics:
         raise InvalidInput("--topic and --unknown-topics do not go together", "leave one of them out")
-    with open_components(context.obj) as components:
+    if yes and dry_run:
+        raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
+    asked = unknown_topics and not yes and not dry_run
+    dry_run = dry_run or asked
+    with (open_components if dry_run else open_for_writing)(context.obj) as components:
         from compactor.garbage import GarbageCollector
 
         collector = GarbageCollector(
@@ -60,15 +67,17 @@ def collect_garbage(
         if not wanted and not dry_run:
             _sweep(components)
         _tell(reports, dry_run)
+    if asked:
+        say("Nothing was deleted: give --yes if no other database has these topics")
 
 
 def _sweep(components: Components) -> None:
     """Remove the local files of segments that ledgers have taken the place of long enough ago."""
     from storage.log.keeper import LogKeeper
-    from storage.topic import holder_name
+    from storage.owner import owner_name
 
     one = components
-    removed = LogKeeper(one.metadata, one.store, one.clock, one.log, holder_name()).sweep()
+    removed = LogKeeper(one.metadata, one.store, one.clock, one.log, owner_name()).sweep()
     if removed:
         say(f"Removed the files of {counted(removed, 'sealed segment')}")
 

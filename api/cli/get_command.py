@@ -34,6 +34,9 @@ def get_value(
     output: Annotated[MessageOutputName, typer.Option(help="How the message is shown.")] = MessageOutputName.JSONL,
     key_encoding: Annotated[EncodingName, typer.Option(help="How KEY is given, and shown.")] = EncodingName.UTF8,
     value_encoding: Annotated[EncodingName, typer.Option(help="How the value is shown.")] = EncodingName.UTF8,
+    sealed_only: Annotated[
+        bool, typer.Option("--sealed-only", help="Leave out the newest messages, which are not sealed yet.")
+    ] = False,
 ) -> None:
     """Show the newest value of one key.
 
@@ -46,7 +49,7 @@ def get_value(
     encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
     wanted = _key_bytes(key, encodings[0])
     with open_components(context.obj) as components:
-        message = components.topic(name).get(wanted)
+        message = components.topic(name).get(wanted, sealed_only=sealed_only)
     if message is None:
         say(f"compactor: the key {key!r} of {name} has no value")
         raise typer.Exit(exit_codes.NO_VALUE)

@@ -11,7 +11,7 @@ import typer
 
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import counted, say, size
-from api.wiring import open_components
+from api.wiring import open_for_writing
 from storage.errors import InvalidInput, InvalidRecord
 from storage.model import TopicName
 
@@ -89,7 +89,7 @@ def import_files(
 
     given = InputFormat(input_format.value) if input_format else None
     encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
-    with open_components(context.obj) as components:
+    with open_for_writing(context.obj) as components:
         sources = [(file, read_messages(file, given, *encodings)) for file in files]
         opened = components.create_topic(name)
         check_quota(components, opened.record)

@@ -13,7 +13,7 @@ from api.cli.failures import tell
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import counted, say
 from api.cli.terminal import data_stream, put
-from api.wiring import open_components
+from api.wiring import open_components, open_for_writing
 from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured, NotFound
 from storage.model import TopicName
 
@@ -73,15 +73,15 @@ def seal_segments(
     names = [TopicName.parse(topic) for topic in topics or []]
     if accept_loss and not names:
         raise InvalidInput("a loss is accepted of no topic in particular", "name the TOPIC with the damaged segment")
-    with open_components(context.obj) as components:
+    with open_for_writing(context.obj) as components:
         from storage.log.keeper import LogKeeper
         from storage.metadata.records import SegmentState
-        from storage.topic import holder_name
+        from storage.owner import owner_name
 
         failing: dict[str, str] = {}
         if not names:
             parts = components
-            LogKeeper(parts.metadata, parts.store, parts.clock, parts.log, holder_name()).roll_old(failing)
+            LogKeeper(parts.metadata, parts.store, parts.clock, parts.log, owner_name()).roll_old(failing)
         for topic_name, why in failing.items():
             say(f"{topic_name} cannot be rolled: {why}")
         wanted = [components.topic(name) for name in names] or [
@@ -132,7 +132,7 @@ def roll_topic(
     ] = False,
 ) -> None:
     """Close the topic's open segment; a writer that is at work is asked to, and goes on in a new one."""
-    with open_components(context.obj) as components:
+    with open_for_writing(context.obj) as components:
         opened = components.topic(TopicName.parse(topic))
         keeper = opened.keeper()
         keeper.roll(opened.record, accept_loss=accept_loss)

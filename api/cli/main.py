@@ -25,10 +25,10 @@ from api.cli.produce_command import produce_messages
 from api.cli.program import run
 from api.cli.read_command import read_topic
 from api.cli.serve_command import serve
-from api.cli.service_commands import check_store, upgrade_database
+from api.cli.service_commands import adopt_store, check_store, upgrade_database
 from api.cli.talk import say
 from api.cli.tokens_commands import create_key_pair, create_secret_key, create_token, show_token, validate_token
-from api.cli.topic_life_commands import create_topic, delete_topic
+from api.cli.topic_life_commands import create_topic, delete_topic, release_lease
 from api.cli.topics_commands import list_topics, show_stats
 from api.cli.trim_command import trim_topic
 from api.cli.verify_command import verify_topic
@@ -79,12 +79,14 @@ topics.command("trim")(trim_topic)
 topics.command("roll")(roll_topic)
 topics.command("create")(create_topic)
 topics.command("delete")(delete_topic)
+topics.command("release-lease")(release_lease)
 log.command("dump")(dump_log)
 log.command("seal")(seal_segments)
 compactions.command("list")(list_compactions)
 compactions.command("show")(show_compaction)
 compactions.command("cancel")(cancel_compaction)
 store.command("check")(check_store)
+store.command("adopt")(adopt_store)
 cursor.command("create")(create_cursor)
 cursor.command("list")(list_cursors)
 cursor.command("show")(show_cursor)

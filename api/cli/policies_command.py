@@ -11,7 +11,7 @@ from api.cli.names import TOPIC_HELP
 from api.cli.talk import origin
 from api.cli.topics_commands import ListingName
 from api.documents import policies_document
-from api.wiring import open_components
+from api.wiring import open_components, open_for_writing
 from storage.errors import InvalidInput
 from storage.model import TopicName
 
@@ -53,7 +53,7 @@ def topic_policies(
     if both := sorted(set(removed) & set(wanted)):
         raise InvalidInput(f"{both[0]} is to be both set and removed", "leave one of them out")
     name = None if topic is None else TopicName.parse(topic)
-    with open_components(context.obj) as components:
+    with (open_for_writing if removed or wanted else open_components)(context.obj) as components:
         metadata = components.metadata
         scope, of_what = _scope(metadata, name, namespace)
         if removed or wanted:

@@ -11,7 +11,7 @@ import typer
 from api.cli.import_command import check_quota, name_file, say_who_is_waited_for
 from api.cli.names import TOPIC_HELP, EncodingName
 from api.cli.talk import abandon_output, counted, say
-from api.wiring import open_components
+from api.wiring import open_for_writing
 from storage.errors import CompactorError, Unavailable
 from storage.model import MessageId, TopicName
 
@@ -72,7 +72,7 @@ def produce_messages(
     if file != "-":
         check_file(file)
     started = time.perf_counter()
-    with open_components(context.obj) as components, BackgroundSealer(context.obj, name) as sealer:
+    with open_for_writing(context.obj) as components, BackgroundSealer(context.obj, name) as sealer:
         opened = components.create_topic(name)
         check_quota(components, opened.record)
         rows = read_rows(file, *encodings, _REMEDY, given_key)

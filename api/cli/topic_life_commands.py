@@ -1,17 +1,21 @@
-"""`compactor topics create` and `compactor topics delete`: the beginning and the end of a topic."""
+"""`compactor topics create`, `delete` and `release-lease`: the beginning and the end of a topic, and of its writer."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from api.cli.names import TOPIC_HELP
 from api.cli.talk import counted, say, size
 from api.cli.terminal import put
-from api.wiring import open_components
+from api.wiring import open_components, open_for_writing
 from storage.errors import InvalidInput
 from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from storage.metadata.records import TopicRecord
+    from storage.metadata.store import MetadataStore
 
 
 def create_topic(
@@ -27,7 +31,7 @@ def create_topic(
     """Create a topic, which must not exist; its tenant and namespace are made with it."""
     name = TopicName.parse(topic)
     said = dict(_property(one) for one in properties or ())
-    with open_components(context.obj) as components:
+    with open_for_writing(context.obj) as components:
         components.metadata.tenancy.ensure_namespace(name)
         if partitions is None:
             components.metadata.tenancy.create_topic(name, said)
@@ -55,18 +59,10 @@ def delete_topic(
     name = TopicName.parse(topic)
     if dry_run and yes:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
-    with open_components(context.obj) as components:
+    with (open_for_writing if yes else open_components)(context.obj) as components:
         tenancy = components.metadata.tenancy
         partitioned = tenancy.partitioned(name)
-        records = (
-            [components.metadata.topic(name)]
-            if partitioned is None
-            else [
-                one
-                for one in components.metadata.topics_in(f"{name.tenant}/{name.namespace}")
-                if _is_of(one.name, name)
-            ]
-        )
+        records = _records(components.metadata, name)
         messages, logical_bytes, cursors = 0, 0, 0
         for record in records:
             snapshot = components.metadata.snapshot(record.id)
@@ -83,6 +79,44 @@ def delete_topic(
     put(f"Topic {name}{of} {'deleted' if yes else 'would be deleted'}: {lost}")
     if not yes:
         say("Nothing was deleted: give --yes")
+
+
+def release_lease(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    yes: Annotated[bool, typer.Option("--yes", help="Release it; without this, only show who owns it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also if its owner is alive.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show who owns it; so does leaving out --yes.")] = False,
+) -> None:
+    """Release the writer's lease of a topic, or of each partition, whose owner died on another machine.
+
+    Another writer need not wait for its end then. An owner that lives all the same is fenced: what it appends from
+    then on fails, and nothing is written twice.
+    """
+    name = TopicName.parse(topic)
+    if dry_run and yes:
+        raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
+    with (open_for_writing if yes else open_components)(context.obj) as components:
+        from storage.metadata.leases import shown_time
+
+        held = False
+        for record in _records(components.metadata, name):
+            lease = components.metadata.log.end_lease(record.id, force=force, dry_run=not yes)
+            if lease is None:
+                put(f"Topic {record.name}: no process owns its lease")
+                continue
+            held = True
+            verb = "released" if yes else "would be released"
+            put(f"Topic {record.name}: the lease of {lease.holder}, until {shown_time(lease.expires_at)}, {verb}")
+    if held and not yes:
+        say("Nothing was released: make sure that the owner is dead, and give --yes")
+
+
+def _records(metadata: MetadataStore, name: TopicName) -> list[TopicRecord]:
+    """The topic, or the partitions of the partitioned topic of that name. Raises TopicNotFound."""
+    if metadata.tenancy.partitioned(name) is None:
+        return [metadata.topic(name)]
+    return [one for one in metadata.topics_in(f"{name.tenant}/{name.namespace}") if _is_of(one.name, name)]
 
 
 def _is_of(partition: TopicName, name: TopicName) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from api.cli.names import TOPIC_HELP
+from api.cli.talk import say
 from api.cli.terminal import put
 from api.documents import shown_error
 from api.wiring import open_components
@@ -17,6 +19,9 @@ from storage.model import TopicName
 if TYPE_CHECKING:
     from compactor.backlog import Unsealed
     from storage.metadata.records import TopicSnapshot
+
+
+T = TypeVar("T")
 
 
 class ListingName(StrEnum):
@@ -78,13 +83,17 @@ def show_stats(
     with open_components(context.obj) as components:
         opened = components.topic(name)
         reader = opened.snapshot_reader()
-        snapshot, end = reader.snapshot, reader.end
-        last = {flag: str(opened.last_message_id(flag)) for flag in (False, True)}
+        snapshot, end = reader.snapshot, _if_here(lambda: reader.end)
+        last = _if_here(lambda: str(opened.last_message_id(read_compacted=False)))
+        last_compacted = _if_here(lambda: str(opened.last_message_id(read_compacted=True)))
         tail = unsealed(components.log, snapshot)
+        away = {one.log_uid for one in snapshot.segments} - {components.log.known_uid}
     document = stats(snapshot, reader.first_offset, end, tail) | {
-        "last_message_id": last[False],
-        "last_compacted_message_id": last[True],
+        "last_message_id": last,
+        "last_compacted_message_id": last_compacted,
     }
+    for log_uid in sorted(away):
+        say(f"Messages of {name} that are not sealed yet lie in the log directory {log_uid}, which is not here")
     if output is ListingName.JSON:
         print(json.dumps(document, indent=2))  # noqa: T201
         return
@@ -94,7 +103,17 @@ def show_stats(
             put(f"{f'{key}.{field}'.rstrip('.'):40} {'-' if content is None else content}")
 
 
-def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int, tail: Unsealed) -> dict[str, Any]:
+def _if_here(ask: Callable[[], T]) -> T | None:
+    """What is asked; None where it depends on messages that lie in a log directory that is not here."""
+    from storage.errors import SegmentElsewhere
+
+    try:
+        return ask()
+    except SegmentElsewhere:
+        return None
+
+
+def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, tail: Unsealed) -> dict[str, Any]:
     """What one snapshot shows, as plain values; offsets of the first raw message, and of the next one to come.
 
     `tail`: what lies in segments, which is part of the backlog: the next run seals it first.

@@ -13,7 +13,7 @@ from api.cli.talk import counted, say, size
 from api.cli.topics_commands import ListingName
 from api.documents import trim_document, trimmed_ledger
 from api.places import parse_trim_place
-from api.wiring import open_components
+from api.wiring import open_components, open_for_writing
 from storage.errors import Conflict
 from storage.model import TopicName
 
@@ -40,7 +40,7 @@ def trim_topic(
     """
     name = TopicName.parse(topic)
     place = None if before is None else parse_trim_place(before)
-    with open_components(context.obj) as components:
+    with (open_components if dry_run else open_for_writing)(context.obj) as components:
         from compactor.retention import Retention
 
         record = components.metadata.topic(name)

@@ -1,5 +1,6 @@
 """Every object name, built and parsed in this one module.
 
+    store.uid                                                         which store this is (storage/store_identity.py)
     topics/<topic uid>/ledgers/<ledger id>-<attempt>.parquet          rows of a sealed ledger
     topics/<topic uid>/ledgers/<ledger id>-<attempt>.index            its key index
     topics/<topic uid>/runs/<attempt>/part-<number>-<nonce>.parquet   a part of a compacted ledger
@@ -21,6 +22,11 @@ import re
 import secrets
 from dataclasses import dataclass
 from enum import StrEnum
+
+STORE_UID = "store.uid"
+"""The object that holds the store's uid."""
+TOPICS = "topics/"
+"""The prefix of every object of a topic."""
 
 
 class ObjectKind(StrEnum):

@@ -15,9 +15,10 @@ Sealing may be done by any process that has the log directory and the store, bes
 sealers: a segment is claimed by an attempt, and of two that seal the same one, one commits. Whatever is cut off leaves
 the segment rolled, or sealed, never both and never neither: the transaction decides which, and readers go by rows.
 
-May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, Misconfigured for a segment that lies in
-another log directory, any error of store and database. Memory: one segment, about four times its logical size
-(`segment.bytes`, storage/log/open_segment.py bounds it) and 250 bytes a message.
+May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentElsewhere for a segment that lies
+in another log directory, Misconfigured for a store that is another database's, any error of store and database. Memory:
+one segment, about four times its logical size (`segment.bytes`, storage/log/open_segment.py bounds it) and 250 bytes a
+message.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ from storage.log.segment import SegmentFiles
 from storage.log.sweep import LogSweep
 from storage.log.tail import Tail
 from storage.log.unnamed import behind
+from storage.metadata.liveness import is_alive
 from storage.metadata.records import Attempt, LedgerRecord, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
 from storage.steps import Step, reached
+from storage.store_identity import StoreIdentity
 
 ROLL_WAIT_MS = 10_000
 """How long a writer may take to roll when it is asked to; it looks every `topic_log.LOOK_SECONDS`."""
@@ -90,13 +93,13 @@ class LogKeeper:
             self.log.wake_sealer()
             wait_ms = max(wait_ms, SEALER_WAIT_MS)
         deadline = self.clock.now_ms() + wait_ms
-        while (left := self.rolled(topic, end)) and self.clock.now_ms() < deadline:
-            self.clock.wait(_POLL_SECONDS)
-            sealed += self._seal_below(topic, end)
-        if left:
+        while left := self.rolled(topic, end):
             if not self._is_kept_elsewhere(left[0]):
                 self.log.check(topic.name, left[0])
-            raise self._unsealed(topic, left[0], wait_ms)
+            if self.clock.now_ms() >= deadline:
+                raise self._unsealed(topic, left[0], wait_ms)
+            self.clock.wait(_POLL_SECONDS)
+            sealed += self._seal_below(topic, end)
         return tuple(sealed)
 
     def settle_what_can_be(self, topic: TopicRecord) -> CompactorError | None:
@@ -261,6 +264,7 @@ class LogKeeper:
             return None
         uid = self.log.known_uid
         assert uid is not None, "a segment lies in it"
+        StoreIdentity(self.metadata, self.store).require()
         claimed = self.metadata.log.claim_sealing(topic.id, self.holder, uid, SEALER_DEAD_MS, end, others, again=again)
         if claimed is not None:
             reached(Step.SEAL_CLAIMED)
@@ -274,7 +278,7 @@ class LogKeeper:
         alive = {
             one.attempt_id
             for one in self.metadata.attempts(topic.id)
-            if one.finished_at is None and one.heartbeat_at > self.clock.now_ms() - SEALER_DEAD_MS
+            if one.finished_at is None and is_alive(one.holder, one.heartbeat_at, SEALER_DEAD_MS, self.clock.now_ms())
         }
         for one in given_up:
             if one.sealing_attempt_id not in alive and one.content is not None:

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from storage.errors import Fenced
 from storage.metadata import mapping, topics
+from storage.metadata.liveness import beating
 from storage.metadata.records import Attempt, AttemptKind
 from storage.metadata.tables import attempts
 
@@ -92,7 +93,9 @@ def of_topic(connection: Connection, topic_id: int) -> tuple[Attempt, ...]:
 
 
 def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) -> list[str]:
-    """Finish the topic's attempts whose heartbeat is that old; their ids. Raises TopicNotFound.
+    """Finish the topic's attempts whose heartbeat is that old, or of a clock that ran ahead; their ids.
+
+    Raises TopicNotFound.
 
     Their runs are for the caller to end (runs.give_up). One that beats at the same moment is either seen in time or
     told at its next beat.
@@ -103,7 +106,7 @@ def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) 
         .where(
             attempts.c.topic_id == topic_id,
             attempts.c.finished_at.is_(None),
-            attempts.c.heartbeat_at <= now - older_than_ms,
+            ~beating(older_than_ms, now).where(attempts.c.heartbeat_at),
         )
         .order_by(attempts.c.attempt_id)
         .with_for_update()

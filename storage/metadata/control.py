@@ -12,11 +12,14 @@ from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from storage.errors import CompactionPaused, CompactionRunning, Fenced
 from storage.metadata.control_records import ControlRecord
+from storage.metadata.liveness import is_alive
 from storage.metadata.records import TopicRecord
 from storage.metadata.tables import controls, runs
 from storage.metadata.tables import topics as topics_table
 
-_ROWS = select(controls, runs.c.heartbeat_at.label("aborting_heartbeat")).select_from(
+_ROWS = select(
+    controls, runs.c.heartbeat_at.label("aborting_heartbeat"), runs.c.holder.label("aborting_owner")
+).select_from(
     controls.join(topics_table, topics_table.c.id == controls.c.topic_id).outerjoin(
         runs, runs.c.run_id == controls.c.aborting_run_id
     )
@@ -120,7 +123,7 @@ def ended(connection: Connection, topic_id: int, run_id: int) -> None:
 
 
 def _record(row: Row[tuple[object, ...]], now: int, dead_ms: int) -> ControlRecord:
-    beaten = row.aborting_heartbeat
+    at = row.aborting_heartbeat
     return ControlRecord(
         requested_at=row.requested_at,
         cause=row.cause if row.requested_at is not None else "",
@@ -129,6 +132,6 @@ def _record(row: Row[tuple[object, ...]], now: int, dead_ms: int) -> ControlReco
         retry_at=row.retry_at,
         last_error=row.last_error,
         # A worker that died says nothing any more.
-        aborting=beaten is not None and now - beaten < dead_ms,
+        aborting=at is not None and is_alive(row.aborting_owner, at, dead_ms, now),
         requested_by=row.requested_by,
     )

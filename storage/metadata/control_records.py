@@ -52,7 +52,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class ServiceRecord:
-    """A service process. `name`: "host:pid:random"; `log_uid`: of its log directory, if that exists yet."""
+    """A service process. `name`: an owner (storage/owner.py); `log_uid`: of its log directory, if that exists yet."""
 
     name: str
     url: str

@@ -24,6 +24,7 @@ from storage.metadata import backlogs, control, cursors, mapping, runs, services
 from storage.metadata.control_records import RUN_DEAD_MS, Activity, BacklogRecord, ControlRecord
 from storage.metadata.engine import Database
 from storage.metadata.leases import shown_time
+from storage.metadata.liveness import beating, is_alive
 from storage.metadata.records import COMPACTION_CURSOR, RunRecord, RunState, TopicRecord
 from storage.metadata.tables import controls as controls_table
 from storage.metadata.tables import runs as runs_table
@@ -75,9 +76,9 @@ class ControlStore:
 
     def running(self, dead_ms: int | None = None) -> int:
         """How many runs live, of all topics."""
-        beaten = runs_table.c.heartbeat_at > self._clock.now_ms() - self._dead(dead_ms)
+        alive = beating(self._dead(dead_ms), self._clock.now_ms()).where(runs_table.c.heartbeat_at)
         with self._database.read() as connection:
-            statement = select(func.count()).where(runs_table.c.state == RunState.RUNNING.value, beaten)
+            statement = select(func.count()).where(runs_table.c.state == RunState.RUNNING.value, alive)
             return int(connection.execute(statement).scalar_one())
 
     def backlogs(self, topic_ids: Collection[int]) -> list[BacklogRecord]:
@@ -153,13 +154,16 @@ class ControlStore:
 
         The dead run is ended by whoever claims the next one.
         """
-        dead = runs_table.c.heartbeat_at <= self._clock.now_ms() - self._dead(dead_ms)
         running = runs_table.c.state == RunState.RUNNING.value
         waits = controls_table.c.requested_at.is_not(None) | (controls_table.c.paused > 0)
         asked_for = select(controls_table.c.topic_id).where(waits)
-        wanted_again = select(runs_table.c.topic_id).where(running, dead, runs_table.c.topic_id.not_in(asked_for))
+        candidates = select(runs_table.c.topic_id, runs_table.c.holder, runs_table.c.heartbeat_at).where(
+            running, runs_table.c.topic_id.not_in(asked_for)
+        )
+        now = self._clock.now_ms()
         with self._database.read() as connection:
-            found = connection.execute(wanted_again).scalars().all()
+            rows = connection.execute(candidates).all()
+        found = [row.topic_id for row in rows if not is_alive(row.holder, row.heartbeat_at, self._dead(dead_ms), now)]
         asked = []
         for topic_id in found:
             with suppress(TopicNotFound), self._database.write() as connection:  # deleted meanwhile
@@ -329,7 +333,7 @@ def _stop(connection: Connection, topic_id: int, reason: str, dead_ms: int, now:
 
 
 def _lives(run: RunRecord | None, dead_ms: int, now: int) -> bool:
-    return run is not None and run.state is RunState.RUNNING and now - run.heartbeat_at < dead_ms
+    return run is not None and run.state is RunState.RUNNING and is_alive(run.holder, run.heartbeat_at, dead_ms, now)
 
 
 def _topics(connection: Connection, ids: list[int]) -> dict[int, TopicRecord]:

@@ -5,7 +5,9 @@ is fenced, which is an answer here, no error, since the rest must go on. Progres
 are there, not put in their place; a `phase` in it is the run's phase.
 
 No topic is locked, so a heartbeat waits for no writer: attempts are locked first, by id, and that is where every
-transaction that ends a run comes by. An epoch that rises meanwhile is seen at the next beat.
+transaction that ends a run comes by. So each row is updated once: PostgreSQL checks the foreign key of a row again that
+the same transaction has updated before, and locks the topic for that. An epoch that rises meanwhile is seen at the next
+heartbeat.
 """
 
 from __future__ import annotations
@@ -28,22 +30,29 @@ def beat(
     ordered = sorted(by_attempt)
     for first in range(0, len(ordered), AT_ONCE):
         open_ones = lock_open(connection, ordered[first : first + AT_ONCE])
-        alive |= _beat_some(connection, [by_attempt[attempt] for attempt in open_ones], now)
-    values = [_progressed(alive[run_id], progress[run_id]) for run_id in sorted(alive.keys() & progress.keys())]
-    if values:
-        statement = update(runs).where(runs.c.run_id == bindparam("beaten_run"))
-        connection.execute(statement.values(phase=bindparam("now_in"), statistics=bindparam("merged")), values)
+        alive |= _locked(connection, [by_attempt[attempt] for attempt in open_ones])
+    if alive:
+        _update(connection, [_progressed(alive[run_id], progress.get(run_id, {})) for run_id in sorted(alive)], now)
     return [run.run_id for run in beating if run.run_id not in alive]
 
 
 def _progressed(found: RowMapping, progress: Mapping[str, object]) -> dict[str, object]:
     statistics = {**found["statistics"], **progress}
     phase = statistics.pop("phase", found["phase"])
-    return {"beaten_run": found["run_id"], "now_in": phase, "merged": statistics}
+    key = {"beaten_run": found["run_id"], "beaten_attempt": found["attempt_id"]}
+    return {**key, "now_in": phase, "merged": statistics}
 
 
-def _beat_some(connection: Connection, some: Sequence[RunRecord], now: int) -> dict[int, RowMapping]:
-    """Beat those that are current; what their rows say, by run id. Their attempts are locked and open."""
+def _update(connection: Connection, values: Sequence[Mapping[str, object]], now: int) -> None:
+    """Update each run and each attempt, all of which are locked, once."""
+    run = update(runs).where(runs.c.run_id == bindparam("beaten_run"))
+    connection.execute(run.values(heartbeat_at=now, phase=bindparam("now_in"), statistics=bindparam("merged")), values)
+    attempt = update(attempts).where(attempts.c.attempt_id == bindparam("beaten_attempt"))
+    connection.execute(attempt.values(heartbeat_at=now), values)
+
+
+def _locked(connection: Connection, some: Sequence[RunRecord]) -> dict[int, RowMapping]:
+    """Lock those that are current; what their rows say, by run id. Their attempts are locked and open."""
     statement = (
         select(runs.c.run_id, runs.c.attempt_id, runs.c.phase, runs.c.statistics)
         .join(topics, topics.c.id == runs.c.topic_id)
@@ -55,8 +64,4 @@ def _beat_some(connection: Connection, some: Sequence[RunRecord], now: int) -> d
         .order_by(runs.c.run_id)
         .with_for_update(of=runs)
     )
-    found = {row["run_id"]: row for row in connection.execute(statement).mappings()}
-    attempt_ids = [row["attempt_id"] for row in found.values()]
-    connection.execute(update(attempts).where(attempts.c.attempt_id.in_(attempt_ids)).values(heartbeat_at=now))
-    connection.execute(update(runs).where(runs.c.run_id.in_(found)).values(heartbeat_at=now))
-    return found
+    return {row["run_id"]: row for row in connection.execute(statement).mappings()}

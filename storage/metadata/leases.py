@@ -1,8 +1,9 @@
 """The writer lease of a topic: who may append, for how long, and since how many holders.
 
 Invariants: the token grows by one with each acquisition and never starts again, so a holder that lost the lease can
-be told from the one that has it, however long it slept. Time only decides when a lease may be taken; whether a write
-counts is decided by the token alone (`check`). So a wrong clock costs waiting, or a failed append, never two writers.
+be told from the one that has it, however long it slept. Time only decides when a lease may be taken (liveness.py);
+whether a write counts is decided by the token alone (`check`). So a wrong clock costs waiting, or a failed append,
+never two writers.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from sqlalchemy import Connection, RowMapping, select, update
 from storage.errors import Fenced, LeaseHeld
 from storage.metadata import services, topics
 from storage.metadata.control_records import SERVICE_DEAD_MS
+from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.records import Lease
 from storage.metadata.tables import leases
 from storage.model import TopicName
+from storage.owner import is_alive_here, same_process
 
 
 def acquire(connection: Connection, topic_id: int, holder: str, ttl_ms: int, now: int) -> Lease:
     """Take the lease if it is free or expired. Raises LeaseHeld, TopicNotFound."""
     row = _locked(connection, topic_id)
-    if row["holder"] is not None and row["expires_at"] > now:
+    if is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, now):
         raise held(
             connection,
             topics.by_id(connection, topic_id).name,
@@ -47,10 +50,9 @@ def held(
 ) -> LeaseHeld:
     """What says that a topic is written, by whom, and what to do; `of_service`: where that is a service that lives."""
     holder = str(row["holder"])
-    process = holder.rpartition(":")[0]
     told = f"{holder} is writing to {topic} and holds its lease until {shown_time(row['expires_at'])}"
-    for one in services.live(connection, now - SERVICE_DEAD_MS):
-        if process and one.name.rpartition(":")[0] == process:
+    for one in services.live(connection, SERVICE_DEAD_MS, now):
+        if same_process(one.name, holder):
             return LeaseHeld(f"{told}; it is `compactor serve` at {one.url}, which writes for its clients", of_service)
     return LeaseHeld(told, remedy)
 
@@ -107,6 +109,28 @@ def release(connection: Connection, lease: Lease) -> None:
         .where(leases.c.topic_id == lease.topic_id, leases.c.token == lease.token)
         .values(holder=None, expires_at=0)
     )
+
+
+def end(connection: Connection, topic_id: int, now: int, *, force: bool, dry_run: bool) -> Lease | None:
+    """Take the lease from its owner, which is fenced from then on; the lease as it was, None: nobody held it.
+
+    For an owner that died elsewhere, and whose TTL is not to be waited for. `dry_run`: only check. Raises
+    TopicNotFound; LeaseHeld, unless forced, for an owner that is known to be alive: a service, or a process of this
+    machine.
+    """
+    row = _locked(connection, topic_id)
+    if not is_held(row["holder"], row["expires_at"], LEASE_TTL_MS, now):
+        return None
+    lease = Lease(topic_id, row["holder"], row["token"], row["expires_at"])
+    if not force:
+        alive = "its owner is alive: stop it, or force it; what it appends from then on fails"
+        if is_alive_here(lease.holder) or any(
+            same_process(one.name, lease.holder) for one in services.live(connection, SERVICE_DEAD_MS, now)
+        ):
+            raise held(connection, topics.by_id(connection, topic_id).name, row, now, alive, alive)
+    if not dry_run:
+        release(connection, lease)
+    return lease
 
 
 def check(connection: Connection, lease: Lease) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from storage.clock import Clock
 from storage.metadata import leases, sealing, segments, topics, trimming
 from storage.metadata.engine import Database
+from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.records import (
     Attempt,
     Lease,
@@ -38,10 +39,19 @@ class LogStore:
         self._defaults = defaults
 
     def lease_of(self, topic_id: int) -> Lease | None:
-        """Who holds the topic's lease, as far as its term is not over; None: nobody."""
+        """Who holds the topic's lease now; None: nobody."""
         with self._database.read() as connection:
             lease = leases.find(connection, topic_id)
-        return lease if lease is not None and lease.expires_at > self._clock.now_ms() else None
+        now = self._clock.now_ms()
+        return lease if lease is not None and is_held(lease.holder, lease.expires_at, LEASE_TTL_MS, now) else None
+
+    def end_lease(self, topic_id: int, *, force: bool = False, dry_run: bool = False) -> Lease | None:
+        """Take the topic's lease from its owner, which is fenced from then on; the lease as it was, None: none is held.
+
+        `dry_run`: only check. Raises LeaseHeld, unless forced, for an owner that is known to be alive.
+        """
+        with self._database.write() as connection:
+            return leases.end(connection, topic_id, self._clock.now_ms(), force=force, dry_run=dry_run)
 
     def renew_leases(self, held: Sequence[Lease], ttl_ms: int) -> leases.Unrenewed:
         """A new term from now on for many leases, in one transaction; those that got none."""

@@ -5,26 +5,22 @@ it (A3); pin and collection of one topic form a queue at the topic's row, so a r
 or sees a newer one. One that serves no more can be pinned again until it is collected. The database itself forbids to
 delete a row that is pinned (tables.py).
 
-Time decides only how long a pin lasts. A clock that is wrong costs a reader its pin, of which its next renewal tells
-it, or keeps objects for too long; a ledger that serves is never collected, whatever the time.
+Time decides only how long a pin lasts (liveness.py). A clock that is wrong costs a reader its pin, of which its next
+renewal tells it, or keeps objects for too long; a ledger that serves is never collected, whatever the time.
 """
 
 from __future__ import annotations
 
 import uuid
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select, update
 
 from storage.errors import Fenced
 from storage.metadata import cursors, mapping, topics
+from storage.metadata.liveness import PIN_TTL_MS, expiring
 from storage.metadata.records import CompactedLedgerRecord, Pin
 from storage.metadata.tables import compacted_ledgers, pins
 
-_LIVE = (
-    select(pins)
-    .where(pins.c.topic_id == bindparam("topic"), pins.c.expires_at > bindparam("now"))
-    .order_by(pins.c.pin_id)
-)
 _KEPT = (
     select(compacted_ledgers)
     .where(compacted_ledgers.c.topic_id == bindparam("topic"))
@@ -37,15 +33,16 @@ def take(
 ) -> Pin | None:
     """Pin compacted ledger `ledger_id`, if it is not collected yet, else the one that serves; None if there is none.
 
-    Raises TopicNotFound.
+    `ttl_ms`: PIN_TTL_MS at most. Raises TopicNotFound.
     """
+    _check_ttl(ttl_ms)
     topics.locked(connection, topic_id)
     pinned = None if ledger_id is None else _find(connection, topic_id, ledger_id)
     pinned = pinned or cursors.serving_compacted(connection, topic_id)
     if pinned is None:
         return None
     # Readers that died leave rows; whoever makes rows sweeps them, so they are never more than there are readers.
-    connection.execute(delete(pins).where(pins.c.topic_id == topic_id, pins.c.expires_at <= now))
+    connection.execute(delete(pins).where(pins.c.topic_id == topic_id, ~_alive(now)))
     pin = Pin(uuid.uuid4().hex, topic_id, pinned.ledger_id, holder, now + ttl_ms)
     connection.execute(insert(pins).values(**mapping.pin_values(pin)))
     return pin
@@ -56,6 +53,7 @@ def renew(connection: Connection, pin: Pin, ttl_ms: int, now: int) -> Pin:
 
     Raises Fenced if it is not, TopicNotFound.
     """
+    _check_ttl(ttl_ms)
     topic = topics.locked(connection, pin.topic_id)
     if _find(connection, pin.topic_id, pin.ledger_id) is None:
         raise Fenced(
@@ -77,8 +75,8 @@ def release(connection: Connection, pin: Pin) -> None:
 
 def live(connection: Connection, topic_id: int, now: int) -> tuple[Pin, ...]:
     """The pins that hold a compacted ledger at this moment, in no order that means anything."""
-    found = connection.execute(_LIVE, {"topic": topic_id, "now": now}).mappings()
-    return tuple(mapping.pin(row) for row in found)
+    statement = select(pins).where(pins.c.topic_id == topic_id, _alive(now)).order_by(pins.c.pin_id)
+    return tuple(mapping.pin(row) for row in connection.execute(statement).mappings())
 
 
 def kept(connection: Connection, topic_id: int) -> tuple[CompactedLedgerRecord, ...]:
@@ -94,9 +92,18 @@ def collect(connection: Connection, topic_id: int, ledger_id: int, grace_ms: int
         return False
     if any(pin.ledger_id == ledger_id for pin in live(connection, topic_id, now)):
         return False
-    connection.execute(delete(pins).where(pins.c.ledger_id == ledger_id, pins.c.expires_at <= now))
+    connection.execute(delete(pins).where(pins.c.ledger_id == ledger_id, ~_alive(now)))
     connection.execute(delete(compacted_ledgers).where(compacted_ledgers.c.ledger_id == ledger_id))
     return True
+
+
+def _check_ttl(ttl_ms: int) -> None:
+    if ttl_ms > PIN_TTL_MS:
+        raise AssertionError(f"a pin of {ttl_ms} ms would count as one of a wrong clock; renew one of {PIN_TTL_MS} ms")
+
+
+def _alive(now: int) -> ColumnElement[bool]:
+    return expiring(PIN_TTL_MS, now).where(pins.c.expires_at)
 
 
 def _find(connection: Connection, topic_id: int, ledger_id: int) -> CompactedLedgerRecord | None:

@@ -1,8 +1,8 @@
 """Compaction runs: one at a time a topic, each in an epoch of its own, none forgotten.
 
 States (S7): RUNNING, then once SUCCESS, ERROR or CANCELLED; a finished run never changes again. A run that stops
-answering (its heartbeat is older than the claimant allows) is taken over: it gets ERROR, and its epoch is over, so if
-its worker wakes up it finds itself fenced. So does the worker of a run that was cancelled, or given up by garbage
+answering (liveness.py) is taken over: it gets ERROR, and its epoch is over, so if its worker wakes up it finds itself
+fenced. So does the worker of a run that was cancelled, or given up by garbage
 collection. The database itself forbids a second RUNNING row (tables.py).
 Publishing a result is in publishing.py, beating for many runs at once in heartbeats.py.
 """
@@ -17,6 +17,7 @@ from storage.errors import CompactionRunning, Conflict, NotFound
 from storage.metadata import attempts, control, mapping, topics
 from storage.metadata.invariants import check_run_is_current
 from storage.metadata.leases import shown_time
+from storage.metadata.liveness import is_alive
 from storage.metadata.records import AttemptKind, RunRecord, RunState, TopicRecord
 from storage.metadata.tables import runs
 from storage.metadata.tables import topics as topics_table
@@ -45,7 +46,7 @@ def claim(
     cause = control.take_request(connection, topic, requested, now, heartbeat_ttl_ms)
     running = _find(connection, select(runs).where(runs.c.topic_id == topic_id, runs.c.state == RunState.RUNNING.value))
     if running is not None:
-        if now - running.heartbeat_at < heartbeat_ttl_ms:
+        if is_alive(running.holder, running.heartbeat_at, heartbeat_ttl_ms, now):
             raise is_running(topic, running)
         # Before the insert: at most one row may be RUNNING. The text is completed when the new id is known.
         _end(connection, running, RunState.ERROR, now)

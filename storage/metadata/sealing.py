@@ -17,6 +17,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from storage.metadata import attempts, mapping, segments, topics
 from storage.metadata.invariants import check_seal
+from storage.metadata.liveness import is_alive
 from storage.metadata.records import Attempt, AttemptKind, LedgerRecord, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.tables import attempts as attempts_table
 from storage.metadata.tables import ledgers
@@ -44,7 +45,7 @@ def claim(
     """
     topics.locked(connection, topic_id)
     rolled = segments.of_topic(connection, topic_id, [SegmentState.ROLLED])
-    alive = _alive(connection, rolled, now - stale_ms)
+    alive = _alive(connection, rolled, stale_ms, now)
     wanted = (
         one
         for one in rolled
@@ -146,11 +147,9 @@ def forget(connection: Connection, topic_id: int, ledger_id: int) -> None:
     )
 
 
-def _alive(connection: Connection, rolled: tuple[SegmentRecord, ...], stale: int) -> set[str]:
-    """The attempts at work on those segments that have beaten since; they are locked, so none beats meanwhile."""
+def _alive(connection: Connection, rolled: tuple[SegmentRecord, ...], stale_ms: int, now: int) -> set[str]:
+    """The attempts at work on those segments whose owners are alive; they are locked, so none beats meanwhile."""
     claimed = {one.sealing_attempt_id for one in rolled if one.sealing_attempt_id is not None}
     open_ones = attempts.lock_open(connection, claimed)
-    statement = select(attempts_table.c.attempt_id).where(
-        attempts_table.c.attempt_id.in_(open_ones), attempts_table.c.heartbeat_at > stale
-    )
-    return set(connection.execute(statement).scalars())
+    found = connection.execute(select(attempts_table).where(attempts_table.c.attempt_id.in_(open_ones)))
+    return {row.attempt_id for row in found if is_alive(row.holder, row.heartbeat_at, stale_ms, now)}

@@ -17,6 +17,7 @@ from storage.errors import Fenced
 from storage.metadata import leases, ledgers, mapping, topics
 from storage.metadata.attempts import AT_ONCE
 from storage.metadata.invariants import check_open_segment, check_roll
+from storage.metadata.liveness import LEASE_TTL_MS, expiring
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord, TopicTail
 from storage.metadata.tables import leases as leases_table
 from storage.metadata.tables import segments
@@ -198,7 +199,8 @@ def open_without_writer(
 ) -> list[tuple[TopicRecord, SegmentRecord]]:
     """The open segments in that log directory that were made at that time or before, and whose topic no writer has a
     lease of, with their topics; the oldest first."""
-    held = select(leases_table.c.topic_id).where(leases_table.c.holder.is_not(None), leases_table.c.expires_at > now)
+    alive = expiring(LEASE_TTL_MS, now).where(leases_table.c.expires_at)
+    held = select(leases_table.c.topic_id).where(leases_table.c.holder.is_not(None), alive)
     statement = (
         select(segments)
         .where(

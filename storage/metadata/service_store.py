@@ -11,6 +11,7 @@ from storage.clock import Clock
 from storage.metadata import services
 from storage.metadata.control_records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.engine import Database
+from storage.owner import same_process
 
 _FORGOTTEN_AFTER = 20
 """Rows of dead services go after so many times the age at which they are held for dead."""
@@ -31,18 +32,22 @@ class ServiceStore:
     def services(self, dead_ms: int = SERVICE_DEAD_MS) -> list[ServiceRecord]:
         """The services that live, by name."""
         with self._database.read() as connection:
-            return services.live(connection, self._clock.now_ms() - dead_ms)
+            return services.live(connection, dead_ms, self._clock.now_ms())
+
+    def of_owner(self, owner: str) -> ServiceRecord | None:
+        """The service that lives and whose process an owner is (storage/owner.py); None: it is of no service."""
+        return next((one for one in self.services() if same_process(one.name, owner)), None)
 
     def leave(self, name: str, dead_ms: int = SERVICE_DEAD_MS) -> None:
         """Say that a service is gone; the rows of those that died long ago go along."""
         with self._database.write() as connection:
             services.remove(connection, name)
-            services.forget(connection, self._clock.now_ms() - _FORGOTTEN_AFTER * dead_ms)
+            services.forget(connection, _FORGOTTEN_AFTER * dead_ms, self._clock.now_ms())
 
     def forget_dead(self, dead_ms: int = SERVICE_DEAD_MS) -> int:
         """Delete the rows of services that died long ago, and so could not leave; how many."""
         with self._database.write() as connection:
-            return services.forget(connection, self._clock.now_ms() - _FORGOTTEN_AFTER * dead_ms)
+            return services.forget(connection, _FORGOTTEN_AFTER * dead_ms, self._clock.now_ms())
 
     def lead(self, name: str, term_ms: int) -> int | None:
         """Take the leadership for a term, if it is free, expired or ours already; its token, None: another leads."""

@@ -1,8 +1,8 @@
 """Services and their leader, in rows.
 
 Invariants: the token of the leadership grows by one with each leader and never starts again. Time only decides when
-leadership may be taken; whether a leader's claim counts is decided by the token alone (`check_leader`, in the
-transaction of the claim). So a wrong clock costs waiting, never two leaders that both begin runs.
+leadership may be taken (liveness.py); whether a leader's claim counts is decided by the token alone (`check_leader`,
+in the transaction of the claim). So a wrong clock costs waiting, never two leaders that both begin runs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from sqlalchemy.exc import IntegrityError
 
 from storage.errors import Fenced
 from storage.metadata.control_records import ServiceRecord
+from storage.metadata.liveness import beating, is_held
 from storage.metadata.tables import leadership, services
+from storage.owner import is_dead
 
 SCHEDULER = "scheduler"
 """The one role there is."""
-LONGEST_TERMS = 10
-"""A term that ends later than so many of ours is none: the clock was set back since. Its leader, if it lives, is fenced
-at its next attempt."""
 
 
 def beat(connection: Connection, record: ServiceRecord, now: int) -> None:
@@ -34,10 +33,11 @@ def beat(connection: Connection, record: ServiceRecord, now: int) -> None:
         connection.execute(ours.values(**values))
 
 
-def live(connection: Connection, since: int) -> list[ServiceRecord]:
-    """Those that have beaten after `since`, by name."""
-    statement = select(services).where(services.c.heartbeat_at > since).order_by(services.c.name)
-    return [ServiceRecord(**row) for row in connection.execute(statement).mappings()]
+def live(connection: Connection, dead_ms: int, now: int) -> list[ServiceRecord]:
+    """Those that are alive, by name."""
+    alive = beating(dead_ms, now).where(services.c.heartbeat_at)
+    found = connection.execute(select(services).where(alive).order_by(services.c.name)).mappings()
+    return [ServiceRecord(**row) for row in found if not is_dead(row["name"])]
 
 
 def remove(connection: Connection, name: str) -> None:
@@ -45,15 +45,15 @@ def remove(connection: Connection, name: str) -> None:
     connection.execute(delete(services).where(services.c.name == name))
 
 
-def forget(connection: Connection, before: int) -> int:
-    """Delete the rows of services that died long ago; how many."""
-    return connection.execute(delete(services).where(services.c.heartbeat_at < before)).rowcount
+def forget(connection: Connection, dead_ms: int, now: int) -> int:
+    """Delete the rows of services whose heartbeat is `dead_ms` old, or of a clock that ran ahead; how many."""
+    return connection.execute(delete(services).where(~beating(dead_ms, now).where(services.c.heartbeat_at))).rowcount
 
 
 def lead(connection: Connection, name: str, term_ms: int, now: int) -> int | None:
     """Take the leadership if it is free, expired or ours; its token, or None if another has it."""
     row = _locked(connection)
-    if row.holder not in (None, name) and now < row.expires_at <= now + LONGEST_TERMS * term_ms:
+    if row.holder != name and is_held(row.holder, row.expires_at, term_ms, now):
         return None
     token = int(row.token) + 1
     _set(connection, holder=name, token=token, expires_at=now + term_ms)

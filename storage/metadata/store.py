@@ -59,6 +59,7 @@ from storage.metadata.records import (
 )
 from storage.metadata.service_store import ServiceStore
 from storage.metadata.stats_store import StatsStore
+from storage.metadata.store_binding import StoreBinding
 from storage.metadata.tenancy_store import TenancyStore
 from storage.model import Position, TopicName
 from storage.steps import Step, reached
@@ -88,6 +89,7 @@ class MetadataStore:
         self.control = ControlStore(self.database, clock, run_dead_ms)
         self.services = ServiceStore(self.database, clock)
         self.tenancy = TenancyStore(self.database, clock, policies)
+        self.store_binding = StoreBinding(self.database, clock)
 
     @property
     def url(self) -> str:

@@ -335,6 +335,17 @@ controls = Table(
 """What is wanted of a topic's compaction; a topic without a row wants nothing. `aborting_run_id`: a run that a pause or
 an abort has ended, and whose worker has not said yet that it has stopped."""
 
+store_bindings = Table(
+    "store_bindings",
+    METADATA,
+    Column("role", String(32), primary_key=True),
+    Column("uid", String(32), nullable=False),
+    Column("url", String, nullable=False),
+    Column("bound_at", BigInteger),
+)
+"""The object store that this database uses: one row, of the role `objects`. `uid`: what the store's own object
+`store.uid` holds; `url`: where the store was when it was bound; `bound_at` null: it does not hold the uid yet."""
+
 services = Table(
     "services",
     METADATA,

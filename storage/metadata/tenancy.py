@@ -187,7 +187,7 @@ def _locked_scope(connection: Connection, scope: str) -> None:
 
 def _locked_topic(connection: Connection, name: TopicName) -> None:
     """The topic, or partitioned topic, is not deleted until this transaction ends. Raises TopicNotFound."""
-    for table in (topics_table, partitioned_topics):
+    for table in (partitioned_topics, topics_table):
         there = select(table.c.name).where(table.c.name == str(name)).with_for_update(read=True, key_share=True)
         if connection.execute(there).first() is not None:
             return

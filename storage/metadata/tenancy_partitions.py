@@ -82,13 +82,13 @@ def update_number(
     Raises NotFound, InvalidInput, Conflict for fewer, or if a topic of a new partition's name exists.
     """
     _check_number(name, partitions)
+    tenancy.locked_namespace(connection, f"{name.tenant}/{name.namespace}")
     found = _locked(connection, name)
     if partitions < found.partitions:
         raise Conflict(
             f"{name} has {found.partitions} partitions, and cannot be brought to {partitions}",
             "partitions can only be added; make another topic",
         )
-    tenancy.locked_namespace(connection, f"{name.tenant}/{name.namespace}")
     make(connection, [partition_of(name, index) for index in range(found.partitions)], now, defaults)
     _make(connection, name, found.partitions, partitions, now, defaults)
     connection.execute(

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Table, delete, insert, select
 
 from storage.metadata import topics
 from storage.metadata.leases import held
+from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.tables import (
     METADATA,
@@ -55,7 +56,7 @@ def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, 
     going = topics.locked_whole(connection, topic_ids)
     for topic in going:
         lease = written.get(topic.id)
-        if not force and lease is not None and lease["holder"] is not None and lease["expires_at"] > now:
+        if not force and lease is not None and is_held(lease["holder"], lease["expires_at"], LEASE_TTL_MS, now):
             forced = "stop the writer first, or force it"
             through = "delete it there, with `compactor-admin topics delete`, or force it"
             raise held(connection, topic.name, lease, now, forced, through)

@@ -4,8 +4,10 @@ Every change that must not race with another change of the same topic begins wit
 until the transaction ends, so writers of one topic form a queue and writers of different topics do not meet.
 Order of locks, everywhere: lease, topic, attempts by id, runs by id, then the rest, and of several topics first all
 leases, then all topics, and so on; that is why two transactions never wait for each other. Only heartbeats go without
-the topic's lock, and begin at the attempts. Whoever adds rows of a topic without its lock holds it `kept`, so that it
-is not deleted meanwhile. Namespaces come before all (tenancy.py).
+the topic's lock, and begin at the attempts; they update each row once, since PostgreSQL locks the topic to check the
+foreign key of a row that the same transaction has updated before. Whoever adds rows of a topic without its lock holds
+it `kept`, so that it is not deleted meanwhile. Tenants, namespaces and partitioned topics come before all, in this
+order (tenancy.py). tests/conformance/metadata/lock_order.py watches it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from api.settings import Settings
-from api.wiring import open_components
+from api.wiring import open_for_writing
 from compactor.engine import Failed
 from compactor.plan import Sizing
 from compactor.spark import SparkEngine, SparkSettings, open_session
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("topics", nargs="+", type=TopicName.parse)
     asked = parser.parse_args()
     settings = Settings.load()
-    with open_components(settings) as components:
+    with open_for_writing(settings) as components:
         store = Counting(StoreLocation(settings.store_url, settings.s3_endpoint))
         session = open_session(SparkSettings(asked.folder / "spark.log", settings.spark_master, "512m"))
         try:

@@ -294,7 +294,7 @@ def referenced(bench: Workbench) -> set[str]:
 
 
 def listed(bench: Workbench) -> set[str]:
-    return {info.name for info in bench.store.list()}
+    return {info.name for info in bench.store.list("topics/")}
 
 
 def _pairs(*tables: pa.Table) -> list[tuple[bytes | None, bytes | None]]:

@@ -7,8 +7,10 @@ tests before them would then fail.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -185,18 +187,21 @@ def publish_twice_and_collect(bench: Workbench, topic: Topic) -> None:
         collect(bench, topic)
 
 
-def keep_pinned(bench: Workbench, topic: Topic) -> None:
-    """What a reader does that asks for its next message before its term is over; here once for a long time."""
-    for pin in bench.metadata.referenced(topic.record.id).pins:
-        bench.metadata.renew_pin(pin, 10 * GRACE_MS)
+@contextmanager
+def kept_pinned(bench: Workbench, topic: Topic) -> Iterator[None]:
+    """What a reader does that asks for its next message before its TTL is over; here once for a long time."""
+    with patch.object(pins_module, "PIN_TTL_MS", 10 * GRACE_MS):
+        for pin in bench.metadata.referenced(topic.record.id).pins:
+            bench.metadata.renew_pin(pin, 10 * GRACE_MS)
+        yield
 
 
 def read_a_pinned_generation_to_its_end(bench: Workbench, topic: Topic) -> None:
     expected = list(topic.messages(read_compacted=True))
     reading = topic.messages(read_compacted=True)
     got = [next(reading)]
-    keep_pinned(bench, topic)
-    publish_twice_and_collect(bench, topic)
+    with kept_pinned(bench, topic):
+        publish_twice_and_collect(bench, topic)
     assert got + list(reading) == expected, "it keeps the generation that it began with"
 
 

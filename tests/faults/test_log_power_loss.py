@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from storage.lease import TERM_MS
+from storage.ledger.names import STORE_UID
 from storage.log.directory import LogDirectory
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.store import MetadataStore
@@ -112,6 +113,7 @@ def _lost(bench: Workbench, log: Path, image: Path, promised: int, acknowledged:
     clock = ManualClock(bench.clock.now_ms() + TERM_MS + 1)
     metadata = MetadataStore(f"sqlite:///{database}", clock)
     store = open_store(image.with_suffix(".objects").as_uri())
+    store.put(STORE_UID, bench.store.get(STORE_UID))
     after = replace(bench, metadata=metadata, clock=clock, log=LogDirectory(log), store=store)
     try:
         with after.topic().append_log(0) as writer:

@@ -79,10 +79,10 @@ def test_without_the_fsync_of_one_folder_what_is_below_is_lost(tmp_path: Path, l
 
 def test_a_topic_outlives_a_power_loss_after_each_commit(tmp_path: Path) -> None:
     """All objects that a committed row names are durable before the commit."""
-    bench = Workbench.embedded(tmp_path)
-    topic = bench.topic()
     images = count()
     with PowerLoss(tmp_path / "objects") as power:
+        bench = Workbench.embedded(tmp_path)
+        topic = bench.topic()
 
         def look(step: Step) -> None:
             if step in (Step.IMPORT_AFTER_COMMIT, Step.PUBLISH_AFTER_COMMIT):

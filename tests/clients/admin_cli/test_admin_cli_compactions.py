@@ -220,6 +220,10 @@ def test_verify_trim_and_garbage_say_first_and_do_when_told(admin: Admin, compac
     assert "would be deleted" in admin("gc").done().stderr
     assert "deleted" in admin("gc", "--execute").done().stderr
     admin("gc", "--topic", "nosuch").refused(3)
+    assert "would be released" in admin("topics", "release-lease", compacted, "--force").done().stderr
+    [released] = admin("topics", "release-lease", compacted, "--force", "--execute", "--output", "json").json
+    assert released["topic"].endswith(compacted)
+    assert not released["dry_run"]
 
 
 def test_states_are_those_of_the_database() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import storage.clock
+from storage.ledger.names import STORE_UID
 from tests.clients.cli.conftest import Compactor, write_lines
 from tests.clocks import ManualClock
 
@@ -34,7 +35,7 @@ def replaced(compactor_command: Compactor, in_process_engine: None, clock: Manua
 
 def objects(folder: Path) -> set[str]:
     root = folder.parent / "data" / "objects"
-    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} - {STORE_UID}
 
 
 def test_a_dry_run_prints_what_a_run_then_deletes(
@@ -95,6 +96,9 @@ def test_topics_of_another_database_are_only_counted(
     clock.advance(HOUR)
     before, store = objects(folder), f"file://{folder.parent / 'data' / 'objects'}"
     other = ("--data", str(folder.parent / "other"), "--store", store)
+    for refused in ((), ("--dry-run",), ("--unknown-topics", "--yes")):
+        compactor_command("gc", *other, *refused).refused(5, "belongs to another database", "store adopt")
+    compactor_command("store", "adopt", *other, "--yes").done()
     counted = compactor_command("gc", *other).done()
     assert counted.stdout == ""
     assert "unknown topic" in counted.stderr
@@ -102,7 +106,10 @@ def test_topics_of_another_database_are_only_counted(
     assert counted.stderr.endswith("Deleted 0 objects, 0 B\n")
     assert objects(folder) == before
     compactor_command("gc", *other, "--unknown-topics", "--topic", replaced).refused(2, "--unknown-topics")
-    assert compactor_command("gc", *other, "--unknown-topics", "--dry-run").done().stdout.count("\n") == len(before)
+    compactor_command("gc", *other, "--yes", "--dry-run").refused(2, "do not go together")
+    for asking in ((), ("--dry-run",)):
+        told = compactor_command("gc", *other, "--unknown-topics", *asking).done()
+        assert told.stdout.count("\n") == len(before)
     assert objects(folder) == before
-    compactor_command("gc", *other, "--unknown-topics").done()
+    compactor_command("gc", *other, "--unknown-topics", "--yes").done()
     assert objects(folder) == set()

@@ -223,6 +223,30 @@ def test_a_topic_that_is_named_is_sealed_or_it_is_said_why(compactor_command: Co
     compactor_command("log", "seal", "t").done()
 
 
+def test_what_lies_on_another_machine_is_left_out_of_stats_and_named(
+    compactor_command: Compactor, segment: Path, folder: Path
+) -> None:
+    compactor_command("import", "t", "a.jsonl").done()
+    compactor_command("produce", "t", "b.jsonl").done()
+    elsewhere = ("--log", str(segment.parent.parent.parent / "elsewhere"))
+    shown = compactor_command(*elsewhere, "topics", "stats", "t", "--output", "json").done()
+    document = json.loads(shown.stdout)
+    assert document["raw"]["next_offset"] is None
+    assert document["last_message_id"] is None
+    assert document["raw"]["messages"] == 1
+    assert "lie in the log directory" in shown.stderr
+    assert compactor_command(*elsewhere, "topics", "list", "--output", "json").exit_code == 0
+    refused = compactor_command(*elsewhere, "get", "t", "a")
+    assert (refused.exit_code, refused.stdout) == (5, "")
+    found = compactor_command(*elsewhere, "get", "t", "a", "--sealed-only").done()
+    assert json.loads(found.stdout)["value"] == "1"
+    compactor_command("cursor", "create", "t", "c", "--at", "earliest").done()
+    assert (
+        json.loads(compactor_command(*elsewhere, "cursor", "list", "t", "--output", "json").done().stdout)[0]["backlog"]
+        is None
+    )
+
+
 def test_each_damaged_topic_is_said_once(compactor_command: Compactor, segment: Path) -> None:
     compactor_command("produce", "u", stdin=b'{"key":"k","value":"1"}\n').done()
     for topic in ("t", "u"):

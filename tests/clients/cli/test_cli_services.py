@@ -317,7 +317,7 @@ def test_a_second_import_waits_for_the_first(compactor_command: Compactor, clock
 def test_a_second_import_gives_up_and_names_the_first(
     compactor_command: Compactor, clock: ManualClock, history: str
 ) -> None:
-    end = hold_lease(history, 600_000)
+    end = hold_lease(history, 120_000)
     for command in ("import", "produce"):
         refused = compactor_command(command, history, "-", stdin=LINE)
         assert (refused.exit_code, refused.stdout) == (4, "")
@@ -328,6 +328,25 @@ def test_a_second_import_gives_up_and_names_the_first(
     unchanged(compactor_command, history)
     end()
     compactor_command("import", history, "-", stdin=LINE).done()
+
+
+def test_the_lease_of_a_dead_process_elsewhere_is_released(
+    compactor_command: Compactor, clock: ManualClock, history: str
+) -> None:
+    hold_lease(history, 60_000)
+    compactor_command("topics", "release-lease", history, "--yes", "--dry-run").refused(2, "do not go together")
+    shown = compactor_command("topics", "release-lease", history).done()
+    assert "otherhost:4711:cafe, until 2030-03-17T17:47:40+00:00, would be released" in shown.stdout
+    assert "give --yes" in shown.stderr
+    refused = compactor_command("import", history, "-", stdin=LINE)
+    assert refused.exit_code == 4
+    assert "otherhost:4711:cafe is writing to" in refused.stderr
+    assert "released" in compactor_command("topics", "release-lease", history, "--yes").done().stdout
+    started = clock.now_ms()
+    compactor_command("import", history, "-", stdin=LINE).done()
+    assert clock.now_ms() == started
+    assert "no process owns its lease" in compactor_command("topics", "release-lease", history, "--yes").done().stdout
+    compactor_command("topics", "release-lease", "nosuch").refused(3, "does not exist")
 
 
 def test_a_second_compaction_is_refused_and_names_the_first(
@@ -389,3 +408,65 @@ def test_a_file_of_talk_is_never_needed(
         terminal.setattr("builtins.print", closed)
         compactor_command("import", "t", "in.jsonl").done()
     assert len(compactor_command("read", "t").messages) == 1
+
+
+# --- another store -------------------------------------------------------------------------------------------------
+
+
+def test_what_writes_refuses_a_mistyped_store_before_anything_is_written(
+    compactor_command: Compactor, history: str, folder: Path, in_process_engine: None
+) -> None:
+    """Nothing is written anywhere, and what only reads says what is wrong."""
+    mistyped = ("--store", (folder.parent / "data" / "objetcs").as_uri())
+    told = ("has no uid", "data/objects", "compactor store adopt")
+    for command in (
+        ("import", history, "-"),
+        ("import", "new", "-"),
+        ("produce", history),
+        ("compact-topic", "--topic", history),
+        ("gc",),
+        ("topics", "create", "new"),
+        ("topics", "delete", history, "--yes"),
+        ("topics", "roll", history),
+        ("topics", "trim", history, "--before", "1", "--force"),
+        ("topics", "policies", history, "--set", "segment.ms=1h"),
+        ("log", "seal"),
+        ("cursor", "create", history, "c", "--at", "earliest"),
+        ("read", history),
+        ("get", history, "a"),
+    ):
+        compactor_command(*command, *mistyped, stdin=LINE).refused(5, *told)
+    assert not (folder.parent / "data" / "objetcs").exists()
+    assert not (folder.parent / "data" / "log").exists()
+    assert "new" not in compactor_command("topics", "list", *mistyped).done().stdout
+    unchanged(compactor_command, history)
+
+
+def test_a_store_that_was_moved_is_adopted(compactor_command: Compactor, history: str, folder: Path) -> None:
+    (folder.parent / "data" / "objects").rename(folder / "moved")
+    moved = ("--store", (folder / "moved").as_uri())
+    compactor_command("import", history, "-", *moved, stdin=LINE).done()
+    (folder / "moved" / "store.uid").unlink()
+    compactor_command("import", history, "-", *moved, stdin=LINE).refused(5, "has no uid")
+    compactor_command("store", "adopt", *moved, "--yes", "--dry-run").refused(2, "do not go together")
+    for asking in ((), ("--dry-run",)):
+        shown = compactor_command("store", "adopt", *moved, *asking).done()
+        assert "no uid\n" in shown.stdout
+        assert "is there\n" in shown.stdout
+        assert "give --yes" in shown.stderr
+    assert not (folder / "moved" / "store.uid").exists()
+    compactor_command("store", "adopt", "--yes").refused(5, "does not have the object topics/", "force")
+    assert "belong together now" in compactor_command("store", "adopt", *moved, "--yes").done().stderr
+    assert "nothing is to be done" in compactor_command("store", "adopt", *moved).done().stderr
+    compactor_command("import", history, "-", *moved, stdin=LINE).done()
+
+
+def test_a_store_that_cannot_be_written_to_is_read(
+    compactor_command: Compactor, history: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an older version, too, which knew of no uid: reading makes nothing."""
+    (folder.parent / "data" / "objects" / "store.uid").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr("storage.objects.local.LocalStore.put", lambda *_: pytest.fail("a reader wrote"))
+        assert len(compactor_command("read", history).done().messages) == 6
+        compactor_command("topics", "stats", history).done()

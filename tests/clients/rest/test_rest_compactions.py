@@ -269,6 +269,23 @@ def test_message_threshold(rest_topic: RestTopic) -> None:
     assert rest_topic.ask("GET", below).content == b""
 
 
+def test_a_lease_is_released_when_told_to(rest_topic: RestTopic) -> None:
+    rest_topic.put(a="1")
+    rest_topic.served.service.producers.close_topic(rest_topic.served.topic(rest_topic.name).record.id)
+    metadata = rest_topic.served.service.components.metadata
+    assert rest_topic.ask("POST", "/release-lease").json()[0]["owner"] is None
+    lease = metadata.acquire_lease(rest_topic.served.topic(rest_topic.name).record.id, "elsewhere:7:aa", 60_000)
+    for wanted in (None, {}, {"force": True}, {"dryRun": False}):
+        (report,) = rest_topic.ask("POST", "/release-lease", wanted).json()
+        assert (report["owner"], report["expires_at"]) == (lease.holder, lease.expires_at)
+        assert report["dry_run"] == (wanted != {"dryRun": False})
+    assert rest_topic.ask("POST", "/release-lease", {"yes": True}).status_code == 400
+    rest_topic.put(b="2")
+    answer = rest_topic.ask("POST", "/release-lease", {"dryRun": False})
+    assert answer.status_code == 409, "the service itself is alive"
+    assert "its owner is alive" in answer.json()["reason"]
+
+
 def test_a_trim_is_reported_or_done_and_reported_as_the_query_says(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1")
     rest_topic.compact()

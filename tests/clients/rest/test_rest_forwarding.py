@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api.admin import read
 from api.app import make_app
 from api.forwarding import FORWARDED, Forwarding
 from api.service import running
@@ -146,11 +147,55 @@ def test_a_service_that_does_not_answer(two: Two, rest_topic: RestTopic) -> None
 
 
 def test_a_log_directory_that_no_service_has(two: Two, rest_topic: RestTopic) -> None:
+    """R8: what the store has is served; what is away is named, and nothing is shorter in silence."""
     rest_topic.put(a="1")
+    rest_topic.compact()
+    rest_topic.put(b="2")
     two.first.service.components.metadata.services.leave("first:1:aa")
-    answer = two.there(rest_topic).ask("GET", "/messages")
-    assert answer.status_code == 503
-    assert "which no living service has" in answer.json()["reason"]
+    there = two.there(rest_topic)
+    for flag in ("readCompacted=true", "readCompacted=false"):
+        page = two.second.client.get(f"{rest_topic.path}/messages?{flag}")
+        assert [json.loads(line)["key"] for line in page.text.splitlines()] == ["a"]
+        answer = there.ask("GET", f"/messages?{flag}&start={page.headers['X-Compactor-Next']}")
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "5"
+        assert "from offset 1 on are not sealed yet" in answer.json()["reason"]
+        assert "COMPACTOR_LOG" not in answer.json()["reason"], "the caller has no directory here"
+    assert there.ask("GET", "/key/a").status_code == 503
+    assert there.ask("GET", "/key/a?sealedOnly=true").json()["value"] == "1"
+    assert there.ask("GET", "/key?key=b&sealedOnly=true").status_code == 404
+    assert there.ask("GET", "/lastMessageId").status_code == 503
+    assert there.ask("GET", "/stats").status_code == 200
+    assert there.ask("GET", "/internalStats").status_code == 200
+    assert there.ask("PUT", "/subscription/s", "earliest").status_code == 204
+    assert there.ask("GET", "/subscription/s/position/1").text == "1"
+    assert there.ask("GET", "/subscription/s/position/2").status_code == 503
+    body = '{"messages": [{"payload": "v"}]}'
+    refused = two.second.ask("POST", f"/topics{rest_topic.path[9:]}", body)
+    assert refused.status_code == 503
+    assert "which no living service has" in refused.json()["reason"]
+    assert two.transport.requests == []
+
+
+def test_a_reader_that_waits_goes_on_when_another_service_appends(
+    two: Two, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits here for what then comes there: it is given an empty page, and the next one is asked for there."""
+    rest_topic.put(a="1")
+    rest_topic.compact()
+    there = two.there(rest_topic)
+    looks = iter(range(100))
+    page_of = read._page
+
+    def looked(*arguments: Any) -> Any:
+        if next(looks) == 1:
+            rest_topic.put(b="2")
+        return page_of(*arguments)
+
+    monkeypatch.setattr(read, "_page", looked)
+    empty = two.second.client.get(f"{rest_topic.path}/messages?start=latest&waitMs=60000")
+    assert (empty.status_code, empty.text) == (200, "")
+    assert there.values(f"start={empty.headers['X-Compactor-Next']}") == [("b", "2")]
 
 
 def test_a_writer_that_is_no_service_is_named_with_what_to_do(two: Two, rest_topic: RestTopic) -> None:

@@ -12,6 +12,7 @@ from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
+from tests.conformance.metadata.lock_order import LockOrder
 from tests.servers.fixtures_postgres import postgres_server
 from tests.servers.postgres import PostgresServer
 
@@ -53,16 +54,18 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def open_store(clock: ManualClock) -> Iterator[OpenStore]:
-    """Opens stores, and closes them when the test is over."""
-    opened: list[MetadataStore] = []
+    """Opens stores, and closes them when the test is over. Each of their transactions keeps the order of locks."""
+    opened: list[tuple[MetadataStore, LockOrder]] = []
 
     def opener(url: URL | str) -> MetadataStore:
-        opened.append(MetadataStore(url, clock))
-        return opened[-1]
+        store = MetadataStore(url, clock)
+        opened.append((store, LockOrder(store.database.engine)))
+        return store
 
     yield opener
-    for store in opened:
+    for store, order in opened:
         store.close()
+        assert order.violations == []
 
 
 @pytest.fixture

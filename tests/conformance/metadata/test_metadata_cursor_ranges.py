@@ -10,7 +10,7 @@ from sqlalchemy import URL, func, insert, select
 
 from storage.acknowledged import MAX_STRETCH_BYTES, STRETCH
 from storage.errors import Conflict, Fenced, InvalidInput, NotFound, ObjectDamaged
-from storage.metadata import cursor_ranges
+from storage.metadata import cursor_ranges, topics
 from storage.metadata.cursor_ranges import RangesSummary
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, TopicRecord
 from storage.metadata.store import MetadataStore
@@ -247,7 +247,7 @@ def test_publishing_does_not_wait_for_acknowledging(
         pytest.skip("one writer at a time")
     other = open_store(database_url)
     with store.database.write() as connection:
-        cursor_ranges.merge(connection, topic, "s", life, at(3), {0: BitMap([9])})
+        cursor_ranges.merge(connection, topics.kept(connection, topic.id), "s", life, at(3), {0: BitMap([9])})
         append(other, topic, 3)
         publish_all(other, topic)
     assert store.cursor(topic.id, "s").mark_delete == at(3)

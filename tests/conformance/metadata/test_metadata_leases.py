@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import URL
 
-from storage.errors import Fenced, LeaseHeld
+from storage.errors import Fenced, LeaseHeld, TopicNotFound
 from storage.metadata import leases
 from storage.metadata.control_records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.engine import POSTGRESQL
 from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
+from storage.owner import is_alive_here, owner_name
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, Sabotage, append, at_once, fail_at, ledger
 from tests.conformance.metadata.conftest import OpenStore
@@ -120,6 +121,32 @@ def test_a_lease_whose_row_is_locked_holds_up_no_other(
         assert store.log.renew_leases(held, TTL) == ([], [held[0]])
     assert store.log.lease_of(other.id) == replace(held[1], expires_at=clock.now_ms() + TTL)
     assert store.log.renew_leases(held, TTL) == ([], [])
+
+
+def test_a_lease_is_ended_for_a_dead_owner(store: MetadataStore, topic: TopicRecord) -> None:
+    assert store.log.end_lease(topic.id) is None
+    lease = store.acquire_lease(topic.id, "elsewhere:7:aa", TTL)
+    assert store.log.end_lease(topic.id, dry_run=True) == lease == store.log.lease_of(topic.id)
+    assert store.log.end_lease(topic.id) == lease
+    for late in (lambda: store.renew_lease(lease, TTL), lambda: store.append_ledgers(lease, [])):
+        with pytest.raises(Fenced, match="given back"):
+            late()
+    assert store.acquire_lease(topic.id, "next", TTL).token == lease.token + 1
+    with pytest.raises(TopicNotFound):
+        store.log.end_lease(topic.id + 1)
+
+
+@pytest.mark.parametrize("alive", ["service:7:aa", owner_name()], ids=["a service", "a process of this machine"])
+def test_a_lease_of_a_live_owner_is_ended_by_force_alone(store: MetadataStore, topic: TopicRecord, alive: str) -> None:
+    if not is_alive_here(owner_name()) and alive != "service:7:aa":
+        pytest.skip("the system does not tell which processes live")
+    store.services.beat(ServiceRecord("service:7:bb", "http://there", None, 0, 0))
+    lease = store.acquire_lease(topic.id, alive, TTL)
+    for dry_run in (True, False):
+        with pytest.raises(LeaseHeld, match="its owner is alive"):
+            store.log.end_lease(topic.id, dry_run=dry_run)
+    assert store.log.end_lease(topic.id, force=True) == lease
+    assert store.log.lease_of(topic.id) is None
 
 
 def test_wishes_to_roll_of_many(store: MetadataStore, topic: TopicRecord) -> None:

@@ -156,16 +156,16 @@ def test_retired_ledgers_are_listed_the_oldest_first(store: MetadataStore, topic
 def test_a_pin_holds_its_ledger_until_it_expires(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
-    pin = pinned(store, topic, ttl_ms=10 * GRACE)
+    pin = pinned(store, topic, ttl_ms=TTL)
     publish_all(store, topic)
-    newer = pinned(store, topic, "another", ttl_ms=20 * GRACE)
+    newer = pinned(store, topic, "another", ttl_ms=2 * TTL)
     assert newer.ledger_id == serving(store, topic).ledger_id != pin.ledger_id
-    clock.advance(10 * GRACE - 1)
-    assert not store.collect_compacted(topic.id, pin.ledger_id, GRACE)
+    clock.advance(TTL - 1)
+    assert not store.collect_compacted(topic.id, pin.ledger_id, 0)
     assert kept(store, topic) == [pin.ledger_id, newer.ledger_id]
     clock.advance(1)
     assert store.referenced(topic.id).pins == (newer,)
-    assert store.collect_compacted(topic.id, pin.ledger_id, GRACE)
+    assert store.collect_compacted(topic.id, pin.ledger_id, 0)
     assert kept(store, topic) == [newer.ledger_id]
 
 

@@ -1,4 +1,4 @@
-"""Forwarded answers: the connection to the other service is given back, whoever goes away."""
+"""Who is asked; and forwarded answers: the connection to the other service is given back, whoever goes away."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,19 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from api.forwarding import Forwarding
+from api.forwarding import Elsewhere, Forwarding
 from api.paths import segment
+from api.problems import Problem
+from storage.log.directory import LogDirectory
 from storage.metadata.control_records import ServiceRecord
+from storage.metadata.records import TopicRecord
+from storage.model import EARLIEST, LATEST
+from storage.owner import Owner
+from storage.start import AtOffset, AtTime, Start
+from storage.topic import Topic
 from tests.certificates import certificate
-from tests.workbench import Workbench
+from tests.entries import NOW, one, produce
+from tests.workbench import Workbench, content
 
 
 class Answer(httpx.AsyncByteStream):
@@ -56,6 +65,88 @@ def test_an_answer_that_nobody_takes_is_closed(bench: Workbench) -> None:
         await forwarding.close()
 
     asyncio.run(forwarded())
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> dict[str, LogDirectory]:
+    """The log directories of services a and b, and of one that has none of a topic's messages."""
+    made = {name: LogDirectory(tmp_path / name) for name in "abc"}
+    for log in made.values():
+        log.uid  # noqa: B018  something was written to it
+    return made
+
+
+@pytest.fixture
+def two_logs(bench: Workbench, logs: dict[str, LogDirectory]) -> TopicRecord:
+    """Offset 0 is sealed, 1 rolled in a's log directory, 2 open in b's."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"k", b"0"))])
+    for name in "ab":
+        writer = Topic(bench.metadata, bench.store, bench.clock, topic.record, log=logs[name])
+        produce(writer, [one(b"k", name.encode())])
+        if name == "a":
+            writer.keeper().roll(topic.record)
+    return topic.record
+
+
+@pytest.mark.parametrize(
+    ("alive", "start", "asked"),
+    [
+        # first, all live: a read goes where the first messages lie that it comes to, another request to the newest
+        ("ab", EARLIEST, {"a": "a", "b": "a", "c": "a"}),
+        ("ab", AtOffset(1), {"a": "a", "b": "a", "c": "a"}),
+        ("ab", AtOffset(2), {"a": "b", "b": "b", "c": "b"}),
+        ("ab", LATEST, {"a": "b", "b": "b", "c": "b"}),
+        ("ab", AtTime(NOW), {"a": "a", "b": "a", "c": "a"}),
+        ("ab", AtTime(NOW + 1), {"a": "b", "b": "b", "c": "b"}),
+        ("ab", None, {"a": "b", "b": "b", "c": "b"}),
+        # then a's machine is away, or b's: each gives what it has
+        ("b", EARLIEST, {"b": "b", "c": "c"}),
+        ("b", AtOffset(2), {"b": "b", "c": "b"}),
+        ("b", None, {"b": "b", "c": "b"}),
+        ("a", AtOffset(2), {"a": "a", "c": "c"}),
+        ("a", None, {"a": "a", "c": "a"}),
+        ("", EARLIEST, {"c": "c"}),
+        ("", None, {"c": "c"}),
+    ],
+)
+def test_a_request_goes_to_a_service_that_lives_and_has_what_it_needs(
+    bench: Workbench,
+    logs: dict[str, LogDirectory],
+    two_logs: TopicRecord,
+    alive: str,
+    start: Start | None,
+    asked: dict[str, str],
+) -> None:
+    """And who was asked asks no other."""
+    for name in alive:
+        bench.metadata.services.beat(ServiceRecord(name, f"http://{name}", logs[name].uid, 0, 0))
+    found = {}
+    for name in asked:
+        forwarding = Forwarding(bench.metadata, bench.clock, logs[name], 1_000)
+        try:
+            forwarding.for_reading(two_logs, start)
+            found[name] = name
+        except Elsewhere as other:
+            found[name] = other.service.name
+    assert found == asked
+
+
+def test_a_process_of_the_same_host_and_pid_is_another_one(bench: Workbench, logs: dict[str, LogDirectory]) -> None:
+    """Containers share a host name, and all run as pid 1."""
+    topic = bench.topic().record
+    forwarding = Forwarding(bench.metadata, bench.clock, logs["a"], 1_000)
+    ours = Owner.current()
+    lease = bench.metadata.acquire_lease(topic.id, str(ours), 15_000)
+    forwarding.for_writing(topic)
+    bench.metadata.release_lease(lease)
+    twin = replace(ours, machine="0a0a0a0a")
+    bench.metadata.acquire_lease(topic.id, str(twin), 15_000)
+    with pytest.raises(Problem, match="is writing to"):
+        forwarding.for_writing(topic)
+    bench.metadata.services.beat(ServiceRecord(str(twin), "http://twin", None, 0, 0))
+    with pytest.raises(Elsewhere):
+        forwarding.for_writing(topic)
 
 
 def test_what_goes_between_services_goes_through_no_proxy(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from api.server import bound, check_exposure, check_parts, check_tls
+from api.service import running
 from api.settings import Settings
-from storage.errors import Misconfigured, Unavailable
+from api.wiring import open_for_writing
+from storage.errors import Misconfigured, OtherStore, Unavailable
+from storage.objects.local import LocalStore
+from storage.store_identity import StoreIdentity
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
@@ -95,3 +99,22 @@ def test_port_0_is_any_that_is_free_and_one_that_is_taken_is_told() -> None:
 def test_a_host_that_is_none() -> None:
     with pytest.raises(Misconfigured, match="no address"), bound(Settings(host="no-such-host.invalid")):
         pass
+
+
+def test_a_service_does_not_start_with_another_store(tmp_path: Path) -> None:
+    """It would seal what others acknowledged there. Costs the parts of a service, not started."""
+    settings = Settings(data=str(tmp_path / "data"), spark_master="in-process")
+    with open_for_writing(settings):
+        pass
+    mistyped = tmp_path / "objetcs"
+    with pytest.raises(OtherStore), running(settings.with_flags(store=mistyped.as_uri())):
+        pytest.fail("it has started")
+    assert not mistyped.exists()
+
+
+def test_a_service_starts_while_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends need no store; the sealer asks again then."""
+    settings = Settings(data=str(tmp_path / "data"))
+    monkeypatch.setattr(LocalStore, "get", lambda *_: (_ for _ in ()).throw(Unavailable("the store is away", "wait")))
+    with open_for_writing(settings) as components, pytest.raises(Unavailable):
+        StoreIdentity(components.metadata, components.store).require()

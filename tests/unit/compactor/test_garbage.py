@@ -17,6 +17,7 @@ from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind
 from storage.metadata.engine import Database
+from storage.metadata.liveness import PIN_TTL_MS
 from storage.metadata.records import COMPACTION_CURSOR, AttemptKind
 from storage.objects.interface import ObjectInfo
 from storage.objects.local import LocalStore
@@ -154,13 +155,14 @@ def test_shared_objects_stay_as_long_as_any_known_manifest_refers_to_them(bench:
     """Of three generations the middle one goes first: its successor was published later than its grace time ago."""
     serving = topic.snapshot().compacted
     assert serving is not None
-    _, pin = bench.metadata.pin_compacted(topic.record.id, "reader", 100 * GRACE_MS)
+    _, pin = bench.metadata.pin_compacted(topic.record.id, "reader", PIN_TTL_MS)
     assert pin is not None
     first = read_manifest(bench.store, serving.manifest).objects
     for number in range(2):
         bench.append(topic, [content(*((key, b"later-%d" % number) for key in KEYS))])
         bench.compact(topic)
         advance(bench, GRACE_MS)
+        pin = bench.metadata.renew_pin(pin, PIN_TTL_MS)
         collect(bench, topic)
     assert first <= listed(bench, topic)
     kept = bench.metadata.referenced(topic.record.id).compacted

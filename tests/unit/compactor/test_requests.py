@@ -56,7 +56,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     Each of these supersedes the first row of another part.
     """
     store = CountedStore(monkeypatch)
-    bench = replace(Workbench.embedded(tmp_path), store=store)
+    bench = Workbench.embedded(tmp_path)
+    store.objects[names.STORE_UID] = bench.store.get(names.STORE_UID)
+    bench = replace(bench, store=store)
     topic = bench.topic()
     manifest = publish_compacted(bench, store, topic)
     for number in range(0, LEDGERS, 100):

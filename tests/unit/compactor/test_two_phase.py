@@ -109,7 +109,7 @@ def test_an_empty_topic_succeeds_without_a_ledger(bench: Workbench) -> None:
     assert snapshot.cursor is None
     assert snapshot.compacted is None
     assert bench.compact(topic).run is None
-    assert list(bench.store.list()) == []
+    assert list(bench.store.list("topics/")) == []
 
 
 def test_an_empty_result_is_a_valid_ledger(bench: Workbench) -> None:

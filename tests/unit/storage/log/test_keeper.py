@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import Fenced, LeaseHeld, Misconfigured, ObjectDamaged, Unavailable
+from storage.errors import Fenced, LeaseHeld, Misconfigured, ObjectDamaged, SegmentElsewhere, Unavailable
 from storage.ledger.rows import Codec, Slot
 from storage.log.directory import LogDirectory
 from storage.log.keeper import SEALER_DEAD_MS, LogKeeper
@@ -358,6 +358,15 @@ def test_an_open_segment_that_no_writer_has_is_rolled_by_age(
     assert (states(bench, slower), states(bench, written)) == (["ROLLED"], ["ROLLED"])
 
 
+def test_a_lease_from_a_clock_that_ran_ahead_keeps_no_idle_segment_open(bench: Workbench, topic: Topic) -> None:
+    produce(topic, [one(b"a", b"1")])
+    bench.metadata.acquire_lease(topic.record.id, "elsewhere", 10**9)
+    assert isinstance(bench.clock, ManualClock)
+    bench.clock.advance(1000)
+    bench.metadata.policies.set(BROKER, "segment.ms", 1000)
+    assert topic.keeper().roll_old({}) == 1
+
+
 def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: Topic) -> None:
     assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
@@ -468,13 +477,15 @@ def test_a_reader_goes_on_when_its_segment_is_sealed_and_swept(bench: Workbench,
 def test_a_segment_in_another_directory_is_left_to_those_who_have_it(
     bench: Workbench, topic: Topic, tmp_path: Path
 ) -> None:
-    """It is waited for, and then named; no claim of ours keeps its sealer from it."""
+    """It is named at once where no service lives that would seal it; no claim of ours keeps its sealer from it."""
     produce(topic, [one(b"a", b"1")])
     topic.keeper().roll(topic.record)
     nowhere = tmp_path / "nowhere"
     other = LogKeeper(bench.metadata, bench.store, bench.clock, LogDirectory(nowhere), "other")
-    with pytest.raises(Misconfigured, match="lies in the log directory"):
+    started = bench.clock.now_ms()
+    with pytest.raises(SegmentElsewhere, match="lies in the log directory"):
         other.settle(topic.record)
+    assert bench.clock.now_ms() == started
     assert len(list(topic.keeper().seal(topic.record))) == 1
     assert other.settle(topic.record) == ()
     assert other.sweep() == 0

@@ -1,0 +1,102 @@
+"""Watches in which order transactions lock rows, on any database: SQLite has one lock, but it runs the statements that
+PostgreSQL takes row locks for.
+
+The order is that of storage/metadata/topics.py. Tables are compared, not rows. What PostgreSQL locks without being
+asked counts too: a foreign key is checked with FOR KEY SHARE on the parent's row when a row is inserted, and again when
+a row is updated that the same transaction has inserted or updated before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Delete, Engine, Insert, Select, Table, Update, event
+
+from storage.metadata.tables import METADATA
+
+
+class Strength(IntEnum):
+    """PostgreSQL's row locks, the weakest first."""
+
+    KEY_SHARE = 1
+    SHARE = 2
+    NO_KEY_UPDATE = 3
+    UPDATE = 4
+
+
+RANKS = {"tenants": 0, "namespaces": 1, "partitioned_topics": 2, "leases": 3, "topics": 4, "attempts": 5, "runs": 6}
+_REST = 7
+_QUEUES = ("tenants", "namespaces", "topics")
+"""Who holds a row of these for itself queues all others behind it: what it locks after that, but for the tables of
+`RANKS`, nobody else holds."""
+
+
+@dataclass
+class _Transaction:
+    locked: dict[str, Strength] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+
+
+class LockOrder:
+    """Listens to an engine; `violations` names each lock that was taken too late, with the locks before it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.violations: list[str] = []
+        self._transactions: WeakKeyDictionary[Connection, _Transaction] = WeakKeyDictionary()
+        event.listen(engine, "before_execute", self._before)
+        for ending in ("commit", "rollback"):
+            event.listen(engine, ending, self._ended)
+
+    def _ended(self, connection: Connection) -> None:
+        self._transactions.pop(connection, None)
+
+    def _before(self, connection: Connection, statement: Any, *_: object) -> None:
+        transaction = self._transactions.setdefault(connection, _Transaction())
+        if isinstance(statement, Select):
+            self._select(transaction, statement)
+        elif isinstance(statement, Insert | Update | Delete) and isinstance(statement.table, Table):
+            self._write(transaction, statement, statement.table)
+
+    def _select(self, transaction: _Transaction, statement: Select[Any]) -> None:
+        wanted = statement._for_update_arg
+        if wanted is None or wanted.skip_locked or wanted.nowait:
+            return
+        if wanted.read:
+            strength = Strength.KEY_SHARE if wanted.key_share else Strength.SHARE
+        else:
+            strength = Strength.NO_KEY_UPDATE if wanted.key_share else Strength.UPDATE
+        tables = wanted.of or [one for source in statement.get_final_froms() for one in _tables(source)]
+        for table in tables:
+            self._lock(transaction, getattr(table, "table", table).name, strength)
+
+    def _write(self, transaction: _Transaction, statement: Insert | Update | Delete, table: Table) -> None:
+        if not isinstance(statement, Insert):
+            strength = Strength.UPDATE if isinstance(statement, Delete) else Strength.NO_KEY_UPDATE
+            self._lock(transaction, table.name, strength)
+        if isinstance(statement, Insert) or (isinstance(statement, Update) and table.name in transaction.written):
+            for key in table.foreign_keys:
+                self._lock(transaction, key.column.table.name, Strength.KEY_SHARE)
+        transaction.written.add(table.name)
+
+    def _lock(self, transaction: _Transaction, table: str, strength: Strength) -> None:
+        before = transaction.locked
+        # Raising a lock waits for those who share the row; only topics are shared by who goes on to lock more.
+        enough = strength if table == "topics" else min(strength, Strength.NO_KEY_UPDATE)
+        if table not in METADATA.tables or before.get(table, 0) >= enough:
+            return
+        gated = any(before.get(queue, 0) >= Strength.NO_KEY_UPDATE for queue in _QUEUES)
+        rank = RANKS.get(table, _REST)
+        later = sorted(one for one in before if rank < RANKS.get(one, rank if gated else _REST))
+        if later:
+            self.violations.append(f"{table} ({strength.name}) is locked behind {', '.join(later)}")
+        before[table] = max(strength, before.get(table, strength))
+
+
+def _tables(source: Any) -> list[Any]:
+    """The tables of a FROM element."""
+    if isinstance(source, Table):
+        return [source]
+    return [one for side in ("left", "right") if hasattr(source, side) for one in _tables(getattr(source, side))]

@@ -1,0 +1,103 @@
+"""Messages that are not sealed and lie on a machine that is away: what the store has is read, the rest is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from api.places import check_begins, first_at, mark_delete_before
+from storage.errors import SegmentElsewhere
+from storage.log.directory import LogDirectory
+from storage.model import EARLIEST, LATEST
+from storage.reader import Limits
+from storage.reader_state import ReaderState
+from storage.start import AtOffset
+from storage.topic import Topic
+from tests.entries import one, produce
+from tests.workbench import Workbench, content
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> LogDirectory:
+    """The log directory of a machine that lives."""
+    directory = LogDirectory(tmp_path / "here")
+    directory.uid  # noqa: B018  something was written to it
+    return directory
+
+
+def there(bench: Workbench, topic: Topic, log: LogDirectory) -> Topic:
+    """The topic as a process on the machine with that log directory sees it."""
+    return Topic(bench.metadata, bench.store, bench.clock, topic.record, log=log)
+
+
+@pytest.fixture
+def away(bench: Workbench, here: LogDirectory) -> Topic:
+    """Offsets 0-2 compacted, 3-4 sealed, 5 in a rolled segment on the machine that is away."""
+    topic = bench.topic()
+    bench.append(topic, [content(*((b"k%d" % number, b"1") for number in range(3)))])
+    bench.compact(topic)
+    bench.append(topic, [content((b"k0", b"2"), (b"k3", b"1"))])
+    produce(topic, [one(b"k1", b"2")])
+    topic.keeper().roll(topic.record)
+    return there(bench, topic, here)
+
+
+NAMED = r"from offset 5 to 5 are not sealed yet: the segment \d+ lies in the log directory [0-9a-f]{32}"
+
+
+@pytest.mark.parametrize("read_compacted", [False, True])
+def test_a_read_gives_what_is_sealed_and_then_names_the_rest(away: Topic, read_compacted: bool) -> None:
+    reading = away.messages(read_compacted=read_compacted)
+    assert [message.offset for message in islice(reading, 5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(SegmentElsewhere, match=NAMED):
+        next(reading)
+    page = away.page_reader(ReaderState(EARLIEST), read_compacted).messages(Limits())
+    assert len(page.messages) == 5
+    with pytest.raises(SegmentElsewhere, match=NAMED):
+        away.page_reader(page.next, read_compacted).messages(Limits())
+    check_begins(away, AtOffset(4))
+    assert first_at(away, EARLIEST) is not None
+    before = mark_delete_before(away, 4)
+    assert before is not None
+    assert before.offset == 3
+    with pytest.raises(SegmentElsewhere):
+        mark_delete_before(away, 5)
+
+
+def test_a_key_is_looked_up_in_what_is_sealed_if_asked_to(away: Topic) -> None:
+    """Its newest value may lie in the segment, so an older one is no answer by itself."""
+    for key, value in ((b"k0", b"2"), (b"k1", b"1"), (b"k3", b"1")):
+        with pytest.raises(SegmentElsewhere, match=NAMED):
+            away.get(key)
+        message = away.get(key, sealed_only=True)
+        assert message is not None
+        assert message.payload == value
+    assert away.get(b"none", sealed_only=True) is None
+
+
+def test_what_comes_behind_the_segment_is_read_without_it(bench: Workbench, away: Topic, here: LogDirectory) -> None:
+    """The topic goes on on another machine: rolled there, open here, and then sealed here."""
+    produce(away, [one(b"k0", b"3")])
+    for _ in range(2):
+        message = away.get(b"k0")
+        assert message is not None
+        assert (message.offset, message.payload) == (6, b"3")
+        assert [one.offset for one in away.messages(AtOffset(6))] == [6]
+        assert away.last_message_id() == message.message_id
+        with pytest.raises(SegmentElsewhere, match=NAMED):
+            away.get(b"k1")
+        away.keeper().settle_what_can_be(away.record)
+    assert away.snapshot().pieces[-1] in away.snapshot().ledgers
+    assert list(away.messages(LATEST)) == []
+
+
+def test_a_compaction_takes_what_is_sealed_before_it_at_once(bench: Workbench, away: Topic, here: LogDirectory) -> None:
+    started = bench.clock.now_ms()
+    replace(bench, log=here).compact(away)
+    horizon = away.snapshot().horizon
+    assert horizon is not None
+    assert horizon.offset == 4
+    assert bench.clock.now_ms() == started, "no process that lives seals the segment, so it is not waited for"

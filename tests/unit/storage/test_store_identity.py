@@ -1,0 +1,219 @@
+"""A database writes to its own store and to no other one; which that is, both remember."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compactor.garbage import GarbageCollector
+from storage.errors import Misconfigured, ObjectDamaged, OtherStore, Unavailable
+from storage.ledger.names import STORE_UID
+from storage.metadata.store import MetadataStore
+from storage.objects.interface import ObjectStore
+from storage.objects.local import LocalStore
+from storage.objects.registry import open_store
+from storage.store_identity import StoreIdentity
+from tests.clocks import ManualClock
+from tests.counted import CountedStore
+from tests.entries import one, produce
+from tests.workbench import Workbench, content, raw
+
+
+def database(folder: Path, name: str = "metadata") -> MetadataStore:
+    """As another process opens it."""
+    metadata = MetadataStore(f"sqlite:///{folder / name}.db", ManualClock())
+    metadata.upgrade()
+    return metadata
+
+
+def store_at(folder: Path, name: str) -> ObjectStore:
+    return open_store((folder / name).as_uri())
+
+
+def names(store: ObjectStore) -> list[str]:
+    return [info.name for info in store.list()]
+
+
+@pytest.fixture
+def wrong(bench: Workbench, tmp_path: Path) -> Workbench:
+    """The same database with a mistyped store, in another process."""
+    return replace(bench, metadata=database(tmp_path), store=store_at(tmp_path, "objetcs"))
+
+
+def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workbench) -> None:
+    """And nothing acknowledged is lost: its segment stays where it is (e20)."""
+    topic, there = bench.topic(), wrong.topic()
+    produce(topic, [one(b"a", b"1")])
+    topic.keeper().roll(topic.record)
+    before = bench.metadata.snapshot(topic.record.id)
+    for write in (
+        lambda: there.keeper().settle(there.record),
+        lambda: list(there.keeper().seal_remains(there.record)),
+        lambda: there.bulk_append().append([content((b"b", b"1"))]),
+        lambda: wrong.compact(there),
+        lambda: wrong.compactor().dry_run(there.name),
+        lambda: GarbageCollector(wrong.metadata, wrong.store, wrong.clock).collect(there.record),
+        lambda: list(GarbageCollector(wrong.metadata, wrong.store, wrong.clock).collect_all(dry_run=True)),
+    ):
+        with pytest.raises(OtherStore, match=r"objetcs has no uid.*which was at file:.*/objects"):
+            write()
+    assert names(wrong.store) == []
+    assert bench.metadata.snapshot(topic.record.id) == before
+    assert bench.metadata.attempts(topic.record.id) == []
+    assert [message.key for message in raw(topic)] == [b"a"]
+
+
+def test_a_fresh_database_writes_to_no_store_of_another_one(bench: Workbench, tmp_path: Path) -> None:
+    """With `unknown_topics` it would delete every object of the other database."""
+    bench.append(bench.topic(), [content((b"a", b"1"))])
+    before = names(bench.store)
+    fresh = replace(bench, metadata=database(tmp_path, "fresh"))
+    collector = GarbageCollector(fresh.metadata, fresh.store, fresh.clock, grace_ms=0, skew_ms=-1)
+    for write in (lambda: list(collector.collect_all(unknown_topics=True)), lambda: fresh.append(fresh.topic(), [])):
+        with pytest.raises(OtherStore, match=r"belongs to another database.*this one .*fresh\.db\) has none yet"):
+            write()
+    assert names(bench.store) == before
+    assert fresh.metadata.store_binding.find() is None
+
+
+def test_the_store_of_two_databases_that_were_both_bound(bench: Workbench, tmp_path: Path) -> None:
+    other = replace(bench, metadata=database(tmp_path, "other"), store=store_at(tmp_path, "others"))
+    StoreIdentity(other.metadata, other.store).require()
+    with pytest.raises(OtherStore, match="is another one"):
+        StoreIdentity(database(tmp_path, "other"), bench.store).check()
+
+
+def test_it_costs_one_small_get_a_process(bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = database(tmp_path)
+    counted = CountedStore(monkeypatch)
+    counted.objects[STORE_UID] = bench.store.get(STORE_UID)
+    for _ in range(3):
+        StoreIdentity(metadata, counted).check()
+        StoreIdentity(metadata, counted).require()
+    assert sum(counted.requests.values()) == 1
+
+
+def test_readers_make_nothing(tmp_path: Path) -> None:
+    metadata, store = database(tmp_path), store_at(tmp_path, "objects")
+    StoreIdentity(metadata, store).check()
+    assert names(store) == []
+    assert metadata.store_binding.find() is None
+    StoreIdentity(metadata, store).require()
+    binding = metadata.store_binding.find()
+    assert binding is not None
+    assert binding.confirmed
+    assert store.get(STORE_UID).startswith(binding.uid.encode())
+
+
+def test_a_database_and_store_from_before_are_bound_in_silence(bench: Workbench, tmp_path: Path) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"))])
+    forget(bench)
+    metadata = database(tmp_path)
+    mistyped = store_at(tmp_path, "objetcs")
+    with pytest.raises(OtherStore, match=r"does not have the object topics/.*which the database names"):
+        StoreIdentity(metadata, mistyped).require()
+    assert names(mistyped) == []
+    StoreIdentity(metadata, bench.store).require()
+    assert STORE_UID in names(bench.store)
+
+
+def test_a_fresh_database_is_not_bound_in_silence_to_a_store_in_use(bench: Workbench, tmp_path: Path) -> None:
+    """An older version left no uid there; garbage collection would delete it all (e20)."""
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"))])
+    forget(bench)
+    before = names(bench.store)
+    fresh = database(tmp_path, "fresh")
+    collector = GarbageCollector(fresh, bench.store, bench.clock, grace_ms=0, skew_ms=-1)
+    with pytest.raises(OtherStore, match=rf"has objects of a topic \({topic.record.uid}\) that .*fresh\.db\) does not"):
+        list(collector.collect_all(unknown_topics=True))
+    assert names(bench.store) == before
+    assert fresh.store_binding.find() is None
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_what_a_topic_without_ledgers_left_is_the_databases_own(
+    bench: Workbench, tmp_path: Path, deleted: bool
+) -> None:
+    topic = bench.topic()
+    bench.store.put(f"topics/{topic.record.uid}/runs/left", b"")
+    forget(bench)
+    if deleted:
+        bench.metadata.tenancy.delete_topic(topic.record.id)
+    StoreIdentity(database(tmp_path), bench.store).require()
+    assert STORE_UID in names(bench.store)
+
+
+def test_a_binding_that_was_cut_off_is_finished_by_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata, store = database(tmp_path), store_at(tmp_path, "objects")
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "put", lambda *_: (_ for _ in ()).throw(Unavailable("away", "wait")))
+        with pytest.raises(Unavailable):
+            StoreIdentity(metadata, store).require()
+    begun = metadata.store_binding.find()
+    assert begun is not None
+    assert not begun.confirmed
+    again = database(tmp_path)
+    StoreIdentity(again, store)._put(begun.uid)  # it was, before the answer was lost
+    StoreIdentity(again, store).check()
+    StoreIdentity(again, store).require()
+    finished = again.store_binding.find()
+    assert finished is not None
+    assert (finished.uid, finished.confirmed) == (begun.uid, True)
+    assert store.get(STORE_UID).startswith(begun.uid.encode())
+    # another database is first
+    late = database(tmp_path, "late")
+    late.store_binding.begin(store.url)
+    with pytest.raises(OtherStore, match="belongs to another database"):
+        StoreIdentity(late, store).require()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda data: data[:20], lambda data: bytes([data[0] ^ 1]) + data[1:], lambda _: b""]
+)
+def test_a_damaged_uid_is_damage(bench: Workbench, tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    """And is not taken for another store's."""
+    damaged = change(bench.store.get(STORE_UID))
+    bench.store.delete(STORE_UID)
+    bench.store.put(STORE_UID, damaged)
+    with pytest.raises(ObjectDamaged, match=r"store\.uid.* which is no uid"):
+        StoreIdentity(database(tmp_path), bench.store).check()
+
+
+def test_a_store_is_adopted_on_purpose(bench: Workbench, tmp_path: Path) -> None:
+    topic = bench.topic()
+    bench.append(topic, [content((b"a", b"1"))])
+    moved = store_at(tmp_path, "moved")
+    identity = StoreIdentity(bench.metadata, moved)
+    with pytest.raises(Misconfigured, match="does not have the object topics/"):
+        identity.adopt()
+    for info in bench.store.list("topics/"):
+        moved.put(info.name, bench.store.get(info.name))
+    found = identity.adoption()
+    assert (found.theirs, found.has_it, found.is_bound) == (None, True, False)
+    assert STORE_UID not in names(moved)
+    assert identity.adopt() == found
+    StoreIdentity(database(tmp_path), moved).require()
+    assert moved.get(STORE_UID) == bench.store.get(STORE_UID), "the copies of one store are the same"
+    assert identity.adopt().is_bound
+    # a database that was restored from before, or made again
+    fresh = database(tmp_path, "fresh")
+    assert StoreIdentity(fresh, moved).adopt().ours is None
+    StoreIdentity(database(tmp_path, "fresh"), moved).require()
+    # and one that has lost its objects
+    empty = store_at(tmp_path, "empty")
+    assert not StoreIdentity(bench.metadata, empty).adopt(force=True).has_it
+    StoreIdentity(database(tmp_path), empty).require()
+
+
+def forget(bench: Workbench) -> None:
+    """What an older version left: neither database nor store knows of the other."""
+    bench.store.delete(STORE_UID)
+    with bench.metadata.database.write() as connection:
+        connection.exec_driver_sql("DELETE FROM store_bindings")
