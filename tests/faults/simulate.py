@@ -54,7 +54,7 @@ class Simulation:
     """The actors of one world, and the events that chance picks from."""
 
     def __init__(self, world: World, calm: bool) -> None:
-        """`calm`: nobody clears a topic or stops its runs."""
+        """`calm`: nobody clears a topic, stops its runs, or keeps its log open."""
         self._world = world
         self._writing = Writing(world)
         self._appending = Appending(world)
@@ -78,23 +78,27 @@ class Simulation:
             (self._readers.advance, 9, True),
             (self._readers.read_page, 2, False),
             (self._collecting.collect, 7, True),
-            (self._collecting.collect_everything, 2, True),
             (self._jump, 12, True),
             (self._writing.move_cursor, 5, True),
             (self._compacting.stall, 2, True),
             (self._compacting.cancel, 2, True),
             (self._compacting.delete_cursor, 2, True),
             (self._compacting.kill, 2, True),
-            (self._appending.open_log, 4, True),
-            (self._appending.append_to_open, 9, True),
-            (self._appending.close_log, 2, True),
-            (self._operating.trim, 6, True),
-            (self._operating.truncate, 0 if calm else 1, True),
-            (self._operating.delete, 0 if calm else 1, True),
-            (self._interfere, 0 if calm else 6, False),
-            (self._operating.pause, 0 if calm else 3, True),
+            (self._operating.trim, 3, True),
             (self._collecting.lose, 2, False),
         ]
+        if not calm:
+            self._events += [
+                (self._appending.open_log, 4, True),
+                (self._appending.append_to_open, 9, True),
+                (self._appending.close_log, 2, True),
+                (self._operating.trim, 3, True),
+                (self._operating.truncate, 1, True),
+                (self._operating.delete, 1, True),
+                (self._operating.pause, 3, True),
+                (self._interfere, 6, False),
+                (self._collecting.collect_everything, 2, True),
+            ]
 
     def step(self) -> None:
         """One event, and a look at what new generation it left."""
