@@ -19,7 +19,13 @@ MAY_BE_ANSWERED_BY_A_DOCUMENT = {
     "/topics/persistent/{tenant}/{namespace}/{topic}/partitions/{partition}",
     *(
         f"/admin/v2/persistent/{{tenant}}/{{namespace}}/{{topic}}/{beyond}"
-        for beyond in ("compaction/pause", "compaction/resume", "compaction/abort", "compaction/verify")
+        for beyond in (
+            "compaction/pause",
+            "compaction/resume",
+            "compaction/abort",
+            "compaction/verify",
+            "release-lease",
+        )
     ),
     "/admin/v2/persistent/{tenant}/{namespace}/{topic}/backlogSize",
     "/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/analyzeBacklog",
