@@ -64,8 +64,12 @@ class StoreIdentity:
         binding = self.metadata.store_binding
         if repr(self.store.location) in binding.verified:
             return
-        ours = binding.find()
-        if self._checked(ours) and ours is not None and ours.confirmed:
+        # A process that binds the two writes the database's uid, then the store's, then confirms: in between, look in
+        # the opposite order, or two processes that start at once refuse each other's store.
+        theirs, ours = self._uid(), binding.find()
+        if theirs is None and ours is not None and ours.confirmed:
+            theirs = self._uid()
+        if self._checked(ours, theirs) and ours is not None and ours.confirmed:
             binding.verified.add(repr(self.store.location))
 
     def require(self) -> None:
@@ -84,7 +88,7 @@ class StoreIdentity:
             self._refuse_unknown_topic()
         ours = binding.begin(self.store.url)
         self._put(ours.uid)
-        if not self._checked(ours):
+        if not self._checked(ours, self._uid()):
             raise Misconfigured(
                 f"the object store {self.store.url} does not keep what is written to it", "use another one"
             )
@@ -122,9 +126,8 @@ class StoreIdentity:
         self.metadata.store_binding.bind(self._uid() or ours.uid, before.url)
         return before
 
-    def _checked(self, ours: Binding | None) -> bool:
+    def _checked(self, ours: Binding | None, theirs: str | None) -> bool:
         """Whether the two belong together; False: they are to be bound. Raises OtherStore."""
-        theirs = self._uid()
         if ours is not None and theirs == ours.uid:
             return True
         if theirs is None and (ours is None or not ours.confirmed):

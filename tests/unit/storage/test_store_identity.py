@@ -66,6 +66,30 @@ def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workben
     assert [message.key for message in raw(topic)] == [b"a"]
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_two_processes_that_start_at_once_bind_the_same(bench: Workbench, tmp_path: Path, before: bool) -> None:
+    """The other one binds the two while this one looks: right before, or right after its first look at the store."""
+    other = StoreIdentity(bench.metadata, bench.store)
+
+    class Watched(LocalStore):
+        looks = 0
+
+        def get(self, name: str) -> bytes:
+            self.looks += 1
+            if self.looks == 1 and before:
+                other.require()
+            try:
+                return super().get(name)
+            finally:
+                if self.looks == 1 and not before:
+                    other.require()
+
+    metadata = database(tmp_path)
+    StoreIdentity(metadata, Watched(tmp_path / "objects")).require()
+    assert metadata.store_binding.find() == bench.metadata.store_binding.find()
+    assert metadata.store_binding.verified
+
+
 def test_a_fresh_database_writes_to_no_store_of_another_one(bench: Workbench, tmp_path: Path) -> None:
     """With `unknown_topics` it would delete every object of the other database."""
     bench.append(bench.topic(), [content((b"a", b"1"))])
