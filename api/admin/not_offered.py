@@ -4,8 +4,8 @@
     done          a policy that cannot be set is removed: none is set, as a broker answers for one that is not
     refused       all else: 405, as a broker refuses what is switched off, with the reason "not offered here: …"
 
-Whether the topic, namespace or cluster of the path exists is looked at first, and permissions before that. A path of the
-service whose verbs are all refused asks for a token and no permission: the answer is the same for everyone. The page
+Whether the topic, namespace or cluster of the path exists is looked at first, and permissions before that. A path of
+the service whose verbs are all refused asks for a token and no permission: all get the same answer. The page
 docs/rest-not-offered.md is this table. Offer a call → take its row out, and write a route.
 """
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -12,8 +13,10 @@ import pytest
 from api.admin.read import ARROW, JSON_LINES, NEXT
 from api.forwarding import FORWARDED
 from api.key_routing import partition_of
+from api.logs import Seldom
 from storage.errors import StorageFull
 from tests.clients.rest.conftest import RestTopic
+from tests.clocks import ManualClock
 from tests.serving import Served
 
 
@@ -212,7 +215,7 @@ def test_an_empty_topic_begins_and_ends_at_0(rest_topic: RestTopic) -> None:
 
 
 def test_an_error_of_one_message_does_not_name_where_the_store_is(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert served.ask("PUT", "/admin/v2/persistent/public/default/elsewhere/partitions", "2").status_code == 204
 
@@ -220,9 +223,12 @@ def test_an_error_of_one_message_does_not_name_where_the_store_is(
         raise StorageFull("the file /var/lib/log/0.log in file:///srv/store cannot be written", "free space")
 
     monkeypatch.setattr("api.admin.produce._appended", fails)
+    seldom = Seldom(ManualClock(), logging.getLogger("test"))
+    monkeypatch.setattr(cast(Any, served.client.app).state, "seldom", seldom)
     (ack,) = RestTopic(served, "elsewhere").produce({"key": "k", "payload": "1"})
     assert (ack["errorCode"], "/srv" in ack["errorMsg"], "/var" in ack["errorMsg"]) == (1, False, False)
     assert "has no space left" in ack["errorMsg"]
+    assert "file:///srv/store" in caplog.text
 
 
 def test_a_damaged_compacted_ledger_is_told_and_raw_goes_on(rest_topic: RestTopic) -> None:
