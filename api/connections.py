@@ -3,7 +3,8 @@
 `Listener` takes no more connections than it may hold, which is less than the process has file descriptors: those that
 come beyond are closed at once, with a 503 where it can be read. Where descriptors run out all the same, accepting rests
 for a second. `deadline_protocol` makes uvicorn's protocol one with deadlines: for request line and headers, from the
-first moment, and for a body. A client that is slower is answered 408 and its connection is closed.
+first moment, and for a body. A client that is slower is answered 408 and its connection is closed. One that does not
+take its answer has no use for another: its connection is cut off, which ends its request.
 
 Whatever thousands of connections do is one line of the log a minute (`Seldom`). Must not know: requests.
 """
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _PART_OF_DESCRIPTORS = 2
+_LEAST_TAKEN = 64 << 10
+"""Bytes of an answer that a client takes in `limits.answer-timeout`, if more wait for it."""
 _REASON = b'{"reason": "too many connections are open: try again"}'
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
@@ -120,12 +123,16 @@ def deadline_protocol(settings: Settings, seldom: Seldom) -> type[H11Protocol]:
         h11.SEND_BODY: ("limits.body-timeout", settings.limits_body_timeout_ms / 1000),
     }
 
+    answer_seconds = settings.limits_answer_timeout_ms / 1000
+
     class DeadlineProtocol(H11Protocol):
-        """One connection. A timer runs while something of a request is still to come."""
+        """One connection. A timer runs while something of a request is still to come, another while the client takes
+        less of the answer than there is."""
 
         _timer: asyncio.TimerHandle | None = None
         _timed: object = None
         """The state of the client for which the timer runs."""
+        _answer_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -143,7 +150,16 @@ def deadline_protocol(settings: Settings, seldom: Seldom) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._time(None)
+            self._time_answer(is_held_up=False)
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._time_answer(is_held_up=True)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._time_answer(is_held_up=False)
 
         def _unsupported_upgrade_warning(self) -> None:
             """Nothing: whoever asks for WebSockets gets an answer without."""
@@ -164,6 +180,26 @@ def deadline_protocol(settings: Settings, seldom: Seldom) -> type[H11Protocol]:
                 self.cycle.disconnected = True  # whoever waits for the body learns that none comes
                 self.cycle.message_event.set()
             self._refuse(408, f"the request took longer than {setting}, {allowed:g} s, to arrive")
+
+        def _time_answer(self, *, is_held_up: bool) -> None:
+            """Let a timer run while the answer waits for the client to take some of it."""
+            if self._answer_timer is not None:
+                self._answer_timer.cancel()
+                self._answer_timer = None
+            if is_held_up:
+                waits = self.transport.get_write_buffer_size()
+                self._answer_timer = self.loop.call_later(answer_seconds, self._look_at_taken, waits)
+
+        def _look_at_taken(self, waited: int) -> None:
+            # With TLS nothing is seen of what is encrypted already: all that has the time of one look.
+            if waited - self.transport.get_write_buffer_size() >= _LEAST_TAKEN:
+                self._time_answer(is_held_up=True)
+                return
+            seldom.warn(
+                f"connections of clients that take less than {_LEAST_TAKEN >> 10} KiB of an answer in "
+                f"limits.answer-timeout ({answer_seconds:g} s) are cut off"
+            )
+            self.transport.abort()
 
         def send_400_response(self, msg: str) -> None:
             seldom.warn("requests that are no HTTP, or have headers larger than limits.header-bytes, are refused")

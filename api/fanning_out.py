@@ -87,7 +87,7 @@ async def _asked(
     try:
         await looking.run(forwarding.for_reading, record)
     except Elsewhere as other:
-        return await forwarding.send(request, other.service, target, body)
+        return await forwarding.send(request, other.service, request.method, target, body)
     return await forwarding.send_here(request, target, body)
 
 

@@ -16,6 +16,7 @@ log directory is on no machine that lives.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,9 @@ class Forwarding:
         self._log = log
         self._seconds = timeout_ms / 1000
         self._transport = transport
-        self._ca_file = ca_file
         self._most = most
+        # The file may be gone, or half written, when the first request is sent.
+        self._trusted = _trusted(ca_file) if ca_file else None
         self._owner = Owner.current()
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
@@ -124,8 +126,10 @@ class Forwarding:
     def for_reading(self, topic: TopicRecord, start: Start | None = None) -> None:
         """Raises Elsewhere if another service can give more. `start`: where the read begins; None: it needs the newest
         messages."""
-        here = self._log.known_uid
         unsealed = [one for one in self._metadata.log.segments(topic.id) if one.state is not SegmentState.SEALED]
+        if not unsealed:
+            return
+        here = self._log.known_uid
         if all(one.log_uid == here for one in unsealed):
             return
         wanted = unsealed[::-1] if start is None else [one for one in unsealed if may_come_to(start, one)][:1]
@@ -149,49 +153,47 @@ class Forwarding:
 
     async def forward(self, request: Request, service: ServiceRecord) -> Response:
         """The other service's answer, as it comes."""
-        import httpx
-
         if FORWARDED in request.headers:
             return self._not_again(request, service)
+        client = await self._of_this_loop()
+        import httpx  # the client's thread has loaded it
+
         length = request.headers.get("content-length")
         has_body = length not in (None, "0") or "transfer-encoding" in request.headers
-        made = self._of_this_loop().build_request(
+        made = client.build_request(
             request.method,
             _url(service, request.scope),
             headers=self._headers(request.headers.items()),
             content=request.stream() if has_body else None,
         )
         try:
-            found = await self._of_this_loop().send(made, stream=True)
+            found = await client.send(made, stream=True)
         except httpx.HTTPError as error:
             return _unreachable(service, error)
         headers = {name: value for name, value in found.headers.items() if name.lower() not in _HOP_BY_HOP}
         return _Passed(found, headers)
 
-    async def post(self, request: Request, service: ServiceRecord, path: str, body: bytes) -> httpx.Response:
-        """Send a part of a request, which is JSON, to another path there. Raises Problem (503)."""
-        import httpx
+    async def send(
+        self,
+        request: Request,
+        service: ServiceRecord,
+        method: str,
+        target: str,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """A part of a request, sent to another path there. `headers`: instead of the request's own of those names.
 
+        Raises Problem (503).
+        """
         if FORWARDED in request.headers:
             raise Problem(503, f"{service.name} does not have at hand what it was asked for", {"Retry-After": "1"})
-        authorization = request.headers.get("authorization")
-        headers = self._headers([("authorization", authorization)] if authorization else [])
-        headers["content-type"] = "application/json"
-        try:
-            return await self._of_this_loop().post(f"{service.url.rstrip('/')}{path}", content=body, headers=headers)
-        except httpx.HTTPError as error:
-            raise Problem(503, _told(service, error), {"Retry-After": "1"}) from error
+        client = await self._of_this_loop()
+        import httpx  # the client's thread has loaded it
 
-    async def send(self, request: Request, service: ServiceRecord, target: str, body: bytes) -> httpx.Response:
-        """A part of a request, with its headers, to another path there. Raises Problem (503)."""
-        import httpx
-
-        if FORWARDED in request.headers:
-            raise Problem(503, f"{service.name} does not have at hand what it was asked for", {"Retry-After": "1"})
-        headers = self._headers((name, value) for name, value in request.headers.items() if name != "content-length")
         url = f"{service.url.rstrip('/')}{target}"
         try:
-            return await self._of_this_loop().request(request.method, url, content=body, headers=headers)
+            return await client.request(method, url, content=body, headers=self._of_part(request) | dict(headers or {}))
         except httpx.HTTPError as error:
             raise Problem(503, _told(service, error), {"Retry-After": "1"}) from error
 
@@ -199,7 +201,7 @@ class Forwarding:
         """A part of a request, with its headers, to another path of this application, for the same caller."""
         import httpx
 
-        headers = self._headers((name, value) for name, value in request.headers.items() if name != "content-length")
+        headers = self._of_part(request)
         client = (request.client.host, request.client.port) if request.client else ("127.0.0.1", 0)
         transport = httpx.ASGITransport(request.app, raise_app_exceptions=False, client=client)
         async with httpx.AsyncClient(transport=transport, base_url=str(request.base_url)) as here:
@@ -210,6 +212,9 @@ class Forwarding:
         if self._client is not None:
             await self._client[1].aclose()
             self._client = None
+
+    def _of_part(self, request: Request) -> dict[str, str]:
+        return self._headers((name, value) for name, value in request.headers.items() if name != "content-length")
 
     def _headers(self, given: Any) -> dict[str, str]:
         passed = {name: value for name, value in given if name.lower() not in _NOT_PASSED}
@@ -224,25 +229,36 @@ class Forwarding:
             {"Retry-After": "1"},
         )
 
-    def _of_this_loop(self) -> httpx.AsyncClient:
-        import httpx
-
+    async def _of_this_loop(self) -> httpx.AsyncClient:
+        """The connections to other services, made with the first request by a thread: that reads files."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._client[0] is not loop:
-            timeout = httpx.Timeout(self._seconds, connect=min(_CONNECT_SECONDS, self._seconds))
-            trusted = httpx.create_ssl_context(trust_env=False)
-            if self._ca_file:
-                trusted.load_verify_locations(self._ca_file)
-            # No proxy of the environment: tokens go to the other service alone.
-            client = httpx.AsyncClient(
-                timeout=timeout,
-                transport=self._transport,
-                verify=trusted,
-                trust_env=False,
-                limits=httpx.Limits(max_connections=self._most, max_keepalive_connections=_KEPT_CONNECTIONS),
-            )
-            self._client = (loop, client)
+            made = await asyncio.to_thread(self._new_client)
+            if self._client is None or self._client[0] is not loop:  # another request may have been faster
+                self._client = (loop, made)
         return self._client[1]
+
+    def _new_client(self) -> httpx.AsyncClient:
+        import httpx
+
+        # No proxy of the environment: tokens go to the other service alone.
+        return httpx.AsyncClient(
+            timeout=httpx.Timeout(self._seconds, connect=min(_CONNECT_SECONDS, self._seconds)),
+            transport=self._transport,
+            verify=self._trusted or _trusted(),
+            trust_env=False,
+            limits=httpx.Limits(max_connections=self._most, max_keepalive_connections=_KEPT_CONNECTIONS),
+        )
+
+
+def _trusted(ca_file: str = "") -> ssl.SSLContext:
+    """Whose certificates are trusted: the usual authorities, and those of a file. Reads files."""
+    import httpx
+
+    context = httpx.create_ssl_context(trust_env=False)
+    if ca_file:
+        context.load_verify_locations(ca_file)
+    return context
 
 
 def _url(service: ServiceRecord, scope: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from api.problems import Problem
-from api.waiting import Pool
+from api.waiting import Pools, WaitsFor
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
 from storage.log.open_end import OpenEnd, open_end
@@ -43,19 +43,17 @@ class _Waiting:
 class LongPolls:
     """The reads that wait."""
 
-    def __init__(self, metadata: MetadataStore, log: LogDirectory, clock: Clock, pool: Pool, most: int) -> None:
-        """`pool`: whose threads look; `most` reads of one caller wait at once."""
+    def __init__(self, metadata: MetadataStore, log: LogDirectory, clock: Clock, pools: Pools, most: int) -> None:
+        """`pools`: whose threads look; `most` reads of one caller wait at once."""
         self._metadata = metadata
         self._log = log
         self._clock = clock
-        self._pool = pool
+        self._pools = pools
         self._most = most
         self._of_caller: Counter[str] = Counter()
         self._waiting: set[_Waiting] = set()
         self._task: asyncio.Task[None] | None = None
         self._ends = False
-        self.looks = 0
-        """At the database, for all."""
 
     def end(self) -> None:
         """Let reads wait no more, as the service ends: their answers are empty, and soon. From any thread."""
@@ -105,7 +103,7 @@ class LongPolls:
         while self._waiting:
             waiting = list(self._waiting)
             try:
-                found = await self._pool.run(self._tails, sorted({one.topic_id for one in waiting}))
+                found = await self._ends_of(sorted({one.topic_id for one in waiting}))
             except Exception:  # each read finds out by itself, and says so to its caller
                 found = None
             for one in waiting:
@@ -115,9 +113,15 @@ class LongPolls:
                     one.woken.set()
             await asyncio.sleep(POLL_SECONDS)
 
-    def _tails(self, topic_ids: Sequence[int]) -> dict[int, _End]:
-        self.looks += 1
+    async def _ends_of(self, topic_ids: Sequence[int]) -> dict[int, _End]:
+        """By topic. Each part waits in its own threads: a log disk that hangs holds none of the database's."""
+        tails = await self._pools[WaitsFor.DATABASE].run(self._metadata.log.tails, topic_ids)
+        if all(tail.open is None for tail in tails):
+            return {tail.topic.id: (tail, None) for tail in tails}
+        return await self._pools[WaitsFor.LOG].run(self._with_open_ends, tails)
+
+    def _with_open_ends(self, tails: Sequence[TopicTail]) -> dict[int, _End]:
         return {
             tail.topic.id: (tail, None if tail.open is None else open_end(self._log, tail.topic, tail.open))
-            for tail in self._metadata.log.tails(topic_ids)
+            for tail in tails
         }

@@ -27,10 +27,8 @@ from api import json_bounds
 from api.access import Permission
 from api.limits import BODY_BYTES, hold_body_to
 from api.problems import Problem
-from api.waiting import WaitsFor, pools_of, waited_for
+from api.waiting import parse_body, pools_of, waited_for
 
-_PARSED_HERE_BYTES = 4 << 10
-"""A body up to this size takes less time to parse than to hand to a thread."""
 _REQUEST: ContextVar[Request] = ContextVar("request")
 
 
@@ -97,14 +95,10 @@ class Routes(APIRouter):
 
 async def _parse(request: Request) -> None:
     """Let `request.json()` have its value. Raises Problem (400) for what is no JSON, or beyond the bounds."""
-    body = await request.body()
-    if not body:
+    if not await request.body():
         return
     try:
-        if len(body) <= _PARSED_HERE_BYTES:
-            value = json_bounds.load(body)
-        else:
-            value = await pools_of(request)[WaitsFor.PARSING].run(json_bounds.load, body)
+        value = await parse_body(request, json_bounds.load)
     except (ValueError, RecursionError) as error:
         raise Problem(400, f"the request cannot be taken: its body is no JSON that is taken here: {error}") from error
     request._json = value  # where Starlette keeps what it has parsed

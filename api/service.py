@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -26,6 +26,8 @@ from api.upkeep import Upkeep
 from api.waiting import Pools, WaitsFor
 from api.wiring import Components, open_for_writing
 from compactor.control_loop import ControlLoop
+from storage.errors import Unavailable
+from storage.log.lost_ids import keep_lost_ids
 from storage.log.watch import LogWatch
 from storage.objects.interface import ObjectStore
 
@@ -68,6 +70,8 @@ def running(settings: Settings) -> Iterator[Service]:
     with ExitStack() as parts:
         components = parts.enter_context(open_for_writing(settings))
         components = replace(components, log=replace(components.log, wake_sealer=lambda: maintenance.wake()))
+        with suppress(Unavailable):  # then it is done before this process gives out an id
+            keep_lost_ids(components.metadata, components.log)
         control = control_loop(settings, components)
         maintenance = parts.enter_context(Upkeep(settings, components, lambda: control.leads))
         watch = parts.enter_context(LogWatch(components.metadata))
@@ -100,7 +104,7 @@ def running(settings: Settings) -> Iterator[Service]:
             components.metadata,
             components.log,
             components.clock,
-            pools[WaitsFor.DATABASE],
+            pools,
             settings.limits_waiting_polls,
         )
         metrics = Metrics(

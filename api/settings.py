@@ -153,7 +153,8 @@ class Settings:
         1_800_000,
         "compaction.stalled-after",
         WithUnit(least=1000),
-        "A run of whose tasks none ends for so long fails, and is tried again. Longer than a task may take.",
+        "A run of whose tasks none ends for so long fails, and is tried again; waiting for cores does not count. "
+        "Longer than a task may take.",
     )
     leader_lease_term_ms: int = _setting(
         10_000,
@@ -247,6 +248,12 @@ class Settings:
     )
     limits_body_timeout_ms: int = _setting(
         60_000, "limits.body-timeout", WithUnit(least=1), "How long a body may take to arrive; 408 then."
+    )
+    limits_answer_timeout_ms: int = _setting(
+        60_000,
+        "limits.answer-timeout",
+        WithUnit(least=1),
+        "How long a client may take for the next 64 KiB of its answer; its connection is cut off then.",
     )
     threads_database: int = _setting(
         16, "threads.database", _THREADS, "Requests at once that wait for the database alone."

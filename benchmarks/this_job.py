@@ -112,6 +112,10 @@ class _StrippingEngine:
     def parallelism(self) -> int:
         return self.engine.parallelism
 
+    @property
+    def is_waiting(self) -> bool:
+        return self.engine.is_waiting
+
     def run(
         self,
         count: int,

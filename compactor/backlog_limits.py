@@ -10,27 +10,45 @@ Invariants: `__compaction` is exempt from all of it (S9): it holds back what no 
 it. A subscription never goes back, and never beyond the topic's end.
 
 Bytes are those that producers sent; within a ledger every message counts alike, so a backlog that begins inside one is
-an estimate, as a broker's is. All messages of the topic must be at hand: `limits` is for the process in whose log
-directory the tail lies. May go wrong: TopicNotFound, DataLoss, Unavailable. Must not know: who produces.
+an estimate, as a broker's is. The end of the topic must be at hand: this is for the process in whose log directory the
+tail lies. Of a rolled segment in another one, which waits to be sealed, only the row is known: limits then do less. May
+go wrong: TopicNotFound, DataLoss, Unavailable. Must not know: who produces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from storage.clock import Clock
 from storage.cursor import Cursor
-from storage.errors import CompactorError, Conflict, Fenced, NotFound, Unavailable
+from storage.errors import (
+    CompactorError,
+    Conflict,
+    Fenced,
+    NotFound,
+    ObjectDamaged,
+    ObjectMissing,
+    SegmentElsewhere,
+    Unavailable,
+)
 from storage.log.directory import LogDirectory
 from storage.log.open_end import open_end
-from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, LedgerRecord, TopicRecord, TopicSnapshot
+from storage.metadata.records import (
+    COMPACTION_CURSOR,
+    CursorRecord,
+    LedgerRecord,
+    SegmentRecord,
+    TopicRecord,
+    TopicSnapshot,
+)
 from storage.metadata.store import MetadataStore
-from storage.model import TopicName
+from storage.model import Position, TopicName
 from storage.objects.interface import ObjectStore
 from storage.policies import EVICT, HOLD, TopicPolicies
-from storage.start import AtOffset, AtTime, Start
+from storage.reader import SnapshotReader, last_of
+from storage.start import AtOffset
 from storage.topic import Topic
 
 LEFT_AFTER_EVICTION = 0.9
@@ -122,7 +140,7 @@ class BacklogLimits:
     def apply(self, topic: TopicRecord, policies: TopicPolicies) -> OverQuota | None:
         """Move the topic's subscriptions as its policies say; why it is to take no messages, if it is not."""
         if policies.message_ttl_seconds:
-            self._acknowledge_before(topic, AtTime(self.clock.now_ms() - policies.message_ttl_seconds * 1000))
+            self._acknowledge_older(topic, self.clock.now_ms() - policies.message_ttl_seconds * 1000)
         over = self.over_quota(topic, policies)
         for one in over:
             if one.action == EVICT:
@@ -151,7 +169,7 @@ class BacklogLimits:
             if unit == "bytes":
                 backlog = bytes_behind(extents(self.metadata.snapshot(topic.id), self.log), _next_offset(slowest))
             else:
-                backlog = self._age_seconds(topic, _next_offset(slowest))
+                backlog = self._age_seconds(topic, _next_offset(slowest), limit)
             if backlog > limit:
                 found.append(OverQuota(topic.name, slowest.name, backlog, limit, unit, action))
         return found
@@ -161,38 +179,88 @@ class BacklogLimits:
         left = int(over.limit * LEFT_AFTER_EVICTION)
         if over.unit == "bytes":
             some = extents(self.metadata.snapshot(topic.id), self.log)
-            self._acknowledge_before(topic, AtOffset(first_of_last(some, left)))
+            self._acknowledge_below(self._opened(topic), self._cursors(topic), first_of_last(some, left))
         else:
-            self._acknowledge_before(topic, AtTime(self.clock.now_ms() - left * 1000))
+            self._acknowledge_older(topic, self.clock.now_ms() - left * 1000)
 
-    def _acknowledge_before(self, topic: TopicRecord, start: Start) -> None:
-        """Let every subscription go on at `start`, unless it is there already."""
+    def _acknowledge_older(self, topic: TopicRecord, publish_time: int) -> None:
+        """Let every subscription go on at the first message that was published then or later."""
         waiting = self._cursors(topic)
         if not waiting:
             return
-        opened = Topic(self.metadata, self.store, self.clock, topic, log=self.log)
-        offset, _ = _first(opened, start)
-        if offset is None:
-            offset = opened.snapshot_reader().end
-        for record in waiting:
-            if _next_offset(record) < offset:
-                with suppress(Fenced, NotFound):  # somebody moved or deleted it: the next time looks again
-                    cursor = Cursor(
-                        self.metadata,
-                        self.clock,
-                        topic,
-                        record.name,
-                        opened.locate,
-                        lambda: opened.snapshot_reader().end,
-                    )
-                    cursor.acknowledge_below(offset)
-                    cursor.close()
+        opened = self._opened(topic)
+        reader = opened.snapshot_reader()
+        try:
+            offset = self._first_since(reader, min(map(_next_offset, waiting)), publish_time)
+        except (ObjectMissing, ObjectDamaged):
+            if opened.snapshot().pieces == reader.pieces:
+                raise
+            return  # it was sealed or trimmed meanwhile: the next time looks again
+        self._acknowledge_below(opened, waiting, offset)
 
-    def _age_seconds(self, topic: TopicRecord, offset: int) -> int:
-        """The age of the first message at or behind an offset; 0: there is none."""
-        opened = Topic(self.metadata, self.store, self.clock, topic, log=self.log)
-        _, published = _first(opened, AtOffset(offset))
-        return 0 if published is None else max(self.clock.now_ms() - published, 0) // 1000
+    def _first_since(self, reader: SnapshotReader, offset: int, publish_time: int) -> int:
+        """The first message at or behind an offset that was published then or later; the topic's end if none was.
+
+        Rows of ledgers and segments say it but for the one piece in which messages of both kinds lie. Of that, if it
+        lies in another log directory, all messages count as later.
+        """
+        end = reader.end  # before the look: what is appended during it is no older message
+        for piece in _behind(reader, offset, end):
+            first, (oldest, newest) = max(piece.first_offset, offset), _published(piece)
+            if newest is not None and newest < publish_time:
+                continue
+            if (oldest is not None and oldest >= publish_time) or self._is_elsewhere(piece):
+                return first
+            found = reader.first_since(piece, publish_time, first)
+            if found is not None:
+                return found
+        return end
+
+    def _acknowledge_below(self, opened: Topic, waiting: Sequence[CursorRecord], offset: int) -> None:
+        """Let these subscriptions go on at an offset, or where they are if that is behind it."""
+        moving = [record for record in waiting if _next_offset(record) < offset]
+        lasts = {one.offset: one for one in map(last_of, opened.snapshot().pieces) if one} if moving else {}
+
+        def locate(wanted: int) -> Position | None:
+            try:
+                return lasts.get(wanted) or opened.locate(wanted)
+            except SegmentElsewhere:
+                return None  # only its row is known here
+
+        for record in moving:
+            with suppress(Fenced, NotFound):  # another owner moved or deleted it: the next time looks again
+                cursor = Cursor(
+                    self.metadata,
+                    self.clock,
+                    opened.record,
+                    record.name,
+                    locate,
+                    lambda: opened.snapshot_reader().end,
+                )
+                cursor.acknowledge_below(offset)
+                cursor.close()
+
+    def _age_seconds(self, topic: TopicRecord, offset: int, limit: int) -> int:
+        """The age of the first message at or behind an offset; 0: there is none. One up to `limit` may be less.
+
+        A message in another log directory counts as the newest of its segment.
+        """
+        opened, now = self._opened(topic), self.clock.now_ms()
+        reader = opened.snapshot_reader()
+        piece = next(_behind(reader, offset, reader.end), None)
+        if piece is None:
+            return 0
+        published, newest = _published(piece)
+        if published is None or (now - published) // 1000 > limit:
+            published = newest if self._is_elsewhere(piece) else _first_published(opened, offset)
+        return 0 if published is None else max(now - published, 0) // 1000
+
+    def _is_elsewhere(self, piece: LedgerRecord | SegmentRecord) -> bool:
+        """Whether a piece's messages lie in another log directory."""
+        return isinstance(piece, SegmentRecord) and (self.log is None or piece.log_uid != self.log.known_uid)
+
+    def _opened(self, topic: TopicRecord) -> Topic:
+        return Topic(self.metadata, self.store, self.clock, topic, log=self.log)
 
     def _cursors(self, topic: TopicRecord) -> list[CursorRecord]:
         """The subscriptions that limits are for."""
@@ -203,8 +271,22 @@ def _next_offset(cursor: CursorRecord) -> int:
     return cursor.mark_delete.offset + 1 if cursor.mark_delete else 0
 
 
-def _first(topic: Topic, start: Start) -> tuple[int | None, int | None]:
-    """Offset and publish time of the first raw message from a start on; None: there is none."""
-    for batch in topic.read(start, max_messages=1):
-        return batch.column("offset")[0].as_py(), batch.column("publish_time")[0].as_py()
-    return None, None
+def _behind(reader: SnapshotReader, offset: int, end: int) -> Iterator[LedgerRecord | SegmentRecord]:
+    """The pieces that hold messages from an offset on; `end`: of the topic."""
+    for piece in reader.pieces if offset < end else ():
+        last = last_of(piece)
+        if last is None or last.offset >= offset:
+            yield piece
+
+
+def _published(piece: LedgerRecord | SegmentRecord) -> tuple[int | None, int | None]:
+    """The smallest and the largest publish time of a piece's messages, as its row says; None, None of an open one."""
+    content = piece if isinstance(piece, LedgerRecord) else piece.content
+    return (None, None) if content is None else (content.min_publish_time, content.max_publish_time)
+
+
+def _first_published(topic: Topic, offset: int) -> int | None:
+    """When the first raw message at or behind an offset was published; None: there is none."""
+    for batch in topic.read(AtOffset(offset), max_messages=1):
+        return int(batch.column("publish_time")[0].as_py())
+    return None

@@ -8,7 +8,8 @@ outcome, the others go on.
 One thread beats for all runs of the batch, with their progress, in one transaction. It hears which runs were fenced
 (cancelled, taken over, their cursor deleted): those end at the next phase, and when none is left the job is stopped. A
 job of which no task ends for too long is stopped as well, and its runs fail; their hearts beat no more, so that an
-engine that cannot even be stopped holds up no other service.
+engine that cannot even be stopped holds up no other service. The time for which a job waits for the cores that other
+jobs of the session have does not count.
 """
 
 from __future__ import annotations
@@ -61,13 +62,15 @@ class Work:
 
 
 class Stillness:
-    """For how long no task of the engine's job has ended. One thread runs the jobs, another one looks."""
+    """For how long the engine's job has had cores and no task of it has ended. One thread runs the jobs, another one
+    looks."""
 
     def __init__(self, clock: Clock, limit_ms: int) -> None:
         self.limit_ms = limit_ms
         self._clock = clock
         self._ended = 0
         self._since: int | None = None
+        self._waited_until = 0
         self.is_over = False
         """Whether the job, or the last one, was still for longer than the limit."""
 
@@ -84,10 +87,13 @@ class Stillness:
         """It has ended."""
         self._since = None
 
-    def look(self) -> bool:
-        """Whether the job has been still for too long."""
-        since = self._since
-        if since is not None and self._clock.now_ms() - since > self.limit_ms:
+    def look(self, is_waiting: bool = False) -> bool:
+        """Whether the job has been still for too long. `is_waiting`: other jobs have all cores now; that counts for
+        nothing."""
+        since, now = self._since, self._clock.now_ms()
+        if is_waiting:
+            self._waited_until = now
+        if since is not None and now - max(since, self._waited_until) > self.limit_ms:
             self.is_over = True
         return self.is_over and since is not None
 
@@ -289,7 +295,7 @@ class Batch:
         )
 
     def _beat(self, jobs: Sequence[Job]) -> None:
-        if self.stillness is not None and self.stillness.look():
+        if self.stillness is not None and self.stillness.look(self.engine.is_waiting):
             self.engine.cancel()
             return
         active = [job for job in jobs if job.outcome is None]

@@ -43,11 +43,12 @@ class Patience:
 @dataclass(frozen=True)
 class Look:
     """What a driver says of itself. `executors` None: they are not counted. `ended`: tasks of the job that is asked
-    for."""
+    for; `is_waiting`: none of its tasks runs, and tasks of other jobs do."""
 
     stopped: bool
     executors: int | None
     ended: int = 0
+    is_waiting: bool = False
 
 
 class Driver(Protocol):
@@ -216,6 +217,8 @@ class JobWatch:
         self._poll_seconds = poll_seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spark-watch", daemon=True)
+        self.is_waiting = False
+        """Whether the job had no task that ran, and other jobs had, when the driver was last asked."""
 
     def __enter__(self) -> Self:
         self._watched.begun()
@@ -235,6 +238,7 @@ class JobWatch:
             except NoAnswer:
                 return  # it is killed
             if look is not None and not self._ended.is_set():
+                self.is_waiting = look.is_waiting
                 with suppress(Exception):  # progress is to look at: the terminal may be gone
                     self._on_done(look.ended)
             if watched.given_up:

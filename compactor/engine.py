@@ -122,6 +122,11 @@ class Engine(Protocol):
         """Tasks that can run at once."""
         ...
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no task of the running job can end, because other jobs have all the cores."""
+        ...
+
     def run(
         self,
         count: int,
@@ -157,6 +162,8 @@ class InProcess:
     """
 
     parallelism = 1
+    is_waiting = False
+    """Each engine has the thread that calls it."""
     _stop: threading.Event | None = None
     """Of the tasks that run; the next ones have another."""
 

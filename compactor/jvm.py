@@ -79,7 +79,8 @@ class Jvm:
             return
         if process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its Python workers, too
+                # PySpark's daemon, with its workers, has a group of its own: it ends when its stdin does.
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if process.stdin is not None:
             process.stdin.close()

@@ -201,9 +201,12 @@ class Maintenance:
         self.over_quota = MappingProxyType(found)
 
     def _is_at_hand(self, topic: TopicRecord, leads: bool) -> bool:
-        """Whether this process looks after the topic's backlog: all of its messages can be read here."""
+        """Whether this process looks after the topic's backlog: its last messages lie here, or are sealed.
+
+        Rolled segments before them may lie elsewhere, and wait to be sealed there.
+        """
         unsealed = [one for one in self._metadata.log.segments(topic.id) if one.state is not SegmentState.SEALED]
-        return all(one.log_uid == self._log.known_uid for one in unsealed) if unsealed else leads
+        return unsealed[-1].log_uid == self._log.known_uid if unsealed else leads
 
     def _retain(self, failing: dict[str, str]) -> None:
         retention = Retention(self._metadata, self._store, self._clock, self._log)

@@ -35,9 +35,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyspark import SparkConf, SparkContext, TaskContext
+from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
+from py4j.java_gateway import java_import
+from pyspark import SparkConf, SparkContext, StatusTracker, TaskContext
 from pyspark.find_spark_home import _find_spark_home
-from pyspark.java_gateway import launch_gateway
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
@@ -55,6 +56,22 @@ _EXECUTORS_WITHIN_SECONDS = 10.0
 _EXECUTORS_SETTLE_SECONDS = 1.0
 _STARTS_WITHIN_SECONDS = 300.0
 _JAVA_ENDS_WITHIN_SECONDS = 10.0
+JAVA_NAMES = (
+    "org.apache.spark.SparkConf",
+    "org.apache.spark.api.java.*",
+    "org.apache.spark.api.python.*",
+    "org.apache.spark.ml.python.*",
+    "org.apache.spark.mllib.api.python.*",
+    "org.apache.spark.resource.*",
+    "org.apache.spark.sql.Encoders",
+    "org.apache.spark.sql.OnSuccessCall",
+    "org.apache.spark.sql.functions",
+    "org.apache.spark.sql.classic.*",
+    "org.apache.spark.sql.api.python.*",
+    "org.apache.spark.sql.hive.*",
+    "scala.Tuple2",
+)
+"""What PySpark finds in Java without its package: the imports of its `launch_gateway`."""
 _NO_PYTHON = "Cannot run program"
 _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 
@@ -148,15 +165,18 @@ def _start(configuration: SparkConf, log_file: Path, jvm: Jvm) -> SparkSession:
 
 
 def _gateway(port: int, secret: str, jvm: Jvm) -> Any:
-    """PySpark's way to a JVM that runs already."""
-    found = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-    os.environ.update(found)
-    try:
-        gateway = launch_gateway()  # type: ignore[no-untyped-call]
-    finally:
-        for name in found:
-            del os.environ[name]
+    """PySpark's way to a JVM that runs already, with a thread of Java's for each of ours.
+
+    As `launch_gateway` makes it, but that takes port and secret from the environment, which a process that is started
+    meanwhile would inherit.
+    """
+    gateway = ClientServer(
+        java_parameters=JavaParameters(port=port, auth_token=secret, auto_convert=True),
+        python_parameters=PythonParameters(port=0, eager_load=False),
+    )
     gateway.proc = jvm.process
+    for name in JAVA_NAMES:
+        java_import(gateway.jvm, name)
     return gateway
 
 
@@ -225,7 +245,11 @@ class SparkDriver:
         java_context = context._jsc.sc()
         if java_context.isStopped():
             return Look(stopped=True, executors=None)
-        return Look(False, self._executors(java_context), self._ended(group) if group else 0)
+        tracker = self._session.sparkContext.statusTracker()
+        ended, running = _tasks(tracker, tracker.getJobIdsForGroup(group)) if group else (0, 0)
+        # Spark gives the cores to the job that came first (FIFO).
+        is_waiting = bool(group) and not running and _tasks(tracker, tracker.getActiveJobsIds())[1] > 0
+        return Look(False, self._executors(java_context), ended, is_waiting)
 
     def cancel(self, group: str) -> None:
         self._session.sparkContext.cancelJobGroup(group)
@@ -243,20 +267,25 @@ class SparkDriver:
             return None
         return int(java_context.getExecutorMemoryStatus().size()) - 1  # the driver is one of them
 
-    def _ended(self, group: str) -> int:
-        tracker = self._session.sparkContext.statusTracker()
-        jobs = [info for info in map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)) if info]
-        infos = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
-        return sum(info.numCompletedTasks for info in infos)
+
+def _tasks(tracker: StatusTracker, job_ids: Iterable[int]) -> tuple[int, int]:
+    """Of some jobs the tasks that have ended, and those that run."""
+    jobs = [info for info in map(tracker.getJobInfo, job_ids) if info]
+    stages = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
+    return sum(one.numCompletedTasks for one in stages), sum(one.numActiveTasks for one in stages)
 
 
 class SparkEngine:
-    """Runs the tasks of a phase as one Spark job each; an `Engine`. `watched`: what all engines of a session share."""
+    """Runs the tasks of a phase as one Spark job each; an `Engine`.
+
+    `watched`: what all engines of a session share; None: this is the only one.
+    """
 
     def __init__(self, session: SparkSession, watched: Watched | None = None) -> None:
         self._session = session
         self._watched = watched or Watched(SparkDriver(session))
         self._group = self._cancelled_group = ""
+        self._watch: JobWatch | None = None
 
     @property
     def parallelism(self) -> int:
@@ -265,6 +294,11 @@ class SparkEngine:
             return int(self._watched.ask(lambda: self._session.sparkContext.defaultParallelism))
         except Exception as error:  # NoAnswer, or a Java that has died
             raise self._failure(error) from error
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether other jobs of the session have all cores, so that no task of this engine's job runs."""
+        return self._watch is not None and self._watch.is_waiting
 
     def warm_up(self) -> None:
         """Start the Python workers and let them import what tasks need; given up after some minutes."""
@@ -294,7 +328,7 @@ class SparkEngine:
             on_done(ended * count // len(partitions))
 
         try:  # a Java that has died shows at any call; one that is stopped is killed by the watch
-            with JobWatch(self._watched, self._group, tell):
+            with JobWatch(self._watched, self._group, tell) as self._watch:
                 context = self._session.sparkContext
                 context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
                 failures = cluster.max_failures(str(context.master), context.getConf().get("spark.task.maxFailures"))
@@ -311,6 +345,12 @@ class SparkEngine:
         """Stop the running job; safe from another thread, which waits for nothing."""
         self._cancelled_group = self._group
         self._watched.cancel(self._cancelled_group)
+
+    def close(self) -> None:
+        """Stop the session, of which this is the only engine; a Java that does not answer is killed."""
+        with contextlib.suppress(Exception):  # stopping a Java that has died fails, too, and would hide why
+            self._watched.ask(self._session.stop)
+        self._watched.close()
 
     def _failure(self, error: Exception) -> CompactorError:
         if self._watched.given_up:
@@ -329,14 +369,6 @@ class SparkEngine:
             f"Spark gave up on a task ({_first_line(error)})",
             "look at the executors' logs (more memory a worker helps against killed ones), then run it again",
         )
-
-
-def stop_session(session: SparkSession) -> None:
-    """Stop a session; a Java that does not answer is killed."""
-    watched = Watched(SparkDriver(session))
-    with contextlib.suppress(Exception):  # stopping a Java that has died fails, too, and would hide why
-        watched.ask(session.stop)
-    watched.close()
 
 
 def end_session(session: SparkSession, watched: Watched) -> None:

@@ -46,6 +46,7 @@ from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
 from storage.log.directory import LogDirectory
 from storage.log.keeper import LogKeeper
+from storage.log.lost_ids import keep_lost_ids
 from storage.metadata.control_records import Retry
 from storage.metadata.records import (
     Attempt,
@@ -195,6 +196,7 @@ class TwoPhaseCompactor:
         """
         if self.log is None:
             return None
+        keep_lost_ids(self.metadata, self.log)
         keeper = LogKeeper(self.metadata, self.store, self.clock, self.log, owner_name())
         left = keeper.settle_what_can_be(topic)
         if left is not None:

@@ -28,6 +28,7 @@ from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.sealing import Sealer
 from storage.log.directory import LogDirectory
+from storage.log.lost_ids import keep_lost_ids
 from storage.log.open_segment import roll_open_segment
 from storage.log.segment import ahead_of_time
 from storage.log.unnamed import behind
@@ -119,6 +120,8 @@ class BulkAppend:
     def _roll(self, lease: Lease) -> None:
         """Close the segment that is open, if there is one: what is imported comes behind it, and behind what the
         database has lost."""
+        if self.log is not None:
+            keep_lost_ids(self.metadata, self.log)
         segment = self.metadata.log.open_segment_of(self.topic.id)
         if segment is None and (self.log is None or not behind(self.log.of_topic(self.topic.uid), 0)):
             return

@@ -128,14 +128,7 @@ class Cursor:
                 f"offsets from {first} to {position.offset} of {self._topic.name} cannot be acknowledged",
                 "an offset is 0 or more, and the first is not behind the last",
             )
-        if position.offset >= self._end_seen:
-            self._end_seen = max(self._end_seen, self._end())
-            if position.offset >= self._end_seen:
-                raise InvalidInput(
-                    f"offset {position.offset} of {self._topic.name} cannot be acknowledged: the topic ends before "
-                    f"offset {self._end_seen}",
-                    "acknowledge only messages that were delivered",
-                )
+        self._check_exists(position.offset)
         with self._state:
             self._check()
             if first <= self._offsets.end + 1:
@@ -152,7 +145,8 @@ class Cursor:
     def acknowledge_below(self, offset: int) -> None:
         """Acknowledge all before an offset, at most the topic's end; the message there need not exist any more.
 
-        Mark-delete then stands on the last of them, if `locate` finds it; if not, the ranges say so.
+        Mark-delete then stands on the last of them, if `locate` finds it; if not, the ranges say so. Raises
+        InvalidInput for an offset behind the topic's end.
         """
         last = offset - 1
         if last < 0:
@@ -161,6 +155,7 @@ class Cursor:
         if found is not None and found.offset == last:
             self.acknowledge_cumulative(found)
             return
+        self._check_exists(last)
         with self._state:
             self._check()
             self._offsets.add(0, last)
@@ -268,6 +263,17 @@ class Cursor:
         """Flush. The object must not be used afterwards."""
         self.flush()
         self.flush()  # the first may have learned from another owner that a hole is closed
+
+    def _check_exists(self, offset: int) -> None:
+        """Raises InvalidInput for an offset at or behind the topic's end."""
+        if offset >= self._end_seen:
+            self._end_seen = max(self._end_seen, self._end())
+            if offset >= self._end_seen:
+                raise InvalidInput(
+                    f"offset {offset} of {self._topic.name} cannot be acknowledged: the topic ends before "
+                    f"offset {self._end_seen}",
+                    "acknowledge only messages that were delivered",
+                )
 
     def _unacknowledged(self, start: int, end: int) -> Iterator[range]:
         while start < end:

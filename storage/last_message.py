@@ -4,12 +4,13 @@ Looked for from the end: raw behind the horizon, then the compacted ledger. Rows
 of a chunked message only the last chunk does, if the message is complete: its other chunks lie before it, in order, and
 none was trimmed, hidden (C2) or never sent. A reader that waits for a message that can never be whole waits for ever.
 
-Whether a message is complete the chunk tables say, by the rule of `storage/ledger/chunk_table.py: assemble`. They are
-read from the last chunk backwards, up to the message's first chunk, and only where the last message is a chunked one;
-a segment has none, and is read through in windows that grow. Plain messages cost one row group, or one entry.
+Whether a message is complete the chunk tables say, by the rule of `storage/ledger/chunk_table.py: assemble`. One walk
+goes backwards and takes all last chunks along of which the first chunk was not found yet (`_Unfinished`), so each table
+is read once, however many of them there are. It ends when none is left that lies behind the last message. A segment has
+no table, and is read through in windows that grow. Plain messages cost one row group, or one entry.
 
-Memory: the ids of a row group or window, and the chunk table of one ledger or one hash range. May go wrong:
-ObjectMissing, ObjectDamaged.
+Memory: the ids of a row group or window, the chunk table of one ledger or one hash range, and 72 bytes a chunk of the
+messages that are taken along. May go wrong: ObjectMissing, ObjectDamaged.
 """
 
 from __future__ import annotations
@@ -20,19 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from storage.ledger import chunk_table, rows
-from storage.ledger.chunk_table import (
-    IDENTITY,
-    Chunks,
-    assemble,
-    belonging,
-    chunk_records,
-    keyed,
-    offsets,
-    read_ledger_chunks,
-)
+from storage.ledger.chunk_table import Chunks, Mask, assemble, belonging, chunk_records, offsets, read_ledger_chunks
 from storage.ledger.deleted import alive, read_deleted
 from storage.ledger.hashing import KeyHasher
-from storage.ledger.key_index import MAX_RANGE_BITS, HashRange
+from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import Manifest
 from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.metadata.records import CompactedLedgerRecord, LedgerRecord, SegmentRecord
@@ -67,32 +59,55 @@ class LastMessage:
 
     def _last_raw(self, first: int, compacted: CompactedLedgerRecord | None) -> MessageId | None:
         """The last raw message from an offset on."""
-        pieces = self._reader.pieces
-        for number in reversed(range(len(pieces))):
-            piece = pieces[number]
+        found = _Unfinished()
+        for piece in reversed(self._reader.pieces):
             if isinstance(piece, LedgerRecord):
                 if piece.last_offset < first:
-                    return None
-                reader = RowsReader(self._store, RowsObject(piece.rows, piece.footer_size))
-                groups = range(len(reader.groups))
-                if reader.most(groups[-1], "slot") == int(rows.Slot.MESSAGE):
-                    return piece.last_message_id  # as the footer says, nothing there is hidden: no row need be read
-                tables: Iterator[pa.Table] = (reader.read(group, [*_ID, *_CHUNK]) for group in reversed(groups))
+                    break
+                if found.best is None and found.is_empty and self._ends_plainly(piece):
+                    return piece.last_message_id
+                self._look_in_ledger(piece, first, found)
             else:
-                tables = self._segment_backwards(piece, first)
-            for table in tables:
-                for last in _endings(_from(first, delivered(table))):
-                    if not last["is_chunk"] or self._is_whole(last["offset"], number, first, compacted):
-                        return self._id_of(last)
-        return None
+                self._look_in_segment(piece, first, found)
+            if found.is_over:
+                break
+        if compacted is not None and not found.is_over and not found.is_empty:
+            with naming_compacted(self._reader.snapshot):
+                for table in self._manifest_of(compacted).chunks:
+                    if found.may_be_in(table.hash_range):
+                        found.add(self._shown(chunk_table.read_tables(self._store, [table], table.hash_range)))
+        return None if found.best is None else self._raw_id(found.best)
 
-    def _segment_backwards(self, segment: SegmentRecord, first: int) -> Iterator[pa.Table]:
-        """Ids of a segment's rows from an offset on, in windows, the newest first."""
-        last = self._reader.tail_of(segment).last(self._reader.snapshot.topic, segment)
-        end = -1 if last is None else last.offset + 1
-        for start, stop in _windows(max(first, segment.first_offset), end):
-            window = [table.select([*_ID, *_CHUNK]) for table in self._window(segment, start, stop)]
-            yield from reversed(window)
+    def _ends_plainly(self, ledger: LedgerRecord) -> bool:
+        """Whether the footer says that all rows at the ledger's end are messages: then no row need be read."""
+        reader = RowsReader(self._store, RowsObject(ledger.rows, ledger.footer_size))
+        return reader.most(len(reader.groups) - 1, "slot") == int(rows.Slot.MESSAGE)
+
+    def _look_in_ledger(self, ledger: LedgerRecord, first: int, found: _Unfinished) -> None:
+        chunks = read_ledger_chunks(self._store, ledger.index)
+        found.add(chunks[offsets(chunks) >= np.uint64(first)])
+        if found.best is not None:
+            if found.best >= ledger.last_offset:  # only chunks are wanted of it
+                return
+            first = found.best + 1
+        reader = RowsReader(self._store, RowsObject(ledger.rows, ledger.footer_size))
+        for number in reversed(range(len(reader.groups))):
+            if reader.groups[number].last_offset < first:
+                return
+            table = reader.read(number, [*_ID, *_CHUNK])
+            if found.note_plain(_from(first, delivered(table))):
+                return
+
+    def _look_in_segment(self, segment: SegmentRecord, first: int, found: _Unfinished) -> None:
+        for start, stop in _windows(max(first, segment.first_offset), self._end_of(segment)):
+            tables = list(self._window(segment, start, stop))
+            records = (chunk_records(table, self._hasher) for table in tables)
+            found.add(np.concatenate([chunk_table.none(), *records]))
+            for table in reversed(tables):
+                if found.note_plain(_from(first, delivered(table))):
+                    break
+            if found.is_over:
+                return
 
     def _window(self, segment: SegmentRecord, start: int, stop: int) -> Iterator[pa.Table]:
         """The rows of a segment from the offset `start` to before `stop`."""
@@ -102,43 +117,19 @@ class LastMessage:
                 return
             yield table.slice(0, int(np.searchsorted(found, stop, "left")))
 
-    def _is_whole(self, offset: int, number: int, first: int, compacted: CompactedLedgerRecord | None) -> bool:
-        """Whether the last chunk at an offset, in raw piece `number`, completes a message that begins at `first` or
-        behind it, or in the compacted ledger."""
-        found: Chunks | None = None
-        for chunks in self._chunks_backwards(offset, number, first):
-            if found is None:
-                found = chunks[offsets(chunks) == np.uint64(offset)][:1]
-            mine = _of_message(chunks[offsets(chunks) < np.uint64(offset)], found)
-            found = np.concatenate([mine, found])
-            if _is_decided(found):
-                break
-        if found is None or not len(found):
-            return False
-        if compacted is not None and not _is_decided(found):
-            with naming_compacted(self._reader.snapshot):
-                wanted = HashRange(int(_range_hash(found)) >> (64 - MAX_RANGE_BITS), MAX_RANGE_BITS)
-                tables = chunk_table.read_tables(self._store, self._manifest_of(compacted).chunks, wanted)
-            found = np.concatenate([_of_message(self._shown(tables), found), found])
-        return offset in assemble(found).offset
-
-    def _chunks_backwards(self, offset: int, number: int, first: int) -> Iterator[Chunks]:
-        """The chunks of raw pieces from `number` back to the offset `first`, that at `offset` among the first."""
-        for at in reversed(range(number + 1)):
-            piece = self._reader.pieces[at]
-            if isinstance(piece, LedgerRecord):
-                if piece.last_offset < first:
-                    return
-                found = read_ledger_chunks(self._store, piece.index)
-                yield found[offsets(found) >= np.uint64(first)]
-                continue
-            end = offset + 1 if at == number else self._end_of(piece)
-            for start, stop in _windows(max(first, piece.first_offset), end):
-                tables = (chunk_records(table, self._hasher) for table in self._window(piece, start, stop))
-                yield np.concatenate([chunk_table.none(), *tables])
-
     def _end_of(self, segment: SegmentRecord) -> int:
-        return segment.content.last_offset + 1 if segment.content else segment.first_offset
+        """The offset behind what can be read of a segment."""
+        last = self._reader.tail_of(segment).last(self._reader.snapshot.topic, segment)
+        return segment.first_offset if last is None else last.offset + 1
+
+    def _raw_id(self, offset: int) -> MessageId:
+        """The id of the row at an offset."""
+        piece = next(one for one in reversed(self._reader.pieces) if one.first_offset <= offset)
+        if isinstance(piece, LedgerRecord):
+            reader = RowsReader(self._store, RowsObject(piece.rows, piece.footer_size))
+            return self._id_of(reader.read(_group_of(reader, offset), _ID), offset)
+        (table,) = self._window(piece, offset, offset + 1)
+        return self._id_of(table, offset)
 
     def _last_compacted(self, compacted: CompactedLedgerRecord) -> MessageId | None:
         """The last live message of the compacted ledger that may be seen."""
@@ -148,6 +139,7 @@ class LastMessage:
         manifest = self._manifest_of(compacted)
         if shown is None and not any(table.pending for table in manifest.chunks):
             return compacted.last_message_id
+        whole: int | None = None  # looked for when it is wanted
         for part in reversed(manifest.parts):
             if shown is not None and shown.hides_all(part):
                 continue
@@ -160,18 +152,23 @@ class LastMessage:
                 if deleted:
                     live = alive(deleted, part.first.offset, table.column("offset").to_numpy())
                     table = table.filter(pa.array(live))
-                for last in _endings(table if shown is None else shown.of(table)):
-                    if not last["is_chunk"] or self._is_whole_compacted(manifest, last["offset"]):
-                        return self._id_of(last)
+                table = table if shown is None else shown.of(table)
+                if whole is None and belonging(table).any():
+                    whole = self._last_whole(manifest)
+                last = _last_plain(table)
+                if whole is not None and whole in table.column("offset").to_numpy():
+                    last = whole if last is None else max(last, whole)
+                if last is not None:
+                    return self._id_of(table, last)
         return None
 
-    def _is_whole_compacted(self, manifest: Manifest, offset: int) -> bool:
-        """Whether the last chunk at an offset completes a message of which all chunks may be seen."""
+    def _last_whole(self, manifest: Manifest) -> int:
+        """The offset of the last chunked message of which all chunks may be seen; -1: there is none."""
+        found = -1
         for table in manifest.chunks:
-            found = chunk_table.read_tables(self._store, [table], HashRange())
-            if any(offset in offsets(one) for one in found):
-                return offset in assemble(self._shown(found)).offset
-        return False
+            ends = assemble(self._shown(chunk_table.read_tables(self._store, [table], table.hash_range))).offset
+            found = max(found, int(ends.max()) if len(ends) else -1)
+        return found
 
     def _shown(self, chunks: list[Chunks]) -> Chunks:
         """Those that may be seen."""
@@ -195,9 +192,79 @@ class LastMessage:
         self._manifest = self._manifest or self._reader.manifest(compacted)
         return self._manifest
 
-    def _id_of(self, row: dict[str, int]) -> MessageId:
-        partition = self._reader.snapshot.topic.name.partition
-        return MessageId(row["ledger_id"], row["entry_id"], partition, row["batch_index"])
+    def _id_of(self, table: pa.Table, offset: int) -> MessageId:
+        """The id of one of the rows of a table, by its offset."""
+        at = int(np.searchsorted(table.column("offset").to_numpy(), offset, "left"))
+        row: dict[str, int] = table.slice(at, 1).select(_ID).to_pylist()[0]
+        assert row["offset"] == offset
+        return MessageId(
+            row["ledger_id"], row["entry_id"], self._reader.snapshot.topic.name.partition, row["batch_index"]
+        )
+
+
+class _Unfinished:
+    """What a walk backwards takes along: the chunks of messages of which the last chunk was found, and the first not.
+
+    `best`: the offset of the last message that is known to be whole; None: there is none yet.
+    """
+
+    def __init__(self) -> None:
+        self.best: int | None = None
+        self._chunks = chunk_table.none()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message is unfinished."""
+        return not len(self._chunks)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last message is known: none that is unfinished lies behind it."""
+        return self.best is not None and not _behind(_ends(self._chunks), self.best).any()
+
+    def may_be_in(self, hash_range: HashRange) -> bool:
+        """Whether a hash range may have chunks of what is unfinished."""
+        return len(chunk_table.inside(self._chunks, hash_range)) > 0
+
+    def note_plain(self, table: pa.Table) -> bool:
+        """Whether a table, of rows that a reader gets, has a plain message, which is whole by itself."""
+        last = _last_plain(table)
+        if last is not None:
+            self.best = last if self.best is None else max(last, self.best)
+        return last is not None
+
+    def add(self, chunks: Chunks) -> None:
+        """The chunks before those that were added, in any order: some messages are whole with them, others begin."""
+        ends = _ends(chunks)
+        begun = ends if self.best is None else ends[_behind(ends, self.best)]
+        wanted = np.concatenate([self._chunks["uuid_hi"], begun["uuid_hi"]])  # of another message, it is passed over
+        chunks = chunks[np.isin(chunks["uuid_hi"], wanted)]
+        if not len(chunks):
+            return
+        touched = np.isin(self._chunks["uuid_hi"], chunks["uuid_hi"])
+        left = self._settled(np.concatenate([chunks, self._chunks[touched]]))
+        self._chunks = np.concatenate([left, self._chunks[~touched]])
+
+    def _settled(self, chunks: Chunks) -> Chunks:
+        """Note the messages that are whole; the chunks of those that are neither whole nor known never to be.
+
+        What lies before a message's first chunk plays no part in it.
+        """
+        found = assemble(chunks)
+        if len(found.offset):
+            last = int(found.offset.max())
+            self.best = last if self.best is None else max(last, self.best)
+        chunks, group, offset = found.chunks, found.group, offsets(found.chunks)
+        first = np.full(int(group[-1]) + 1, np.iinfo(np.uint64).max)
+        begins = chunks["index"] == 0
+        np.minimum.at(first, group[begins], offset[begins])
+        ends = (chunks["index"] + 1 == chunks["count"]) & (offset < first[group])
+        if self.best is not None:
+            ends &= offset > np.uint64(self.best)
+        is_wanted = np.zeros(len(first), dtype=np.bool_)
+        is_wanted[group[ends]] = True
+        left: Chunks = chunks[is_wanted[group] & (offset < first[group])]
+        return left
 
 
 def _from(first: int, table: pa.Table) -> pa.Table:
@@ -205,13 +272,27 @@ def _from(first: int, table: pa.Table) -> pa.Table:
     return table.slice(int(np.searchsorted(table.column("offset").to_numpy(), first, "left")))
 
 
-def _endings(table: pa.Table) -> Iterator[dict[str, int]]:
-    """The rows with which a message may be whole, the last first: of a chunked one the last chunk (`is_chunk`)."""
-    chunk = belonging(table)
-    index, count = (table.column(name).fill_null(-2).to_numpy() for name in ("chunk_index", "chunk_count"))
-    for row in np.flatnonzero(~chunk | (index + 1 == count))[::-1].tolist():
-        found: dict[str, int] = table.slice(row, 1).select(_ID).to_pylist()[0]
-        yield found | {"is_chunk": int(chunk[row])}
+def _last_plain(table: pa.Table) -> int | None:
+    """The offset of the last row that is no chunk of a message; None: all are."""
+    found = np.flatnonzero(~belonging(table))
+    return table.column("offset")[int(found[-1])].as_py() if len(found) else None
+
+
+def _group_of(reader: RowsReader, offset: int) -> int:
+    """The row group that holds an offset."""
+    return next(number for number, group in enumerate(reader.groups) if offset <= group.last_offset)
+
+
+def _ends(chunks: Chunks) -> Chunks:
+    """Those with which a message may be whole."""
+    found: Chunks = chunks[chunks["index"] + 1 == chunks["count"]]
+    return found
+
+
+def _behind(chunks: Chunks, offset: int) -> Mask:
+    """Which lie behind an offset."""
+    found: Mask = offsets(chunks) > np.uint64(offset)
+    return found
 
 
 def _windows(first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -221,25 +302,3 @@ def _windows(first: int, end: int) -> Iterator[tuple[int, int]]:
         start = max(first, end - length)
         yield start, end
         end, length = start, min(8 * length, _WINDOW)
-
-
-def _of_message(chunks: Chunks, known: Chunks) -> Chunks:
-    """Those of the message of which some are `known`; none if none is."""
-    if not len(known):
-        return chunk_table.none()
-    mine = keyed(chunks) == keyed(known)[0]
-    for name in IDENTITY:
-        mine &= chunks[name] == known[name][0]
-    found: Chunks = chunks[mine]
-    return found
-
-
-def _is_decided(chunks: Chunks) -> bool:
-    """Whether the first chunk is among them: what came before it plays no part."""
-    return bool((chunks["index"] == 0).any())
-
-
-def _range_hash(chunks: Chunks) -> np.uint64:
-    """What decides in which hash range a message lies (chunk_table.inside)."""
-    found: np.uint64 = chunks["key_hi" if keyed(chunks)[0] else "uuid_hi"][0]
-    return found

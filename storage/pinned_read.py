@@ -258,11 +258,15 @@ class PinnedRead:
             yield _Pinned(self._metadata, self._clock, snapshot, pin, self._record_of(pin, snapshot))
         reached(Step.PIN_RELEASED)
 
-    def _record_of(self, pin: Pin, snapshot: TopicSnapshot) -> CompactedLedgerRecord:
+    def _record_of(self, pin: Pin, snapshot: TopicSnapshot) -> CompactedLedgerRecord | None:
+        """The compacted ledger that is pinned; None: the pin expired meanwhile, and it was collected."""
         if snapshot.compacted is not None and snapshot.compacted.ledger_id == pin.ledger_id:
             return snapshot.compacted
         retired = self._metadata.retired_compacted(self._topic_id)
-        return next(one for one in retired if one.ledger_id == pin.ledger_id)  # it is pinned, so its row stays
+        found = next((one for one in retired if one.ledger_id == pin.ledger_id), None)
+        if found is None:
+            self._look()  # raises TopicNotFound: the row of what is pinned goes with its topic
+        return found
 
 
 class _Pinned:

@@ -7,8 +7,8 @@ in policy_resolution.py.
 `cleanup.policy` is empty by default: everything is kept. (Kafka's default is `delete`, after 168 hours.)
 
 A stored value may be one that this version cannot read: a newer version allowed it, or the row was damaged. Then what
-counts is `Policy.unreadable`, which deletes no data:
-    WIDER   the next wider scope, for policies by which nothing is deleted
+counts is `Policy.unreadable`, which deletes no data and acknowledges no message:
+    WIDER   the next wider scope, for policies by which neither is done
     NO_RUN  the next wider scope, and no compaction: any other value may choose the wrong messages
     else    that value: the one that keeps the most
 
@@ -183,6 +183,7 @@ class TopicPolicies:
         Duration(),
         "How long files and objects stay after they were marked as deleted (C3).",
         "log.segment.delete.delay.ms",
+        unreadable=ALWAYS_MS,
     )
     min_compaction_lag_ms: int = _policy(
         0,
@@ -281,6 +282,7 @@ class TopicPolicies:
         "Older messages count as acknowledged by every subscription; 0: off. `__compaction` is exempt (S9).",
         "messageTTLInSeconds",
         "ttlDurationDefaultInSeconds",
+        unreadable=0,
     )
     backlog_quota_bytes: int = _policy(
         -1,
@@ -288,6 +290,7 @@ class TopicPolicies:
         Size(least=FOR_EVER),
         "How many bytes may lie behind the slowest subscription, `__compaction` apart; -1: any number.",
         "backlogQuotaDefaultLimitBytes",
+        unreadable=FOR_EVER,
     )
     backlog_quota_bytes_action: str = _policy(
         HOLD,
@@ -295,6 +298,7 @@ class TopicPolicies:
         _OVER_QUOTA,
         "What happens beyond: messages are refused for now, or refused, or the oldest count as acknowledged.",
         "backlogQuotaDefaultRetentionPolicy",
+        unreadable=HOLD,
     )
     backlog_quota_seconds: int = _policy(
         -1,
@@ -302,12 +306,14 @@ class TopicPolicies:
         Whole("seconds", least=FOR_EVER, most=_INT),
         "How old a message may be that a subscription, `__compaction` apart, has not acknowledged; -1: any age.",
         "backlogQuotaDefaultLimitSecond",
+        unreadable=FOR_EVER,
     )
     backlog_quota_seconds_action: str = _policy(
         HOLD,
         "backlog.quota.seconds.action",
         _OVER_QUOTA,
         "What happens beyond: the same choice.",
+        unreadable=HOLD,
     )
 
     def __post_init__(self) -> None:

@@ -121,6 +121,15 @@ class SnapshotReader:
             return FromOffset(table.column("offset")[0].as_py())
         return NOWHERE
 
+    def first_since(self, piece: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
+        """The offset of a piece's first message, from an offset on, that was published then or later; None: none was.
+
+        Raises SegmentElsewhere.
+        """
+        for table in self._raw((piece,), FromTime(publish_time), offset - 1):
+            return int(table.column("offset")[0].as_py())
+        return None
+
     def _tables(self, start: Start, read_compacted: bool) -> Generator[pa.Table, None, None]:
         compacted = self.snapshot.compacted
         bound = self.bound(start, read_compacted)

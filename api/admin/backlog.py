@@ -224,7 +224,7 @@ async def _clear(
             except Elsewhere as other:
                 where = (record.name.tenant, record.name.namespace, record.name.topic, "subscription", name, "skip_all")
                 target = "/".join(("/admin/v2/persistent", *map(segment, where)))
-                answer = await parts.forwarding.send(request, other.service, target, b"")
+                answer = await parts.forwarding.send(request, other.service, "POST", target, b"")
                 if answer.status_code not in (204, 404):
                     raise Problem(answer.status_code, f"{record.name}: {answer.text[:500]}") from other
     return done()

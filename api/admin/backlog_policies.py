@@ -24,6 +24,7 @@ from api.routes import Routes
 from api.service import Parts, Service
 from storage import policies
 from storage.metadata.policy_store import namespace_scope, topic_scope
+from storage.model import TopicName
 from storage.policies import HOLD, TopicPolicies
 
 router = Routes(prefix="/admin/v2", tags=["backlog"])
@@ -162,8 +163,7 @@ def set_ttl(
     parts: Parts, topic: Topic, seconds: Annotated[int, Query(alias="messageTTL", description="Seconds; 0: off.")]
 ) -> Response:
     """Set it for the topic, or for each of its partitions."""
-    for record in existing.with_policies(parts, topic):
-        parts.components.metadata.policies.set(topic_scope(record), TTL, check_ttl(seconds))
+    parts.components.metadata.policies.change(_scopes(parts, topic), {TTL: check_ttl(seconds)})
     return done()
 
 
@@ -176,8 +176,7 @@ def set_ttl(
 )
 def remove_ttl(parts: Parts, topic: Topic) -> Response:
     """Let the namespace's hold again; none is no error."""
-    for record in existing.with_policies(parts, topic):
-        parts.components.metadata.policies.remove(topic_scope(record), TTL)
+    parts.components.metadata.policies.change(_scopes(parts, topic), {}, [TTL])
     return done()
 
 
@@ -202,7 +201,7 @@ def get_namespace_quotas(parts: Parts, namespace: Namespace) -> Quotas:
 def set_namespace_quota(parts: Parts, namespace: Namespace, quota: QuotaBody, kind: Kind = QuotaType.SIZE) -> Response:
     """Set one for the namespace."""
     existing.namespace(parts, namespace)
-    set_quota(parts, namespace_scope(namespace), kind, quota)
+    set_quota(parts, [namespace_scope(namespace)], kind, quota)
     return done()
 
 
@@ -216,7 +215,7 @@ def set_namespace_quota(parts: Parts, namespace: Namespace, quota: QuotaBody, ki
 def remove_namespace_quota(parts: Parts, namespace: Namespace, kind: Kind = QuotaType.SIZE) -> Response:
     """Let the broker's hold again; none is no error."""
     existing.namespace(parts, namespace)
-    _remove_quota(parts, namespace_scope(namespace), kind)
+    _remove_quota(parts, [namespace_scope(namespace)], kind)
     return done()
 
 
@@ -242,8 +241,7 @@ def get_quotas(parts: Parts, topic: Topic, applied: bool = False) -> Quotas:
 )
 def set_topic_quota(parts: Parts, topic: Topic, quota: QuotaBody, kind: Kind = QuotaType.SIZE) -> Response:
     """Set one for the topic, or for each of its partitions."""
-    for record in existing.with_policies(parts, topic):
-        set_quota(parts, topic_scope(record), kind, quota)
+    set_quota(parts, _scopes(parts, topic), kind, quota)
     return done()
 
 
@@ -256,8 +254,7 @@ def set_topic_quota(parts: Parts, topic: Topic, quota: QuotaBody, kind: Kind = Q
 )
 def remove_topic_quota(parts: Parts, topic: Topic, kind: Kind = QuotaType.SIZE) -> Response:
     """Let the namespace's hold again; none is no error."""
-    for record in existing.with_policies(parts, topic):
-        _remove_quota(parts, topic_scope(record), kind)
+    _remove_quota(parts, _scopes(parts, topic), kind)
     return done()
 
 
@@ -285,17 +282,19 @@ def applied_quotas(held: TopicPolicies) -> Quotas:
     }
 
 
-def set_quota(parts: Service, scope: str, kind: QuotaType, quota: BacklogQuota) -> None:
-    """Raises Problem (412)."""
-    limit = quota.limit_of(kind)
-    store = parts.components.metadata.policies
-    store.set(scope, f"{kind.policy}.action", quota.policy)
-    store.set(scope, kind.policy, limit)
+def set_quota(parts: Service, scopes: list[str], kind: QuotaType, quota: BacklogQuota) -> None:
+    """In each of these scopes, limit and action, or in none. Raises Problem (412)."""
+    values = {kind.policy: quota.limit_of(kind), f"{kind.policy}.action": quota.policy}
+    parts.components.metadata.policies.change(scopes, values)
 
 
-def _remove_quota(parts: Service, scope: str, kind: QuotaType) -> None:
-    for name in (kind.policy, f"{kind.policy}.action"):
-        parts.components.metadata.policies.remove(scope, name)
+def _remove_quota(parts: Service, scopes: list[str], kind: QuotaType) -> None:
+    parts.components.metadata.policies.change(scopes, {}, [kind.policy, f"{kind.policy}.action"])
+
+
+def _scopes(parts: Service, topic: TopicName) -> list[str]:
+    """Of the topic, or of its partitions."""
+    return list(map(topic_scope, existing.with_policies(parts, topic)))
 
 
 def _document(kind: QuotaType, limit: int, action: str) -> BacklogQuotaDocument:

@@ -6,7 +6,8 @@ content type. Bodies that are objects are pydantic models beside their routes.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -15,7 +16,9 @@ from starlette.responses import Response
 from api import json_bounds
 from api.limits import BODY_BYTES, hold_body_to
 from api.problems import Unreadable
+from api.waiting import parse_body
 
+Value = TypeVar("Value")
 EMPTY = "The request entity cannot be empty."
 _SHOWN = 100
 _LONG = (-(1 << 63), (1 << 63) - 1)
@@ -56,15 +59,15 @@ TextByName = Annotated[dict[str, str], AfterValidator(_of_unicode)]
 """Properties, as a body or in one: texts that every answer can hold."""
 
 
-async def raw_body(request: Request) -> bytes:
-    """The body as it came. Raises Problem (413)."""
+async def read_body(request: Request, parse: Callable[[bytes], Value]) -> Value:
+    """What `parse` makes of the body, which has the bounds of all that produce nothing. Raises Problem (413)."""
     hold_body_to(request.scope, BODY_BYTES)
-    return await request.body()
+    return await parse_body(request, parse)
 
 
-def long_body(body: Annotated[bytes, Depends(raw_body)]) -> int:
-    """A whole number of 64 bits. Raises Unreadable."""
-    return whole_number(body, "long", _LONG)
+async def long_body(request: Request) -> int:
+    """A whole number of 64 bits. Raises Unreadable, Problem (413)."""
+    return await read_body(request, long_number)
 
 
 LongBody = Annotated[int, Depends(long_body)]
@@ -97,6 +100,11 @@ def whole_number(body: bytes, java: str, limits: tuple[int, int]) -> int:
     if not limits[0] <= value <= limits[1]:
         raise unreadable(f"Numeric value ({str(value)[:_SHOWN]}) out of range of `{java}` ({limits[0]} - {limits[1]})")
     return value
+
+
+def long_number(body: bytes) -> int:
+    """A whole number of 64 bits. Raises Unreadable."""
+    return whole_number(body, "long", _LONG)
 
 
 def int_number(body: bytes) -> int:

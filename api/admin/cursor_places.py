@@ -20,6 +20,7 @@ from api.paths import decoded
 from api.places import first_at, mark_delete_before
 from api.problems import Problem
 from api.service import Service
+from api.waiting import WaitsFor, pools_of
 from storage.cursor import Cursor
 from storage.errors import NotFound
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
@@ -154,8 +155,11 @@ def opened(parts: Service, record: TopicRecord) -> OpenTopic:
 
 def before_time(topic: OpenTopic, timestamp: int) -> Position | None:
     """The message before the first one that was published then or later."""
+    last = topic.snapshot_reader().last_position()  # before the look: what is appended during it is no older message
     first = first_at(topic, AtTime(timestamp))
-    return mark_delete_before(topic, LATEST if first is None else first.offset)
+    if first is None:
+        return last or topic.snapshot().horizon
+    return mark_delete_before(topic, first.offset)
 
 
 def position_of(topic: OpenTopic, place: ResetCursorData | MessageId) -> Position | None:
@@ -180,11 +184,12 @@ def place_of(body: ResetCursorData | str | None) -> ResetCursorData | MessageId:
     return named
 
 
-def changes_it(request: Request, subscription: Subscription, force: bool = False) -> None:
+async def changes_it(request: Request, subscription: Subscription, force: bool = False) -> None:
     """A route's dependency, behind `allowed(Action.CONSUME)`: `__compaction` is no consumer's. With it goes the
     compacted ledger, and what is trimmed of raw is lost with that, if forced. Raises Problem (403)."""
     if decoded(subscription) == COMPACTION_CURSOR:
-        require_here(request, Action.ADMIN if force else Action.COMPACT)
+        action = Action.ADMIN if force else Action.COMPACT
+        await pools_of(request)[WaitsFor.DATABASE].run(require_here, request, action)
 
 
 def refuse_compaction(name: str) -> None:

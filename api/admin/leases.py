@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body
+from fastapi import Body
 from pydantic import BaseModel, Field
 
 from api.access import Action, allowed
@@ -16,9 +16,10 @@ from api.admin.bodies import Strict
 from api.paths import Topic
 from api.problems import refusals
 from api.query_names import KNOWN_QUERY
+from api.routes import Routes
 from api.service import Parts
 
-router = APIRouter(prefix="/admin/v2", tags=["topics"])
+router = Routes(prefix="/admin/v2", tags=["topics"])
 
 
 class ReleaseLease(Strict):

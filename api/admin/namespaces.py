@@ -126,7 +126,7 @@ def create_namespace(
     if ttl is not None:
         metadata.policies.set(scope, TTL, ttl)
     for kind, quota in kept.backlog_quota_map.items():
-        set_quota(parts, scope, kind, quota)
+        set_quota(parts, [scope], kind, quota)
     return done()
 
 

@@ -5,8 +5,8 @@
     refused       all else: 405, as a broker refuses what is switched off, with the reason "not offered here: …"
 
 Whether the topic, namespace or cluster of the path exists is looked at first, and permissions before that. A path of
-the service whose verbs are all refused asks for a token and no permission: all get the same answer. The page
-docs/rest-not-offered.md is this table. Offer a call → take its row out, and write a route.
+the service whose verbs are all refused asks for a token and no permission: the answer is the same for everyone.
+The page docs/rest-not-offered.md is this table. Offer a call → take its row out, and write a route.
 """
 
 from __future__ import annotations

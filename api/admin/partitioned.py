@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Depends
+from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from api.access import Action, allowed
 from api.admin import existing
-from api.admin.bodies import UNREADABLE, EmptyBody, Strict, done, int_number, parsed, raw_body, unreadable
+from api.admin.bodies import UNREADABLE, EmptyBody, Strict, done, int_number, parsed, read_body, unreadable
 from api.admin.topics import EXISTS, NO_NAMESPACE, connected, written_by_a_service
 from api.paths import Namespace, Topic
 from api.problems import Problem, refusals
@@ -66,7 +66,7 @@ _BODY: dict[str, Any] = {
 }
 
 
-def _wanted(body: Annotated[bytes, Depends(raw_body)]) -> _Wanted:
+def _wanted(body: bytes) -> _Wanted:
     """From either form. A text of digits is a number here, and only here: a broker was seen to take it."""
     value = parsed(body)
     if isinstance(value, dict):
@@ -84,7 +84,11 @@ def _wanted(body: Annotated[bytes, Depends(raw_body)]) -> _Wanted:
     return _Wanted(partitions=int_number(body))
 
 
-Wanted = Annotated[_Wanted, Depends(_wanted)]
+async def _wanted_body(request: Request) -> _Wanted:
+    return await read_body(request, _wanted)
+
+
+Wanted = Annotated[_Wanted, Depends(_wanted_body)]
 
 
 @router.get(

@@ -223,9 +223,11 @@ async def _sent(
     """The messages of one partition, sent to the service that has it."""
     name, parsing = record.name, parts.pools[WaitsFor.PARSING]
     path = "/".join(("/topics/persistent", *map(segment, (name.tenant, name.namespace, name.topic))))
+    target = f"{path}?keyEncoding=base64&valueEncoding=base64"
     body = await parsing.run(_forwarded_body, messages)
+    json = {"content-type": "application/json"}
     try:
-        found = await parts.forwarding.post(request, service, f"{path}?keyEncoding=base64&valueEncoding=base64", body)
+        found = await parts.forwarding.send(request, service, "POST", target, body, json)
         if found.status_code == 200:
             acks = await parsing.run(ProducerAcks.model_validate_json, found.content)
             return acks.messagePublishResults

@@ -12,8 +12,8 @@ stored (`storage.ledger.rows.SCHEMA`), chunks by themselves.
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Iterator
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -108,9 +108,11 @@ async def read_messages(
     encodings = key_encoding, value_encoding
     if stream:
         await waiting.run(check_begins, source, state.start)
-        body = _all(source, state.start, read_compacted, reset, Limits(limit, max_bytes), kind, *encodings)
-        first = await waiting.run(next, body, b"")  # what is wrong from the beginning has a status of its own
-        return StreamingResponse(waiting.each(_behind(first, body)), media_type=kind)
+        body = waiting.each(
+            _all(source, state.start, read_compacted, reset, Limits(limit, max_bytes), kind, *encodings)
+        )
+        first = await anext(body, b"")  # what is wrong from the beginning has a status of its own
+        return StreamingResponse(_behind(first, body), media_type=kind)
     settings = parts.settings
     limits = Limits(
         min(limit or PAGE_MESSAGES, settings.read_max_messages),
@@ -237,8 +239,9 @@ def _arrow(batches: Iterator[pa.RecordBatch]) -> Generator[bytes, None, None]:
     yield buffer.getvalue()
 
 
-def _behind(first: bytes, rest: Generator[bytes, None, None]) -> Generator[bytes, None, None]:
-    with closing(rest):
+async def _behind(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(rest):
         if first:
             yield first
-        yield from rest
+        async for one in rest:
+            yield one

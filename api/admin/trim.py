@@ -31,7 +31,8 @@ router = Routes(prefix="/admin/v2", tags=["trim"])
 
 class Trim(Strict):
     """What is to go. `before` (a message id or an offset): all messages before this one; without it, what the cleanup
-    policies let go. `force`: also what cursors and compaction still need."""
+    policies let go. `force`: also what cursors and compaction still need; with a deletion that no run has seen, new
+    compacted readers get the deleted key back."""
 
     before: str | int | None = None
     force: bool = False

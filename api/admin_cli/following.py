@@ -20,6 +20,7 @@ import typer
 from api.admin_cli import exit_codes
 from api.admin_cli.session import Session, path, to_terminal, topic_path
 from api.cli.talk import number, say
+from api.cli.terminal import plain
 from storage.errors import CompactionPaused, NotFound, Unavailable
 
 RUN_COLUMNS = ("run", "topic", "state", "phase", "started_at", "finished_at", "compacted_ledger", "error")
@@ -179,7 +180,7 @@ class _ProgressLine:
     def show(self, run: dict[str, Any]) -> None:
         text = progress(run)
         if self._live:
-            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.write(f"\r\x1b[K{plain(text)}")
             sys.stderr.flush()
         else:
             say(text)

@@ -48,7 +48,14 @@ def trim(
         str | None,
         typer.Option(metavar="PLACE", help="All before this message id or offset; else what the policies let go."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also what cursors and compaction still need.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Also what cursors and compaction still need. With a deletion that no run has seen, new compacted "
+            "readers get the deleted key back.",
+        ),
+    ] = False,
     execute: Execute = False,
 ) -> None:
     """Let old raw ledgers of a topic go."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from api.cli.talk import number
+from api.cli.terminal import plain
 
 if TYPE_CHECKING:
     from compactor.engine import Progress
@@ -38,7 +39,7 @@ class LiveLine:
         line = f"{self._name}: {tasks}/{self._tasks} tasks, {seconds:.0f} s"
         if tasks and seconds > 0:  # before the first task has ended nobody knows
             line += f", {number(int(self._messages * tasks / self._tasks / seconds))} messages/s"
-        self._write(f"\r\x1b[K{line}")
+        self._write(f"\r\x1b[K{plain(line)}")
 
     def end(self) -> None:
         self._write("\r\x1b[K")

@@ -25,13 +25,13 @@ def spark_engine(settings: Settings) -> Iterator[Engine]:
     if settings.spark_master == IN_PROCESS:
         yield InProcess()
         return
-    from compactor.spark import SparkEngine, SparkSettings, open_session, stop_session
+    from compactor.spark import SparkEngine, SparkSettings, open_session
 
     if sys.stderr.isatty():
         say("starting Spark …")
     log_file = settings.make_data_directory() / "spark.log"
-    session = open_session(SparkSettings(log_file, settings.spark_master), say)
+    engine = SparkEngine(open_session(SparkSettings(log_file, settings.spark_master), say))
     try:
-        yield SparkEngine(session)
+        yield engine
     finally:
-        stop_session(session)
+        engine.close()

@@ -28,7 +28,12 @@ def trim_topic(
         str | None, typer.Option(metavar="MESSAGE_ID|OFFSET", help="Let all messages before this one go.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also what cursors and compaction still need: it is lost to them.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Also what cursors and compaction still need: it is lost to them. With a deletion that no run has "
+            "seen, new compacted readers get the deleted key back.",
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
     output: Annotated[ListingName, typer.Option(help="For people, or for scripts.")] = ListingName.TABLE,

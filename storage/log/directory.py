@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,12 +41,14 @@ class LogDirectory:
     path: Path
     wake_sealer: Callable[[], object] | None = field(default=None, compare=False)
     room: Room | None = field(default=None, compare=False)
+    ids_are_kept: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    """Set when this process has seen to the ledger ids of files that the database has lost (lost_ids.py)."""
 
     @cached_property
     def uid(self) -> str:
         """What names the directory in rows; it is made if it does not exist. Raises Misconfigured."""
         try:
-            return self._known_uid() or self._new_uid()
+            return self.known_uid or self._new_uid()
         except OSError as error:
             raise Misconfigured(
                 f"the log directory {self.path} cannot be used ({error.strerror})",
@@ -54,8 +57,13 @@ class LogDirectory:
 
     @property
     def known_uid(self) -> str | None:
-        """What names the directory in rows, if something was ever written to it. Raises Misconfigured."""
-        return self._known_uid()
+        """What names the directory in rows, if something was ever written to it. Raises Misconfigured.
+
+        The file is read once: requests compare rows with the uid in threads that must not wait for this disk.
+        """
+        if "uid" not in self.__dict__ and (found := self._known_uid()) is not None:
+            self.__dict__["uid"] = found  # where `cached_property` keeps it
+        return self.__dict__.get("uid")
 
     @property
     def exists(self) -> bool:

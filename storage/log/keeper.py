@@ -46,6 +46,7 @@ from storage.metadata.liveness import is_alive
 from storage.metadata.records import Attempt, LedgerRecord, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
+from storage.owner import is_alive_here
 from storage.steps import Step, reached
 from storage.store_identity import StoreIdentity
 
@@ -127,7 +128,7 @@ class LogKeeper:
         )
 
     def roll(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS, *, accept_loss: bool = False) -> None:
-        """Close the segment that is open now, if there is one. Raises LeaseHeld, ObjectDamaged (see topic_log.py).
+        """Close the segment that is open now, if there is one. Raises LeaseHeld, ObjectDamaged (see open_segment.py).
 
         `accept_loss`: also one that is damaged, with all offsets that it gave out; `seal_remains` seals what is left.
         One whose file is gone is forgotten, and nobody knows any more which offsets it gave out: others get them.
@@ -260,7 +261,8 @@ class LogKeeper:
     ) -> tuple[SegmentRecord, Attempt] | None:
         """The oldest segment that may be sealed here; nothing is written where there is none."""
         others = {*damaged, *(one.ledger_id for one in waiting if self.log.wake_sealer and not _is_small(one))}
-        if all(one.ledger_id in others or (one.tried_too_often and not again) for one in waiting):
+        given_up = () if again else self._given_up(topic, waiting)
+        if all(one.ledger_id in others or one in given_up for one in waiting):
             return None
         uid = self.log.known_uid
         assert uid is not None, "a segment lies in it"
@@ -272,23 +274,29 @@ class LogKeeper:
 
     def _check_given_up(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> None:
         """Raises Misconfigured for a segment that was tried too often, unless the last try may be under way."""
-        given_up = [one for one in waiting if one.tried_too_often]
-        if not given_up:
-            return
-        alive = {
-            one.attempt_id
-            for one in self.metadata.attempts(topic.id)
-            if one.finished_at is None and is_alive(one.holder, one.heartbeat_at, SEALER_DEAD_MS, self.clock.now_ms())
-        }
-        for one in given_up:
-            if one.sealing_attempt_id not in alive and one.content is not None:
+        for one in self._given_up(topic, waiting):
+            if one.content is not None:
                 raise Misconfigured(
                     f"the segment {one.ledger_id} of {topic.name} ({one.content.messages} messages, "
-                    f"{one.content.logical_bytes} bytes) is given up: {one.sealing_tries} processes that sealed it "
-                    "have died or had not enough memory",
+                    f"{one.content.logical_bytes} bytes) is given up: of {one.sealing_tries} tries to seal "
+                    "it none was finished; their processes died, ran out of memory, or lost the database and ended",
                     "seal it by hand where there is more memory, and lower segment.bytes (docs/operations.md)",
                     is_public=True,
                 )
+
+    def _given_up(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> list[SegmentRecord]:
+        """Those that were tried too often, unless the last try may be under way, or stopped while its process lives."""
+        too_often = [one for one in waiting if one.tried_too_often]
+        if not too_often:
+            return []
+        now = self.clock.now_ms()
+        living = {
+            one.attempt_id
+            for one in self.metadata.attempts(topic.id)
+            if one.finished_at is None
+            and (is_alive_here(one.holder) or is_alive(one.holder, one.heartbeat_at, SEALER_DEAD_MS, now))
+        }
+        return [one for one in too_often if one.sealing_attempt_id not in living]
 
     def _sealed(
         self, topic: TopicRecord, segment: SegmentRecord, attempt: Attempt, *, accept_loss: bool = False
@@ -307,7 +315,10 @@ class LogKeeper:
 
     @contextmanager
     def _trying(self, attempt: Attempt) -> Iterator[None]:
-        """Finish the attempt at the end. It counts as a try if memory runs out, or if this process dies before."""
+        """Finish the attempt at the end. It counts as a try if memory runs out, or if this process dies before.
+
+        If the database is away at the end, the next claim sees that this process lives (sealing.py).
+        """
         ran_out = False
 
         def finish() -> None:

@@ -20,11 +20,12 @@ from storage.clock import Clock
 from storage.errors import Conflict, DataLoss, Fenced, Misconfigured, ObjectDamaged, ObjectMissing
 from storage.ledger import rows
 from storage.log.directory import LogDirectory
-from storage.log.frames import HEADER_BYTES, SegmentHeader, read_header
-from storage.log.segment import FlushPolicy, SegmentFiles, WriterOptions
+from storage.log.frames import SegmentHeader
+from storage.log.lost_ids import keep_lost_ids
+from storage.log.segment import FlushPolicy, SegmentFiles, WriterOptions, speaking_of
 from storage.log.segment_file import SegmentFile
 from storage.log.segment_writer import SegmentWriter
-from storage.log.unnamed import behind, set_aside
+from storage.log.unnamed import behind, header_in, set_aside
 from storage.metadata.records import Lease, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.steps import Step, reached
@@ -76,6 +77,11 @@ class TopicSegments:
 
         `accept_loss`: what cannot be taken up is set aside. Raises Misconfigured for it otherwise, or DataLoss.
         """
+        keep_lost_ids(self._metadata, self._log)
+        with speaking_of(self._log.of_topic(self._topic.uid), "take up"):
+            return self._taken_up(writer, accept_loss)
+
+    def _taken_up(self, writer: SegmentWriter | None, accept_loss: bool) -> SegmentWriter | None:
         folder = self._log.of_topic(self._topic.uid)
         while files := behind(folder, 0):
             end = writer.next_offset if writer else self._metadata.topic(self._topic.name).next_offset
@@ -89,8 +95,9 @@ class TopicSegments:
             except (_NotTakenUp, DataLoss):
                 if not accept_loss:
                     raise
-                for first in files:
-                    set_aside(SegmentFiles(folder, first))
+                for lost in (SegmentFiles(folder, first) for first in files):
+                    with speaking_of(lost.log, "rename"):
+                        set_aside(lost)
         return writer
 
     def _take_up(self, files: SegmentFiles, end: int) -> SegmentWriter:
@@ -98,8 +105,7 @@ class TopicSegments:
         refusal = partial(self._not_taken_up, files)
         if files.first_offset != end:
             raise refusal(f"the topic ends at offset {end} in the database, so messages in between are missing")
-        with files.log.open("rb") as file:
-            found = read_header(file.read(HEADER_BYTES))
+        found = header_in(files)
         if isinstance(found, str) or (found.topic_uid, found.first_offset) != (self._topic.uid, end):
             raise refusal(found if isinstance(found, str) else "its header names another place")
         writer = SegmentWriter.recover(

@@ -31,6 +31,8 @@ from storage.log.visible_end import VisibleEnd, read_visible_end
 from storage.model import MessageId, Position
 
 _log = logging.getLogger(__name__)
+_damaged: set[Path] = set()
+"""The end files that this process has found damaged: each is logged once, and not again by each read."""
 
 
 class SegmentReader:
@@ -142,7 +144,8 @@ class SegmentReader:
         for _ in walk:
             pass
         found = VisibleEnd(walk.position, walk.position, walk.entry_id, walk.offset)
-        if self._files.end.exists():
+        if self._files.end not in _damaged and self._files.end.exists():
+            _damaged.add(self._files.end)
             _log.warning(
                 "%s is damaged; the frames of %s say that %d entries up to byte %d may be read",
                 self._files.end,

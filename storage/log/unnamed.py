@@ -4,7 +4,7 @@ A writer makes a file before its row, and appends after the row is there. So a f
 belongs to a writer that died in between. One that holds more had a row: the database is older than the log, because it
 was restored, and what the file holds was acknowledged. Such a file is never written over and never removed:
 
-    it begins where the topic ends     it is taken up again as the topic's open segment (topic_log.py)
+    it begins where the topic ends     it is taken up again as the topic's open segment (open_segment.py)
     any other                          it is set aside: renamed, with the files that help, for somebody to look at
 
 Must not know: SQL, leases.
@@ -13,13 +13,14 @@ Must not know: SQL, leases.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from itertools import count
 from pathlib import Path
 
 from storage.log.directory import sync_folder
-from storage.log.frames import HEADER_BYTES
-from storage.log.segment import SegmentFiles
+from storage.log.frames import HEADER_BYTES, SegmentHeader, read_header
+from storage.log.segment import SegmentFiles, speaking_of
 
 _FILE = re.compile(r"(\d{20})\.(log|index|end)")
 _SET_ASIDE = re.compile(r"\d{20}\.aside-\d+\.(log|index|end)")
@@ -40,6 +41,15 @@ def segments_in(folder: Path) -> dict[int, int]:
     return dict(sorted(sizes.items()))
 
 
+def first_offsets_in(folder: Path) -> list[int]:
+    """The first offsets of the `.log` files in a folder, ascending; [] without a folder. Asks for no file."""
+    try:
+        found = [_FILE.fullmatch(name) for name in os.listdir(folder)]
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for match in found if match and match[2] == "log")
+
+
 def holds_data(size: int) -> bool:
     """Whether a file of that size was ever appended to, and so had a row."""
     return size > HEADER_BYTES
@@ -48,6 +58,12 @@ def holds_data(size: int) -> bool:
 def behind(folder: Path, end: int) -> list[int]:
     """The first offsets of the files that hold data and begin at the topic's end or behind it, in order."""
     return [first for first, size in segments_in(folder).items() if first >= end and holds_data(size)]
+
+
+def header_in(files: SegmentFiles) -> SegmentHeader | str:
+    """What the header of a file says, or what is wrong with it. Raises ObjectMissing, Misconfigured, Unavailable."""
+    with speaking_of(files.log, "read"), files.log.open("rb") as file:
+        return read_header(file.read(HEADER_BYTES))
 
 
 def set_aside(files: SegmentFiles) -> Path:

@@ -202,6 +202,7 @@ class ControlStore:
         """As `pause`, each of these topics or none; how they are then, in their order."""
 
         def pause(connection: Connection) -> list[ControlRecord]:
+            _lock(connection, topic_ids)
             for topic_id in sorted(topic_ids):
                 reason = "compaction of the topic was paused"
                 found = _stop(connection, topic_id, reason, self._dead(dead_ms), self._clock.now_ms())
@@ -209,8 +210,7 @@ class ControlStore:
             return self._found(connection, topic_ids, dead_ms)
 
         def happened(connection: Connection, made: list[ControlRecord]) -> bool:
-            for topic_id in sorted(topic_ids):
-                topics.locked(connection, topic_id)
+            topics.all_locked(connection, topic_ids)
             found = self._found(connection, topic_ids, dead_ms)
             return [(one.paused, one.requested_at) for one in found] == [(one.paused, None) for one in made]
 
@@ -249,6 +249,7 @@ class ControlStore:
     def abort_all(self, topic_ids: Sequence[int], dead_ms: int | None = None) -> list[ControlRecord]:
         """As `abort`, each of these topics or none; how they are then, in their order."""
         with self._database.write() as connection:
+            _lock(connection, topic_ids)
             for topic_id in sorted(topic_ids):
                 reason = "compaction of the topic was aborted"
                 _stop(connection, topic_id, reason, self._dead(dead_ms), self._clock.now_ms())
@@ -316,6 +317,12 @@ class ControlStore:
 def _request(connection: Connection, topic_id: int, cause: str, by: str, now: int, dead_ms: int) -> ControlRecord:
     control.put(connection, topic_id, requested_at=now, cause=cause, requested_by=by)
     return control.find(connection, topic_id, now, dead_ms)
+
+
+def _lock(connection: Connection, topic_ids: Collection[int]) -> None:
+    """Lock topics and their runs, in the order of locks of topics.py, before the first of them is stopped."""
+    topics.all_locked(connection, topic_ids)
+    runs.lock_running(connection, topic_ids)
 
 
 def _stop(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> ControlRecord:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from sqlalchemy import Connection
 
 from storage.clock import Clock
-from storage.metadata import leases, sealing, segments, topics, trimming
+from storage.metadata import leases, ledgers, sealing, segments, topics, trimming
 from storage.metadata.engine import Database
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.records import (
@@ -166,6 +166,16 @@ class LogStore:
         """The topics that have a segment in one of those states, by name; with `log_uid`, in that log directory."""
         with self._database.read() as connection:
             return segments.topics_with(connection, states, log_uid)
+
+    def named_segments(self, log_uid: str) -> dict[str, set[int]]:
+        """The first offsets of all segments in a log directory that have a row, by the uid of their topic."""
+        with self._database.read() as connection:
+            return segments.named_in(connection, log_uid)
+
+    def keep_ledger_ids(self, highest: int) -> None:
+        """Give out no ledger id up to that one any more: files have them whose rows were lost."""
+        with self._database.write() as connection:
+            ledgers.keep_ids(connection, highest)
 
     def rolled_bytes(self, log_uid: str) -> int:
         """The size of a log directory's segments that wait to be sealed."""

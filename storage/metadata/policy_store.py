@@ -26,7 +26,7 @@ from sqlalchemy.exc import IntegrityError
 
 from storage import policies
 from storage.errors import TopicNotFound
-from storage.metadata import cursors, mapping, topics
+from storage.metadata import cursors, topics
 from storage.metadata.engine import Database
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.tables import policies as policies_table
@@ -84,7 +84,7 @@ class PolicyStore:
         """Let the next wider scope count again; whether there was something to remove. Raises InvalidInput."""
         known = policies.policy(name).name
         with self._database.write() as connection:
-            topic = _topic_of(connection, scope)
+            topic = _topics_of(connection, [scope]).get(scope)
             removed = _remove(connection, scope, [known])
             self._ensure_cursor(connection, topic)
             return removed > 0
@@ -100,8 +100,9 @@ class PolicyStore:
         wanted = dict(policies.parse(name, value) for name, value in values.items())
         gone = None if removed is None else {policies.policy(name).name for name in removed}
         with self._database.write() as connection:
+            found = _topics_of(connection, scopes)
             for scope in sorted(scopes):
-                topic = _topic_of(connection, scope)
+                topic = found.get(scope)
                 if topic is None and scope.startswith(_TOPIC):
                     uid = scope.removeprefix(_TOPIC)
                     raise TopicNotFound(
@@ -223,17 +224,22 @@ def ensure_compaction_cursor(connection: Connection, topic: TopicRecord, default
         cursors.create(connection, topic.id, COMPACTION_CURSOR)
 
 
-def _topic_of(connection: Connection, scope: str) -> TopicRecord | None:
-    """The topic whose life a scope is; None: it is of no topic, or of one that is gone."""
-    if not scope.startswith(_TOPIC):
-        assert scope == BROKER or scope.startswith(_NAMESPACE), (
-            f"{scope!r} is not a scope; make it with BROKER, namespace_scope or topic_scope"
-        )
-        return None
-    found = select(topics_table).where(topics_table.c.uid == scope.removeprefix(_TOPIC))
-    # Until the end: a policy must not be set for a topic that is being deleted.
-    row = connection.execute(found.with_for_update(read=True, key_share=True)).mappings().one_or_none()
-    return None if row is None else mapping.topic(row)
+def _topics_of(connection: Connection, scopes: Collection[str]) -> dict[str, TopicRecord]:
+    """By scope, the topics whose lives those scopes are, locked; a scope of no topic, or of one that is gone, is not
+    there."""
+    uids = []
+    for scope in scopes:
+        if scope.startswith(_TOPIC):
+            uids.append(scope.removeprefix(_TOPIC))
+        else:
+            assert scope == BROKER or scope.startswith(_NAMESPACE), (
+                f"{scope!r} is not a scope; make it with BROKER, namespace_scope or topic_scope"
+            )
+    if not uids:
+        return {}
+    ids = connection.execute(select(topics_table.c.id).where(topics_table.c.uid.in_(uids))).scalars().all()
+    # By id and before all else, in the order of locks of topics.py: `ensure_compaction_cursor` locks them, too.
+    return {topic_scope(topic): topic for topic in topics.all_locked(connection, ids)}
 
 
 def _all_stored(connection: Connection) -> dict[str, dict[str, object]]:

@@ -180,6 +180,13 @@ def give_up(connection: Connection, attempt_ids: Collection[str], now: int) -> N
     )
 
 
+def lock_running(connection: Connection, topic_ids: Collection[int]) -> None:
+    """Lock the RUNNING runs of topics, all of which are locked, behind their attempts: before several are ended."""
+    running = runs.c.topic_id.in_(topic_ids), runs.c.state == RunState.RUNNING.value
+    attempts.lock_open(connection, connection.execute(select(runs.c.attempt_id).where(*running)).scalars().all())
+    connection.execute(select(runs.c.run_id).where(*running).order_by(runs.c.run_id).with_for_update()).all()
+
+
 def current(connection: Connection, run: RunRecord) -> RunRecord:
     """The run as it is now, with its topic locked. Raises Fenced if it may not go on."""
     topic = topics.locked(connection, run.topic_id)

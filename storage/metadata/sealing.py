@@ -4,25 +4,35 @@ Invariants: at any moment a message lies in a segment that no ledger stands for,
 never in neither. A segment is sealed by the attempt that has claimed it last: whoever claims from one that stopped
 answering finishes that one's attempt, so a late commit finds itself fenced. The ledger holds exactly what the segment
 holds (invariants.check_seal); it lies below the topic's end, so it is inserted here and not by ledgers.append. A claim
-is counted when it is made, so a segment that kills its sealers is known.
+is counted when it is made, so a segment that kills its sealers is known. It is taken back when its sealer ends by
+itself (`let_go`), or else, as the sealer could not say so or stood still, when the next one finds its process alive.
 
 A sealed segment's row stays until its file is gone, and tells who has to remove that. Must not know: files, objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, delete, insert, select, update
 
 from storage.metadata import attempts, mapping, segments, topics
 from storage.metadata.invariants import check_seal
 from storage.metadata.liveness import is_alive
-from storage.metadata.records import Attempt, AttemptKind, LedgerRecord, SegmentRecord, SegmentState, TopicRecord
+from storage.metadata.records import (
+    MAX_SEALING_TRIES,
+    Attempt,
+    AttemptKind,
+    LedgerRecord,
+    SegmentRecord,
+    SegmentState,
+    TopicRecord,
+)
 from storage.metadata.tables import attempts as attempts_table
 from storage.metadata.tables import ledgers
 from storage.metadata.tables import segments as segments_table
 from storage.metadata.tables import topics as topics_table
+from storage.owner import is_alive_here
 
 
 def claim(
@@ -40,19 +50,20 @@ def claim(
     """Claim the oldest rolled segment of a log directory that nobody seals, under a new attempt; None: there is none.
 
     `below`: only one that begins below this offset; `but`: none of these ledger ids. An attempt whose heartbeat is
-    `stale_ms` old seals nothing any more. Each claim is a try, until `let_go`; one that was tried too often is claimed
-    only `again`. Raises TopicNotFound.
+    `stale_ms` old seals nothing any more. Each claim is a try, until `let_go`, or until the next claim if the process
+    of the one before lives; one that was tried too often is claimed only `again`. Raises TopicNotFound.
     """
     topics.locked(connection, topic_id)
     rolled = segments.of_topic(connection, topic_id, [SegmentState.ROLLED])
-    alive = _alive(connection, rolled, stale_ms, now)
+    claims = _open_claims(connection, rolled)
+    alive = {one.attempt_id for one in claims.values() if is_alive(one.holder, one.heartbeat_at, stale_ms, now)}
     wanted = (
         one
         for one in rolled
         if one.log_uid == log_uid
         and one.ledger_id not in but
         and (below is None or one.first_offset < below)
-        and (again or not one.tried_too_often)
+        and (again or not _tries(one, claims) >= MAX_SEALING_TRIES)
     )
     free = next((one for one in wanted if one.sealing_attempt_id not in alive), None)
     if free is None:
@@ -63,7 +74,7 @@ def claim(
     connection.execute(
         update(segments_table)
         .where(segments_table.c.ledger_id == free.ledger_id)
-        .values(sealing_attempt_id=attempt.attempt_id, sealing_tries=free.sealing_tries + 1)
+        .values(sealing_attempt_id=attempt.attempt_id, sealing_tries=_tries(free, claims) + 1)
     )
     claimed = segments.find(connection, topic_id, free.ledger_id)
     assert claimed is not None
@@ -147,9 +158,15 @@ def forget(connection: Connection, topic_id: int, ledger_id: int) -> None:
     )
 
 
-def _alive(connection: Connection, rolled: tuple[SegmentRecord, ...], stale_ms: int, now: int) -> set[str]:
-    """The attempts at work on those segments whose owners are alive; they are locked, so none beats meanwhile."""
+def _open_claims(connection: Connection, rolled: tuple[SegmentRecord, ...]) -> dict[str, Attempt]:
+    """The attempts at work on those segments, by id; they are locked, so none beats meanwhile."""
     claimed = {one.sealing_attempt_id for one in rolled if one.sealing_attempt_id is not None}
     open_ones = attempts.lock_open(connection, claimed)
-    found = connection.execute(select(attempts_table).where(attempts_table.c.attempt_id.in_(open_ones)))
-    return {row.attempt_id for row in found if is_alive(row.holder, row.heartbeat_at, stale_ms, now)}
+    found = connection.execute(select(attempts_table).where(attempts_table.c.attempt_id.in_(open_ones))).mappings()
+    return {row["attempt_id"]: mapping.attempt(row) for row in found}
+
+
+def _tries(segment: SegmentRecord, claims: Mapping[str, Attempt]) -> int:
+    """How often it was tried, without a claim that is open yet although its process lives: that did not die over it."""
+    last = claims.get(segment.sealing_attempt_id or "")
+    return segment.sealing_tries - (last is not None and is_alive_here(last.holder))

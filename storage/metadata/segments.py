@@ -194,6 +194,16 @@ def rolled_bytes(connection: Connection, log_uid: str) -> int:
     return int(connection.execute(statement).scalar_one() or 0)
 
 
+def named_in(connection: Connection, log_uid: str) -> dict[str, set[int]]:
+    """The first offsets of the segments in that log directory, by the uid of their topic."""
+    found: dict[str, set[int]] = {}
+    columns = select(topics_table.c.uid, segments.c.first_offset)
+    joined = columns.join(topics_table, topics_table.c.id == segments.c.topic_id)
+    for uid, first in connection.execute(joined.where(segments.c.log_uid == log_uid)):
+        found.setdefault(uid, set()).add(first)
+    return found
+
+
 def open_without_writer(
     connection: Connection, log_uid: str, created_until: int, now: int
 ) -> list[tuple[TopicRecord, SegmentRecord]]:

@@ -53,7 +53,7 @@ def make(
     around = policy_store.resolved_around(connection, policy_store.scope_around(names[0]), defaults)
     made = [topics.create(connection, name, now) for name in names]
     if around.compaction_enabled:
-        for topic in made:
+        for topic in sorted(made, key=lambda one: one.id):  # the order of locks: one may have been made again
             cursors.create(connection, topic.id, COMPACTION_CURSOR)
     return made
 

@@ -98,11 +98,17 @@ def kept(connection: Connection, topic_id: int) -> TopicRecord:
     return _one(connection, _KEPT, topic_id)
 
 
+def all_locked(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
+    """Those of the topics that there are, by id, each `locked`: for a change of several in one transaction."""
+    statement = _of_ids(topic_ids).with_for_update(key_share=True)
+    return [mapping.topic(row) for row in connection.execute(statement).mappings()]
+
+
 def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
     """Those of the topics that there are, by id; nobody even adds rows to them until this transaction ends: for
     deleting them.
     """
-    statement = select(topics).where(topics.c.id.in_(topic_ids)).order_by(topics.c.id).with_for_update()
+    statement = _of_ids(topic_ids).with_for_update()
     return [mapping.topic(row) for row in connection.execute(statement).mappings()]
 
 
@@ -173,6 +179,11 @@ def summaries(connection: Connection) -> list[TopicSummary]:
         for name, count, messages, size, compacted in connection.execute(statement)
     ]
     return sorted(found, key=lambda summary: str(summary.name))
+
+
+def _of_ids(topic_ids: Collection[int]) -> Select[tuple[object, ...]]:
+    """By id, as several topics are locked."""
+    return select(topics).where(topics.c.id.in_(topic_ids)).order_by(topics.c.id)
 
 
 def _one(connection: Connection, statement: Select[tuple[object, ...]], topic_id: int) -> TopicRecord:

@@ -227,7 +227,7 @@ class Parent:
         topic = bench.topic()
         if over:
             list(topic.keeper().seal(topic.record, again=True))
-        topic.keeper().settle(topic.record)
+            topic.keeper().settle(topic.record)
         found = list(messages(topic.read(AtOffset(first)), -1)) if topic.snapshot_reader().end >= first else []
         assert [m.offset for m in found] == list(range(first, first + len(found))), "offsets are not dense"
         ids = [m.message_id for m in found]

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from api.admin import broker_stats
 from api.waiting import Pool, WaitsFor
+from storage.errors import Misconfigured
+from storage.model import TopicName
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served
 
@@ -274,3 +277,24 @@ def test_stats_of_all_topics(served: Served, namespace: str, rest_topic: RestTop
     assert of_default[rest_topic.name]["msgInCount"] == 1
     listed = served.ask("GET", f"{ADMIN}/persistent/public/default").json()
     assert sorted(of_default) == sorted(listed)
+
+
+def test_a_topic_whose_figures_cannot_be_had_is_left_out_of_all_stats_and_logged(
+    served: Served, rest_topic: RestTopic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = RestTopic(served, f"{rest_topic.local}-other")
+    assert other.ask("PUT").status_code == 204
+    of_one = broker_stats.figures
+
+    def away(parts: Any, name: TopicName) -> Any:
+        if str(name) == rest_topic.name:
+            raise Misconfigured("log.uid holds nonsense", "restore it")
+        return of_one(parts, name)
+
+    monkeypatch.setattr(broker_stats, "figures", away)
+    found = served.ask("GET", f"{ADMIN}/broker-stats/topics").json()
+    assert other.name in json.dumps(found)
+    assert f'"{rest_topic.name}"' not in json.dumps(found)
+    assert [one.message for one in caplog.records if "is left out" in one.message] == [
+        f"{rest_topic.name} is left out of the stats of all topics: log.uid holds nonsense: restore it"
+    ]

@@ -1,21 +1,26 @@
 """Watches in which order transactions lock rows, on any database: SQLite has one lock, but it runs the statements that
 PostgreSQL takes row locks for.
 
-The order is that of storage/metadata/topics.py. Tables are compared, not rows. What PostgreSQL locks without being
+The order is that of storage/metadata/topics.py. Tables are compared, and of topics the rows: of several, each is locked
+by its id, in ascending order, before attempts and runs of any. What PostgreSQL locks without being
 asked counts too: a foreign key is checked with FOR KEY SHARE on the parent's row when a row is inserted, and again when
 a row is updated that the same transaction has inserted or updated before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Delete, Engine, Insert, Select, Table, Update, event
+from sqlalchemy import BindParameter, Connection, Delete, Engine, Insert, Select, Table, Update, event
+from sqlalchemy.sql import operators, visitors
+from sqlalchemy.sql.elements import BinaryExpression
 
 from storage.metadata.tables import METADATA
+from storage.metadata.tables import topics as topics_table
 
 
 class Strength(IntEnum):
@@ -37,6 +42,7 @@ _QUEUES = ("tenants", "namespaces", "topics")
 @dataclass
 class _Transaction:
     locked: dict[str, Strength] = field(default_factory=dict)
+    topics: set[int] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
 
 
@@ -53,8 +59,11 @@ class LockOrder:
     def _ended(self, connection: Connection) -> None:
         self._transactions.pop(connection, None)
 
-    def _before(self, connection: Connection, statement: Any, *_: object) -> None:
+    def _before(self, connection: Connection, statement: Any, *given: Any) -> None:
         transaction = self._transactions.setdefault(connection, _Transaction())
+        if _locks_topics(statement):
+            many, one, *_ = given
+            self._topics(transaction, statement, [one, *many])
         if isinstance(statement, Select):
             self._select(transaction, statement)
         elif isinstance(statement, Insert | Update | Delete) and isinstance(statement.table, Table):
@@ -71,6 +80,21 @@ class LockOrder:
         tables = wanted.of or [one for source in statement.get_final_froms() for one in _tables(source)]
         for table in tables:
             self._lock(transaction, getattr(table, "table", table).name, strength)
+
+    def _topics(self, transaction: _Transaction, statement: Any, given: Sequence[Mapping[str, object]]) -> None:
+        """Which rows of topics a statement locks. Weak ones count alike: nothing here locks a topic less than kept."""
+        ids = _topic_ids(statement, given)
+        new = sorted(set(ids or ()) - transaction.topics)
+        before = max(transaction.topics, default=-1)
+        if ids is None and transaction.topics:
+            self.violations.append(f"topics are locked behind topic {before}, and not by id")
+        elif new and new[0] < before:
+            self.violations.append(f"topic {new[0]} is locked behind topic {before}")
+        elif len(new) > 1 and not getattr(statement, "_order_by_clauses", ()):
+            self.violations.append(f"topics {new} are locked in any order")
+        elif new and (later := sorted(one for one in ("attempts", "runs") if one in transaction.locked)):
+            self.violations.append(f"topic {new[0]} is locked behind {', '.join(later)}")
+        transaction.topics.update(new)
 
     def _write(self, transaction: _Transaction, statement: Insert | Update | Delete, table: Table) -> None:
         if not isinstance(statement, Insert):
@@ -100,3 +124,22 @@ def _tables(source: Any) -> list[Any]:
     if isinstance(source, Table):
         return [source]
     return [one for side in ("left", "right") if hasattr(source, side) for one in _tables(getattr(source, side))]
+
+
+def _locks_topics(statement: Any) -> bool:
+    if isinstance(statement, Select):
+        wanted = statement._for_update_arg
+        waits = wanted is not None and not (wanted.skip_locked or wanted.nowait or wanted.of)
+        return waits and statement.get_final_froms() == [topics_table]
+    return isinstance(statement, Update | Delete) and statement.table is topics_table
+
+
+def _topic_ids(statement: Any, given: Sequence[Mapping[str, object]]) -> list[int] | None:
+    """The ids by which a statement chooses topics; None: it chooses them by something else."""
+    for part in visitors.iterate(statement.whereclause):
+        by_id = isinstance(part, BinaryExpression) and part.left is topics_table.c.id
+        if by_id and part.operator in (operators.eq, operators.in_op) and isinstance(part.right, BindParameter):
+            key, value = part.right.key, part.right.value
+            values = [one[key] for one in given if key in one] or [value]
+            return [int(one) for some in values for one in (some if isinstance(some, list | tuple) else [some])]
+    return None

@@ -239,10 +239,23 @@ def test_a_partition_that_is_written_is_deleted_by_force_only(store: MetadataSto
     assert store.topics_in(shop) == []
 
 
-def test_partitions_are_deleted_beside_a_heartbeat_of_all(
-    database_url: URL, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+def test_partitions_that_come_back_are_locked_by_id_as_all_topics(store: MetadataStore, shop: str) -> None:
+    """`open_store` looks at the order of locks: the partition that was made again has the largest id."""
+    store.tenancy.create_partitioned(PT, 2, {})
+    first, second = store.topics_in(shop)
+    store.tenancy.delete_topic(first.id)
+    store.policies.set(namespace_scope(shop), "compaction.threshold.bytes", 1)
+    store.tenancy.update_partitions(PT, 2)
+    again, _ = store.topics_in(shop)
+    assert again.id > second.id
+    assert all(store.cursors(topic.id) for topic in (again, second))
+
+
+@pytest.mark.parametrize("change", ["delete", "pause", "abort"])
+def test_partitions_are_changed_beside_a_heartbeat_of_all(
+    database_url: URL, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """A heartbeat locks attempts in the order of their ids, whatever their topics'; so does who deletes several."""
+    """A heartbeat locks attempts in the order of their ids, whatever their topics'; so does who changes several."""
     if database_url.get_backend_name() != "postgresql":
         pytest.skip("SQLite has one lock for everything")
     one, other = open_store(database_url), open_store(database_url)
@@ -271,7 +284,11 @@ def test_partitions_are_deleted_beside_a_heartbeat_of_all(
     with ThreadPoolExecutor(1) as pool:
         beaten = pool.submit(other.heartbeat_runs, runs)
         assert began.wait(60)
-        assert len(one.tenancy.delete_partitioned(parent, True)) == 2
+        ids = [topic.id for topic in partitions]
+        if change == "delete":
+            assert len(one.tenancy.delete_partitioned(parent, True)) == 2
+        else:
+            assert len(one.control.pause_all(ids) if change == "pause" else one.control.abort_all(ids)) == 2
         assert beaten.result() == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.admin.bodies import EMPTY, int_number, long_body
+from api.admin.bodies import EMPTY, int_number, long_number
 from api.problems import Unreadable
 
 
@@ -19,7 +19,7 @@ from api.problems import Unreadable
     ],
 )
 def test_numbers(body: bytes, number: int) -> None:
-    assert long_body(body) == number
+    assert long_number(body) == number
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_numbers(body: bytes, number: int) -> None:
 )
 def test_what_is_no_number_is_refused_in_a_brokers_words(body: bytes, told: str) -> None:
     with pytest.raises(Unreadable) as refused:
-        long_body(body)
+        long_number(body)
     assert told in refused.value.detail
     assert (refused.value.status_code, refused.value.media_type) == (400, "text/plain")
     assert len(refused.value.detail) < 400
@@ -55,7 +55,7 @@ def test_what_is_no_number_is_refused_in_a_brokers_words(body: bytes, told: str)
 @pytest.mark.parametrize("body", [b"", b"  \n", b"null", b'""'])
 def test_an_empty_body(body: bytes) -> None:
     with pytest.raises(Unreadable) as refused:
-        long_body(body)
+        long_number(body)
     assert (refused.value.detail, refused.value.media_type) == (EMPTY, "application/json")
 
 

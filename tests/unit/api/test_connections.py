@@ -9,7 +9,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvicorn
@@ -199,3 +199,70 @@ def test_what_is_no_http_is_refused_in_words_and_logged_once(caplog: pytest.LogC
     with caplog.filtering(type("F", (logging.Filter,), {"filter": staticmethod(connections.without_repeats)})()):
         asyncio.run(scenario())
     assert len(caplog.records) == 1
+
+
+class Unread:
+    """A transport whose client takes what a test says; and a loop whose timers the test fires."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.is_aborted = False
+        self.timers: list[tuple[asyncio.TimerHandle, Any]] = []
+
+    def call_later(self, seconds: float, call: Any, *arguments: Any) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(seconds, call, arguments, cast(Any, self))
+        self.timers.append((handle, lambda: call(*arguments)))
+        return handle
+
+    def pass_time(self) -> None:
+        """All timers that still run end."""
+        due, self.timers = self.timers, []
+        for handle, call in due:
+            if not handle.cancelled():
+                call()
+
+    def get_debug(self) -> bool:
+        return False
+
+    def _timer_handle_cancelled(self, _: object) -> None:
+        """Nothing."""
+
+    def get_extra_info(self, _: str) -> None:
+        return None
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def get_write_buffer_size(self) -> int:
+        return self.waits
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+@pytest.mark.parametrize(
+    ("taken", "closed"), [([], True), ([1], True), ([100_000], True), ([100_000, 100_000, None], False)], ids=str
+)
+def test_a_client_that_does_not_take_its_answer_is_cut_off(
+    taken: list[int | None], closed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A number: what the client takes in the time that it has; None: the rest."""
+    fake = Unread()
+    config = uvicorn.Config(echo, log_config=None, ws="none", lifespan="off")
+    kind = deadline_protocol(Settings(limits_header_timeout_ms=10**9), seldom_of(ManualClock()))
+    protocol = kind(config, ServerState(), {}, cast(Any, fake))
+    protocol.connection_made(cast(Any, fake))
+    fake.timers.clear()  # of the request's head
+    fake.waits = 1_000_000
+    protocol.pause_writing()
+    for one in taken:
+        if one is None:
+            protocol.resume_writing()
+        else:
+            fake.waits -= one
+        fake.pass_time()
+        if one != 1:
+            assert not fake.is_aborted
+    fake.pass_time()
+    assert fake.is_aborted == closed
+    assert ("limits.answer-timeout" in caplog.text) == closed

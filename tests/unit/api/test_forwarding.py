@@ -132,6 +132,19 @@ def test_a_request_goes_to_a_service_that_lives_and_has_what_it_needs(
     assert found == asked
 
 
+def test_a_log_disk_that_hangs_keeps_no_request_from_where_it_belongs(
+    bench: Workbench, logs: dict[str, LogDirectory], two_logs: TopicRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This runs in the threads that wait for the database."""
+    assert LogDirectory(logs["a"].path.with_name("new")).known_uid is None
+    here = LogDirectory(logs["b"].path)
+    assert here.known_uid == logs["b"].uid
+    monkeypatch.setattr(Path, "read_text", lambda _: pytest.fail("the disk is asked"))
+    forwarding = Forwarding(bench.metadata, bench.clock, here, 1_000)
+    forwarding.for_reading(two_logs)
+    forwarding.for_writing(two_logs)
+
+
 def test_a_process_of_the_same_host_and_pid_is_another_one(bench: Workbench, logs: dict[str, LogDirectory]) -> None:
     """Containers share a host name, and all run as pid 1."""
     topic = bench.topic().record
@@ -156,7 +169,7 @@ def test_what_goes_between_services_goes_through_no_proxy(bench: Workbench, monk
 
     async def scenario() -> bool:
         forwarding = Forwarding(bench.metadata, bench.clock, bench.log, 1_000)
-        client = forwarding._of_this_loop()
+        client = await forwarding._of_this_loop()
         await forwarding.close()
         return client.trust_env
 
@@ -222,6 +235,32 @@ def test_a_service_of_a_private_authority_is_trusted_if_that_is_named(
     status, said = forwarded(bench, url)
     assert (status, "tls.ca" in said, "self-signed" in said) == (503, True, True), said
     assert forwarded(bench, url, ca_file=authority) == (200, "there")
+
+
+def test_authorities_are_read_at_the_start_and_the_event_loop_reads_none(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, _ = certificate(tmp_path)
+    made_by: list[threading.Thread] = []
+    made = httpx.create_ssl_context
+
+    def noted(**options: Any) -> ssl.SSLContext:
+        made_by.append(threading.current_thread())
+        return made(**options)
+
+    monkeypatch.setattr(httpx, "create_ssl_context", noted)
+    forwarding = Forwarding(bench.metadata, bench.clock, bench.log, 1_000, ca_file=str(chain))
+    chain.unlink()  # another one is being put in its place
+
+    async def scenario(forwarding: Forwarding) -> None:
+        await forwarding._of_this_loop()
+        await forwarding.close()
+
+    asyncio.run(scenario(forwarding))
+    asyncio.run(scenario(Forwarding(bench.metadata, bench.clock, bench.log, 1_000)))
+    at_the_start, later = made_by
+    assert at_the_start is threading.main_thread()
+    assert later is not threading.main_thread()
 
 
 def test_why_another_service_gives_no_answer_is_told(bench: Workbench) -> None:

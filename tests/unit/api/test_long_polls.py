@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any, NoReturn
 
@@ -11,7 +12,7 @@ import pytest
 from api import long_polls
 from api.long_polls import LongPolls
 from api.problems import Problem
-from api.waiting import Pool, WaitsFor
+from api.waiting import Pool, Pools, WaitsFor
 from storage.errors import Unavailable
 from tests.entries import one, produce
 from tests.workbench import Workbench
@@ -35,23 +36,40 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def polls_of(bench: Workbench, most: int = 1000) -> LongPolls:
     assert bench.log is not None
-    pool = Pool(WaitsFor.DATABASE, 2, 60_000, bench.clock)
-    return LongPolls(bench.metadata, bench.log, bench.clock, pool, most)
+    pools = Pools({what: Pool(what, 2, 60_000, bench.clock) for what in WaitsFor})
+    return LongPolls(bench.metadata, bench.log, bench.clock, pools, most)
+
+
+def threads_of(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[str]:
+    """The threads in which a function is called from now on."""
+    found: list[str] = []
+    called = getattr(where, name)
+
+    def noted(*arguments: Any) -> Any:
+        found.append(threading.current_thread().name)
+        return called(*arguments)
+
+    monkeypatch.setattr(where, name, noted)
+    return found
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, 60))
 
 
-def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their_topic(bench: Workbench) -> None:
+def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their_topic(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     polls = polls_of(bench)
     topics = [bench.topic("t"), bench.topic("other")]
+    looks = threads_of(monkeypatch, bench.metadata.log, "tails")
+    files = threads_of(monkeypatch, long_polls, "open_end")
 
     async def scenario() -> None:
         many = [polls.changes(topics[0].record.id, FAR_MS, here) for _ in range(100)]
         other = polls.changes(topics[1].record.id, FAR_MS, here)
         await asyncio.gather(*(anext(one) for one in (*many, other)))  # what came before they were looked at
-        assert polls.looks <= 2
+        assert len(looks) <= 2
         waiting = [asyncio.ensure_future(anext(one)) for one in many]
         unmoved = asyncio.ensure_future(anext(other))
         await asyncio.to_thread(produce, topics[0], [one(b"k", b"v")])
@@ -60,6 +78,7 @@ def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their_topic
         unmoved.cancel()
 
     run(scenario())
+    assert (set(looks), set(files)) == ({"database-pool"}, {"log-pool"}), "a disk that hangs holds its own threads"
 
 
 def test_a_read_ends_at_its_time_and_when_its_client_goes_away(bench: Workbench) -> None:
@@ -87,7 +106,7 @@ def test_a_deleted_topic_and_a_database_that_is_away_wake_who_waits(
         await anext(changes)
         bench.metadata.tenancy.delete_topic(topic)
         await anext(changes)
-        monkeypatch.setattr(polls, "_tails", away)
+        monkeypatch.setattr(bench.metadata.log, "tails", away)
         await anext(changes)  # the read finds out by itself
 
     run(scenario())

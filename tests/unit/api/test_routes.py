@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pytest
 from fastapi import Body, Depends, FastAPI, Request
+from fastapi.dependencies.models import Dependant
 
 from api import problems
 from api.access import Action, Authentication, allowed
 from api.admin.bodies import long_body
+from api.app import ROUTERS
 from api.audit import Audit
 from api.limits import Limits
-from api.routes import Routes
+from api.routes import Route, Routes
 from api.settings import Settings
 from api.tokens import create
 from api.waiting import WaitsFor, waits_for
@@ -107,3 +110,17 @@ def test_a_body_has_few_values_none_of_them_deep(client: TestClient, body: bytes
 def test_endpoints_run_in_the_threads_of_what_they_wait_for(client: TestClient) -> None:
     for what in ("database", "store"):
         assert client.get(f"/threads/{what}", headers=bearing("ops")).json() == f"{what}-pool"
+
+
+def dependencies(dependant: Dependant) -> Iterator[Any]:
+    for one in dependant.dependencies:
+        yield one.call
+        yield from dependencies(one)
+
+
+def test_no_dependency_of_a_route_is_called_by_threads_beside_the_pools() -> None:
+    """Starlette's threads have no bounds of ours."""
+    found = {one for router in ROUTERS for route in router.routes for one in dependencies(cast(Route, route).dependant)}
+    assert found
+    functions = {one if inspect.isroutine(one) else type(one).__call__ for one in found}
+    assert {one.__name__ for one in functions if not inspect.iscoroutinefunction(one)} == set()

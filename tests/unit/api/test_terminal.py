@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
+from api.admin_cli.following import _ProgressLine
 from api.cli import tables, talk
+from api.cli.progress import LiveLine
 from api.cli.terminal import data_stream, put, put_json
 
 HOSTILE = "a\x1b]0;x\x07b\x9b31mc\u202ed\u2066e\u200ff\x85g\u2028h\U000e0001i é漢"
@@ -85,3 +87,11 @@ def test_names_tables_and_errors_steer_no_terminal_and_tell_no_secret(monkeypatc
     plain_out, _ = streams(monkeypatch, terminal=False)
     tables.print_table(("topic",), [(HOSTILE,)])
     assert is_harmless(plain_out.text)
+
+
+def test_names_in_lines_of_progress_steer_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, err = streams(monkeypatch, terminal=True)
+    _ProgressLine().show({"run": 7, "topic": HOSTILE, "phase": None})
+    LiveLine(err).phase(HOSTILE, 1, 1)
+    assert is_harmless(err.text.replace("\r\x1b[K", ""))
+    assert err.text.count("é漢") == 2

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any
 
 import pytest
 
 from api.problems import Problem
 from api.waiting import STUCK_MS, Pool, WaitsFor
+from storage.errors import Unavailable
 from tests.clocks import ManualClock
 
 FAR_MS = 60_000
@@ -63,7 +64,9 @@ def test_what_hangs_holds_its_own_pool_alone_and_the_next_are_refused_at_once(le
     after(scenario)
 
 
-def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_does(leave: threading.Event) -> None:
+def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_does(
+    leave: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
     pool = Pool(WaitsFor.STORE, 1, 1, ManualClock())
     begun: list[str] = []
 
@@ -83,6 +86,9 @@ def test_at_the_deadline_the_answer_comes_and_what_has_not_begun_never_does(leav
         assert begun == []
 
     after(scenario)
+    assert [record.message for record in caplog.records] == [
+        "requests are answered 503: the object store has not answered within 1 ms"
+    ], "once, however many requests"
 
 
 def test_a_queue_has_an_end(leave: threading.Event) -> None:
@@ -119,5 +125,113 @@ def test_errors_and_the_parts_of_a_stream_come_back(leave: threading.Event) -> N
         await stream.aclose()
         await pool.run(int)  # the one thread is through with what came before
         assert closed == [True, True]
+
+    after(scenario)
+
+
+def test_a_stream_that_is_left_during_a_step_is_closed_by_the_thread_that_makes_it(leave: threading.Event) -> None:
+    pool = Pool(WaitsFor.STORE, 2, FAR_MS, ManualClock())
+    begun, closed = threading.Event(), threading.Event()
+    closed_by: list[str] = []
+
+    def parts() -> Generator[int, None, None]:
+        try:
+            begun.set()
+            leave.wait(30)
+            yield 1
+        finally:
+            closed_by.append(threading.current_thread().name)
+            closed.set()
+
+    async def scenario() -> None:
+        step = asyncio.ensure_future(anext(pool.each(parts())))
+        await asyncio.to_thread(begun.wait, 30)
+        step.cancel()
+        await asyncio.wait({step})
+        del step
+        await pool.run(int)  # the other thread is through with what the end of the stream began
+        leave.set()
+        await asyncio.to_thread(closed.wait, 30)
+        assert closed_by == ["store-pool"]
+
+    after(scenario)
+
+
+def test_a_stream_is_closed_by_a_thread_also_while_the_pool_takes_no_more(leave: threading.Event) -> None:
+    clock = ManualClock()
+    pool = Pool(WaitsFor.STORE, 1, FAR_MS, clock)
+    closed_by: list[str] = []
+
+    def parts() -> Generator[int, None, None]:
+        try:
+            yield 1
+        finally:
+            closed_by.append(threading.current_thread().name)
+
+    async def scenario() -> None:
+        stream = pool.each(parts())
+        await anext(stream)
+        tasks = await hung(pool, leave, 1)
+        clock.advance(STUCK_MS)
+        await stream.aclose()
+        del stream
+        leave.set()
+        await asyncio.gather(*tasks)
+        await pool.run(int)  # the one thread is through with what came before
+        assert closed_by == ["store-pool"]
+
+    after(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(RuntimeError("a defect"), "RuntimeError: a defect"), (Unavailable("the store is away", "x"), "Unavailable: the")],
+    ids=["a defect", "a known one"],
+)
+def test_an_error_of_a_request_that_has_its_answer_already_is_logged(
+    error: Exception, told: str, leave: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = Pool(WaitsFor.STORE, 1, FAR_MS, ManualClock())
+    begun = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def fail() -> None:
+        threads.append(threading.current_thread())
+        begun.set()
+        leave.wait(30)
+        raise error
+
+    async def scenario() -> None:
+        task = asyncio.ensure_future(pool.run(fail))
+        await asyncio.to_thread(begun.wait, 30)
+        task.cancel()
+        await asyncio.wait({task})
+        leave.set()
+        pool.close()
+        await asyncio.to_thread(threads[0].join)
+
+    after(scenario)
+    (record,) = caplog.records
+    assert told in record.message
+    assert (record.exc_info is not None) == isinstance(error, RuntimeError)
+
+
+def test_where_no_thread_can_be_made_the_request_is_refused_and_the_next_one_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = Pool(WaitsFor.STORE, 1, FAR_MS, ManualClock())
+    begun: list[int] = []
+
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_left)
+            with pytest.raises(Problem, match="has no thread") as refused:
+                await pool.run(begun.append, 1)
+        assert refused.value.status_code == 503
+        assert await pool.run(int, "7") == 7
+        assert begun == []
 
     after(scenario)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from compactor.backlog_limits import BacklogLimits, Extent, bytes_behind, first_of_last
 from storage.errors import Conflict, Unavailable
+from storage.log.tail import Tail
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR
+from storage.policies import EVICT
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import one, produce
@@ -95,6 +99,31 @@ def test_messages_older_than_their_time_to_live_count_as_acknowledged(limited: L
     assert limited.marks()["slow"] == 5
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"message_ttl_seconds": 60},
+        {"backlog_quota_bytes": 0, "backlog_quota_bytes_action": EVICT},
+        {"backlog_quota_seconds": 0, "backlog_quota_seconds_action": EVICT},
+    ],
+)
+def test_what_is_appended_during_the_look_is_not_acknowledged(
+    limited: Limited, monkeypatch: pytest.MonkeyPatch, policy: dict[str, object]
+) -> None:
+    limited.produce(1)
+    limited.clock.advance(100 * SECOND)
+    limited.policy(**policy)
+    plain = Tail.tables
+
+    def tables(*arguments: Any) -> Iterator[Any]:
+        yield from list(plain(*arguments))
+        limited.produce(1)
+
+    monkeypatch.setattr(Tail, "tables", tables)
+    assert limited.apply() is None
+    assert limited.marks() == {COMPACTION_CURSOR: None, "fast": 0, "slow": 0}
+
+
 def test_a_subscription_never_goes_back(limited: Limited) -> None:
     limited.seal(3)
     limited.clock.advance(5 * SECOND)
@@ -138,6 +167,32 @@ def test_the_oldest_of_a_backlog_that_is_too_large_count_as_acknowledged(limited
     limited.apply()
     assert limited.marks() == marks
     limited.limits.check(limited.topic.record)
+
+
+def test_a_look_at_what_is_young_reads_nothing_from_the_store(
+    limited: Limited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited.seal(2)
+    limited.clock.advance(100 * SECOND)
+    limited.policy(message_ttl_seconds=60, backlog_quota_seconds=60)
+    limited.apply()
+    limited.seal(2)
+    limited.produce(2)
+    reads: list[object] = []
+    store = type(limited.workbench.store)
+    plain = store.get
+
+    def get(*arguments: Any, **options: Any) -> Any:
+        reads.append(arguments)
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(store, "get", get)
+    for mark in (1, 3, 4, 5):  # behind what is expired, in the open segment, at the end
+        for name in ("slow", "fast"):
+            limited.workbench.metadata.reset_cursor(limited.topic.record.id, name, limited.topic.locate(mark))
+        reads.clear()
+        assert limited.apply() is None
+        assert (reads, limited.marks()["slow"]) == ([], mark)
 
 
 def test_a_backlog_that_is_too_old(limited: Limited) -> None:

@@ -337,6 +337,20 @@ def test_a_job_of_which_no_task_ends_is_stopped_and_its_runs_fail(bench: Workben
     assert all(outcome.error is None for outcome in batch.run([topic.name for topic in some], claim, 10))
 
 
+def test_the_time_for_which_a_job_waits_for_cores_is_not_stillness() -> None:
+    """Spark gives cores to the job that came first: a long one of another worker's holds up all others."""
+    clock = ManualClock(0)
+    still = Stillness(clock, 1000)
+    still.begin()
+    for _ in range(3):
+        clock.advance(5000)
+        assert not still.look(is_waiting=True)
+    clock.advance(1000)
+    assert not still.look(is_waiting=False)
+    clock.advance(1)
+    assert still.look(is_waiting=False)
+
+
 # --- what the runs' rows say meanwhile
 
 

@@ -158,3 +158,12 @@ def test_a_job_that_begins_after_a_long_pause_is_not_given_up_at_the_first_error
     time.now += 3600
     watched.begun()
     assert (watched.look(), watched.given_up) == (None, "")
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_a_watch_knows_whether_its_job_waits_for_cores(is_waiting: bool) -> None:
+    watched = Watched(FakeDriver([Look(stopped=False, executors=2, is_waiting=is_waiting)]))
+    looked = threading.Event()
+    with JobWatch(watched, "job", lambda _: looked.set(), poll_seconds=0) as watch:
+        assert looked.wait(HOLD_SECONDS)
+        assert watch.is_waiting is is_waiting

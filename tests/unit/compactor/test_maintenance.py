@@ -161,6 +161,30 @@ def test_backlogs_are_limited_by_who_has_the_tail(bench: Bench, caplog: pytest.L
     assert set(bench.maintenance.over_quota) == {sealed.record.id}
 
 
+def test_who_has_the_end_of_a_topic_limits_its_backlog_also_where_rolled_segments_lie_elsewhere(bench: Bench) -> None:
+    metadata, topic = bench.workbench.metadata, bench.workbench.topic("t")
+    metadata.acknowledgements.create(topic.record.id, "s", None, {})
+    metadata.policies.set(BROKER, "message.ttl.seconds", 60)
+    metadata.policies.set(BROKER, "backlog.quota.seconds", 10)
+    began = bench.clock.now_ms()
+    for times in ((0, 10_000), (40_000, 60_000)):
+        topic.keeper().roll(topic.record)
+        produce(topic, [one(b"k", b"v", publish_time=began + time) for time in times])
+    with metadata.policies._database.write() as connection:
+        rolled = update(segments).where(segments.c.ledger_id == metadata.log.segments(topic.record.id)[0].ledger_id)
+        connection.execute(rolled.values(log_uid="0" * 32))
+    bench.leads = False
+    marks = []
+    for seconds in (65, 15, 45):  # half of the rolled segment is old, which does not count; all of it; all there is
+        bench.clock.advance(seconds * 1000)
+        bench.maintenance.hasten(Task.BACKLOG)
+        bench.maintenance.run_due()
+        assert bench.maintenance.status()[Task.BACKLOG].last_error == ""
+        mark = metadata.cursor(topic.record.id, "s").mark_delete
+        marks.append((mark and mark.offset, bool(bench.maintenance.over_quota)))
+    assert marks == [(None, True), (1, True), (3, False)]
+
+
 @pytest.mark.parametrize("error", [Unavailable("the store is away", "try again"), RuntimeError("a defect")])
 def test_a_topic_that_fails_stops_no_other(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception

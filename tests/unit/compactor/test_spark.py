@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,12 +14,18 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.java_gateway import launch_gateway
 
+from api.cli.spark_engine import spark_engine as spark_engine_of
+from api.settings import Settings
+from compactor.driver import Asker, Look
 from compactor.engine import PARTITIONS_PER_CORE, Engine, Failed, answers
-from compactor.spark import SparkEngine, SparkSettings, open_session
+from compactor.jvm import Jvm
+from compactor.spark import JAVA_NAMES, SparkDriver, SparkEngine, SparkSettings, _gateway, open_session
 from storage.errors import Fenced, Misconfigured, ObjectMissing, Unavailable
 from tests.processes import process
 
@@ -220,3 +228,63 @@ def test_a_cancel_is_over_with_its_phase() -> None:
     spark.meanwhile = lambda: None
     with pytest.raises(Unavailable, match="the job ended"):
         engine.run(1, str, print)
+
+
+@pytest.mark.parametrize(("own_running", "other_running", "is_waiting"), [(0, 1, True), (1, 1, False), (0, 0, False)])
+def test_a_job_waits_when_only_other_jobs_have_tasks_that_run(
+    own_running: int, other_running: int, is_waiting: bool
+) -> None:
+    stages = {1: own_running, 2: other_running}
+    tracker = SimpleNamespace(
+        getJobIdsForGroup=lambda _: [1],
+        getActiveJobsIds=lambda: [1, 2],
+        getJobInfo=lambda job: SimpleNamespace(stageIds=[job]),
+        getStageInfo=lambda stage: SimpleNamespace(numCompletedTasks=10 * stage, numActiveTasks=stages[stage]),
+    )
+    java_context = SimpleNamespace(isStopped=lambda: False, conf=dict, master=lambda: "local[1]")
+    context = SimpleNamespace(statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: java_context))
+    driver = SparkDriver(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
+    assert driver.look("group") == Look(stopped=False, executors=None, ended=10, is_waiting=is_waiting)
+
+
+def test_the_gateway_imports_what_pyspark_does() -> None:
+    source = inspect.getsource(launch_gateway)
+    assert tuple(re.findall(r'java_import\(gateway\.jvm, "(.+?)"\)', source)) == JAVA_NAMES
+
+
+def test_port_and_secret_of_the_gateway_are_never_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is started meanwhile would inherit them; and what was set before stays."""
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "7")
+    seen = []
+
+    def connected(**_: object) -> SimpleNamespace:
+        seen.append({name: value for name, value in os.environ.items() if name.startswith("PYSPARK_GATEWAY")})
+        return SimpleNamespace(jvm=None)
+
+    monkeypatch.setattr("pyspark.java_gateway.ClientServer", connected)
+    monkeypatch.setattr("compactor.spark.ClientServer", connected, raising=False)
+    monkeypatch.setattr("pyspark.java_gateway.java_import", lambda *_: None)
+    monkeypatch.setattr("compactor.spark.java_import", lambda *_: None, raising=False)
+    gateway = _gateway(1234, "secret", Jvm())
+    assert gateway.proc is None
+    assert [*seen, os.environ.get("PYSPARK_GATEWAY_PORT")] == [{"PYSPARK_GATEWAY_PORT": "7"}, "7"]
+
+
+def test_a_command_asks_its_driver_from_one_thread_which_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[Asker] = []
+    stopped: list[str] = []
+
+    class Counted(Asker):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    session = SimpleNamespace(stop=lambda: stopped.append(threading.current_thread().name))
+    monkeypatch.setattr("compactor.driver.Asker", Counted)
+    monkeypatch.setattr("compactor.spark.open_session", lambda *_: session)
+    with spark_engine_of(Settings(data=str(tmp_path), spark_master="local[1]")):
+        pass
+    assert stopped == ["spark-driver"]
+    (asker,) = made
+    with pytest.raises(ConnectionAbortedError):
+        asker.ask(str, 1)

@@ -142,13 +142,14 @@ def test_in_order_nobody_is_asked_and_nothing_is_held(world: World) -> None:
 
 def test_what_does_not_exist_yet_cannot_be_acknowledged(world: World) -> None:
     """The message that comes there would never be delivered."""
-    world.end = 5
+    world.end, world.lost = 5, {6}
     cursor = world.open()
     refused: list[Callable[[], None]] = [
         lambda: cursor.acknowledge(at(5)),
         lambda: cursor.acknowledge(at(1000)),
         lambda: cursor.acknowledge(at(5), 2),
         lambda: cursor.acknowledge_cumulative(at(5)),
+        lambda: cursor.acknowledge_below(7),
     ]
     for acknowledge in refused:
         with pytest.raises(InvalidInput, match=r"offset \d+ of \S+ cannot be acknowledged: .* ends before offset 5"):

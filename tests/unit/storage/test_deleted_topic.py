@@ -17,7 +17,9 @@ from storage.log import topic_log
 from storage.log.keeper import LogKeeper
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
+from storage.model import EARLIEST
 from storage.reader import Limits
+from storage.reader_state import ReaderState
 from storage.steps import Step, observed
 from storage.topic import Topic
 from storage.topic_reader import TopicReader
@@ -202,3 +204,21 @@ def test_a_run_under_way_ends_when_its_topic_is_truncated(bench: Workbench, topi
         bench.compactor().compact(topic.name, Policies())
     assert isinstance(told.value, Fenced)
     assert topic.snapshot().compacted is None
+
+
+def test_a_token_that_pins_a_generation_of_a_deleted_topic_says_so(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.compact(topic)
+    state = topic.page_reader(ReaderState(EARLIEST), read_compacted=True).messages(Limits(messages=1)).next
+    bench.append(topic, [content((b"k0", b"newer"))])
+    bench.compact(topic)
+    retired = bench.metadata.retired_compacted
+
+    def deleted_meanwhile(topic_id: int) -> object:
+        delete(bench)
+        return retired(topic_id)
+
+    monkeypatch.setattr(bench.metadata, "retired_compacted", deleted_meanwhile)
+    with pytest.raises(TopicNotFound, match=DELETED):
+        topic.page_reader(state, read_compacted=True).messages(Limits())

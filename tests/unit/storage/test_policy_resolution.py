@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from storage.policies import POLICIES, TopicPolicies, Unreadable
+from storage.policies import EVICT, HOLD, POLICIES, TopicPolicies, Unreadable
 from storage.policy_resolution import Origin, Triggers, UnreadableSetting, resolve
 
 HOUR = 3_600_000
@@ -104,6 +104,12 @@ def test_what_counts_instead_deletes_nothing() -> None:
         "compaction.chunk-expiry.ms": 1,
         "flush.messages": 1000,
         "flush.ms": 1000,
+        "file.delete.delay.ms": 0,
+        "message.ttl.seconds": 60,
+        "backlog.quota.bytes": 0,
+        "backlog.quota.bytes.action": EVICT,
+        "backlog.quota.seconds": 0,
+        "backlog.quota.seconds.action": EVICT,
     }
     found = resolve(harsh, {}, dict.fromkeys(harsh, BAD)).policies
     forever = 1 << 62
@@ -118,6 +124,12 @@ def test_what_counts_instead_deletes_nothing() -> None:
         compaction_chunk_expiry_ms=None,
         flush_messages=1,
         flush_ms=1,
+        file_delete_delay_ms=forever,
+        message_ttl_seconds=0,
+        backlog_quota_bytes=-1,
+        backlog_quota_bytes_action=HOLD,
+        backlog_quota_seconds=-1,
+        backlog_quota_seconds_action=HOLD,
     )
 
 

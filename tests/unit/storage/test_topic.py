@@ -6,7 +6,7 @@ semantics.md R1–R4, R6, R8, R10, A2, A4.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,14 +27,16 @@ from storage.errors import (
     Unavailable,
 )
 from storage.last_message import LastMessage
-from storage.ledger import rows
+from storage.ledger import chunk_table, rows
+from storage.ledger.chunk_table import Chunks, ChunkTable
 from storage.ledger.hashing import Xxh3KeyHasher
+from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import read_manifest
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, Message, MessageId, Position, TopicName
-from storage.objects.interface import ObjectWriter
+from storage.objects.interface import ObjectStore, ObjectWriter
 from storage.objects.local import LocalStore
 from storage.reader import Limits, SnapshotReader, messages
 from storage.topic import Topic
@@ -529,3 +531,54 @@ def test_a_message_above_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(rows, "MAX_MESSAGE_BYTES", 10)
     with pytest.raises(InvalidRecord, match="message 3 has 11 bytes"):
         list(cut_ledgers([content((b"k", b"v" * 9)), content((b"k", b""), (b"k", b"v" * 10))], 100))
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_the_last_message_costs_each_chunk_table_once(
+    bench: Workbench, compacts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many last chunks are stray, as of a producer that lost its first ones again and again; and one that is
+    not lies among them, of which the first chunk is in the oldest ledger."""
+    topic = bench.topic("chunked")
+    begun, ended = chunked.whole("whole", b"k", b"1", b"2")
+    strays = [[chunked.chunk(f"{n} {m}", 1, 2, b"k", b"x") for m in range(2)] for n in range(6)]
+    chunked.append(bench, topic, [begun, *strays[0]])
+    if compacts:
+        bench.compact(topic)
+    for more in (*strays[1:4], [ended], *strays[4:]):
+        chunked.append(bench, topic, more)
+    names: list[str] = []
+    get = bench.store.get
+
+    def counted(name: str, *place: int) -> bytes:
+        names.append(name)
+        return get(name, *place)
+
+    monkeypatch.setattr(type(bench.store), "get", lambda _, *given: counted(*given))
+    (last,) = ids(topic.messages(read_compacted=compacts))
+    names.clear()
+    assert topic.last_message_id(compacts) == last
+    tables = [name for name in names if "index" in name or "chunk" in name]
+    assert tables
+    assert len(tables) == len(set(tables))
+
+
+def test_the_last_message_of_a_compacted_ledger_costs_each_chunk_table_once(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = bench.topic("chunked")
+    strays = [chunked.chunk(f"stray {n}", 1, 2, b"k", b"x") for n in range(6)]
+    chunked.append(bench, topic, [*chunked.whole("u", b"k", b"1", b"2"), *strays])
+    bench.compact(topic)
+    reads: list[int] = []
+    read_tables = chunk_table.read_tables
+
+    def counted(store: ObjectStore, tables: Sequence[ChunkTable], wanted: HashRange) -> list[Chunks]:
+        reads.extend(range(len(tables)))
+        return read_tables(store, tables, wanted)
+
+    monkeypatch.setattr(chunk_table, "read_tables", counted)
+    assert topic.last_message_id(True) == ids(topic.messages(read_compacted=True))[-1]
+    snapshot = topic.snapshot().compacted
+    assert snapshot is not None
+    assert len(reads) == len(read_manifest(bench.store, snapshot.manifest).chunks)

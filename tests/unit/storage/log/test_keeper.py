@@ -17,6 +17,7 @@ from storage.log.segment import SegmentFiles
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import MAX_SEALING_TRIES
 from storage.model import Message
+from storage.owner import owner_name
 from storage.steps import Step, observed
 from storage.topic import Topic
 from tests.clocks import ManualClock
@@ -224,7 +225,7 @@ def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic
         with pytest.raises(LeaseHeld, match="is being sealed by killed"):
             topic.keeper().settle(topic.record, wait_ms=0)
         bench.clock.advance(SEALER_DEAD_MS)
-    given_up = r"segment 1 .*\(1 messages, \d+ bytes\) is given up: 5 processes that sealed it have died"
+    given_up = r"segment 1 .*\(1 messages, \d+ bytes\) is given up: of 5 tries to seal it none was finished"
     with pytest.raises(Misconfigured, match=given_up):
         list(topic.keeper().seal(topic.record))
     with pytest.raises(Misconfigured, match=given_up):
@@ -257,6 +258,39 @@ def test_a_try_counts_if_memory_runs_out_and_not_if_the_store_is_away(
         assert segment.sealing_tries == number * tries
     with pytest.raises(Misconfigured if tries else Unavailable):
         list(topic.keeper().seal(topic.record))
+
+
+def test_a_try_does_not_count_if_the_database_is_away_and_the_process_lives(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    produce(topic, [one(b"a", b"1")])
+    topic.keeper().roll(topic.record)
+
+    def away(*_: object) -> None:
+        raise Unavailable("the database is away", "try again")
+
+    for _ in range(MAX_SEALING_TRIES + 1):
+        with monkeypatch.context() as patch:
+            for call in ("seal_segment", "let_go_of_sealing"):
+                patch.setattr(bench.metadata.log, call, away)
+            with pytest.raises(Unavailable):
+                list(topic.keeper().seal(topic.record))
+        (segment,) = bench.metadata.log.segments(topic.record.id)
+        assert segment.sealing_tries == 1
+        bench.clock.advance(SEALER_DEAD_MS)
+    assert [one.ledger_id for one in topic.keeper().seal(topic.record)] == [1]
+
+
+def test_a_last_try_that_stood_still_is_no_reason_to_give_up(bench: Workbench, topic: Topic) -> None:
+    assert isinstance(bench.clock, ManualClock)
+    assert bench.log is not None
+    produce(topic, [one(b"a", b"1")])
+    topic.keeper().roll(topic.record)
+    for holder in [*["killed"] * (MAX_SEALING_TRIES - 1), owner_name()]:
+        assert bench.metadata.log.claim_sealing(topic.record.id, holder, bench.log.uid, SEALER_DEAD_MS) is not None
+        bench.clock.advance(SEALER_DEAD_MS)
+    assert [one.ledger_id for one in topic.keeper().seal(topic.record)] == [1]
 
 
 def test_what_is_large_or_killed_a_sealer_is_left_to_the_process_for_it(

@@ -160,7 +160,8 @@ def test_damage_in_the_end_file_hides_nothing(
             flip(segment.files.end, position)
         assert segment.visible() == ENTRIES
         assert segment.reader().visible_end() == VisibleEnd(writer.size, writer.size, len(ENTRIES), NEXT_OFFSET)
-        assert ("is damaged; the frames of" in caplog.text) == (len(damaged) == 2)  # else the other copy says it
+        # Once, not at each read; if one copy is whole, it says it, and nothing is logged.
+        assert caplog.text.count("is damaged; the frames of") == (1 if len(damaged) == 2 else 0)
         writer.append(message(0))
         caplog.clear()
         assert len(segment.visible()) == len(ENTRIES) + 1

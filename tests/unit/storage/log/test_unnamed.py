@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from storage.errors import CompactorError, Fenced, Misconfigured
+from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
+from storage.log.directory import LogDirectory
 from storage.log.segment import SegmentFiles
 from storage.model import Message
 from storage.topic import Topic
@@ -117,17 +119,62 @@ def test_a_gap_before_what_was_lost_refuses_appends_until_the_loss_is_accepted(b
     assert [m.key for m in raw(topic)][-1] == b"new"
 
 
-def test_what_another_has_the_id_of_is_not_taken_up(bench: Workbench, topic: Topic) -> None:
+def test_what_another_machine_has_given_the_id_of_is_not_taken_up(
+    bench: Workbench, topic: Topic, tmp_path: Path
+) -> None:
     restore = backed_up(bench)
     segments_of(topic, b"a")
     restore()
-    other = bench.topic("other")
+    other = replace(bench, log=LogDirectory(tmp_path / "elsewhere")).topic("other")
     produce(other, [one(b"x", b"1")])
     with pytest.raises(Misconfigured, match=r"its ledger id \d+ was given to another ledger: restore a database"):
         produce(topic, [one(b"new", b"1")])
     topic.keeper().roll(topic.record, accept_loss=True)
     produce(topic, [one(b"new", b"1")])
     assert [m.key for m in raw(topic)] == [b"new"]
+
+
+@pytest.mark.parametrize("by", ["writer", "import", "compaction"])
+def test_a_process_gives_no_other_topic_the_ids_of_what_was_lost(bench: Workbench, topic: Topic, by: str) -> None:
+    """Whichever topic comes first after the restore; a folder of a topic that the database has lost, too."""
+    other = bench.topic("other")
+    bench.append(other, [content((b"x", b"1"))])
+    restore = backed_up(bench)
+    before = segments_of(topic, b"a", b"b")
+    newer = ledger_id_of(bench.topic("newer"))
+    restore()
+    assert bench.log is not None
+    started = replace(bench, log=LogDirectory(bench.log.path))
+    other = started.topic("other")
+    if by == "writer":
+        produce(other, [one(b"x", b"2")])
+    elif by == "import":
+        started.append(other, [content((b"x", b"2"))])
+    else:
+        started.compact(other)
+    assert started.metadata.allocate_ledger_ids(1) > newer
+    produce(started.topic(), [one(b"new", b"1")])
+    assert raw(started.topic())[:2] == before
+
+
+def ledger_id_of(topic: Topic) -> int:
+    """The ledger id of a message that is appended."""
+    produce(topic, [one(b"k", b"v")])
+    return raw(topic)[0].message_id.ledger_id
+
+
+def test_what_keeps_no_id_is_logged_and_stops_no_other_topic(
+    bench: Workbench, topic: Topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    restore = backed_up(bench)
+    segments_of(topic, b"a")
+    restore()
+    file = SegmentFiles(folder_of(bench, topic), 0).log
+    flip(file, 20)
+    assert bench.log is not None
+    started = replace(bench, log=LogDirectory(bench.log.path))
+    produce(started.topic("other"), [one(b"x", b"1")])
+    assert f"the ledger id of {file}, which has no row in the database, is not known" in caplog.text
 
 
 def test_damage_in_what_was_lost_is_set_aside_only_if_that_is_accepted(bench: Workbench, topic: Topic) -> None:
@@ -197,6 +244,16 @@ def test_a_new_segment_takes_no_name_of_a_file_that_holds_something(bench: Workb
         assert (folder / f"{0:020d}.aside-{number}.log").read_bytes() == header + b"%d" % number
     produce(topic, [one(b"new", b"1")])
     assert [m.key for m in raw(topic)] == [b"new"]
+
+
+def test_a_file_that_cannot_be_read_is_named(bench: Workbench, topic: Topic) -> None:
+    produce(topic, [one(b"a", b"1")])
+    folder = SegmentFiles(folder_of(bench, topic), 1).log  # a file root may always read
+    folder.mkdir()
+    for number in range(9):
+        (folder / str(number)).touch()
+    with pytest.raises(Unavailable, match=rf"cannot read the segment {folder_of(bench, topic)}/0+1\.log, .*: look at"):
+        produce(topic, [one(b"new", b"1")])
 
 
 def test_with_its_topic_what_was_set_aside_goes(bench: Workbench, topic: Topic) -> None:

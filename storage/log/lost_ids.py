@@ -1,0 +1,59 @@
+"""The ledger ids of segments that the database has lost: they are kept for their files.
+
+After a database was restored it gives out ids again that segments of the log already have. One that goes to another
+topic first would keep its file from being taken up again (unnamed.py). So before a process gives out an id, it looks
+once through its log directory, and raises the sequence above what the files say that no row names.
+
+Costs one listing of each topic's folder, one statement, and 64 bytes read of each file that no row names. A file that
+cannot be read, or whose header is damaged, keeps no id; it is logged, and refused when its topic is opened. Services of
+other machines have files of their own: each looks when it starts.
+
+May go wrong: Unavailable, Misconfigured. Must not know: how segments are taken up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from storage.errors import CompactorError, ObjectMissing
+from storage.log.directory import LogDirectory
+from storage.log.frames import SegmentHeader
+from storage.log.segment import SegmentFiles
+from storage.log.unnamed import first_offsets_in, header_in
+from storage.metadata.store import MetadataStore
+
+_log = logging.getLogger(__name__)
+
+
+def keep_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
+    """Let no ledger id be given out that a file in `log` has; what was looked through is not looked through again."""
+    uid = log.known_uid
+    if uid is None or log.ids_are_kept.is_set():
+        return
+    named = metadata.log.named_segments(uid)
+    ids = [
+        header.ledger_id for folder in log.topic_folders() for header in _unnamed(folder, named.get(folder.name, ()))
+    ]
+    if ids:
+        metadata.log.keep_ledger_ids(max(ids))
+    log.ids_are_kept.set()
+
+
+def _unnamed(folder: Path, named: Collection[int]) -> Iterator[SegmentHeader]:
+    """The headers of the files in a topic's folder that no row names."""
+    for first in first_offsets_in(folder):
+        if first in named:
+            continue
+        files = SegmentFiles(folder, first)
+        try:
+            header = header_in(files)
+        except ObjectMissing:  # a sweeper was here
+            continue
+        except CompactorError as error:
+            header = str(error)
+        if isinstance(header, str):
+            _log.warning("the ledger id of %s, which has no row in the database, is not known: %s", files.log, header)
+        elif header.topic_uid == folder.name:
+            yield header

@@ -1,0 +1,56 @@
+"""Limits of backlogs are set for a topic, or all its partitions, with all that belongs to them, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api.admin import backlog_policies as calls
+from api.admin.backlog_policies import BacklogQuota, OverQuotaAction, QuotaType
+from storage.errors import Unavailable
+from storage.metadata import policy_store
+from storage.model import TopicName
+from tests.workbench import Workbench
+
+TOPIC = TopicName.parse("t")
+EVICTING = BacklogQuota(limit=5, policy=OverQuotaAction.EVICT)
+
+
+@pytest.mark.parametrize(
+    ("writes", "call"),
+    [
+        ("_put", lambda parts: calls.set_topic_quota(parts, TOPIC, EVICTING)),
+        ("_put", lambda parts: calls.set_ttl(parts, TOPIC, 60)),
+        ("_remove", lambda parts: calls.remove_topic_quota(parts, TOPIC)),
+        ("_remove", lambda parts: calls.remove_ttl(parts, TOPIC)),
+    ],
+)
+@pytest.mark.parametrize("written", range(1, 4))
+def test_a_failure_between_two_writes_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: str, call: Callable[[Any], object], written: int
+) -> None:
+    metadata = Workbench.embedded(tmp_path).metadata
+    metadata.tenancy.create_partitioned(TOPIC, 2, {})
+    scopes = [policy_store.topic_scope(topic) for topic in metadata.topics_in("public/default")]
+    quota = QuotaType.SIZE.policy
+    metadata.policies.change(scopes, {calls.TTL: 1, quota: 1000, f"{quota}.action": OverQuotaAction.HOLD.value})
+    before = list(map(metadata.policies.of_scope, scopes))
+    plain, left = getattr(policy_store, writes), [written]
+
+    def write(*arguments: Any) -> Any:
+        if not left[0]:
+            raise Unavailable("the database is away", "try again")
+        left[0] -= 1
+        return plain(*arguments)
+
+    monkeypatch.setattr(policy_store, writes, write)
+    try:
+        call(SimpleNamespace(components=SimpleNamespace(metadata=metadata)))
+    except Unavailable:
+        assert list(map(metadata.policies.of_scope, scopes)) == before
+    else:
+        assert list(map(metadata.policies.of_scope, scopes)) != before
