@@ -110,6 +110,17 @@ def told(error: errors.CompactorError) -> str:
     return said
 
 
+def log_for_operators(request: Request, error: Exception) -> None:
+    """Log an error, of which the answer has only the public text, in full."""
+    if isinstance(error, errors.Misconfigured | errors.Unavailable | errors.DataLoss):
+        route = getattr(request.scope.get("route"), "path", "")
+        text = f"{request.method} {route} is answered {status_of(error)}: {' '.join(str(error).split())}"
+        condition = f"{type(error).__name__} {request.method} {route}"
+        if isinstance(error, errors.DataLoss):  # of each topic it is news of its own
+            condition += f" {'/'.join(map(str, request.path_params.values()))}"
+        request.app.state.seldom.warn(text, condition)
+
+
 def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The body that Pulsar's clients read; secrets are hidden in it, and what is long is cut."""
     return JSONResponse({"reason": shown(reason)}, status, headers=headers)
@@ -130,14 +141,7 @@ async def _known(request: Request, error: Exception) -> Response:
     if isinstance(error, errors.SegmentElsewhere):
         remedy = "start the service on the machine where it lies; what is sealed is served without it"
         return answer(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
-    if isinstance(error, errors.Misconfigured | errors.Unavailable | errors.DataLoss):
-        # Where the parts are is the operator's business.
-        route = getattr(request.scope.get("route"), "path", "")
-        text = f"{request.method} {route} is answered {status_of(error)}: {' '.join(str(error).split())}"
-        condition = f"{type(error).__name__} {request.method} {route}"
-        if isinstance(error, errors.DataLoss):  # of each topic it is news of its own
-            condition += f" {'/'.join(map(str, request.path_params.values()))}"
-        request.app.state.seldom.warn(text, condition)
+    log_for_operators(request, error)
     said = told(error)
     wait = next((seconds for kind, seconds in _RETRY_AFTER.items() if isinstance(error, kind)), None)
     retry = None if wait is None else {"Retry-After": wait}

@@ -264,7 +264,7 @@ def jwks(path: str) -> list[Key]:
                 continue
             public = _usable("auth.jwks-file", jwt.PyJWK(one, RS256 if one["kty"] == "RSA" else ES256).key)
             keys.append(Key(algorithm_of(public), public, one.get("kid")))
-    except (ValueError, KeyError, TypeError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
         raise Misconfigured(
             f"auth.jwks-file {path} is no list of keys", 'give a file {"keys": […]} of RSA and P-256 public keys'
         ) from error

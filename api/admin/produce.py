@@ -23,7 +23,7 @@ from api.forwarding import Elsewhere
 from api.key_routing import partition_of
 from api.masking import shown
 from api.paths import Topic, segment
-from api.problems import Problem, refusals, status_of, told
+from api.problems import Problem, log_for_operators, refusals, status_of, told
 from api.routes import Routes
 from api.service import Parts, Service
 from api.upkeep import QUOTA_LOOK_MS
@@ -150,6 +150,7 @@ async def _produced(
         except (CompactorError, Problem) as error:
             if len(records) == 1:
                 raise
+            log_for_operators(request, error)
             acks = [_failed(one, error) for one in some]
         for at, ack in zip(mine, acks, strict=True):
             results[at] = ack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -212,7 +212,7 @@ def test_an_empty_topic_begins_and_ends_at_0(rest_topic: RestTopic) -> None:
 
 
 def test_an_error_of_one_message_does_not_name_where_the_store_is(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert served.ask("PUT", "/admin/v2/persistent/public/default/elsewhere/partitions", "2").status_code == 204
 
@@ -220,9 +220,11 @@ def test_an_error_of_one_message_does_not_name_where_the_store_is(
         raise StorageFull("the file /var/lib/log/0.log in file:///srv/store cannot be written", "free space")
 
     monkeypatch.setattr("api.admin.produce._appended", fails)
+    monkeypatch.setattr(cast(Any, served.client.app).state.seldom, "_at", {})  # it has logged none like it
     (ack,) = RestTopic(served, "elsewhere").produce({"key": "k", "payload": "1"})
     assert (ack["errorCode"], "/srv" in ack["errorMsg"], "/var" in ack["errorMsg"]) == (1, False, False)
     assert "has no space left" in ack["errorMsg"]
+    assert "file:///srv/store" in caplog.text
 
 
 def test_a_damaged_compacted_ledger_is_told_and_raw_goes_on(rest_topic: RestTopic) -> None:
