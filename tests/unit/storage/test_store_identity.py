@@ -67,9 +67,10 @@ def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workben
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_two_processes_that_start_at_once_bind_the_same(bench: Workbench, tmp_path: Path, before: bool) -> None:
+def test_two_processes_that_start_at_once_bind_the_same(tmp_path: Path, before: bool) -> None:
     """The other one binds the two while this one looks: right before, or right after its first look at the store."""
-    other = StoreIdentity(bench.metadata, bench.store)
+    there = database(tmp_path, "fresh")
+    other = StoreIdentity(there, store_at(tmp_path, "new"))
 
     class Watched(LocalStore):
         looks = 0
@@ -84,9 +85,9 @@ def test_two_processes_that_start_at_once_bind_the_same(bench: Workbench, tmp_pa
                 if self.looks == 1 and not before:
                     other.require()
 
-    metadata = database(tmp_path)
-    StoreIdentity(metadata, Watched(tmp_path / "objects")).require()
-    assert metadata.store_binding.find() == bench.metadata.store_binding.find()
+    metadata = database(tmp_path, "fresh")
+    StoreIdentity(metadata, Watched(tmp_path / "new")).require()
+    assert metadata.store_binding.find() == there.store_binding.find()
     assert metadata.store_binding.verified
 
 
