@@ -101,7 +101,10 @@ def follow(admin: Session, run: int) -> dict[str, Any]:
                 failed = 0
                 if kind == "end":
                     line.end()
-                    return document
+                    if document["state"] == _SUCCESS:
+                        return document
+                    # Events are the same for all callers; why a run failed is told in full to those who may know.
+                    return dict(admin.service.get(path("admin", "v2", "compactions", str(run))))
                 line.show(document)
             raise Unavailable(f"the service ended the events of run {run} before the run had ended", "watch it again")
         except Unavailable:
