@@ -425,8 +425,17 @@ class MetadataStore:
 
     def finish_run(self, run: RunRecord, statistics: Mapping[str, object]) -> RunRecord:
         """End a run that had nothing to write: cursor and compacted ledger stay (P1). Raises Fenced."""
-        with self.database.write() as connection:
-            return runs.succeed_without_result(connection, run, statistics, self._clock.now_ms())
+
+        def happened(connection: Connection, _: RunRecord) -> bool:
+            topics.locked(connection, run.topic_id)
+            found = runs.get(connection, run.run_id)
+            return found.state is RunState.SUCCESS and found.compacted_ledger_id is None
+
+        return self.database.write_once(
+            lambda connection: runs.succeed_without_result(connection, run, statistics, self._clock.now_ms()),
+            happened,
+            f"whether run {run.run_id} has ended",
+        )
 
     def fail_run(self, run: RunRecord, error: str) -> RunRecord:
         """End a run as failed with the original error; one that has ended already stays as it is (W3)."""

@@ -1,8 +1,9 @@
 """A database that drops the connection before or after COMMIT, or in the middle: the old state or the new, no third.
 
-Who loses the answer to a COMMIT is told Unavailable, and may look or try again. Three calls must not be told as failed
+Who loses the answer to a COMMIT is told Unavailable, and may look or try again. Some calls must not be told as failed
 when they took effect, and find out by themselves: an append (it would be imported twice), a claim (the run would block
-its topic), a publish (its objects would be taken for garbage). On SQLite the same with a disk that fails.
+its topic), a publish (its objects would be taken for garbage), the end of a run that found nothing to do (it succeeded,
+and its failure would be told). On SQLite the same with a disk that fails.
 """
 
 from __future__ import annotations
@@ -101,6 +102,20 @@ def test_a_publish_whose_answer_was_lost_is_a_success(world: World) -> None:
     assert (ended.state, ended.compacted_ledger_id) == (RunState.SUCCESS, new.ledger_id)
     after = world.witness.snapshot(world.topic.id)
     assert (after.compacted, after.last_run, after.horizon) == (new, ended, new.horizon)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_run_that_found_nothing_to_do_is_told_as_it_ended(world: World, cut: Cut) -> None:
+    run = claim(world.witness, world.topic)
+    world.link.cut(cut)
+    if cut is Cut.BEFORE:
+        with pytest.raises(Unavailable):
+            world.store.finish_run(run, {})
+        assert world.witness.run(run.run_id).state is RunState.RUNNING
+    else:
+        ended = world.store.finish_run(run, {})
+        assert (ended.state, ended) == (RunState.SUCCESS, world.witness.run(run.run_id))
+    assert world.link.cuts == 1
 
 
 @pytest.mark.parametrize("cut", CUTS)
