@@ -12,7 +12,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Set
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from storage.errors import Fenced
 from storage.metadata import mapping, topics
@@ -22,6 +22,11 @@ from storage.metadata.tables import attempts
 
 AT_ONCE = 1000
 """Ids in one statement: far below what SQLite (32,766) and PostgreSQL (65,535) take."""
+_OF_TOPIC = (
+    select(attempts)
+    .where(attempts.c.topic_id == bindparam("topic"))
+    .order_by(attempts.c.started_at, attempts.c.attempt_id)
+)
 
 
 def begin(connection: Connection, topic_id: int, kind: AttemptKind, holder: str, now: int) -> Attempt:
@@ -84,10 +89,7 @@ def finish(connection: Connection, attempt_ids: Collection[str], now: int) -> No
 
 def of_topic(connection: Connection, topic_id: int) -> tuple[Attempt, ...]:
     """All that are known, finished or not, the oldest first."""
-    statement = (
-        select(attempts).where(attempts.c.topic_id == topic_id).order_by(attempts.c.started_at, attempts.c.attempt_id)
-    )
-    return tuple(mapping.attempt(row) for row in connection.execute(statement).mappings())
+    return tuple(mapping.attempt(row) for row in connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings())
 
 
 def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) -> list[str]:

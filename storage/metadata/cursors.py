@@ -29,6 +29,7 @@ from storage.model import Position
 
 MAX_NAME_BYTES = 255
 _OF_TOPIC = select(cursors).where(cursors.c.topic_id == bindparam("topic"))
+_FIND = _OF_TOPIC.where(cursors.c.name == bindparam("name"))
 _SERVING = select(compacted_ledgers).where(
     compacted_ledgers.c.topic_id == bindparam("topic"), compacted_ledgers.c.retired_at.is_(None)
 )
@@ -69,8 +70,7 @@ def create_at(connection: Connection, topic_id: int, new: CursorRecord) -> Curso
 
 
 def find(connection: Connection, topic_id: int, name: str) -> CursorRecord | None:
-    statement = select(cursors).where(cursors.c.topic_id == topic_id, cursors.c.name == name)
-    row = connection.execute(statement).mappings().one_or_none()
+    row = connection.execute(_FIND, {"topic": topic_id, "name": name}).mappings().one_or_none()
     return mapping.cursor(row) if row is not None else None
 
 

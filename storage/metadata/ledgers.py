@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from storage.errors import Conflict
 from storage.metadata import attempts, leases, mapping, topics
@@ -20,6 +20,7 @@ from storage.metadata.tables import topics as topics_table
 
 LEDGER_SEQUENCE = "ledger"
 """The row of `sequences`; the first migration makes it."""
+_OF_TOPIC = select(ledgers).where(ledgers.c.topic_id == bindparam("topic")).order_by(ledgers.c.first_offset)
 
 
 def allocate_ids(connection: Connection, count: int) -> int:
@@ -101,5 +102,4 @@ def of_topic(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
 
 def with_trimmed(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
     """Also those that are trimmed and not forgotten, in the order of offsets."""
-    statement = select(ledgers).where(ledgers.c.topic_id == topic_id).order_by(ledgers.c.first_offset)
-    return tuple(mapping.ledger(row) for row in connection.execute(statement).mappings())
+    return tuple(mapping.ledger(row) for row in connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings())

@@ -13,13 +13,19 @@ from __future__ import annotations
 
 import uuid
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select, update
 
 from storage.errors import Fenced
 from storage.metadata import cursors, mapping, topics
 from storage.metadata.liveness import PIN_TTL_MS, expiring
 from storage.metadata.records import CompactedLedgerRecord, Pin
 from storage.metadata.tables import compacted_ledgers, pins
+
+_KEPT = (
+    select(compacted_ledgers)
+    .where(compacted_ledgers.c.topic_id == bindparam("topic"))
+    .order_by(compacted_ledgers.c.generation)
+)
 
 
 def take(
@@ -75,12 +81,7 @@ def live(connection: Connection, topic_id: int, now: int) -> tuple[Pin, ...]:
 
 def kept(connection: Connection, topic_id: int) -> tuple[CompactedLedgerRecord, ...]:
     """All compacted ledgers whose rows exist: the one that serves and the retired ones, by generation."""
-    statement = (
-        select(compacted_ledgers)
-        .where(compacted_ledgers.c.topic_id == topic_id)
-        .order_by(compacted_ledgers.c.generation)
-    )
-    return tuple(mapping.compacted_ledger(row) for row in connection.execute(statement).mappings())
+    return tuple(mapping.compacted_ledger(row) for row in connection.execute(_KEPT, {"topic": topic_id}).mappings())
 
 
 def collect(connection: Connection, topic_id: int, ledger_id: int, grace_ms: int, now: int) -> bool:
