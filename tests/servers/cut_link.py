@@ -47,6 +47,17 @@ class PostgresLink:
         """Break at the next COMMIT; with `stays_down`, let nobody connect from then on."""
         self._armed, self._stays_down = when, stays_down
 
+    def disarm(self) -> None:
+        """Do not break at the next COMMIT after all."""
+        self._armed = None
+
+    def sever(self) -> None:
+        """Break every connection now, and let nobody connect until `restore`."""
+        self._down = True
+        broken, self._sockets = self._sockets[1:], self._sockets[:1]
+        for one in broken:
+            _close(one)
+
     def restore(self) -> None:
         """Let clients connect again."""
         self._down = False
@@ -151,6 +162,10 @@ class SqliteLink:
 
     def restore(self) -> None:
         self._down = False
+
+    def close(self) -> None:
+        """Let the store's engine, which others may have then, do as it did."""
+        self._dialect.do_commit, self._dialect.do_execute = self._commit, self._execute
 
     def _do_commit(self, connection: Any) -> None:
         when, self._armed = self._armed, None
