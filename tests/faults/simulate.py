@@ -1,9 +1,9 @@
 """A random life of topics, checked against a model at every turn: `python -m tests.faults.simulate --seed N --steps M`.
 
-Imports, appends to the log, sealing, compactions of several processes held half-way, readers that stay open, cursors,
-trims, garbage collection, clocks that jump, and faults: processes that die at a step or between two, a database that
-drops its connection around a COMMIT, a store that fails, fills up, loses answers, truncates and alters, objects that
-are lost.
+Imports, writers that keep a log open and may lose their lease, sealing, compactions of several processes held half-way,
+readers that stay open or ask for pages, cursors, trims, truncates, deletes, pauses, garbage collection, clocks that
+jump, and faults: processes that die at a step or between two, a database that drops its connection around a COMMIT, a
+store that fails, fills up, loses answers, truncates and alters, objects that are lost.
 One thread, one event after the other, everything by chance from one seed: the same seed always does the same.
 
 `--bug NAME` puts a defect into the code (simulation/bugs.py); `--seeds COUNT` runs so many seeds from `--seed` on. A
@@ -25,12 +25,16 @@ from tests.faults.simulation.appending import Appending
 from tests.faults.simulation.bugs import BUGS, seeded
 from tests.faults.simulation.collecting import Collecting
 from tests.faults.simulation.compacting import Compacting
+from tests.faults.simulation.determinism import simulated
 from tests.faults.simulation.model import Violation
+from tests.faults.simulation.operating import Operating
 from tests.faults.simulation.reading import Readers
-from tests.faults.simulation.world import World, simulated
+from tests.faults.simulation.world import World
 from tests.faults.simulation.writing import Writing
 
 SHOWN_EVENTS = 20
+CALM = range(5, 8)
+"""Of eight lives these are calm: many generations follow one another only where no topic is cleared."""
 JUMPS = [1, 5, 20, 100, 600, 5_000, 20_000, HEARTBEAT_MS + 1, TERM_MS + 1, 160_000, -3, -2_000]
 
 
@@ -49,12 +53,14 @@ class Simulated:
 class Simulation:
     """The actors of one world, and the events that chance picks from."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, calm: bool) -> None:
+        """`calm`: nobody clears a topic, stops its runs, or keeps its log open."""
         self._world = world
         self._writing = Writing(world)
         self._appending = Appending(world)
         self._compacting = Compacting(world)
         self._readers = Readers(world)
+        self._operating = Operating(world, self._compacting)
         self._collecting = Collecting(world, self._compacting, self._readers)
         world.others = lambda: self._event(inside=True)
         self._events: list[tuple[Callable[[], object], int, bool]] = [
@@ -71,24 +77,37 @@ class Simulation:
             (self._readers.begin, 8, True),
             (self._readers.advance, 9, True),
             (self._readers.read_page, 2, False),
-            (self._collecting.collect, 8, True),
+            (self._collecting.collect, 7, True),
             (self._jump, 12, True),
             (self._writing.move_cursor, 5, True),
             (self._compacting.stall, 2, True),
             (self._compacting.cancel, 2, True),
             (self._compacting.delete_cursor, 2, True),
             (self._compacting.kill, 2, True),
-            (self._collecting.trim, 3, True),
+            (self._operating.trim, 3, True),
             (self._collecting.lose, 2, False),
         ]
+        if not calm:
+            self._events += [
+                (self._appending.open_log, 4, True),
+                (self._appending.append_to_open, 9, True),
+                (self._appending.close_log, 2, True),
+                (self._operating.trim, 3, True),
+                (self._operating.truncate, 1, True),
+                (self._operating.delete, 1, True),
+                (self._operating.pause, 3, True),
+                (self._interfere, 6, False),
+                (self._collecting.collect_everything, 2, True),
+            ]
 
     def step(self) -> None:
         """One event, and a look at what new generation it left."""
         self._event(inside=False)
         self._world.observe()
         for model in self._world.topics:
-            if model.serving != model.audited or self._world.random.random() < 0.05:
-                self._readers.audit(model)
+            raw_too = self._world.random.random() < 0.05
+            if model.serving != model.audited or raw_too:
+                self._readers.audit(model, raw_too=raw_too)
 
     def finish(self) -> None:
         """Everything comes to its end: runs finish or die, readers read on, one more compaction, no garbage."""
@@ -98,14 +117,15 @@ class Simulation:
                 self._compacting.finish(running)
         self._readers.drain()
         for process in world.processes.values():
-            if process.name.startswith("c"):
+            if process.name.startswith(("a", "c")):
                 world.run_as(process, "is killed", process.die)
         world.clock.advance(HEARTBEAT_MS + 60_000)  # clocks have gone back, too
         for model in world.topics:
+            self._operating.resume_all(model)
             self._compacting.start(model, Policies(retain_null_key=world.random.random() < 0.5), faults=0.0)
             for running in list(self._compacting.running):
                 self._compacting.finish(running)
-            if model.everything and model.horizon != len(model.everything) - 1:
+            if model.raw and model.horizon != len(model.everything) - 1:
                 raise Violation(f"{model.record.name} cannot be compacted to its end")
             self._readers.audit(model)
         self._collecting.collect_all()
@@ -119,14 +139,31 @@ class Simulation:
         if world.random.random() < 0.7:
             self._readers.begin(model)
         for _ in range(world.random.randint(1, 2)):
+            if model.deleted_at is not None:
+                return
             self._writing.import_some(model)
             if world.random.random() < 0.5:
                 self._appending.append_some(model)
             self._compacting.compact(model)
         world.clock.advance(world.random.choice([1_000, TERM_MS + 1]))
         world.note(f"some time later it is {world.clock.now_ms()}")
-        self._compacting.beat()
+        self._beat()
         self._collecting.collect(model, 500)
+
+    def _interfere(self) -> None:
+        """A run is under way, somebody clears, pauses or deletes its topic, and the run goes on."""
+        world = self._world
+        model = world.random.choice(world.topics)
+        self._writing.import_some(model)
+        self._compacting.start(model)
+        operating, delete_cursor = self._operating, self._compacting.delete_cursor
+        world.random.choice([operating.truncate, operating.pause, operating.delete, delete_cursor])(model)
+        for running in list(self._compacting.running):
+            if running.model is model:
+                self._compacting.finish(running)
+        if model.deleted_at is not None:
+            self._appending.append_some()
+            self._collecting.collect_everything(500)
 
     def _event(self, *, inside: bool) -> None:
         events = [(event, weight) for event, weight, anywhere in self._events if anywhere or not inside]
@@ -139,17 +176,21 @@ class Simulation:
         self._world.note(f"the clock jumps by {left} ms")
         while left > 10_000:
             self._world.clock.advance(10_000)
-            self._compacting.beat()
+            self._beat()
             left -= 10_000
         self._world.clock.advance(left)
         if self._world.random.random() < 0.9:
-            self._compacting.beat()
+            self._beat()
+
+    def _beat(self) -> None:
+        self._compacting.beat()
+        self._world.beat()
 
 
 def simulate(seed: int, steps: int, bug: str | None = None, database_url: str | None = None) -> Simulated:
     """One life of so many events. Raises SimulationFailed."""
     with simulated(seed, database_url) as world:
-        simulation = Simulation(world)
+        simulation = Simulation(world, calm=seed % 8 in CALM)
         at = 0
         try:
             with seeded(bug):

@@ -1,18 +1,21 @@
 """Appends to the log, by processes that may die in the middle; rolling, sealing and sweeping by others.
 
 A writer's event is one life of a `TopicLog`: it takes the lease, recovers what the last one left, appends, sometimes
-rolls, and gives the topic back, or dies. What it is told goes into the model at once; of what it was not told the model
-knows that it may be found later (L2), and that nothing else may.
+rolls, and gives the topic back, or dies. Other writers keep a log open over many events, and may lose their lease
+meanwhile. What a writer is told goes into the model at once; of what it was not told the model knows that it may be
+found later (L2), and that nothing else may.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
-from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, Unavailable
+from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
 from storage.ledger.rows import Codec
 from storage.log.encode import encode_batch, encode_message
 from storage.log.segment import Appended
+from storage.log.topic_log import TopicLog
 from storage.model import Message, MessageId
 from tests.faults.simulation.model import TopicModel, require
 from tests.faults.simulation.process import Process
@@ -29,11 +32,13 @@ class Appending:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._open: dict[str, tuple[TopicModel, TopicLog]] = {}
+        """By process, the log that it keeps open."""
 
     def append_some(self, model: TopicModel | None = None) -> None:
         """One writer's life."""
         world = self._world
-        free = world.free("a")
+        free = [one for one in world.free("a") if one.name not in self._open]
         if not free or world.is_importing:  # the model would not know which of the two came first
             return
         process, model = world.random.choice(free), model or world.random.choice(world.topics)
@@ -58,29 +63,98 @@ class Appending:
         ]
 
     def _append(self, process: Process, model: TopicModel, entries: list[Pairs], rolls: list[bool]) -> None:
-        world, before, opened = self._world, process.faults, False
-        try:
-            with world.topic(model, process).append_log(0) as log:
-                opened = True
-                for pairs, rolled in zip(entries, rolls, strict=True):
-                    now = world.clock.now_ms()
-                    if model.maybe:
-                        world.observe()  # it is found, now that the segment is recovered, or it never will be
-                    model.maybe = list(pairs)
-                    told = log.append(self._entry(pairs, now))
-                    model.maybe = []
-                    model.appended(_messages(told, pairs, now))
-                    world.happened.add("appended")
-                    if rolled:
-                        log.roll()
-        except CompactorError as error:
-            if opened:
+        with self._appending(process, model), self._world.topic(model, process).append_log(0) as log:
+            self._append_all(model, log, entries, rolls)
+
+    def _append_all(self, model: TopicModel, log: TopicLog, entries: list[Pairs], rolls: list[bool]) -> None:
+        world = self._world
+        for pairs, rolled in zip(entries, rolls, strict=True):
+            now = world.clock.now_ms()
+            if model.maybe and model.deleted_at is None:
+                world.observe()  # it is found, now that the segment is recovered, or it never will be
+            model.maybe = list(pairs)
+            try:
+                told = log.append(self._entry(pairs, now))
+            except CompactorError:
                 model.maybe = []  # an append that fails was refused: only a disk that fails leaves it open
-            world.note(f"  {type(error).__name__}: {error}"[:150])
-            told_why = f"{model.record.name}: an append failed: {error}"
+                raise
+            model.maybe = []
+            model.appended(_messages(told, pairs, now))
+            world.happened.add("appended")
+            if rolled:
+                log.roll()
+
+    @contextmanager
+    def _appending(self, process: Process, model: TopicModel) -> Iterator[None]:
+        """What may go wrong in an append: somebody has the topic, or has taken its lease, or there is a fault."""
+        before = process.faults
+        try:
+            yield
+        except CompactorError as error:
+            self._world.note(f"  {type(error).__name__}: {error}"[:150])
             if isinstance(error, LeaseHeld | Fenced):
                 return
-            require(isinstance(error, Unavailable) and process.faults > before, told_why)
+            over = model.deleted_at is not None and isinstance(error, TopicNotFound)
+            faulty = process.faults > before and isinstance(error, Unavailable)
+            require(over or faulty, f"{model.record.name}: an append failed: {error!r}")
+
+    def open_log(self, model: TopicModel | None = None) -> None:
+        """A writer that stays: it holds the lease, and renews it as its heart beats, until it loses it or goes."""
+        world = self._world
+        free = [one for one in world.free("a") if one.name not in self._open]
+        if not free or world.is_importing:
+            return
+        process, model = world.random.choice(free), model or world.random.choice(world.topics)
+        world.run_as(process, f"opens the log of {model.record.name}", lambda: self._open_log(process, model), 0.1)
+
+    def _open_log(self, process: Process, model: TopicModel) -> None:
+        with self._appending(process, model), ExitStack() as stack:
+            log = stack.enter_context(self._world.topic(model, process).append_log(0))
+            stack.pop_all()
+            self._open[process.name] = model, log
+            process.on_death.append(lambda: self._forget(process, log))
+
+    def _forget(self, process: Process, log: TopicLog) -> None:
+        """It is dead. Closed now, as it reaches nothing: Python would close it later, and give its lease back."""
+        self._open.pop(process.name, None)
+        log.__exit__(None, None, None)
+
+    def append_to_open(self) -> None:
+        """It appends, although its lease may have gone to another meanwhile (S8: or its topic)."""
+        world = self._world
+        free = [one for one in world.free("a") if one.name in self._open]
+        if not free or world.is_importing:
+            return
+        process = world.random.choice(free)
+        model, log = self._open[process.name]
+        entries = [self._pairs() for _ in range(world.random.randint(1, 3))]
+        rolls = [world.random.random() < 0.3 for _ in entries]
+
+        def append() -> None:
+            with self._appending(process, model):
+                try:
+                    self._append_all(model, log, entries, rolls)
+                except Fenced:
+                    world.happened.add("lease lost")
+                    self._open.pop(process.name, None)
+                    log.__exit__(None, None, None)
+                    raise
+
+        world.run_as(process, f"appends {len(entries)} entries to the open {model.record.name}", append, 0.25)
+
+    def close_log(self) -> None:
+        """It goes, and leaves the segment open for the next one."""
+        free = [one for one in self._world.free("a") if one.name in self._open]
+        if not free:
+            return
+        process = self._world.random.choice(free)
+        model, log = self._open.pop(process.name)
+
+        def close() -> None:
+            with self._appending(process, model):
+                log.__exit__(None, None, None)
+
+        self._world.run_as(process, f"closes the log of {model.record.name}", close)
 
     def _entry(self, pairs: Pairs, now: int) -> bytes:
         if len(pairs) == 1:
@@ -119,8 +193,9 @@ class Appending:
                 world.note(f"  {type(error).__name__}: {error}"[:150])
                 if isinstance(error, LeaseHeld | Fenced):
                     return
-                faulty = process.faults > before
-                require(faulty and isinstance(error, Unavailable | NotFound), f"{process.name} {what}: {error!r}")
+                over = isinstance(error, TopicNotFound) and chosen.deleted_at is not None
+                faulty = process.faults > before and isinstance(error, Unavailable | NotFound)
+                require(over or faulty, f"{process.name} {what}: {error!r}")
 
         world.run_as(process, f"{what} {chosen.record.name}", act, faults=0.2)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 from sqlalchemy import Connection, delete, insert, update
 
-from compactor import dirty, phase_two, resolve
+from compactor import dirty, phase_two, resolve, retention
 from compactor.garbage import GarbageCollector
 from compactor.plan import RunPlan
 from compactor.two_phase import TwoPhaseCompactor
@@ -26,12 +26,27 @@ from storage import reader
 from storage.bulk_append import BulkAppend
 from storage.errors import ObjectMissing
 from storage.ledger import names, rows
-from storage.log import recovery
+from storage.log import recovery, segment_file
 from storage.log.segment import SegmentFiles
 from storage.log.sweep import LogSweep
-from storage.metadata import cursors, invariants, mapping, pins, publishing, runs, sealing, topics
+from storage.log.topic_log import TopicLog
+from storage.metadata import (
+    control,
+    control_store,
+    cursors,
+    invariants,
+    leases,
+    mapping,
+    pins,
+    publishing,
+    runs,
+    sealing,
+    topic_deletion,
+    topics,
+    trimming,
+)
 from storage.metadata.engine import Database
-from storage.metadata.tables import compacted_ledgers
+from storage.metadata.tables import compacted_ledgers, deleted_topics
 from storage.metadata.tables import cursors as cursors_table
 from storage.metadata.tables import ledgers as ledgers_table
 from storage.metadata.tables import pins as pins_table
@@ -236,6 +251,51 @@ def _tables_again(self: RawRead, snapshot: Any = None) -> Generator[pa.Table, No
                 raise
 
 
+def _forget_at_once(connection: Connection, topic_id: int, before_ms: int) -> int:
+    return _forget(connection, topic_id, 1 << 62)
+
+
+_forget = trimming.forget
+
+
+def _truncate_in_epoch(connection: Connection, topic_id: int, now: int) -> Any:
+    epoch = topics.by_id(connection, topic_id).epoch
+    truncated = _truncate(connection, topic_id, now)
+    connection.execute(update(topics_table).where(topics_table.c.id == topic_id).values(epoch=epoch))
+    return replace(truncated, epoch=epoch)
+
+
+_truncate = trimming.truncate
+
+
+def _truncate_raw_alone(connection: Connection, topic_id: int, now: int) -> Any:
+    with mock.patch.object(cursors, "find", return_value=None):
+        return _truncate(connection, topic_id, now)
+
+
+def _delete_and_forget(connection: Connection, topic_id: int, now: int, *, force: bool) -> Any:
+    deleted = _delete_topic(connection, topic_id, now, force=force)
+    connection.execute(delete(deleted_topics).where(deleted_topics.c.uid == deleted.uid))
+    return deleted
+
+
+_delete_topic = topic_deletion.delete_topic
+
+
+def _collect_deleted_at_once(self: GarbageCollector, deleted: Any, *arguments: Any) -> Any:
+    return _collect_deleted(self, replace(deleted, deleted_at=0), *arguments)
+
+
+_collect_deleted = GarbageCollector._collect_deleted
+
+
+def _stop_no_run(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> Any:
+    return control.find(connection, topic_id, now, dead_ms)
+
+
+_NO_LOCKS = SimpleNamespace(flock=lambda *_: None, LOCK_EX=0, LOCK_NB=0)
+
+
 BUGS: Mapping[str, Bug] = MappingProxyType(
     {
         "publish-unfenced": Bug(
@@ -338,6 +398,46 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         "commit-not-looked-for": Bug(
             "An import whose COMMIT lost its answer is told as failed, though its messages are there.",
             ((Database, "write_once", _once_without_looking),),
+        ),
+        "trim-ignores-cursors": Bug(
+            "A trim that is not forced takes what a cursor still has to read.",
+            ((trimming, "_check_cursors", lambda *_: None), (retention, "_slowest", lambda *_: None)),
+        ),
+        "trimmed-is-gone-at-once": Bug(
+            "The rows of trimmed ledgers are forgotten before `file.delete.delay` is over, and their objects go.",
+            ((trimming, "forget", _forget_at_once),),
+        ),
+        "truncate-keeps-epoch": Bug(
+            "Truncating a topic does not raise its epoch, so a run that goes on publishes what was cleared.",
+            ((trimming, "truncate", _truncate_in_epoch),),
+        ),
+        "truncate-keeps-compacted": Bug(
+            "Truncating a topic clears raw and leaves the compacted ledger.",
+            ((trimming, "truncate", _truncate_raw_alone),),
+        ),
+        "delete-is-forgotten": Bug(
+            "A topic is deleted and its uid is not remembered, so what it had is never collected.",
+            ((topic_deletion, "delete_topic", _delete_and_forget),),
+        ),
+        "deleted-is-gone-at-once": Bug(
+            "The objects of a deleted topic are collected before `file.delete.delay` is over.",
+            ((GarbageCollector, "_collect_deleted", _collect_deleted_at_once),),
+        ),
+        "pause-leaves-the-run": Bug(
+            "Pausing or aborting compaction leaves the run that is under way alone.",
+            ((control_store, "_stop", _stop_no_run),),
+        ),
+        "claimed-while-paused": Bug(
+            "A run is claimed although compaction of the topic is paused.",
+            ((control, "check_not_paused", lambda *_: None),),
+        ),
+        "lost-lease-unnoticed": Bug(
+            "A writer that has lost its lease, and the lock of its segment, goes on.",
+            (
+                (leases, "check", lambda *_: None),
+                (segment_file, "fcntl", _NO_LOCKS),
+                (TopicLog, "_on_fenced", lambda _: None),
+            ),
         ),
     }
 )

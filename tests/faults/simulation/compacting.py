@@ -7,6 +7,7 @@ with its process. The Batch's own hands drive it, so that beats, fences and fail
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from compactor.engine import InProcess, Quiet
 from compactor.plan import Policies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
 from storage.errors import (
+    CompactionPaused,
     CompactionRunning,
     CompactorError,
     Conflict,
@@ -23,9 +25,10 @@ from storage.errors import (
     Fenced,
     LeaseHeld,
     NotFound,
+    TopicNotFound,
     Unavailable,
 )
-from storage.metadata.records import COMPACTION_CURSOR, RunState
+from storage.metadata.records import COMPACTION_CURSOR, RunState, TopicRecord
 from tests.faults.simulation.model import TopicModel, require
 from tests.faults.simulation.process import Process
 from tests.faults.simulation.world import World
@@ -85,11 +88,17 @@ class Compacting:
         world = self._world
         faults, process.floor = process.faults, None
         try:
-            job = compactor._claim(model.record.name, used)
+            job = compactor._claim(model.record.name, self._from_start(model, used))
         except CompactionRunning as error:
             last = world.observer.last_run(model.record.id)
-            require(last is not None and str(last.run_id) in str(error), f"{error}, and the last run is {last}")
+            stopping = model.stops and "was aborted" in str(error)
+            named = last is not None and str(last.run_id) in str(error)
+            require(named or stopping or process.preempted, f"{error}, and the last run is {last}")
             world.note("  another run is under way")
+            return
+        except CompactionPaused as error:
+            require(model.paused > 0 or process.preempted, f"{model.record.name} is not paused: {error}")
+            world.note("  it is paused")
             return
         except (LeaseHeld, Fenced) as error:
             fenced = isinstance(error, Fenced)  # by another sealer; a lease outlives a writer that died
@@ -97,14 +106,18 @@ class Compacting:
             world.note(f"  {type(error).__name__}: {error}"[:150])
             return
         except CompactorError as error:
-            require(process.faults > faults, f"{model.record.name} could not be claimed without a fault: {error}")
+            over = model.deleted_at is not None and isinstance(error, TopicNotFound)
+            told = f"{model.record.name} could not be claimed without a fault: {error}"
+            require(over or process.faults > faults, told)
             world.note(f"  {type(error).__name__}: {error}"[:150])
             return
         if job is None:
             world.note("  nothing is new")
-            if not process.preempted:
-                self._check_nothing_new(model, used, process.floor)
+            if not process.preempted and model.deleted_at is None:
+                self._check_nothing_new(model, self._from_start(model, used)(model.record), process.floor)
             return
+        model = world.model_of(job.run.topic_id)  # of that name another one may have come
+        require(not model.paused or process.preempted, f"{job.run} was claimed, and {model.record.name} is paused (S5)")
         running = Running(process, model, job, faults)
         self.running.append(running)
         process.on_death.append(lambda: self._forget(running))
@@ -118,10 +131,15 @@ class Compacting:
             notes.floor = process.floor
         self._end(running)
 
+    def _from_start(self, model: TopicModel, used: Policies) -> Callable[[TopicRecord], Policies]:
+        """As compactor/policies.py has it: the start holds for compacted rows under `compact,delete` alone (C2)."""
+        return lambda topic: replace(used, start_offset=model.start if model.hides_compacted else 0)
+
     def _check_nothing_new(self, model: TopicModel, used: Policies, floor: int | None) -> None:
         """P11, property 3: a trigger that makes no run would have changed nothing."""
         now = self._world.clock.now_ms()
-        end = model.last_old_enough(self._world.observer.snapshot(model.record.id), used, now, model.horizon)
+        snapshot = self._world.observer.snapshot(model.record.id)
+        end = model.last_old_enough(snapshot, used, now, model.horizon, model.first)
         require(end == model.horizon, f"{model.record.name}: nothing was new, and messages up to {end} are")
         if model.serving is None:
             return
@@ -183,6 +201,11 @@ class Compacting:
             return
         self.running.remove(running)
         error = job.outcome.error
+        if running.model.deleted_at is not None:
+            require(error is not None and not isinstance(error, DataLoss), f"{job.run} of a deleted topic: {error!r}")
+            self._batch(running.process)._note_end(job)
+            world.note(f"  ended with its topic: {error!r}"[:150])
+            return
         row = world.observer.run(job.run.run_id)
         topic = world.observer.topic(running.model.record.name)
         fenced = row.state is not RunState.RUNNING or topic.epoch != row.epoch
@@ -205,6 +228,10 @@ class Compacting:
         elif isinstance(error, DataLoss):
             lost = any(name in str(error) for name in world.lost)
             require(faulty or fenced or lost, f"{told} lost data without a fault: {error}")
+        elif isinstance(error, Conflict):
+            notes = running.model.notes.get(row.run_id)
+            trimmed = notes is not None and running.model.first > notes.first
+            require(trimmed, f"{told} failed, and nothing was trimmed meanwhile: {error}")
         else:
             require(False, f"{told} failed: {error!r}")
 
@@ -238,9 +265,9 @@ class Compacting:
                 self._batch(running.process)._beat([running.job])
 
     def stall(self) -> None:
-        """A process's heart stops, or beats again."""
+        """A process's heart stops, or beats again: a run's, or that of a writer who keeps a log open."""
         process = self._world.random.choice(list(self._world.processes.values()))
-        if process.name.startswith("c"):
+        if process.name.startswith(("a", "c")):
             process.stalled = not process.stalled
             self._world.note(f"{process.name} {'stops beating' if process.stalled else 'beats again'}")
 
@@ -250,6 +277,7 @@ class Compacting:
         last = self._world.observer.last_run(model.record.id)
         if last is None:
             return
+        model.stops += last.state is RunState.RUNNING
         try:
             self._world.observer.cancel_run(last.run_id, "cancelled by the simulation")
         except Conflict:
@@ -270,7 +298,7 @@ class Compacting:
         except NotFound:
             return
         except Conflict as error:
-            require(model.first > 0, f"{model.record.name}: nothing is trimmed, and {error}")
+            require(model.first > 0 and not force, f"{model.record.name}: nothing is trimmed, and {error}")
             return
         model.clear()
         self._world.note(f"the cursor {COMPACTION_CURSOR} of {model.record.name} is deleted")

@@ -3,19 +3,24 @@
 `everything` is foretold from what imports were given. `states` has the reference's state of each compacted ledger that
 ever served (`horizons` and `policies` what belongs to it), replayed over the messages between the horizons with the
 policies, the clock and the cursor floor that the run froze, on top of the state that the run read. `check_publish` says
-whether a publish may be at all (A1, A4, P2, S8).
+whether a publish may be at all (A1, A4, P2, S5, S8).
+
+A `TopicModel` is one incarnation of a topic. What is trimmed, truncated or deleted stays in `everything`: readers may
+have it. `first` and `start` say what of it is left.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from compactor import reference
 from compactor.plan import Policies
-from storage.metadata.records import LedgerRecord, RunRecord, RunState, TopicRecord, TopicSnapshot
-from storage.model import Message, MessageId
+from storage.metadata.records import CursorRecord, LedgerRecord, RunRecord, RunState, TopicRecord, TopicSnapshot
+from storage.model import EARLIEST, Message, MessageId
+from storage.visible import BOTH
 
 
 class Violation(BaseException):
@@ -30,28 +35,43 @@ def require(condition: bool, what: str) -> None:
 
 @dataclass
 class RunNotes:
-    """What a run saw when it began: the snapshot that it took its end from, and the cursor floor, if it asked."""
+    """What a run saw when it began: the snapshot that it took its end from, where raw began then, how often the topic
+    had been stopped; and the cursor floor, if it asked."""
 
     snapshot: TopicSnapshot
     life: int
+    first: int
+    stops: int
     floor: int | None = None
 
 
 @dataclass
 class TopicModel:
-    """`life` grows when the cursor `__compaction` is deleted; `by_event`: whether event-time order may ever rule."""
+    """`life` grows when the horizon is gone: the cursor `__compaction` was deleted, or the topic truncated. `by_event`:
+    whether event-time order may ever rule. `cleanup`: the topic's cleanup policy."""
 
     record: TopicRecord
     by_event: bool
+    cleanup: frozenset[str] = frozenset()
     everything: list[Message] = field(default_factory=list)
     first: int = 0
     """The offset of the first raw message that is not trimmed."""
-    trimmed: set[str] = field(default_factory=set)
-    """Names of objects of trimmed ledgers."""
+    start: int = 0
+    """The topic's start offset: of reads, and under `compact,delete` of compacted rows."""
+    trimmed: dict[str, int] = field(default_factory=dict)
+    """Names of objects of trimmed ledgers, and when these were trimmed."""
+    forced: bool = False
+    """Whether somebody trims by force now."""
+    paused: int = 0
+    stops: int = 0
+    """How often compaction was paused or aborted: no run that goes on then publishes (S5)."""
+    deleted_at: int | None = None
     ledgers: list[LedgerRecord] = field(default_factory=list)
     maybe: list[tuple[bytes | None, bytes | None]] = field(default_factory=list)
     """Key and payload of what a dead writer left behind all that is known: there, or not, once it is recovered."""
     pending: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    imported: Counter[str] = field(default_factory=Counter)
+    """By attempt, how many messages came of it."""
     states: dict[int, reference.State] = field(default_factory=dict)
     horizons: dict[int, int] = field(default_factory=dict)
     policies: dict[int, Policies] = field(default_factory=dict)
@@ -70,12 +90,22 @@ class TopicModel:
     def horizon(self) -> int:
         return self.horizons[self.serving] if self.serving is not None else -1
 
-    def absorb(self, ledgers: Sequence[LedgerRecord]) -> None:
-        """Take in ledgers that have become visible: sealed segments, and whole imports in order, as they were given."""
+    @property
+    def hides_compacted(self) -> bool:
+        """Whether compacted rows below the start are hidden (C2)."""
+        return self.cleanup >= BOTH
+
+    def absorb(
+        self, topic: TopicRecord, ledgers: Sequence[LedgerRecord], cursors: Sequence[CursorRecord], now: int
+    ) -> None:
+        """Take in ledgers that have become visible: sealed segments, and whole imports in order, as they were given;
+        and those that are gone, if they may be."""
         known = {ledger.ledger_id for ledger in self.ledgers}
         still = [ledger for ledger in ledgers if ledger.ledger_id in known]
-        left = [ledger for ledger in self.ledgers if ledger.last_offset >= self.first]
-        require(left == still, f"{self.record.name}: raw ledgers changed")
+        gone = [ledger for ledger in self.ledgers if ledger not in ledgers]
+        require([*gone, *still] == self.ledgers, f"{self.record.name}: raw ledgers changed")
+        if gone or topic.start_offset != self.start:
+            self._trim(gone, topic.start_offset, cursors, now)
         for ledger in ledgers:
             if ledger.ledger_id in known:
                 continue
@@ -90,6 +120,7 @@ class TopicModel:
             for number in range(ledger.messages):
                 self.everything.append(_message(ledger, number, rows[number], self.record.name.partition))
             del rows[: ledger.messages]
+            self.imported[ledger.attempt_id] += ledger.messages
         self.ledgers = list(ledgers)
 
     def _check_sealed(self, ledger: LedgerRecord) -> None:
@@ -110,19 +141,20 @@ class TopicModel:
             require(last is None or message.message_id > last, f"{told} is not above {last}")
             self.everything.append(message)
 
-    def last_old_enough(self, snapshot: TopicSnapshot, policies: Policies, now: int, horizon: int) -> int:
+    def last_old_enough(self, snapshot: TopicSnapshot, policies: Policies, now: int, horizon: int, first: int) -> int:
         """P2, from the messages themselves: whole ledgers up to the first that holds one that is too young.
 
-        And up to what is no ledger yet.
+        And up to what is no ledger yet. `first`: where raw began at the snapshot.
         """
         end = horizon
         for ledger in snapshot.ledgers:
             if ledger.last_offset <= horizon:
                 continue
-            if ledger.first_offset != max(end + 1, self.first):
+            if ledger.first_offset > max(end + 1, first):
                 break
             inside = self.everything[ledger.first_offset : ledger.last_offset + 1]
-            if policies.min_lag_ms and any(message.publish_time > now - policies.min_lag_ms for message in inside):
+            times = [min(message.publish_time, ledger.created_at) for message in inside]  # clocks may go back
+            if policies.min_lag_ms and max(times) > now - policies.min_lag_ms:
                 break
             end = ledger.last_offset
         return end
@@ -136,7 +168,8 @@ class TopicModel:
         require(notes is not None, f"{told} and never took a snapshot")
         assert notes is not None
         require(run.state is RunState.SUCCESS, f"{told}, and is {run.state}")
-        require(notes.life == self.life, f"{told} although the cursor __compaction was deleted meanwhile (S8)")
+        require(notes.life == self.life, f"{told} although its horizon was taken meanwhile (S8, C2)")
+        require(notes.stops == self.stops, f"{told} although it was paused or aborted meanwhile (S5)")
         before = notes.snapshot.compacted
         base = before.ledger_id if before else None
         require(base == self.serving, f"{told} on top of {base}, but {self.serving} served (A1)")
@@ -144,46 +177,80 @@ class TopicModel:
         require(compacted.generation == snapshot.topic.generation, f"{told} with another generation than the topic's")
         policies = Policies(**run.policies)
         horizon = self.horizon
-        end = self.last_old_enough(notes.snapshot, policies, run.started_at, horizon)
+        end = self.last_old_enough(notes.snapshot, policies, run.started_at, horizon, notes.first)
         require(
             compacted.horizon.offset == end, f"{told} with horizon {compacted.horizon.offset}, not {end} (P2, A1, A4)"
         )
         require(compacted.horizon.message_id == self.everything[end].message_id, f"{told}: the horizon's id is wrong")
         floor = notes.floor if policies.tombstones_wait_for_cursors else None
         added = self.everything[horizon + 1 : end + 1]
-        state = reference.run(self.state, added, policies, run.started_at, floor, raw_from=self.first)
+        state = reference.run(self.state, added, policies, run.started_at, floor, raw_from=notes.first)
         self.states[compacted.ledger_id], self.horizons[compacted.ledger_id] = state, end
         self.policies[compacted.ledger_id] = policies
         self.serving, self.generation = compacted.ledger_id, compacted.generation
 
-    def trim(self) -> None:
-        """Ledgers at or below the horizon go (C2)."""
-        going = [ledger for ledger in self.ledgers if ledger.last_offset <= self.horizon]
-        self.first = max([self.first, *(ledger.last_offset + 1 for ledger in going)])
-        self.trimmed |= {name for ledger in going for name in (ledger.rows.name, ledger.index.name)}
+    def _trim(self, gone: Sequence[LedgerRecord], start: int, cursors: Sequence[CursorRecord], now: int) -> None:
+        """Ledgers are gone, or the topic begins later: only what nobody needs (C1, C2, S9)."""
+        told = f"{self.record.name}: ledgers {[one.ledger_id for one in gone]} are trimmed, the start is {start}"
+        require(start >= self.start, f"{told}, and was {self.start}")
+        end = max((ledger.last_offset + 1 for ledger in gone), default=start)
+        compacted = [ledger for ledger in gone if ledger.last_offset >= start]
+        require(not compacted or "compact" in self.cleanup, f"{told} under the cleanup policy {set(self.cleanup)}")
+        require(all(one.last_offset <= self.horizon for one in compacted), f"{told} above the horizon {self.horizon}")
+        if not self.forced:
+            needed = {one.name: one.mark_delete.offset + 1 if one.mark_delete else 0 for one in cursors}
+            held = [name for name, offset in needed.items() if max(offset, self.start) < max(end, start)]
+            require(not held, f"{told}, and {held} need them: {needed}")
+            told_above = f"{told} above the horizon {self.horizon}, and it is compacted"
+            require(self.serving is None or max(end, start) <= self.horizon + 1, told_above)
+        self._mark_trimmed(gone, now)
+        self.start, self.first = start, max(self.first, end, start)
+
+    def _mark_trimmed(self, gone: Sequence[LedgerRecord], now: int) -> None:
+        self.trimmed |= {name: now for ledger in gone for name in (ledger.rows.name, ledger.index.name)}
+
+    def truncate(self, start: int, now: int) -> None:
+        """Everything below the topic's end of that time is gone, raw and compacted; the cursor stays (C2)."""
+        told = f"{self.record.name} was truncated up to {start}"
+        require(start == len(self.everything), f"{told}, and its end was {len(self.everything)}")
+        self._mark_trimmed(self.ledgers, now)
+        self.ledgers = []
+        self.start = self.first = start
+        self.serving = None
+        self.life += 1
 
     @property
     def raw(self) -> list[Message]:
         """What a raw read gives."""
         return self.everything[self.first :]
 
+    def readable(self, *, compacted: bool) -> list[Message]:
+        """What a read from the beginning gives now."""
+        ledger_id = self.serving if compacted else None
+        return self.at_or_after(ledger_id, len(self.everything), EARLIEST, -1, self.first, self.start)
+
     def clear(self) -> None:
-        """The cursor `__compaction` was deleted."""
+        """The cursor `__compaction` was deleted, and the compacted ledger with it."""
         self.serving = None
         self.life += 1
         self.properties.clear()
 
     def at_or_after(
-        self, ledger_id: int | None, end: int, start: MessageId, behind: int = -1, first: int = 0
+        self, ledger_id: int | None, end: int, start: MessageId, behind: int = -1, first: int = 0, hidden_to: int = 0
     ) -> list[Message]:
         """What a compacted reader gets of a compacted ledger (None: raw) and the raw messages behind it, up to `end`.
 
-        From `start`, and behind an offset; raw messages begin at the offset `first`.
+        From `start`, and behind an offset; raw messages begin at the offset `first`, compacted ones at `hidden_to`.
         """
         horizon = self.horizons[ledger_id] if ledger_id is not None else -1
-        kept = self.states[ledger_id].messages if ledger_id is not None else ()
+        kept = self.visible(ledger_id, hidden_to)
         tail = self.everything[max(horizon + 1, first) : end]
         return [m for m in (*kept, *tail) if m.message_id >= start and m.offset > behind]
+
+    def visible(self, ledger_id: int | None, start: int) -> tuple[Message, ...]:
+        """The messages of a compacted ledger that readers get while the topic begins at `start`."""
+        kept = self.states[ledger_id].messages if ledger_id is not None else ()
+        return tuple(one for one in kept if one.offset >= start) if self.hides_compacted else kept
 
 
 def _message(ledger: LedgerRecord, number: int, row: dict[str, Any], partition: int) -> Message:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.errors import ObjectDamaged, ObjectExists, ObjectMissing
+from storage.errors import CompactorError, Fenced, ObjectDamaged, ObjectExists, ObjectMissing, TopicNotFound
 from storage.metadata.records import Attempt, AttemptKind, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation, check_range
@@ -128,6 +128,37 @@ class _MemoryWriter(ObjectWriter):
         return
 
 
+class Heart:
+    """What `storage.heartbeat.Heartbeat` is: a beat of a process, when the simulation says so."""
+
+    def __init__(
+        self,
+        process: Process,
+        beat: Callable[[], object],
+        _seconds: float,
+        on_fenced: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._process = process
+        self._beat = beat
+        self._on_fenced = on_fenced
+
+    def __enter__(self) -> None:
+        self._process.hearts.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        if self in self._process.hearts:
+            self._process.hearts.remove(self)
+
+    def beat(self) -> None:
+        try:
+            self._beat()
+        except (Fenced, TopicNotFound):
+            self.__exit__()
+            self._on_fenced()
+        except CompactorError:
+            return
+
+
 class Process:
     """One process. `dying`: it raises Killed wherever it calls; `steps`: how many it has come by in this event."""
 
@@ -153,8 +184,18 @@ class Process:
         self.on_pin: Callable[[TopicSnapshot], None] | None = None
         self.on_snapshot: Callable[[], None] | None = None
         self.on_death: list[Callable[[], object]] = []
+        self.on_step: dict[Step, Callable[[], object]] = {}
+        """What the simulation does where this process comes by a step."""
+        self.hearts: list[Heart] = []
         self.left_log: dict[Path, bytes] | None = None
         """The log's files as they were when it died: what its unwinding did to them since is undone."""
+
+    def close(self) -> None:
+        """It is dead for good: nothing that it leaves open reaches the life that comes next."""
+        self.bury()
+        self.dying = True
+        self.link.close()
+        self.metadata.close()
 
     @property
     def faults(self) -> int:
@@ -180,11 +221,18 @@ class Process:
                 forget()
         self.metadata.forget_pins()
         self.on_death.clear()
+        self.on_step.clear()
+        self.hearts.clear()
         if self.left_log is not None:
             self.world.put_back(self.left_log)
             self.left_log = None
         self.calm()
         self.dying = self.stalled = False
+
+    def beat(self) -> None:
+        """Whatever it does besides, what it does every so often."""
+        for heart in list(self.hearts):
+            heart.beat()
 
     def calm(self) -> None:
         """No fault is armed any more."""
@@ -199,7 +247,6 @@ class WatchedMetadata(MetadataStore):
 
     def __init__(self, process: Process) -> None:
         super().__init__(process.world.database_url, process.world.clock)
-        process.world.tune(self)
         self._process = process
         self._mine: set[str] = set()
         for kind in ("read", "write", "snapshot"):
@@ -239,8 +286,12 @@ class WatchedMetadata(MetadataStore):
     def release_pin(self, pin: Pin) -> None:
         if pin.pin_id not in self._mine or self._process.dying:
             return  # a generator of a dead process is closed some time, and gives nothing back
-        super().release_pin(pin)
-        self._process.world.pins.pop(pin.pin_id, None)
+        try:
+            super().release_pin(pin)
+        finally:  # it may be gone though the answer was lost
+            world = self._process.world
+            if all(one.pin_id != pin.pin_id for one in world.observer.referenced(pin.topic_id).pins):
+                world.pins.pop(pin.pin_id, None)
 
     def collect_compacted(self, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
         collected = super().collect_compacted(topic_id, ledger_id, grace_ms)

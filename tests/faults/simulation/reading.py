@@ -7,26 +7,49 @@ R7 promises whatever way it took: every live key's newest value, and every delet
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
+from api.places import parse_start
 from compactor.reference import view
-from storage.errors import CompactorError, DataLoss, StateMayBeStale, Unavailable
+from storage.errors import CompactorError, DataLoss, StateMayBeStale, TopicNotFound, Unavailable
 from storage.ledger.manifest import read_manifest
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, Message, MessageId
-from storage.reader import messages
+from storage.reader import Limits, messages
+from storage.reader_state import ReaderState
+from storage.topic import Topic
 from tests.faults.simulation.model import TopicModel, Violation, require
 from tests.faults.simulation.process import Process
 from tests.faults.simulation.world import World
 
 
+@dataclass(frozen=True)
+class Look:
+    """A snapshot that a compacted reader took, with the compacted ledger that it pinned.
+
+    And how many messages it had been given then, the topic's life, where it ended, and where its raw messages began.
+    """
+
+    count: int
+    snapshot: TopicSnapshot
+    life: int
+    end: int
+    first: int
+
+    @property
+    def ledger(self) -> int | None:
+        return self.snapshot.compacted.ledger_id if self.snapshot.compacted else None
+
+    @property
+    def start(self) -> int:
+        return self.snapshot.topic.start_offset
+
+
 @dataclass
 class Reading:
-    """One open read. `pinned`: the snapshots that it looked at, each with the compacted ledger that it pinned, and how
-    many messages it had been given then, the life of the cursor, and where the topic ended and its raw messages began.
-
-    `end`: of a raw reader, where the topic ended when it began.
+    """One open read. `end`: of a raw reader, where the topic ended when it began; `page`: it asks for pages of so many
+    messages, and goes on by their tokens; None: it is one read.
     """
 
     process: Process
@@ -36,11 +59,12 @@ class Reading:
     faults: int
     end: int
     source: Iterator[Message]
+    page: int | None
     given: list[Message] = field(default_factory=list)
-    pinned: list[tuple[int, TopicSnapshot, int, int, int]] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
 
     def __str__(self) -> str:
-        kind = "compacted" if self.compacted else "raw"
+        kind = ("compacted" if self.compacted else "raw") + (f" (pages of {self.page})" if self.page else "")
         return f"a {kind} reader of {self.model.record.name} from {self.start} with {len(self.given)} messages"
 
 
@@ -62,13 +86,17 @@ class Readers:
         if model.everything and world.random.random() < 0.4:
             start = world.random.choice(model.everything).message_id
         compacted = world.random.random() < 0.8
-        world.run_as(process, f"opens a reader from {start}", lambda: self._open(process, model, start, compacted))
+        page = world.random.choice([None, None, 1, 4])
+        world.run_as(
+            process, f"opens a reader from {start}", lambda: self._open(process, model, start, compacted, page)
+        )
         if self.open:
             self.advance(self.open[-1], world.random.choice([1, 2, 3]))
 
-    def _open(self, process: Process, model: TopicModel, start: MessageId, compacted: bool) -> None:
-        source = self._world.topic(model, process).messages(start, compacted)
-        reading = Reading(process, model, start, compacted, process.faults, len(model.everything), source)
+    def _open(self, process: Process, model: TopicModel, start: MessageId, compacted: bool, page: int | None) -> None:
+        topic = self._world.topic(model, process)
+        source = topic.messages(start, compacted) if page is None else _pages(topic, start, compacted, page)
+        reading = Reading(process, model, start, compacted, process.faults, len(model.everything), source, page)
         self.open.append(reading)
         process.on_death.append(lambda: self._forget(reading))
 
@@ -86,15 +114,17 @@ class Readers:
 
     def _advance(self, reading: Reading, count: int) -> None:
         process, model = reading.process, reading.model
-        process.on_pin = lambda snapshot: reading.pinned.append(
-            (len(reading.given), snapshot, model.life, len(model.everything), model.first)
-        )
+
+        def note(snapshot: TopicSnapshot) -> None:
+            reading.looks.append(Look(len(reading.given), snapshot, model.life, len(model.everything), model.first))
+
+        process.on_pin = note
         try:
             for _ in range(count):
                 self._take(reading, next(reading.source))
         except StopIteration:
             self.open.remove(reading)
-            self._world.note(f"  ended with {len(reading.given)}, {len(reading.pinned)} looks")
+            self._world.note(f"  ended with {len(reading.given)}, {len(reading.looks)} looks")
             self._check(reading, complete=True)
         except CompactorError as error:
             self.open.remove(reading)
@@ -102,11 +132,11 @@ class Readers:
             self._world.happened.add(f"reader {type(error).__name__}")
             self._check_error(reading, error)
             if isinstance(error, StateMayBeStale):
-                reading.pinned.pop()
+                reading.looks.pop()
             self._check(reading, complete=False)
         finally:
             process.on_pin = None
-        if len(reading.pinned) > 1:
+        if len({look.ledger for look in reading.looks}) > 1:
             self._world.happened.add("reader moved")
 
     def _take(self, reading: Reading, message: Message) -> None:
@@ -124,21 +154,23 @@ class Readers:
     def _check_error(self, reading: Reading, error: CompactorError) -> None:
         faulty = reading.process.faults > reading.faults
         if isinstance(error, StateMayBeStale):
-            require(len(reading.pinned) > 1 and bool(reading.given), f"{reading} lost no generation: {error}")
-            _, snapshot, _, _, first = reading.pinned[-1]
-            behind = reading.given[-1].offset
-            require(first > behind + 1, f"{reading} could go on raw: {error}")
-            if snapshot.compacted is None:
+            require(len(reading.looks) > 1 and bool(reading.given), f"{reading} lost no generation: {error}")
+            look, model, behind = reading.looks[-1], reading.model, reading.given[-1].offset
+            require(look.first > behind + 1, f"{reading} could go on raw: {error}")
+            if look.ledger is None:
                 return
-            seen = [one[1].compacted for one in reading.pinned]
-            orders = {bool(one and reading.model.policies[one.ledger_id].event_time_order) for one in seen}
-            dropped_to = reading.model.states[snapshot.compacted.ledger_id].dropped_to
-            require(dropped_to > behind or len(orders) > 1, f"{reading} misses nothing: {error}")
+            seen = [one.ledger for one in reading.looks]
+            orders = {one is not None and model.policies[one].event_time_order for one in seen}
+            state = model.states[look.ledger]
+            hides = model.hides_compacted and any(behind < one.offset < look.start for one in state.messages)
+            dropped = state.dropped_to > behind
+            require(dropped or hides or len(orders) > 1, f"{reading} misses nothing: {error}")
         elif isinstance(error, DataLoss):
             lost = any(name in str(error) for name in self._world.lost)
             require(faulty or lost, f"{reading} lost data without a fault: {error}")
         else:
-            require(isinstance(error, Unavailable) and faulty, f"{reading} failed: {error!r}")
+            over = isinstance(error, TopicNotFound) and reading.model.deleted_at is not None
+            require(over or (isinstance(error, Unavailable) and faulty), f"{reading} failed: {error!r}")
 
     def _check(self, reading: Reading, complete: bool) -> None:
         """What it was given, against what the generations that it looked at hold."""
@@ -150,10 +182,10 @@ class Readers:
             self._equal(reading, reading.given, expected, reading.end if complete else 0)
             return
         complete_to, inside = -1, None
-        for number, (count, snapshot, _, end, first) in enumerate(reading.pinned):
-            last = number == len(reading.pinned) - 1
-            until = len(reading.given) if last else reading.pinned[number + 1][0]
-            ledger = snapshot.compacted.ledger_id if snapshot.compacted else None
+        for number, look in enumerate(reading.looks):
+            count, ledger, first = look.count, look.ledger, look.first
+            last = number == len(reading.looks) - 1
+            until = len(reading.given) if last else reading.looks[number + 1].count
             behind = reading.given[count - 1].offset if count else -1
             went_on = until > count or (complete and last)  # not: met an error before it was given anything there
             if not count:
@@ -166,8 +198,9 @@ class Readers:
                     told = f"{reading} went on in {ledger} at offset {behind}"
                     require(dropped_to <= known_to, f"{told}, though changes up to {dropped_to} are gone (R7)")
                 complete_to = -1
-            expected = model.at_or_after(ledger, len(model.everything), reading.start, behind, 0 if count else first)
-            self._equal(reading, reading.given[count:until], expected, end if complete and last else 0)
+            raw_from = 0 if count else first
+            expected = model.at_or_after(ledger, len(model.everything), reading.start, behind, raw_from, look.start)
+            self._equal(reading, reading.given[count:until], expected, look.end if complete and last else 0)
             inside = ledger
         if complete:
             self._check_promises(reading)
@@ -184,12 +217,11 @@ class Readers:
     def _check_promises(self, reading: Reading) -> None:
         """R7, whatever way it took."""
         model = reading.model
-        _, snapshot, life, end, _ = reading.pinned[-1]
-        everything = model.everything[: max(end, reading.given[-1].offset + 1 if reading.given else 0)]
-        ledger = snapshot.compacted.ledger_id if snapshot.compacted else None
-        if reading.pinned[0][2] == life:
+        look = reading.looks[-1]
+        everything = model.everything[: max(look.end, reading.given[-1].offset + 1 if reading.given else 0)]
+        if reading.looks[0].life == look.life:
             given = {message.offset for message in reading.given}
-            live = model.at_or_after(ledger, len(everything), EARLIEST, first=model.first)
+            live = model.at_or_after(look.ledger, len(everything), EARLIEST, first=model.first, hidden_to=model.start)
             newest = {message.key: message for message in live if message.key is not None}
             for key, message in newest.items():
                 if message.payload and message.message_id >= reading.start:
@@ -199,8 +231,8 @@ class Readers:
         last_given = {message.key: message for message in reading.given if message.key is not None}
         last = {message.key: message for message in everything if message.key is not None}
         for key, message in last_given.items():
-            if message.payload and last[key].is_tombstone:
-                raise Violation(f"{reading} missed the deletion of {key!r} at offset {last[key].offset} (R7)")
+            if message.payload and message != last[key]:
+                raise Violation(f"{reading} missed what became of {key!r} at offset {last[key].offset} (R7)")
 
     def _forget(self, reading: Reading) -> None:
         if reading in self.open:
@@ -220,22 +252,25 @@ class Readers:
         compacted, size = world.random.random() < 0.7, world.random.choice([1, 2, 7])
         page = list(world.topic(model).messages(start, compacted, size))
         serving = model.serving if compacted else None
-        expected = model.at_or_after(serving, len(model.everything), start, first=model.first)[:size]
+        expected = model.at_or_after(serving, len(model.everything), start, first=model.first, hidden_to=model.start)[
+            :size
+        ]
         require(page == expected, f"a page of {size} from {start} of {model.record.name} is wrong")
 
-    def audit(self, model: TopicModel) -> None:
+    def audit(self, model: TopicModel, *, raw_too: bool = True) -> None:
         """The compacted ledger is the reference's, with its manifest's facts (properties 1, 2, 4, 10, 19)."""
         world = self._world
         name = model.record.name
         topic = world.topic(model)
-        raw = list(topic.messages())
-        require(raw == model.raw, f"{name}: raw reads have changed (property 10)")
+        if raw_too:
+            require(list(topic.messages()) == model.raw, f"{name}: raw reads have changed (property 10)")
         batches = list(topic.read(read_compacted=True))
         given = list(messages(iter(batches), name.partition))
-        expected = model.at_or_after(model.serving, len(model.everything), EARLIEST, first=model.first)
+        expected = model.readable(compacted=True)
         missed = [m.offset for m in expected if m not in given]
         extra = [m.offset for m in given if m not in expected]
         require(given == expected, f"{name}: compacted reads miss offsets {missed}, and have {extra} too many")
+        self._audit_last(model)
         if model.serving is None:
             return
         self._audit_manifest(model, {o: t for b in batches for o, t in _retained(b) if o <= model.horizon})
@@ -245,6 +280,14 @@ class Readers:
             for key in world.random.sample([b"a", b"b", b"c", b"d", b""], 2):
                 self._audit_key(model, key, view(expected).get(key))
 
+    def _audit_last(self, model: TopicModel) -> None:
+        """R6: the id of the last message that a reader gets, of each kind."""
+        for compacted in (False, True):
+            readable = model.readable(compacted=compacted)
+            last = readable[-1].message_id if readable else EARLIEST
+            found = self._world.topic(model).last_message_id(compacted)
+            require(found == last, f"{model.record.name}: {found} is the last message, not {last}: {compacted=} (R6)")
+
     def _audit_manifest(self, model: TopicModel, retained_at: dict[int, int]) -> None:
         name, state = model.record.name, model.state
         compacted = self._world.topic(model).snapshot().compacted
@@ -252,13 +295,14 @@ class Readers:
         manifest = read_manifest(self._world.store, compacted.manifest)
         keyed = [message for message in state.messages if message.key is not None]
         last = state.messages[-1].message_id if state.messages else None
+        visible = {message.offset for message in model.visible(model.serving, model.start)}
         for what, found, expected in [
             ("messages", (manifest.messages, compacted.messages), (len(state.messages),) * 2),
             ("tombstones", manifest.tombstones, len(state.retained_at)),
             ("keys", manifest.keys, len(keyed) - len(state.retained_at)),
             ("what was dropped", manifest.dropped_to, state.dropped_to),
             ("last message", compacted.last_message_id, last),
-            ("times of retained tombstones", retained_at, dict(state.retained_at)),
+            ("times of retained tombstones", retained_at, {o: t for o, t in state.retained_at.items() if o in visible}),
         ]:
             require(found == expected, f"{name}: {what} of {compacted.ledger_id} are {found}, not {expected} (T1, R6)")
 
@@ -267,6 +311,17 @@ class Readers:
         require(
             (found.payload if found else None) == expected, f"{model.record.name}: a point read of {key!r} gave {found}"
         )
+
+
+def _pages(topic: Topic, start: MessageId, compacted: bool, count: int) -> Generator[Message, None, None]:
+    """A read page by page, each of which knows nothing but the token of the one before."""
+    token = str(start) if start != EARLIEST else "earliest"
+    while True:
+        page = topic.page_reader(ReaderState.from_token(token, parse_start), compacted).messages(Limits(messages=count))
+        yield from page.messages
+        if not page.messages and page.next.to_token() == token:
+            return
+        token = page.next.to_token()
 
 
 def _retained(batch: object) -> list[tuple[int, int]]:

@@ -8,19 +8,14 @@ seeded generator, ids and nonces from another, and time from a ManualClock; so a
 
 from __future__ import annotations
 
-import atexit
 import random
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 from urllib.parse import urlsplit
 
-from sqlalchemy import event
+from sqlalchemy import make_url
 
 from compactor.plan import Policies
 from storage.errors import CompactorError
@@ -29,18 +24,18 @@ from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import read_manifest
 from storage.log.directory import LogDirectory
 from storage.log.segment_writer import SegmentWriter
-from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, Pin, TopicSnapshot
+from storage.metadata.policy_store import topic_scope
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, GcSnapshot, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
-from storage.objects import registry
 from storage.reader import messages
 from storage.start import AtOffset
-from storage.steps import Step, observed
+from storage.steps import Step
 from storage.topic import Topic
 from tests.clocks import ManualClock
-from tests.faults.faulty_store import PREFIX, Fault, Kind
+from tests.faults.faulty_store import Fault, Kind
 from tests.faults.simulation.model import RunNotes, TopicModel, Violation, require
-from tests.faults.simulation.process import SCHEME, Killed, MemoryStore, Objects, Process
+from tests.faults.simulation.process import Heart, Killed, MemoryStore, Objects, Process
 from tests.sealed import SEED, CollidingHasher
 from tests.servers.cut_link import Cut
 
@@ -50,6 +45,9 @@ INSIDE = frozenset(
         Step.PUBLISH_INSIDE_TRANSACTION,
         Step.ROLL_INSIDE_COMMIT,
         Step.SEAL_INSIDE_COMMIT,
+        Step.TRIM_INSIDE_COMMIT,
+        Step.TRUNCATE_INSIDE_COMMIT,
+        Step.TOPIC_DELETE_INSIDE_COMMIT,
     }
 )
 """Steps at which a transaction is open: nobody else can write, so nobody else is let in."""
@@ -59,13 +57,17 @@ STEPS = {
     "w": ("IMPORT_",),
     "c": ("RUN_", "PHASE_", "MANIFEST_", "PUBLISH_"),
     "r": ("PIN_",),
-    "g": ("GC_",),
+    "g": ("GC_", "TRIM_FORGOTTEN"),
+    "o": ("TRIM_MARKED", "TRIM_INSIDE", "TRUNCATE", "TOPIC_DELETE", "ROLL_", "SEAL_"),
 }
 """By the first letter of a process's name, how the steps that it may come by begin."""
 COMMITS = {"w": Step.IMPORT_BEFORE_COMMIT, "c": Step.PUBLISH_BEFORE_TRANSACTION}
 """The last step before the COMMIT that matters most."""
 FAULTS = [Kind.FAIL, Kind.FULL, Kind.LOST, Kind.TRUNCATED, Kind.ALTERED]
-OWN_FOLDER = Path("/dev/shm")
+CLEANUP = [frozenset(one) for one in ((), ("compact",), ("compact",), ("delete",), ("compact", "delete"))]
+DELETE_DELAY_MS = 60_000
+LOOKED_AT = frozenset({Step.PUBLISH_AFTER_COMMIT, Step.TRIM_MARKED, Step.TRUNCATE_INSIDE_COMMIT})
+"""Right behind what changes the models, or before it, they are compared."""
 
 
 class World:
@@ -93,28 +95,32 @@ class World:
         """Kinds of things that this run came by, for whoever wonders what was tried."""
         self.processes = {
             name: Process(self, name)
-            for name in ("w0", "w1", "a0", "a1", "s0", "s1", "c0", "c1", "c2", "r0", "r1", "g0")
+            for name in ("w0", "w1", "a0", "a1", "s0", "s1", "c0", "c1", "c2", "r0", "r1", "g0", "o0")
         }
         self.observer = MetadataStore(database_url, self.clock)
-        self.tune(self.observer)
+        self._commits = _Commits(database_url)
+        self._observed = -1
+        self._references: dict[int, tuple[int, GcSnapshot]] = {}
         self.store = MemoryStore(self, None)
         colliding = self.random.random() < 0.2
         self.hasher: KeyHasher = CollidingHasher() if colliding else Xxh3KeyHasher(SEED)
-        self.topics = [self._make(number) for number in range(self.random.choice([1, 1, 2]))]
+        self.topics = [
+            self.make_topic(TopicName.parse(f"simulated-{number}")) for number in range(self.random.choice([1, 1, 2]))
+        ]
+        self.deleted: list[TopicModel] = []
+        """Incarnations that are over."""
+        require(all(model.record.next_offset == 0 for model in self.topics), "give a fresh database")
         self._stack: list[Process] = []
 
     @property
     def depth(self) -> int:
         return len(self._stack)
 
-    def tune(self, metadata: MetadataStore) -> None:
-        """Nothing here has to last: SQLite need not wait for the disk."""
-        if metadata.database.dialect == "sqlite":
-            event.listen(metadata.database.engine, "connect", _do_not_wait)
-
     def close(self) -> None:
-        for metadata in (self.observer, *(process.metadata for process in self.processes.values())):
-            metadata.close()
+        for process in self.processes.values():
+            process.close()
+        self.observer.close()
+        self._commits.close()
 
     def topic(self, model: TopicModel, process: Process | None = None) -> Topic:
         """The topic as a process sees it; None: as the simulation does."""
@@ -131,6 +137,16 @@ class World:
                 self._stack[-1].on_death.append(writer._release)
 
         return noting
+
+    def heart(self, *arguments: Any) -> Heart:
+        """A heart of the process that is at work."""
+        return Heart(self._stack[-1], *arguments)
+
+    def beat(self) -> None:
+        """The hearts of all processes beat, but of those that are in the middle of an event, or have stopped."""
+        for process in self.processes.values():
+            if process.hearts and not process.stalled and process not in self._stack:
+                self.run_as(process, "beats", process.beat)
 
     def log_files(self) -> dict[Path, bytes]:
         """Every file of the log."""
@@ -238,8 +254,10 @@ class World:
             return
         process = self._stack[-1]
         process.check_alive()
-        if step is Step.PUBLISH_AFTER_COMMIT:
+        if step in LOOKED_AT:
             self.observe()
+        if step in process.on_step:
+            process.on_step[step]()
         if step is Step.RUN_SNAPSHOT_TAKEN and process.on_snapshot is not None:
             process.on_snapshot()
         process.steps += 1
@@ -251,19 +269,25 @@ class World:
     def note_run(self, process: Process, model: TopicModel, run_id: int) -> None:
         """The run has just taken its snapshot."""
         process.floor = None
-        model.notes[run_id] = RunNotes(self.observer.snapshot(model.record.id), model.life)
+        self.observe()
+        model.notes[run_id] = RunNotes(self.observer.snapshot(model.record.id), model.life, model.first, model.stops)
 
     def observe(self) -> None:
         """Compare the database with the models, and take in what is new. Properties 1, 5, 8, 17, 18."""
+        version = self._commits.seen()
+        changed, self._observed = version != self._observed, version
         try:
             for model in self.topics:
+                if not changed and not model.maybe:
+                    continue
                 self._observe(model, self.observer.snapshot(model.record.id))
         except (Violation, CompactorError) as error:
             self.violated(str(error))
 
     def _observe(self, model: TopicModel, snapshot: TopicSnapshot) -> None:
         self._find_what_was_left(model)
-        model.absorb(snapshot.ledgers)
+        cursors = self.observer.cursors(model.record.id)
+        model.absorb(snapshot.topic, snapshot.ledgers, cursors, self.clock.now_ms())
         compacted, cursor = snapshot.compacted, snapshot.cursor
         name = model.record.name
         if compacted is None:
@@ -321,10 +345,14 @@ class World:
     def before_delete(self, process: Process, name: str) -> None:
         """Property 9: an object that a row, a manifest or a live pin leads to, or that may still be named, stays."""
         parsed = names.parse(name)
-        (model,) = [model for model in self.topics if name.startswith(names.topic_prefix(model.record.uid))]
+        everybody = (*self.topics, *self.deleted)
+        (model,) = [model for model in everybody if name.startswith(names.topic_prefix(model.record.uid))]
         assert parsed is not None
         told = f"{process.name} deletes {name}"
-        references = self.observer.referenced(model.record.id)
+        if model.deleted_at is not None:
+            self._check_delay(told, model.deleted_at)
+            return
+        references = self._references_of(model)
         if name in self.serving_objects(model):
             self.violated(f"{told}, which the topic refers to")
         for compacted in references.compacted:
@@ -333,7 +361,10 @@ class World:
         for pin in self.pins.values():
             if pin.expires_at > self.clock.now_ms() and name in self.manifests.get(pin.ledger_id, set()):
                 self.violated(f"{told}, which compacted ledger {pin.ledger_id} refers to, and {pin.holder} has pinned")
-        if not process.name.startswith("g") or name in model.trimmed:
+        if not process.name.startswith("g"):
+            return
+        if name in model.trimmed:
+            self._check_delay(told, model.trimmed[name])
             return
         for attempt in references.attempts:
             if attempt.attempt_id != parsed.attempt_id:
@@ -343,10 +374,35 @@ class World:
             elif attempt.finished_at > max(self.clock.now_ms(), self.collecting_since) - self.grace_ms:
                 self.violated(f"{told}, whose attempt was finished less than the grace time ago")
 
-    def _make(self, number: int) -> TopicModel:
-        record = self.observer.create_topic(TopicName.parse(f"simulated-{number}"))
-        require(record.next_offset == 0, "the database was used before; give a fresh one")
-        return TopicModel(record, by_event=self.random.random() < 0.2)
+    def _check_delay(self, told: str, marked_at: int) -> None:
+        """C3: whoever reads what was marked as deleted may finish."""
+        if marked_at > max(self.clock.now_ms(), self.collecting_since) - DELETE_DELAY_MS:
+            self.violated(f"{told}, which was marked as deleted less than {DELETE_DELAY_MS} ms ago")
+
+    def _references_of(self, model: TopicModel) -> GcSnapshot:
+        version = self._commits.seen()
+        if self._references.get(model.record.id, (-1, None))[0] != version:
+            self._references[model.record.id] = version, self.observer.referenced(model.record.id)
+        return self._references[model.record.id][1]
+
+    def make_topic(self, name: TopicName) -> TopicModel:
+        """A new incarnation of a topic, with a cleanup policy that stays."""
+        record = self.observer.create_topic(name)
+        cleanup = self.random.choice(CLEANUP)
+        self.observer.policies.set(topic_scope(record), "cleanup.policy", sorted(cleanup))
+        self.observer.policies.set(topic_scope(record), "file.delete.delay.ms", DELETE_DELAY_MS)
+        return TopicModel(record, by_event=self.random.random() < 0.2, cleanup=cleanup)
+
+    def replace_topic(self, model: TopicModel) -> None:
+        """The topic was deleted: another one takes its name (S8)."""
+        model.deleted_at = self.clock.now_ms()
+        self.deleted.append(model)
+        self.topics[self.topics.index(model)] = self.make_topic(model.record.name)
+
+    def model_of(self, topic_id: int) -> TopicModel:
+        """The incarnation with that id."""
+        (found,) = [model for model in (*self.topics, *self.deleted) if model.record.id == topic_id]
+        return found
 
     def draw_policies(self, model: TopicModel) -> Policies:
         draw = self.random.choice
@@ -361,100 +417,24 @@ class World:
         )
 
 
-@contextmanager
-def simulated(seed: int, database_url: str | None = None) -> Iterator[World]:
-    """A new world, with everything in the code that has a will of its own (threads, nonces) held still."""
-    nonces = random.Random(f"nonces of {seed}")
-    with ExitStack() as stack:
-        folder = stack.enter_context(
-            tempfile.TemporaryDirectory(dir=OWN_FOLDER if OWN_FOLDER.is_dir() else None, prefix="simulation-")
-        )
-        if database_url is None:
-            shutil.copy(_template(), Path(folder) / "metadata.db")
-            database_url = f"sqlite:///{folder}/metadata.db"
-        else:
-            _upgrade(database_url)
-        for target, stands_still in {
-            "uuid.uuid4": lambda: mock.Mock(hex=f"{nonces.getrandbits(128):032x}"),
-            "secrets.token_hex": lambda count: f"{nonces.getrandbits(8 * count):0{2 * count}x}",
-            "secrets.randbits": nonces.getrandbits,
-            "storage.lease.Heartbeat": _NoHeartbeat,
-            "storage.bulk_append.Heartbeat": _NoHeartbeat,
-            "storage.log.topic_log.Heartbeat": _NoHeartbeat,
-            "storage.log.keeper.Heartbeat": _NoHeartbeat,
-            "storage.bulk_append.ThreadPoolExecutor": _AtOnce,
-        }.items():
-            stack.enter_context(mock.patch(target, stands_still))
-        world = World(seed, database_url, Path(folder))
-        stack.callback(world.close)
-        stack.enter_context(mock.patch.object(SegmentWriter, "__init__", world.noting_writers()))
-        stack.enter_context(mock.patch("storage.log.keeper.Xxh3KeyHasher", return_value=world.hasher))
-        opener = {PREFIX + SCHEME: lambda location: world.processes[urlsplit(location.url).netloc].store}
-        stack.enter_context(mock.patch.object(registry, "OPENERS", {**registry.OPENERS, **opener}))
-        stack.enter_context(observed(world))
-        yield world
+class _Commits:
+    """Tells whether anything was committed to the database: a number that is another one then.
 
+    SQLite has such a number, of all other connections; of another database each look counts as a change.
+    """
 
-@cache
-def _template() -> Path:
-    """A database without a topic; made once a process, and copied."""
-    folder = tempfile.mkdtemp(prefix="simulation-template-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    _upgrade(f"sqlite:///{folder}/metadata.db")
-    return Path(folder) / "metadata.db"
+    def __init__(self, database_url: str) -> None:
+        url = make_url(database_url)
+        self._connection = sqlite3.connect(url.database) if url.drivername == "sqlite" and url.database else None
+        self._looks = 0
 
+    def seen(self) -> int:
+        if self._connection is None:
+            self._looks += 1
+            return self._looks
+        ((version,),) = self._connection.execute("PRAGMA data_version").fetchall()
+        return int(version)
 
-def _upgrade(database_url: str) -> None:
-    metadata = MetadataStore(database_url, ManualClock())
-    metadata.upgrade()
-    metadata.close()
-
-
-def _do_not_wait(connection: Any, _record: object) -> None:
-    connection.execute("PRAGMA synchronous = OFF").close()
-
-
-class _NoHeartbeat:
-    """Hearts beat when the simulation says so."""
-
-    def __init__(self, *_: object) -> None:
-        return
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-
-class _AtOnce:
-    """An executor that does what it is given at once, in this thread."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        return
-
-    def __enter__(self) -> _AtOnce:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def submit(self, work: Callable[..., Any], *arguments: object) -> _Done:
-        try:
-            return _Done(work(*arguments), None)
-        except Exception as error:
-            return _Done(None, error)
-
-
-class _Done:
-    def __init__(self, answer: Any, error: Exception | None) -> None:
-        self._answer = answer
-        self._error = error
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._answer
-
-    def cancel(self) -> None:
-        return
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
