@@ -7,7 +7,7 @@ BIN = .venv/bin
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	--no-emit-index-url --no-emit-find-links
 
-.PHONY: help demo test check format bench lock upgrade clean runtime-environment dev-environment
+.PHONY: help demo test check format bench soak lock upgrade clean runtime-environment dev-environment
 
 help: ## list these targets
 	@while IFS= read -r line; do case $$line in [a-z]*:*'## '*) \
@@ -35,6 +35,15 @@ format: dev-environment ## put the code into the one format, and fix what ruff c
 
 bench: dev-environment ## run the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+# LIVES, DURATION (seconds of the histories) and SEED bound it. Each part prints a line of figures for docs/faults.md.
+soak: dev-environment ## simulated lives, random histories, services under faults: two hours (LIVES=… DURATION=… SEED=…)
+	@$(BIN)/python -m tests.servers.versitygw
+	@seed="$${SEED:-$$(date +%Y%m%d)}"; seconds="$${DURATION:-3600}"; \
+		$(BIN)/python -m tests.faults.simulate --seed "$$seed" --seeds "$${LIVES:-1000}" && \
+		$(BIN)/python -m tests.faults.random_histories --seed "$$seed" --seconds "$$seconds" .cache/histories-$$$$ && \
+		COMPACTOR_SOAK_SECONDS=$$((seconds / 6)) $(BIN)/python -m pytest -n 0 -q -s -m slow \
+			tests/faults/test_services_soak.py
 
 # In this order: each lock takes the pins of the one before, so that all three can stand in one environment.
 lock: dev-environment ## write requirements/*.lock anew from pyproject.toml, keeping the pins that still fit
