@@ -43,16 +43,18 @@ def compactor_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compac
     return in_this_process("compactor", api.cli.main.main, tmp_path, monkeypatch)
 
 
-class _NoSession:
-    def stop(self) -> None:
+class InsteadOfSpark(InProcess):
+    """An engine that is closed as one on a session of its own is."""
+
+    def close(self) -> None:
         return
 
 
 @pytest.fixture
 def in_process_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """`compact-topic` without Spark."""
-    monkeypatch.setattr(compactor.spark, "open_session", lambda settings, say: _NoSession())
-    monkeypatch.setattr(compactor.spark, "SparkEngine", lambda session: InProcess())
+    monkeypatch.setattr(compactor.spark, "open_session", lambda settings, say: object())
+    monkeypatch.setattr(compactor.spark, "SparkEngine", lambda session: InsteadOfSpark())
 
 
 @pytest.fixture

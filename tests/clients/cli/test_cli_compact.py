@@ -15,17 +15,17 @@ from api.cli.durations import parse_duration
 from api.cli.progress import LiveLine
 from api.settings import Settings
 from api.wiring import open_components
-from compactor.engine import Failed, InProcess
+from compactor.engine import Failed
 from storage.errors import InvalidInput
 from storage.metadata.records import RunRecord, RunState
 from storage.model import TopicName
 from storage.objects.throttled import Rates
-from tests.clients.cli.conftest import Compactor, write_lines
+from tests.clients.cli.conftest import Compactor, InsteadOfSpark, write_lines
 
 DAY = 86_400_000
 
 
-class Recording(InProcess):
+class Recording(InsteadOfSpark):
     """Remembers the tasks of each job; `during` is called inside each."""
 
     def __init__(self) -> None:
