@@ -19,7 +19,7 @@ import httpx
 
 from storage.model import MessageId
 from tests.faults.histories.history import Fate, History, ReadMessage, SentMessage, Violation
-from tests.faults.histories.services import Service
+from tests.faults.histories.services import LONGEST_STOP_SECONDS, Service
 
 KEYS = [f"k{number}" for number in range(12)]
 NO_ANSWER = 0
@@ -29,6 +29,10 @@ NEXT = "X-Compactor-Next"
 _IN_EARNEST = {"dryRun": "false"}
 _AGAIN_SECONDS = 0.2
 _GIVES_UP_SECONDS = 180.0
+_OUTLASTS_SECONDS = LONGEST_STOP_SECONDS + 30
+"""How long what deletes may take."""
+_LATE_SECONDS = 3.0
+"""In that time a service that goes on has done what others had asked it for."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,23 @@ class Caller:
         return Answer(found.status_code, found.text, found.headers)
 
     def until(self, method: str, path: str, good: Sequence[int], **options: Any) -> Answer:
-        """Ask until the answer is one of the good ones. Raises Violation if that takes too long."""
+        """Ask until the answer is one of the good ones. Raises Violation if that takes too long.
+
+        What deletes waits for its answer longer than a service is stopped: a service that goes on does what it was
+        asked for before, also where the caller has given up. One service may have asked another; that has some time.
+        """
+        deletes = method == "DELETE"
+        if deletes:
+            options["timeout"] = httpx.Timeout(_OUTLASTS_SECONDS, connect=2.0)
         deadline = time.monotonic() + _GIVES_UP_SECONDS
+        asked = 1
         while (found := self(method, path, **options)).status not in good:
             if time.monotonic() > deadline:
                 raise Violation(f"{method} {path} does not succeed: {found.status} {found.text[:500]}")
             time.sleep(_AGAIN_SECONDS)
+            asked += 1
+        if deletes and asked > 1:
+            time.sleep(_LATE_SECONDS)
         return found
 
     def close(self) -> None:

@@ -9,12 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from tests.faults.histories.actors import Tally
-from tests.faults.histories.services import Service
+from tests.faults.histories.services import LONGEST_STOP_SECONDS, Service
 from tests.faults.s3_proxy import Answer, CutBody, NoAnswer, Silence, What, WireFault
 from tests.servers.cut_link import Cut
 
-LONGEST_STOP_SECONDS = 75.0
-"""Beyond every lease: a writer's (15 s), a sealer's claim and a reader's pin (60 s), a run's heartbeat."""
 _STORE_FAULTS: list[What] = [Answer(500, "InternalError"), Answer(503, "SlowDown"), CutBody(), NoAnswer(), Silence()]
 
 

@@ -54,6 +54,9 @@ _NO_OTHER_AWS = {
 _ENDS_WITHIN_SECONDS = 60
 _STARTS_WITHIN_SECONDS = 120
 
+LONGEST_STOP_SECONDS = 75.0
+"""Beyond every lease: a writer's (15 s), a sealer's claim and a reader's pin (60 s), a run's heartbeat."""
+
 
 class Service:
     """One service, over all the processes that it is."""
