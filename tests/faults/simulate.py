@@ -56,6 +56,7 @@ class Simulation:
     def __init__(self, world: World, calm: bool) -> None:
         """`calm`: nobody clears a topic, stops its runs, or keeps its log open."""
         self._world = world
+        self._calm = calm
         self._writing = Writing(world)
         self._appending = Appending(world)
         self._compacting = Compacting(world)
@@ -145,7 +146,10 @@ class Simulation:
             if world.random.random() < 0.5:
                 self._appending.append_some(model)
             self._compacting.compact(model)
-        world.clock.advance(world.random.choice([1_000, TERM_MS + 1]))
+        waits = world.random.choice([1_000, TERM_MS + 1])
+        if self._calm and waits > TERM_MS:
+            self._operating.trim(model)  # so that a reader whose generation goes has to go on in another one
+        world.clock.advance(waits)
         world.note(f"some time later it is {world.clock.now_ms()}")
         self._beat()
         self._collecting.collect(model, 500)

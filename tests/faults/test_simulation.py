@@ -16,7 +16,7 @@ from tests.faults.simulate import Simulated, SimulationFailed, simulate
 from tests.faults.simulation.bugs import BUGS
 
 STEPS = 50
-SEEDS = 40
+SEEDS = 20
 """The long run has a thousand (`make soak`)."""
 TRIED = range(60)
 """If the code has changed so that the seed below does not come by the bug any more, one of these does."""
@@ -24,23 +24,23 @@ FOUND_BY = {
     "publish-unfenced": 18,
     "publish-any-epoch": 18,
     "delete-cursor-keeps-epoch": 0,
-    "gc-ignores-pins": 13,
+    "gc-ignores-pins": 14,
     "gc-ignores-attempts": 2,
     "gc-ignores-retired": 4,
     "gc-dry-run-deletes": 3,
     "marker-dropped": 18,
     "bitmaps-not-united": 1,
-    "horizon-at-survivor": 1,
+    "horizon-at-survivor": 2,
     "reader-jumps": 1,
     "reader-ignores-deleted": 1,
     "reader-starts-again": 13,
     "reader-silently-stale": 1,
-    "tombstone-kept-anew": 7,
-    "newest-for-oldest": 13,
+    "tombstone-kept-anew": 31,
+    "newest-for-oldest": 38,
     "cursors-not-waited-for": 18,
     "recovery-cuts-too-much": 0,
     "sealed-beside-its-segment": 0,
-    "dirty-over-segments": 13,
+    "dirty-over-segments": 37,
     "import-does-not-roll": 0,
     "reader-repeats-after-sealing": 1,
     "sweep-takes-unsealed": 0,
@@ -56,8 +56,8 @@ FOUND_BY = {
     "lost-lease-unnoticed": 2,
 }
 """By bug, a seed that comes by it; found by trying."""
-FEW = sorted(set(FOUND_BY.values()))
-"""So each bug is found by a seed that holds without it."""
+FEW = range(3)
+"""Lives for every run of the tests; CI has SEEDS of them, and all that find a bug: they must hold without it."""
 HAPPENS = frozenset(
     {
         "COMMIT AFTER",
@@ -98,13 +98,13 @@ def test_a_life_holds(seed: int) -> None:
 
 
 def test_the_same_seed_is_the_same_life() -> None:
-    assert simulate(5, STEPS) == simulate(5, STEPS)
-    assert simulate(5, STEPS).log != simulate(6, STEPS).log
+    life = simulate(5, STEPS // 2)
+    assert simulate(5, STEPS // 2) == life
+    assert simulate(6, STEPS // 2).log != life.log
 
 
 def test_every_bug_has_its_seed() -> None:
     assert FOUND_BY.keys() == BUGS.keys()
-    assert len(BUGS) >= 10
 
 
 @pytest.mark.parametrize("bug", FOUND_BY)
@@ -123,12 +123,12 @@ def _live_until_found(bug: str) -> None:
 
 def test_a_failure_tells_how_to_see_it_again() -> None:
     with pytest.raises(SimulationFailed) as failed:
-        simulate(3, STEPS, "horizon-at-survivor")
+        simulate(2, STEPS, "horizon-at-survivor")
     first, *events, again = str(failed.value).splitlines()
-    assert first.startswith("seed 3, at step ")
+    assert first.startswith("seed 2, at step ")
     assert "with horizon" in first
     assert 1 < len(events) <= 20
-    assert again == f"again: python -m tests.faults.simulate --seed 3 --steps {STEPS} --bug horizon-at-survivor"
+    assert again == f"again: python -m tests.faults.simulate --seed 2 --steps {STEPS} --bug horizon-at-survivor"
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_a_failure_tells_how_to_see_it_again() -> None:
 def test_many_lives_hold() -> None:
     """In two processes, which are new ones: nothing is shared with this one, which may have threads."""
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        lives = list(pool.map(_life, range(SEEDS), chunksize=5))
+        lives = list(pool.map(_life, sorted({*range(SEEDS), *FOUND_BY.values()}), chunksize=5))
     happened: Counter[str] = Counter()
     for life in lives:
         assert not isinstance(life, str), life

@@ -157,8 +157,8 @@ class Readers:
             require(len(reading.looks) > 1 and bool(reading.given), f"{reading} lost no generation: {error}")
             look, model, behind = reading.looks[-1], reading.model, reading.given[-1].offset
             require(look.first > behind + 1, f"{reading} could go on raw: {error}")
-            if look.ledger is None:
-                return
+            if look.ledger is None or look.first > max(behind, model.horizons[look.ledger]) + 1:
+                return  # a gap that no compacted ledger stands for
             seen = [one.ledger for one in reading.looks]
             orders = {one is not None and model.policies[one].event_time_order for one in seen}
             state = model.states[look.ledger]
