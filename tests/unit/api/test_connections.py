@@ -21,7 +21,11 @@ from api.logs import SELDOM_MS, Seldom
 from api.settings import Settings
 from tests.clocks import ManualClock
 
-SOON = Settings(limits_header_timeout_ms=1, limits_body_timeout_ms=1)
+SOON = {
+    "limits.header-timeout": Settings(limits_header_timeout_ms=300),
+    "limits.body-timeout": Settings(limits_body_timeout_ms=300),
+}
+"""One time-out each that is soon over, and late enough for what a test sends at once to arrive before."""
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
 
 
@@ -162,7 +166,7 @@ def test_a_request_that_comes_too_slowly_is_answered_and_its_connection_closed(
     sent: bytes, setting: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> bytes:
-        async with served(SOON, seldom_of(ManualClock())) as (reader, writer):
+        async with served(SOON[setting], seldom_of(ManualClock())) as (reader, writer):
             writer.write(sent)
             return await reader.read()
 
