@@ -20,6 +20,7 @@ from storage.ledger.names import ObjectKind
 from storage.metadata.records import RunState
 from storage.model import Message
 from storage.objects import registry
+from storage.store_identity import StoreIdentity
 from tests.clocks import ManualClock
 from tests.faults.aftermath import Seen, check_recovery, check_state, look
 from tests.faults.faulty_store import Fault, Kind, Script, faulty, with_prefix
@@ -47,6 +48,7 @@ def bench_of(worlds: Worlds, stage: str, clock: ManualClock) -> Iterator[Bench]:
     with world.opened(clock) as sound, pytest.MonkeyPatch.context() as patch:
         faulty(patch, script)
         store = registry.open_store(with_prefix(world.store))
+        StoreIdentity(sound.metadata, store).check()  # a process looks once, before any of its work
         yield Bench(Workbench(sound.metadata, store, clock, sound.engine, sound.sizing), sound, script)
 
 

@@ -470,6 +470,8 @@ class LogMachine(RuleBasedStateMachine):
             if dirty:
                 self.state = fold([*self.state, *left])
                 self.horizon = len(self.rows) - 1
+            elif snapshot.horizon and self.first > self.horizon + 1:  # all that was new is trimmed: a run notes that
+                self.horizon = len(self.rows) - 1
             assert (snapshot.horizon.offset if snapshot.horizon else -1) == self.horizon
 
     @precondition(lambda self: self.rows)
