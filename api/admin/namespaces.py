@@ -18,7 +18,7 @@ from api.admin.policies_document import FIELDS, policies_document
 from api.admin.retention import Retention, check_retention, retention_of, set_retention
 from api.admin.tenants import Tenant
 from api.paths import Namespace
-from api.problems import Problem, missing_told, refusals
+from api.problems import Problem, missing_told, refusals, shown_errors
 from api.routes import Routes
 from api.service import Parts
 from storage.errors import Conflict, InvalidInput, NotFound
@@ -220,5 +220,4 @@ def _kept(given: Mapping[str, Any]) -> _Kept:
     try:
         return _Kept.model_validate({name: given[name] for name in _Kept.model_fields if name in given})
     except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise Problem(400, f"the policies cannot be taken: {said}") from error
+        raise Problem(400, f"the policies cannot be taken: {shown_errors(error)}") from error

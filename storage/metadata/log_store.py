@@ -8,7 +8,7 @@ trimming. Must not know: files, objects.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -65,16 +65,7 @@ class LogStore:
 
         Raises Fenced if the lease was overtaken or the topic has moved on.
         """
-
-        def happened(connection: Connection, _: None) -> bool:
-            topics.locked(connection, lease.topic_id)
-            return segments.find(connection, lease.topic_id, segment.ledger_id) is not None
-
-        self._database.write_once(
-            lambda connection: segments.open_(connection, lease, segment),
-            happened,
-            f"whether the segment of ledger {segment.ledger_id} was opened",
-        )
+        self._write_segment(lease, segment, segments.open_, "opened")
 
     def take_up_segment(self, lease: Lease, segment: SegmentRecord) -> None:
         """Make a segment, whose row was lost, the topic's open one again, under the id that its file has.
@@ -82,15 +73,20 @@ class LogStore:
         Ids that are given out later are above it. Raises Conflict if the id is another's, or below one of the topic's;
         Fenced as `open_segment`.
         """
+        self._write_segment(lease, segment, segments.take_up, "taken up")
+
+    def _write_segment(
+        self, lease: Lease, segment: SegmentRecord, write: Callable[[Connection, Lease, SegmentRecord], None], done: str
+    ) -> None:
 
         def happened(connection: Connection, _: None) -> bool:
             topics.locked(connection, lease.topic_id)
             return segments.find(connection, lease.topic_id, segment.ledger_id) is not None
 
         self._database.write_once(
-            lambda connection: segments.take_up(connection, lease, segment),
+            lambda connection: write(connection, lease, segment),
             happened,
-            f"whether the segment of ledger {segment.ledger_id} was taken up",
+            f"whether the segment of ledger {segment.ledger_id} was {done}",
         )
 
     def roll_segment(self, lease: Lease, ledger_id: int, content: SegmentContent) -> SegmentRecord:
