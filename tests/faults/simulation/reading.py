@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from api.places import parse_start
 from compactor.reference import view
@@ -28,7 +29,8 @@ from tests.faults.simulation.world import World
 class Look:
     """A snapshot that a compacted reader took, with the compacted ledger that it pinned.
 
-    And how many messages it had been given then, the topic's life, where it ended, and where its raw messages began.
+    And how many messages it had been given then, the topic's life, where it ended, and where its raw messages began. A
+    page is given whole: of several looks for one page, each is at the count before the page.
     """
 
     count: int
@@ -182,24 +184,30 @@ class Readers:
             self._equal(reading, reading.given, expected, reading.end if complete else 0)
             return
         complete_to, inside = -1, None
+        counts = [look.count for look in reading.looks]
         for number, look in enumerate(reading.looks):
-            count, ledger, first = look.count, look.ledger, look.first
+            count, ledger, first = counts[number], look.ledger, look.first
             last = number == len(reading.looks) - 1
-            until = len(reading.given) if last else reading.looks[number + 1].count
             behind = reading.given[count - 1].offset if count else -1
+            raw_lasts = bool(count) and ledger != inside and first <= behind + 1
+            raw_from = 0 if count else first
+            expected = model.at_or_after(
+                None if raw_lasts else ledger, len(model.everything), reading.start, behind, raw_from, look.start
+            )
+            if not last and counts[number + 1] <= count:
+                counts[number + 1] = count + _shared(reading.given[count : look.count + (reading.page or 0)], expected)
+            until = len(reading.given) if last else counts[number + 1]
             went_on = until > count or (complete and last)  # not: met an error before it was given anything there
             if not count:
                 complete_to = -1 if ledger is None else model.horizons[ledger]
             elif went_on and ledger != inside:
-                if first <= behind + 1:
-                    ledger = None  # raw lasts
+                if raw_lasts:
+                    ledger = None
                 elif ledger is not None:
                     dropped_to, known_to = model.states[ledger].dropped_to, max(behind, complete_to)
                     told = f"{reading} went on in {ledger} at offset {behind}"
                     require(dropped_to <= known_to, f"{told}, though changes up to {dropped_to} are gone (R7)")
                 complete_to = -1
-            raw_from = 0 if count else first
-            expected = model.at_or_after(ledger, len(model.everything), reading.start, behind, raw_from, look.start)
             self._equal(reading, reading.given[count:until], expected, look.end if complete and last else 0)
             inside = ledger
         if complete:
@@ -311,6 +319,12 @@ class Readers:
         require(
             (found.payload if found else None) == expected, f"{model.record.name}: a point read of {key!r} gave {found}"
         )
+
+
+def _shared(given: list[Message], expected: list[Message]) -> int:
+    """How many messages both begin with: so far a page may have come before it looked again."""
+    same = (one == other for one, other in zip(given, expected, strict=False))
+    return sum(takewhile(bool, same))
 
 
 def _pages(topic: Topic, start: MessageId, compacted: bool, count: int) -> Generator[Message, None, None]:
