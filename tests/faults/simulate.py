@@ -223,18 +223,20 @@ def main() -> int:
     parser.add_argument("--log", action="store_true", help="print every event")
     given = parser.parse_args()
     happened: Counter[str] = Counter()
+    failed = 0
     for seed in range(given.seed, given.seed + given.seeds):
         try:
             result = simulate(seed, given.steps, given.bug, given.database)
         except SimulationFailed as failure:
-            print(failure)
-            return 1
+            print(failure, flush=True)
+            failed += 1
+            continue
         happened.update(result.happened)
         if given.log:
             print("\n".join(result.log))
     told = ", ".join(f"{what} in {count}" for what, count in sorted(happened.items()))
-    print(f"{given.seeds} seeds from {given.seed} of {given.steps} steps held; {told}")
-    return 0
+    print(f"{given.seeds - failed} of {given.seeds} seeds from {given.seed} of {given.steps} steps held; {told}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -184,6 +184,7 @@ class Readers:
             self._equal(reading, reading.given, expected, reading.end if complete else 0)
             return
         complete_to, inside = -1, None
+        begins: Look | None = None
         counts = [look.count for look in reading.looks]
         for number, look in enumerate(reading.looks):
             count, ledger, first = counts[number], look.ledger, look.first
@@ -199,7 +200,7 @@ class Readers:
             until = len(reading.given) if last else counts[number + 1]
             went_on = until > count or (complete and last)  # not: met an error before it was given anything there
             if not count:
-                complete_to = -1 if ledger is None else model.horizons[ledger]
+                begins, complete_to = look, -1 if ledger is None else model.horizons[ledger]
             elif went_on and ledger != inside:
                 if raw_lasts:
                     ledger = None
@@ -210,8 +211,8 @@ class Readers:
                 complete_to = -1
             self._equal(reading, reading.given[count:until], expected, look.end if complete and last else 0)
             inside = ledger
-        if complete:
-            self._check_promises(reading)
+        if complete and begins is not None:
+            self._check_promises(reading, begins)
 
     def _equal(self, reading: Reading, given: list[Message], expected: list[Message], end: int) -> None:
         """`given` is how `expected` begins, at least up to the offset `end`: an open segment may grow meanwhile."""
@@ -222,8 +223,8 @@ class Readers:
         extra = [m.offset for m in given if m not in expected]
         raise Violation(f"{reading} missed offsets {missed if end else '…'} and was given {extra} too many")
 
-    def _check_promises(self, reading: Reading) -> None:
-        """R7, whatever way it took."""
+    def _check_promises(self, reading: Reading, begins: Look) -> None:
+        """R7, whatever way it took. What was trimmed by force before it began, and no run had seen, no reader knows."""
         model = reading.model
         look = reading.looks[-1]
         everything = model.everything[: max(look.end, reading.given[-1].offset + 1 if reading.given else 0)]
@@ -237,7 +238,9 @@ class Readers:
         if model.by_event:
             return
         last_given = {message.key: message for message in reading.given if message.key is not None}
-        last = {message.key: message for message in everything if message.key is not None}
+        seen_to = -1 if begins.ledger is None else model.horizons[begins.ledger]
+        known = [message for message in everything if not seen_to < message.offset < begins.first]
+        last = {message.key: message for message in known if message.key is not None}
         for key, message in last_given.items():
             if message.payload and message != last[key]:
                 raise Violation(f"{reading} missed what became of {key!r} at offset {last[key].offset} (R7)")
