@@ -24,6 +24,8 @@ from storage.objects.registry import open_store
 from storage.topic import Topic
 from tests.workbench import Workbench, hashing_alike
 
+pytest_plugins = ["tests.costs"]
+
 IN_CI = os.environ.get("CI") == "true"
 
 settings.register_profile("compactor", deadline=None, print_blob=True, derandomize=IN_CI)

@@ -1,0 +1,106 @@
+"""What the tests cost: printed by folder and by tier at the end of a run, and bounded for the fast tier.
+
+A pytest plugin. The cost of a test is its wall time with its fixtures, and the CPU seconds of this process and of the
+child processes that ended during the test; a Spark or a server that many tests share is counted where it ends.
+A test that is not marked slow fails if it takes more than `FAST_SECONDS` of CPU, or if it takes as long on a machine
+that had nothing else to do: `WAITING_FACTOR` allows for the other worker and for a busy machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import pytest
+
+FAST_SECONDS = 10.0
+"""The most CPU that a test of the fast tier may take, in seconds."""
+WAITING_FACTOR = 3
+"""So many times as long may it take by the clock."""
+STARTED = "COMPACTOR_CI_STARTED"
+"""When CI began, in seconds since the epoch: set by .ci/run."""
+_CPU, _WALL = pytest.StashKey[float](), pytest.StashKey[float]()
+
+
+def _cpu() -> float:
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    item.stash[_CPU], item.stash[_WALL] = _cpu(), time.monotonic()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    cpu = _cpu() - item.stash.get(_CPU, _cpu())
+    wall = call.stop - call.start
+    too_long = cpu > FAST_SECONDS or wall > FAST_SECONDS * WAITING_FACTOR
+    if too_long and report.when == "call" and report.passed and "slow" not in item.keywords:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid} took {cpu:.1f} s of CPU and {wall:.1f} s in all. A test of the fast tier may take "
+            f"{FAST_SECONDS:.0f} s: make it cheaper, or mark it slow."
+        )
+    if report.when == "teardown":
+        wall = time.monotonic() - item.stash.get(_WALL, time.monotonic())
+        report.user_properties.append(("cost", f"{cpu:.3f} {wall:.3f}"))
+    return report
+
+
+@dataclass
+class _Cost:
+    tests: int = 0
+    cpu: float = 0.0
+    wall: float = 0.0
+
+    def add(self, cpu: float, wall: float) -> None:
+        self.tests, self.cpu, self.wall = self.tests + 1, self.cpu + cpu, self.wall + wall
+
+    def line(self, name: str) -> str:
+        return f"{self.cpu:8.0f} {self.wall:8.0f} {self.tests:6d}  {name}"
+
+
+class Costs:
+    """Collects what each worker reports, and prints it. In the process that the user started."""
+
+    def __init__(self) -> None:
+        self._folders: defaultdict[str, _Cost] = defaultdict(_Cost)
+        self._tiers: defaultdict[str, _Cost] = defaultdict(_Cost)
+        self._workers: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties if report.when == "teardown" else ():
+            if name == "cost":
+                cpu, wall = map(float, str(value).split())
+                self._folders[str(PurePosixPath(report.nodeid.partition("::")[0]).parent)].add(cpu, wall)
+                self._tiers["slow" if "slow" in report.keywords else "fast"].add(cpu, wall)
+                self._workers[getattr(report, "worker_id", "")] += 1
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self._folders:
+            return
+        write = terminalreporter.write_line
+        terminalreporter.section("cost of the tests")
+        write("  CPU s   wall s  tests")
+        for folder, cost in sorted(self._folders.items(), key=lambda each: -each[1].wall):
+            write(cost.line(folder))
+        for tier, cost in sorted(self._tiers.items()):
+            write(cost.line(f"{tier} tier: {cost.wall / len(self._workers):.0f} s with {len(self._workers)} at once"))
+        if STARTED in os.environ:
+            total = time.time() - float(os.environ[STARTED])
+            write(f"CI has taken {total / 60:.1f} minutes, the installation and the checks included")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Costs())
