@@ -22,11 +22,11 @@ from storage.metadata.engine import SQLITE, Database
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
 from storage.topic import Topic
+from tests.budgets import IN_CI
 from tests.workbench import Workbench, hashing_alike
 
 pytest_plugins = ["tests.costs"]
 
-IN_CI = os.environ.get("CI") == "true"
 
 settings.register_profile("compactor", deadline=None, print_blob=True, derandomize=IN_CI)
 settings.load_profile("compactor")

@@ -125,7 +125,7 @@ def test_nothing_acknowledged_is_lost_by_a_kill(
     assert killed_again_and_again(log_nursery, tmp_path, 14, 1, flush_messages) > 100
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_nothing_acknowledged_is_lost_by_many_kills(log_nursery: LogNursery, tmp_path: Path, seed: int) -> None:
     assert killed_again_and_again(log_nursery, tmp_path, 60, seed, 1) > 1000

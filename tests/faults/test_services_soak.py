@@ -45,7 +45,7 @@ MASTER = os.environ.get("COMPACTOR_SOAK_MASTER", "in-process")
 BY_THRESHOLD, BY_HAND = 50, 10
 """Topics that are compacted by a threshold, and by triggers alone: there a lost trigger shows."""
 SETTLES_WITHIN_SECONDS = 120
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 3 * SETTLES_WITHIN_SECONDS)]
+pytestmark = [pytest.mark.slow, pytest.mark.budgeted, pytest.mark.timeout(SECONDS + 3 * SETTLES_WITHIN_SECONDS)]
 SETTINGS = {
     "COMPACTOR_SPARK_MASTER": MASTER,
     "COMPACTOR_COMPACTION_MONITOR_INTERVAL": "1s",

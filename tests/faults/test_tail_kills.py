@@ -37,7 +37,7 @@ def test_nothing_acknowledged_is_lost_over_thirty_kills(tmp_path: Path) -> None:
     assert told["messages"] >= told["entries"] > told["lives"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_nothing_acknowledged_is_lost_over_five_hundred_kills(tmp_path: Path) -> None:
     told = lives(tmp_path, 500, 2)

@@ -29,6 +29,7 @@ from storage.ledger.manifest import Manifest, read_manifest
 from storage.model import Message
 from storage.reader import row_messages
 from storage.topic import Topic
+from tests.budgets import within
 from tests.chunked import Drawn, append, compacted_rows, drawn_rows, table_of
 from tests.clocks import ManualClock
 from tests.properties.test_schedules import acknowledge, retained_at, sizings, value_of
@@ -208,6 +209,7 @@ BY_EVENT = Policies(event_time_order=True)
 @example(one_run([drawn_row("x", b"1", 130), drawn_row(None, None, None)]), BY_EVENT, False, True)
 @example(one_run([drawn_row("x", b"1", 1)], [drawn_row("u", None, 2), drawn_row("u", b"", 0)]), BY_EVENT, False, True)
 @given(steps, policies, st.booleans(), st.booleans())
+@within(fast=8, ci=25)
 def test_equals_the_reference_replayed_over_the_same_schedule(
     schedule: list[dict[str, Any]], first: Policies, colliding: bool, uniform: bool
 ) -> None:
@@ -217,5 +219,6 @@ def test_equals_the_reference_replayed_over_the_same_schedule(
 @pytest.mark.slow
 @settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)
+@within(fast=5, ci=15)
 def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: Policies) -> None:
     replay(spark_engine, schedule, first, False, True)

@@ -10,7 +10,6 @@ Nothing here waits: heartbeats do not beat by themselves, and a writer looks up 
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -49,11 +48,12 @@ from storage.reader_state import ReaderState
 from storage.start import AtOffset, AtTime, Start
 from storage.topic import Topic
 from storage.topic_reader import TopicReader
+from tests.budgets import IN_CI, IN_SOAK
 from tests.clocks import ManualClock
 from tests.pulsar_entries import PUBLISHED, encrypted, entry, metadata
 from tests.workbench import TINY, Workbench
 
-EXAMPLES = 100 if os.environ.get("CI") == "true" else 15
+EXAMPLES = 100 if IN_SOAK else 40 if IN_CI else 15
 COLUMNS = ["offset", "ledger_id", "entry_id", "batch_index", "key", "payload", "publish_time", "slot", "chunk_index"]
 AFTER_TERM = 60_000
 

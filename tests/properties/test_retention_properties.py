@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import Message
 from storage.topic import Topic
+from tests.budgets import within
 from tests.clocks import ManualClock
 from tests.sealed import live_rows
 from tests.workbench import Workbench
@@ -76,8 +76,9 @@ run_steps = st.lists(
 )
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(run_steps, run_policies)
+@within(fast=8, ci=40)
 def test_runs_within_limits_of_time_and_start_equal_the_reference(
     schedule: list[dict[str, Any]], used: Policies
 ) -> None:
@@ -151,6 +152,7 @@ trim_steps = st.lists(
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(trim_steps)
+@within(fast=5, ci=15)
 def test_trimming_takes_a_prefix_that_nobody_needs(schedule: list[tuple[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench.embedded(Path(folder), InProcess())
@@ -226,15 +228,3 @@ def _trimmed(bench: Workbench, topic: Topic, share: float | None, *, force: bool
     elif cleanup != {"compact"}:
         assert not retention.trim(topic.record, int(share * before.topic.next_offset), force=force).plan.going
     assert topic.snapshot() == after
-
-
-@pytest.mark.slow
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(run_steps, run_policies)
-def test_more_runs_within_limits_of_time_and_start(schedule: list[dict[str, Any]], used: Policies) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Workbench.embedded(Path(folder), InProcess())
-        try:
-            _replay(bench, bench.topic(), schedule, used)
-        finally:
-            bench.metadata.close()

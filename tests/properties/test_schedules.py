@@ -23,6 +23,7 @@ from storage.bulk_append import INPUT_SCHEMA
 from storage.ledger.manifest import read_manifest
 from storage.model import Message, Position
 from storage.topic import Topic
+from tests.budgets import within
 from tests.clocks import ManualClock
 from tests.sealed import CollidingHasher
 from tests.workbench import Workbench, compacted_only, raw
@@ -186,18 +187,10 @@ def retained_at(topic: Topic, horizon: int) -> dict[int, int]:
     }
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies, st.booleans())
+@within(fast=8, ci=40)
 def test_equals_the_reference_replayed_over_the_same_schedule(
-    schedule: list[dict[str, Any]], first: Policies, colliding: bool
-) -> None:
-    replay(InProcess(), schedule, first, colliding)
-
-
-@pytest.mark.slow
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(steps, policies, st.booleans())
-def test_equals_the_reference_in_more_schedules(
     schedule: list[dict[str, Any]], first: Policies, colliding: bool
 ) -> None:
     replay(InProcess(), schedule, first, colliding)
@@ -206,5 +199,6 @@ def test_equals_the_reference_in_more_schedules(
 @pytest.mark.slow
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)
+@within(fast=5, ci=15)
 def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: Policies) -> None:
     replay(spark_engine, schedule, first, False)

@@ -6,7 +6,6 @@ those of another segment. What recovery then finds is a beginning of what was ap
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +22,13 @@ from storage.log.scan import FrameState, scan
 from storage.log.segment import FlushPolicy
 from storage.log.segment_writer import SegmentWriter
 from storage.log.visible_end import read_visible_end
+from tests.budgets import IN_CI, IN_SOAK
 from tests.clocks import ManualClock
 from tests.pulsar_entries import PUBLISHED, encrypted, entry, metadata
 from tests.segments import OneSegment, flip, message
 
 SECTOR = 64
-EXAMPLES = 300 if os.environ.get("CI") == "true" else 40
+EXAMPLES = 300 if IN_SOAK else 80 if IN_CI else 40
 
 
 @st.composite

@@ -17,6 +17,7 @@ from compactor import reference
 from compactor.engine import Engine, InProcess
 from compactor.plan import Sizing
 from storage.model import Message
+from tests.budgets import within
 from tests.sealed import CollidingHasher
 from tests.strategies import contents
 from tests.workbench import Workbench, compacted_only, content, raw, view
@@ -74,18 +75,21 @@ def topic_is_empty() -> object:
 @example([(([content((b"k", b"1"), (b"k", None))], 1), False, Sizing(1))], False)
 @example([(([content((None, b"x"), (None, None))], 1), True, Sizing(4, 1, 1, 1, 1))], False)
 @given(steps, st.booleans())
+@within(fast=8, ci=30)
 def test_equals_the_reference_after_each_run(schedule: list[Step], colliding: bool) -> None:
     replay(InProcess(), schedule, colliding)
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.booleans())
+@within(fast=5, ci=15)
 def test_equals_the_reference_on_spark(spark_engine: Engine, schedule: list[Step], colliding: bool) -> None:
     replay(spark_engine, schedule, colliding)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(contents(max_size=20), min_size=1, max_size=3), st.data())
+@within(fast=5, ci=15)
 def test_readers_from_any_start_with_any_page(tables: list[pa.Table], data: st.DataObject) -> None:
     """R1, R2, R10: pages of any size, chained from any message id, give the whole sequence once and in order."""
     with tempfile.TemporaryDirectory() as folder:

@@ -22,6 +22,7 @@ from compactor.verify import Verifier
 from storage.bulk_append import INPUT_SCHEMA
 from storage.metadata.tables import ledgers
 from storage.topic import Topic
+from tests.budgets import within
 from tests.clocks import ManualClock
 from tests.properties.test_schedules import acknowledge, policies, steps
 from tests.sealed import CollidingHasher
@@ -98,6 +99,7 @@ def trim_one(bench: Workbench, topic: Topic) -> bool:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.lists(deeds, min_size=7, max_size=7), policies, st.booleans(), st.booleans())
+@within(fast=8, ci=20)
 def test_a_clean_topic_has_no_difference(
     schedule: list[dict[str, Any]], done: list[str], first: Policies, uniform: bool, colliding: bool
 ) -> None:
