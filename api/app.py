@@ -11,44 +11,19 @@ from contextlib import asynccontextmanager
 from fastapi import APIRouter, FastAPI
 from fastapi_offline import FastAPIOffline
 
-from api import fanning_out, openapi, problems
-from api.access import Access, Authentication
-from api.admin import (
-    backlog,
-    backlog_policies,
-    broker_stats,
-    brokers,
-    compaction,
-    cursor_moves,
-    domains,
-    garbage,
-    health,
-    internal_stats,
-    leases,
-    lookup,
-    messages,
-    namespaces,
-    not_offered,
-    partitioned,
-    permissions,
-    policies,
-    produce,
-    progress,
-    read,
-    retention,
-    runs,
-    stats,
-    subscriptions,
-    tenants,
-    thresholds,
-    topics,
-    trim,
-    verify,
-)
-from api.audit import Audit
-from api.http_metrics import HttpMetrics
-from api.limits import Limits
-from api.paths import EncodedSlashes
+from api.admin.brokers import broker_stats, brokers, health, not_offered
+from api.admin.compaction import compaction, garbage, progress, runs, trim, verify
+from api.admin.messages import messages, produce, read
+from api.admin.policies import backlog_policies, policies, retention, thresholds
+from api.admin.subscriptions import backlog, cursor_moves, subscriptions
+from api.admin.tenancy import namespaces, permissions, tenants
+from api.admin.topics import internal_stats, leases, lookup, non_persistent, partitioned, stats, topics
+from api.http import openapi, partition_fan_out, problems
+from api.http.access import Access, Authentication
+from api.http.audit import Audit
+from api.http.limits import Limits
+from api.http.paths import EncodedSlashes
+from api.http.request_metrics import HttpMetrics
 from api.service import Service
 
 ROUTERS: tuple[APIRouter, ...] = (
@@ -81,7 +56,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     broker_stats.router,
     not_offered.router,
     brokers.router,  # behind policies: its `/brokers/{cluster}` takes what no other route does
-    domains.router,
+    non_persistent.router,
 )
 
 
@@ -107,7 +82,7 @@ def make_app(service: Service) -> FastAPI:
     components = service.components
     app.state.access = Access.of(service.settings, components.metadata.tenancy, components.clock)
     problems.install(app)
-    fanning_out.install(app)
+    partition_fan_out.install(app)
     openapi.install(app)
     # The last one is the outermost: the request's path is put right, its caller found, what it changes written down.
     app.add_middleware(Limits, settings=service.settings, clock=components.clock)

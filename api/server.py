@@ -25,11 +25,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from api import logs
-from api.connections import Listener, deadline_protocol, loop_errors, most_connections, without_repeats
-from api.logs import Seldom
-from api.setting_sources import variable_notes
-from api.settings import Settings
+from api.http.connections import (
+    Listener,
+    deadline_protocol,
+    loop_errors,
+    most_connections,
+    without_repeats,
+)
+from api.observability import logs
+from api.observability.logs import Seldom
+from api.settings.settings import Settings
+from api.settings.sources import variable_notes
 from storage.clock import SystemClock
 from storage.errors import Misconfigured, Unavailable
 from storage.private import is_open_to_others, make_private
@@ -169,8 +175,8 @@ def check_parts(settings: Settings) -> None:
 
     Raises Misconfigured. Spark's cluster need not answer yet.
     """
-    if settings.spark_master != "in-process":  # as compactor.engine has it, which is not loaded yet
-        from compactor.cluster import check_master
+    if settings.spark_master != "in-process":  # as compactor.engines.engine has it, which is not loaded yet
+        from compactor.engines.cluster import check_master
 
         check_master(settings.spark_master)
     try:

@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends, Request
 
-from api.control import control_loop
-from api.forwarding import Forwarding
-from api.long_polls import LongPolls
-from api.metrics import Appended, Metrics, Sources
-from api.producers import Producers
-from api.run_looks import RunLooks
-from api.settings import Settings
-from api.sharing import Shared
-from api.upkeep import Upkeep
-from api.waiting import Pools, WaitsFor
-from api.wiring import Components, open_for_writing
-from compactor.control_loop import ControlLoop
+from api.background.maintenance_loop import Upkeep
+from api.background.scheduling import control_loop
+from api.components import Components, open_for_writing
+from api.http.long_polls import LongPolls
+from api.http.owner_proxy import Forwarding
+from api.http.run_single_flight import RunLooks
+from api.http.single_flight import Shared
+from api.http.thread_pools import Pools, WaitsFor
+from api.messaging.producers import Producers
+from api.observability.metrics import Appended, Metrics, Sources
+from api.settings.settings import Settings
+from compactor.scheduling.control_loop import ControlLoop
 from storage.errors import Unavailable
+from storage.log.lease_renewer import LogWatch
 from storage.log.lost_ids import keep_lost_ids
-from storage.log.watch import LogWatch
 from storage.objects.interface import ObjectStore
 
 if TYPE_CHECKING:
-    from api.admin.health import Check
+    from api.admin.brokers.health import Check
 
 _OF_A_REQUEST = 0.8
 """The part of a request's time after which a store that does not answer is given up."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.settings import Settings
-from api.wiring import Components, open_components
+from api.components import Components, open_components
+from api.settings.settings import Settings
 from benchmarks import machine
 from benchmarks.contenders import THREADS
 from benchmarks.data import Shape, write_parquet
-from compactor.spark import SparkEngine, SparkSettings, open_session
+from compactor.engines.spark import SparkEngine, SparkSettings, open_session
 from compactor.two_phase import TwoPhaseCompactor
 from storage.topic import Topic
 

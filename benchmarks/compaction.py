@@ -126,7 +126,7 @@ def _shapes(options: argparse.Namespace) -> dict[str, Shape]:
 @contextlib.contextmanager
 def _session(folder: Path) -> Iterator[Any]:
     """A warm engine of `local[2]` with a driver heap of 2 GiB."""
-    from compactor.spark import SparkEngine, SparkSettings, open_session
+    from compactor.engines.spark import SparkEngine, SparkSettings, open_session
 
     session = open_session(SparkSettings(folder / "spark.log", f"local[{THREADS}]"))
     try:
@@ -139,8 +139,8 @@ def _session(folder: Path) -> Iterator[Any]:
 
 def _measure(shape: Shape, folder: Path, options: argparse.Namespace, engine: Any) -> Result:
     """Make the data, import it, time every contender, clean up."""
-    from api.settings import Settings
-    from api.wiring import open_components
+    from api.components import open_components
+    from api.settings.settings import Settings
     from benchmarks.this_job import ThisJob, source_files
 
     folder.mkdir()
@@ -157,7 +157,7 @@ def _measure(shape: Shape, folder: Path, options: argparse.Namespace, engine: An
 
 def _import(result: Result, folder: Path, options: argparse.Namespace, components: Any) -> Topic:
     """Import the data once a round, at most three times; the last topic stays."""
-    from api.cli.import_command import parse_size
+    from api.cli.local.import_command import parse_size
     from benchmarks.importing import delete_objects, import_parquet
 
     ledger_bytes = parse_size(options.ledger_size)

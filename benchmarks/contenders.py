@@ -111,7 +111,7 @@ _SPARK = {
 
 def start_spark() -> dict[str, Rewrite]:
     """Spark SQL's rewrites: in a session opened as this job's is, with the shuffle cut for two cores."""
-    from compactor.spark import SparkSettings, open_session
+    from compactor.engines.spark import SparkSettings, open_session
 
     folder = tempfile.mkdtemp(prefix="benchmarks-spark-")
     session = open_session(SparkSettings(Path(folder) / "spark.log", f"local[{THREADS}]"))

@@ -24,14 +24,14 @@ from statistics import median
 import pyarrow as pa
 
 from benchmarks import machine
-from storage.bulk_append import INPUT_SCHEMA
 from storage.clock import SystemClock
+from storage.entries.decode import StoredEntry
+from storage.entries.encode import encode_batch
 from storage.ledger.rows import Codec
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
-from storage.log.encode import encode_batch
 from storage.log.segment_reader import SegmentReader
 from storage.log.topic_log import TopicLog
-from storage.log.unpack import StoredEntry
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore

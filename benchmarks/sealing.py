@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks import machine
-from storage.bulk_append import INPUT_SCHEMA
+from storage.entries.decode import StoredEntry, unpack
+from storage.entries.encode import encode_batch
+from storage.entries.entry import inspect
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.rows import Codec
 from storage.ledger.sealing import Sealer
-from storage.log.encode import encode_batch
-from storage.log.entry import inspect
-from storage.log.unpack import StoredEntry, unpack
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.objects.registry import open_store
 
 BATCH_MESSAGES = 1_000

@@ -27,12 +27,12 @@ import httpx
 import pyarrow as pa
 from sqlalchemy import Connection, insert, select
 
-from api.settings import Settings
-from api.wiring import Components, open_components
+from api.components import Components, open_components
+from api.settings.settings import Settings
 from benchmarks.bench_session import say
-from compactor.engine import InProcess
+from compactor.engines.engine import InProcess
 from compactor.two_phase import TwoPhaseCompactor
-from storage.bulk_append import INPUT_SCHEMA
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata import tables
 from storage.model import TopicName
 from tests.servers.postgres import PostgresServer

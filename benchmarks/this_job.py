@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from benchmarks.machine import descendants, peak_resident_bytes
-from compactor import phase_one, phase_two, result, two_phase
-from compactor.engine import Failed
-from compactor.spark import SparkEngine
+from compactor import phase_one, phase_two, two_phase
+from compactor.engines.engine import Failed
+from compactor.engines.spark import SparkEngine
+from compactor.run import result
 from storage.clock import Clock
 from storage.ledger import key_index, names, rows_file
 from storage.ledger.manifest import read_manifest

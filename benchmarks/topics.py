@@ -7,7 +7,7 @@ import sys
 import time
 
 from benchmarks.bench_session import say, session
-from storage.bulk_append import INPUT_SCHEMA
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import TopicName
 from storage.topic import Topic
 

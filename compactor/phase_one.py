@@ -22,22 +22,41 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap, BitMap64
 
-from compactor.chunked import Decided, RangeChunks, read_chunks, with_complete, write_chunks
-from compactor.engine import stop_of_this_task
-from compactor.plan import Policies, RangeResult, RangeStatistics, RowSet, RunPlan, Source
-from compactor.resolve import Rules, newest_of, resolve, without_expired, without_gone
+from compactor.engines.engine import stop_of_this_task
+from compactor.run.chunked import (
+    Decided,
+    RangeChunks,
+    read_chunks,
+    with_complete,
+    write_chunks,
+)
+from compactor.run.plan import (
+    Policies,
+    RangeResult,
+    RangeStatistics,
+    RowSet,
+    RunPlan,
+    Source,
+)
+from compactor.run.resolve import (
+    Rules,
+    newest_of,
+    resolve,
+    without_expired,
+    without_gone,
+)
 from storage.checksums import crc32c
 from storage.clock import SystemClock
 from storage.errors import ObjectDamaged
+from storage.failpoints import Step, reached
 from storage.ledger import key_index, names
-from storage.ledger.deleted import read_all_deleted
+from storage.ledger.deletion_bitmap import read_all_deleted
 from storage.ledger.key_index import OFFSET_MASK, U64, HashRange, Records
 from storage.ledger.manifest import DeletedRows
 from storage.metadata.records import IndexLocation
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
 from storage.objects.throttled import throttled
-from storage.steps import Step, reached
 
 MARKED_SPAN = 32
 """Offsets that are at most so much further apart than one are sorted by marking: 32 bytes an offset at most."""

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from compactor.phase_one import ascending, task_store
-from compactor.plan import (
+from compactor.run.plan import (
     BitmapPlan,
     BitmapResult,
     Located,
@@ -38,8 +38,9 @@ from compactor.plan import (
 )
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
+from storage.failpoints import Step, reached
 from storage.ledger import names, rows
-from storage.ledger.deleted import alive, encode_deleted, read_all_deleted
+from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted
 from storage.ledger.key_index import TOMBSTONE
 from storage.ledger.manifest import Part
 from storage.ledger.rows_file import RowGroup, RowsObject, RowsReader, RowsWriter
@@ -47,7 +48,6 @@ from storage.ledger.sealing import flagged_offsets, keyed_rows
 from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore
 from storage.objects.ranges import Range, read_ranges
-from storage.steps import Step, reached
 
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from compactor.plan import Policies
+from compactor.run.plan import Policies
 from storage.model import Message
 
 

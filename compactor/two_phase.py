@@ -1,8 +1,9 @@
 """One compaction run, in order: tail → claim → snapshot → scan → phase one → layout → phase two → verify → publish.
 
-    tail       rolled and sealed up to now, so that what was appended lies in ledgers         (storage/log/keeper.py)
+    tail       rolled and sealed up to now, so that what was appended lies in ledgers
+               (storage/log/log_manager.py)
     claim      one run a topic; the epoch grows, policies and clock are frozen in the run's row
-    snapshot   the end position, once (P2): what is dirty, and what the previous compacted ledger has    (dirty.py)
+    snapshot   the end position, once (P2): what is dirty, and what the previous compacted ledger has    (run_input.py)
     scan       only if policies go by time: which rows are due to go                                      (scan.py)
     phase one  one task a hash range: key indexes in, row sets and the new index level out           (phase_one.py)
     layout     which old parts stay, which are written anew, how the survivors are cut                  (layout.py)
@@ -28,26 +29,41 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from compactor import dirty
 from compactor.batch import Batch, Job, OnFailed, Outcome, Steps, Stillness, Work
-from compactor.engine import Divided, Engine, Progress, Quiet, answers
-from compactor.layout import lay_out
+from compactor.engines.engine import (
+    Divided,
+    Engine,
+    Progress,
+    Quiet,
+    answers,
+)
 from compactor.phase_one import run_range
 from compactor.phase_two import run_task
-from compactor.plan import BitmapResult, PartResult, Policies, RangeResult, Sizing, located, promised
-from compactor.result import Decision, Made, check_objects
-from compactor.scan import run_scan
+from compactor.run import run_input
+from compactor.run.expiry_scan import run_scan
+from compactor.run.layout import lay_out
+from compactor.run.plan import (
+    BitmapResult,
+    PartResult,
+    Policies,
+    RangeResult,
+    Sizing,
+    located,
+    promised,
+)
+from compactor.run.result import Decision, Made, check_objects
 from storage.clock import Clock
 from storage.errors import CompactorError, Conflict, DataLoss, Fenced, recorded
+from storage.failpoints import Step, reached
 from storage.heartbeat import Heartbeat
-from storage.lease import afterwards
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
 from storage.log.directory import LogDirectory
-from storage.log.keeper import LogKeeper
+from storage.log.lease import afterwards
+from storage.log.log_manager import LogKeeper
 from storage.log.lost_ids import keep_lost_ids
-from storage.metadata.control_records import Retry
+from storage.metadata.compaction_state_records import Retry
 from storage.metadata.records import (
     Attempt,
     AttemptKind,
@@ -62,7 +78,6 @@ from storage.model import TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.throttled import Rates
 from storage.owner import owner_name
-from storage.steps import Step, reached
 from storage.store_identity import StoreIdentity
 
 PoliciesOf = Callable[[TopicRecord], Policies]
@@ -150,7 +165,7 @@ class TwoPhaseCompactor:
 
     def _foretell(self, snapshot: TopicSnapshot, attempt: Attempt, policies: Policies) -> dict[str, object]:
         now = self.clock.now_ms()
-        if dirty.end_position(snapshot, policies, now) is None:
+        if run_input.end_position(snapshot, policies, now) is None:
             return {"messages_in": 0, "messages_before": 0, "messages_out": 0, "messages_dropped": 0}
         steps = self._decide(snapshot, attempt.attempt_id, policies, now, _PhaseTimer(self.clock))
         try:
@@ -201,7 +216,7 @@ class TwoPhaseCompactor:
         left = keeper.settle_what_can_be(topic)
         if left is not None:
             snapshot = self.metadata.snapshot(topic.id)
-            if not dirty.dirty_ledgers(snapshot, Policies(), self.clock.now_ms()):
+            if not run_input.dirty_ledgers(snapshot, Policies(), self.clock.now_ms()):
                 raise left
         return left
 
@@ -211,7 +226,7 @@ class TwoPhaseCompactor:
         snapshot = self.metadata.snapshot(run.topic_id)
         if snapshot.topic.epoch != run.epoch:
             raise Fenced(f"run {run.run_id} of {snapshot.topic.name} was overtaken", "look at the newer run")
-        horizon = dirty.end_position(snapshot, policies, run.started_at)
+        horizon = run_input.end_position(snapshot, policies, run.started_at)
         reached(Step.RUN_SNAPSHOT_TAKEN)
         if horizon is None:
             return self.metadata.finish_run(run, {"messages_in": 0, "messages_out": 0})
@@ -246,7 +261,7 @@ class TwoPhaseCompactor:
             if run is not None:
                 self.metadata.update_run(run)
             listed = {ledger.ledger_id for ledger in self.metadata.ledgers(before.topic.id)}
-            for ledger in dirty.dirty_ledgers(before, Policies(), self.clock.now_ms()):
+            for ledger in run_input.dirty_ledgers(before, Policies(), self.clock.now_ms()):
                 if ledger.ledger_id not in listed:
                     raise Conflict(
                         f"ledger {ledger.ledger_id} of {before.topic.name} was trimmed while a compaction read it",
@@ -267,7 +282,7 @@ class TwoPhaseCompactor:
         previous = self._previous(snapshot)
         topic = snapshot.topic
         floor = self.metadata.cursor_floor(topic.id) if policies.tombstones_wait_for_cursors else None
-        plan = dirty.first_plan(
+        plan = run_input.first_plan(
             self.store.location,
             snapshot,
             previous,
@@ -278,22 +293,22 @@ class TwoPhaseCompactor:
             floor,
             self.rates.shared_by(self.engine.parallelism),
         )
-        reindexed = dirty.changes_order(previous, policies)
+        reindexed = run_input.changes_order(previous, policies)
         timer.lap("snapshot")
 
-        scans = dirty.scans(plan, previous, dirty.dirty_ledgers(snapshot, policies, now))
+        scans = run_input.scans(plan, previous, run_input.dirty_ledgers(snapshot, policies, now))
         scanned = []
         if scans:
             sizes = [plan.sources[scan.source].rows.stored.size for scan in scans]
             scanned = yield Work("scan", Divided(partial(run_scan, plan), scans), sizes, len(scans))
-            plan = dirty.with_scans(plan, scanned, reindexed=reindexed)
-        plan = dirty.sized(plan, previous, self._sizing, reindexed=reindexed)
+            plan = run_input.with_scans(plan, scanned, reindexed=reindexed)
+        plan = run_input.sized(plan, previous, self._sizing, reindexed=reindexed)
         reached(Step.RUN_SCAN_DONE)
         timer.lap("scan")
 
         messages_in = sum(source.messages for source in plan.sources[plan.old_parts :])
         ranges: list[RangeResult] = yield Work(
-            "phase one", partial(run_range, plan), dirty.range_costs(plan), messages_in
+            "phase one", partial(run_range, plan), run_input.range_costs(plan), messages_in
         )
         reached(Step.PHASE_ONE_DONE)
         timer.lap("phase_one")
@@ -387,16 +402,16 @@ def nothing_new(
 
     A manifest that is lost is for a run to report (R8).
     """
-    if not dirty.nothing_new(snapshot, policies, clock.now_ms()):
+    if not run_input.nothing_new(snapshot, policies, clock.now_ms()):
         return False
-    if snapshot.compacted is None or not dirty.goes_by_time(snapshot, policies):
+    if snapshot.compacted is None or not run_input.goes_by_time(snapshot, policies):
         return True
     floor = metadata.cursor_floor(snapshot.topic.id) if policies.tombstones_wait_for_cursors else None
     try:
         manifest = read_manifest(store, snapshot.compacted.manifest)
     except DataLoss:
         return False
-    return not dirty.anything_due(manifest, policies, clock.now_ms(), floor)
+    return not run_input.anything_due(manifest, policies, clock.now_ms(), floor)
 
 
 class _PhaseTimer:

@@ -1,6 +1,6 @@
 """A durable named cursor as its owner has it: acknowledge, flush, resume (Pulsar's ManagedCursor).
 
-    acknowledge             in memory; what is contiguous moves the mark, the rest are bits (storage/acknowledged.py)
+    acknowledge             in memory; what is contiguous moves the mark, the rest are bits (storage/ack_ranges.py)
     flush                   one transaction: mark-delete and the stretches that have changed, merged with what is stored
     open                    the position and the bits that were flushed; all else is delivered again
 
@@ -30,7 +30,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from storage.acknowledged import STRETCH, AcknowledgedOffsets, joined
+from storage.ack_ranges import STRETCH, AcknowledgedOffsets, joined
 from storage.clock import Clock
 from storage.errors import DataLoss, Fenced, InvalidInput, NotFound, OffsetOutOfRange, Unavailable
 from storage.metadata.cursor_ranges import CursorState

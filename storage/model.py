@@ -166,8 +166,8 @@ class Message:
 
     `key` None: no key (never compacted by key). `payload` None or empty with a key: a tombstone (P5). With a
     `chunk_uuid` it is one chunk of a chunked message (P10), number `chunk_index` of `chunk_count`, and no message by
-    itself; `storage/chunks.py` makes one of them. A producer compresses before it cuts: `chunk_codec` is a number of
-    `rows.Codec`, `chunk_size` the bytes of the whole payload without it.
+    itself; `storage/entries/chunk_assembler.py` makes one of them. A producer compresses before it cuts: `chunk_codec`
+    is a number of `rows.Codec`, `chunk_size` the bytes of the whole payload without it.
     """
 
     message_id: MessageId

@@ -1,9 +1,10 @@
 """A topic: append, read raw or compacted, know its last message.
 
 The place that joins metadata, store, log directory and clock for one topic. Writing goes through the writer lease: to
-the hot tail (`storage/log/topic_log.py`), or as sealed ledgers (`storage/bulk_append.py`). Reading goes raw through a
-snapshot (`storage/reader.py`, `storage/raw_read.py`), compacted through a pinned one (`storage/pinned_read.py`), on and
-on as messages come (`storage/topic_reader.py`), or for one key through the key indexes (`storage/point_read.py`).
+the hot tail (`storage/log/topic_log.py`), or as sealed ledgers (`storage/log/bulk_append.py`). Reading goes raw through
+a snapshot (`storage/reading/snapshot_reader.py`, `storage/reading/raw_reader.py`), compacted through a pinned one
+(`storage/reading/compacted_reader.py`), on and on as messages come (`storage/reading/topic_reader.py`), or for one key
+through the key indexes (`storage/reading/key_lookup.py`).
 """
 
 from __future__ import annotations
@@ -15,32 +16,37 @@ from itertools import islice
 
 import pyarrow as pa
 
-from storage.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.clock import Clock
 from storage.errors import Misconfigured, ObjectMissing
-from storage.last_message import LastMessage
-from storage.lease import OnHeld
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
+from storage.ledger.seek import AtOffset, Reset, Start
+from storage.log.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.log.directory import LogDirectory
-from storage.log.keeper import LogKeeper
-from storage.log.tail import Tail
+from storage.log.lease import OnHeld
+from storage.log.lease_renewer import LogWatch
+from storage.log.log_manager import LogKeeper
+from storage.log.segment_tables import Tail
 from storage.log.topic_log import TopicLog
-from storage.log.watch import LogWatch
 from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, Message, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
 from storage.owner import owner_name
-from storage.paging import PageReader
-from storage.pinned_read import PinnedRead
-from storage.point_read import point_read
-from storage.raw_read import RawRead
-from storage.reader import Limits, SnapshotReader, limited, messages
-from storage.reader_state import ReaderState
-from storage.start import AtOffset, Reset, Start
-from storage.topic_reader import TopicReader
-from storage.visible import Visible, visible
+from storage.reading.compacted_reader import PinnedRead
+from storage.reading.key_lookup import point_read
+from storage.reading.last_message import LastMessage
+from storage.reading.page_reader import PageReader
+from storage.reading.raw_reader import RawRead
+from storage.reading.reader_state import ReaderState
+from storage.reading.retention_filter import Visible, visible
+from storage.reading.snapshot_reader import (
+    Limits,
+    SnapshotReader,
+    limited,
+    messages,
+)
+from storage.reading.topic_reader import TopicReader
 
 
 class Topic:

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from fastapi import FastAPI
 
-from api.access import Access
-from api.settings import Settings
-from api.waiting import Pools
+from api.http.access import Access
+from api.http.thread_pools import Pools
+from api.settings.settings import Settings
 from storage.clock import Clock
 from tests.clocks import ManualClock
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from compactor.engine import Engine
+from compactor.engines.engine import Engine
 from storage.metadata import schema
 from storage.metadata.engine import SQLITE, Database
 from storage.objects.interface import ObjectStore
@@ -107,7 +107,7 @@ def spark_credentials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
 @pytest.fixture(scope="session")
 def spark_engine(tmp_path_factory: pytest.TempPathFactory, spark_credentials: Path) -> Iterator[Engine]:
     """Spark on two cores of this machine, shared by all tests."""
-    from compactor.spark import SparkEngine, SparkSettings, open_session
+    from compactor.engines.spark import SparkEngine, SparkSettings, open_session
 
     log_file = tmp_path_factory.mktemp("spark") / "spark.log"
     session = open_session(SparkSettings(log_file, "local[2]", "1g"))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from storage.steps import Step, observed
+from storage.failpoints import Step, observed
 
 
 class _Died(BaseException):

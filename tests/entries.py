@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from storage.entries.encode import encode_batch, encode_message
 from storage.ledger.rows import Codec
-from storage.log.encode import encode_batch, encode_message
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.workbench import content

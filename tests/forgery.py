@@ -18,13 +18,13 @@ from pyroaring import BitMap, BitMap64
 from sqlalchemy import update
 
 from storage.ledger import key_index, rows
-from storage.ledger.deleted import encode_deleted, read_deleted
+from storage.ledger.deletion_bitmap import encode_deleted, read_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import IndexDirectory, Records
 from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifest
 from storage.ledger.rows_file import RowsObject, RowsReader, RowsWriter
 from storage.ledger.sealing import Sealer
-from storage.metadata import mapping
+from storage.metadata import row_mapping
 from storage.metadata.records import CompactedLedgerRecord, IndexLocation, LedgerRecord
 from storage.metadata.tables import compacted_ledgers, ledgers
 from storage.model import MessageId, Position
@@ -94,7 +94,7 @@ class Forger:
     def change_record(self, **changes: Any) -> None:
         """Change the row of the compacted ledger."""
         record = replace(self.record, **changes)
-        values = mapping.compacted_ledger_values(self.topic.record.id, record)
+        values = row_mapping.compacted_ledger_values(self.topic.record.id, record)
         with self.bench.metadata.database.write() as connection:
             statement = update(compacted_ledgers).where(compacted_ledgers.c.ledger_id == self.record.ledger_id)
             connection.execute(statement.values(**values))
@@ -211,7 +211,7 @@ class Forger:
 
     def change_ledger(self, number: int, new: LedgerRecord) -> None:
         """Change a raw ledger's row."""
-        values = mapping.ledger_values(self.topic.record.id, new)
+        values = row_mapping.ledger_values(self.topic.record.id, new)
         with self.bench.metadata.database.write() as connection:
             statement = update(ledgers).where(ledgers.c.ledger_id == self.topic.snapshot().ledgers[number].ledger_id)
             connection.execute(statement.values(**values))

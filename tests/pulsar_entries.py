@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 
 from storage.checksums import crc32c
-from storage.log.entry import BROKER_MAGIC, MAGIC, U32, inspect
-from storage.log.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
-from storage.log.unpack import StoredEntry
+from storage.entries.decode import StoredEntry
+from storage.entries.entry import (
+    BROKER_MAGIC,
+    MAGIC,
+    U32,
+    inspect,
+)
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
 
 REAL_ENTRIES = Path(__file__).parents[1].parent / "shared" / "data" / "pulsar-entries.jsonl"
 PUBLISHED = 1_700_000_000_000

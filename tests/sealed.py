@@ -9,20 +9,30 @@ from itertools import count
 import numpy as np
 import pyarrow as pa
 
-from compactor import dirty
-from compactor.layout import lay_out
 from compactor.phase_one import run_range
 from compactor.phase_two import run_task
-from compactor.plan import BitmapResult, PartResult, Policies, RunPlan, ScanResult, Sizing, Source, located, promised
-from compactor.result import Decision, Made, check_objects
-from compactor.scan import run_scan
-from storage.bulk_append import to_rows
+from compactor.run import run_input
+from compactor.run.expiry_scan import run_scan
+from compactor.run.layout import lay_out
+from compactor.run.plan import (
+    BitmapResult,
+    PartResult,
+    Policies,
+    RunPlan,
+    ScanResult,
+    Sizing,
+    Source,
+    located,
+    promised,
+)
+from compactor.run.result import Decision, Made, check_objects
 from storage.ledger import rows
-from storage.ledger.deleted import alive, read_deleted
+from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest
 from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.ledger.sealing import Sealer
+from storage.log.bulk_append import to_rows
 from storage.metadata.records import CompactedLedgerRecord, LedgerRecord, StoredObject, TopicRecord, TopicSnapshot
 from storage.model import MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
@@ -104,7 +114,7 @@ def decide(
 ) -> Decision:
     """A run up to its layout, as two_phase.py does it; `merged`: so many levels, not as many as it would."""
     snapshot = snapshot_of(ledgers, previous)
-    plan = dirty.first_plan(
+    plan = run_input.first_plan(
         store.location,
         snapshot,
         previous,
@@ -115,11 +125,11 @@ def decide(
         cursor_floor,
         Rates(),
     )
-    reindexed = dirty.changes_order(previous, policies)
-    scans = dirty.scans(plan, previous, dirty.dirty_ledgers(snapshot, policies, now))
+    reindexed = run_input.changes_order(previous, policies)
+    scans = run_input.scans(plan, previous, run_input.dirty_ledgers(snapshot, policies, now))
     scanned: list[ScanResult] = [run_scan(plan, scan) for scan in scans]
-    plan = dirty.with_scans(plan, scanned, reindexed=reindexed) if scans else plan
-    plan = dirty.sized(plan, previous, sizing, reindexed=reindexed)
+    plan = run_input.with_scans(plan, scanned, reindexed=reindexed) if scans else plan
+    plan = run_input.sized(plan, previous, sizing, reindexed=reindexed)
     if merged is not None:
         plan = replace(plan, merged=min(merged, len(plan.levels)))
     ranges = [run_range(plan, number) for number in range(len(plan.ranges))]

@@ -10,12 +10,12 @@ from typing import Any
 import google_crc32c
 
 from storage.clock import Clock
+from storage.entries.decode import StoredEntry
 from storage.log.frames import SegmentHeader
 from storage.log.segment import FlushPolicy, SegmentFiles, WriterOptions
 from storage.log.segment_file import SegmentFile, as_it_is
 from storage.log.segment_reader import SegmentReader
 from storage.log.segment_writer import SegmentWriter
-from storage.log.unpack import StoredEntry
 from storage.metadata.records import SegmentContent
 from tests.clocks import ManualClock
 from tests.pulsar_entries import PUBLISHED, entry, metadata

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from api.app import make_app
 from api.service import Service, running
-from api.settings import Settings
-from compactor.engine import Engine, InProcess
-from compactor.policies import stored_policies
+from api.settings.settings import Settings
+from compactor.engines.engine import Engine, InProcess
+from compactor.run.options import stored_policies
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactorError
 from storage.model import TopicName

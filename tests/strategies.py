@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from storage.bulk_append import INPUT_SCHEMA
 from storage.ledger import rows
+from storage.log.bulk_append import INPUT_SCHEMA
 
 keys = st.sampled_from([b"", b"a", b"b", b"c", b"\x00", b"\xff\xfe", b"key-7"]) | st.binary(max_size=20)
 """Keys, the empty one among them (P10: it is a key like any other)."""

@@ -1,4 +1,4 @@
-"""A whole Compactor for tests: database, store, clock and engine, wired as `api/wiring.py` does it."""
+"""A whole Compactor for tests: database, store, clock and engine, wired as `api/components.py` does it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow as pa
 from sqlalchemy import insert
 
 from compactor.batch import Outcome
-from compactor.engine import Engine, InProcess
-from compactor.plan import Policies, Sizing
+from compactor.engines.engine import Engine, InProcess
+from compactor.run.plan import Policies, Sizing
 from compactor.two_phase import TwoPhaseCompactor
-from storage.bulk_append import INPUT_SCHEMA
 from storage.clock import Clock
 from storage.ledger.hashing import KeyHasher
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import policies

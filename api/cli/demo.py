@@ -21,8 +21,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from api.cli.talk import counted, say, size
-from api.settings import Settings
+from api.cli.kit.stderr import counted, say, size
+from api.settings.settings import Settings
 
 _DELETED_MODE = "000000"
 _HEADER = b"\x01"

@@ -11,28 +11,40 @@ from typing import Annotated
 
 import typer
 
-from api.cli import exit_codes
-from api.cli.compact_command import compact_topic
-from api.cli.compactions_commands import cancel_compaction, list_compactions, show_compaction
-from api.cli.config_command import show_settings
-from api.cli.cursor_commands import create_cursor, delete_cursor, list_cursors, reset_cursor, show_cursor
-from api.cli.gc_command import collect_garbage
-from api.cli.get_command import get_value
-from api.cli.import_command import import_files
-from api.cli.log_commands import dump_log, roll_topic, seal_segments
-from api.cli.policies_command import topic_policies
-from api.cli.produce_command import produce_messages
-from api.cli.program import run
-from api.cli.read_command import read_topic
-from api.cli.serve_command import serve
-from api.cli.service_commands import adopt_store, check_store, upgrade_database
-from api.cli.talk import say
-from api.cli.tokens_commands import create_key_pair, create_secret_key, create_token, show_token, validate_token
-from api.cli.topic_life_commands import create_topic, delete_topic, release_lease
-from api.cli.topics_commands import list_topics, show_stats
-from api.cli.trim_command import trim_topic
-from api.cli.verify_command import verify_topic
-from api.settings import Settings
+from api.cli.kit import exit_codes
+from api.cli.kit.program import run
+from api.cli.kit.stderr import say
+from api.cli.local.compact_command import compact_topic
+from api.cli.local.compactions_commands import cancel_compaction, list_compactions, show_compaction
+from api.cli.local.config_command import show_settings
+from api.cli.local.cursor_commands import (
+    create_cursor,
+    delete_cursor,
+    list_cursors,
+    reset_cursor,
+    show_cursor,
+)
+from api.cli.local.gc_command import collect_garbage
+from api.cli.local.get_command import get_value
+from api.cli.local.import_command import import_files
+from api.cli.local.log_commands import dump_log, roll_topic, seal_segments
+from api.cli.local.policies_command import topic_policies
+from api.cli.local.produce_command import produce_messages
+from api.cli.local.read_command import read_topic
+from api.cli.local.serve_command import serve
+from api.cli.local.service_commands import adopt_store, check_store, upgrade_database
+from api.cli.local.tokens_commands import (
+    create_key_pair,
+    create_secret_key,
+    create_token,
+    show_token,
+    validate_token,
+)
+from api.cli.local.topic_commands import create_topic, delete_topic, release_lease
+from api.cli.local.topics_commands import list_topics, show_stats
+from api.cli.local.trim_command import trim_topic
+from api.cli.local.verify_command import verify_topic
+from api.settings.settings import Settings
 
 GLOBAL_OPTIONS = ("--config", "--data", "--store", "--s3-endpoint", "--database", "--log", "--spark-master")
 GLOBAL_FLAGS = ("--debug",)

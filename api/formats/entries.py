@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 
 from api.formats.jsonl import Row, to_table
 from storage.clock import Clock
+from storage.entries.encode import encode_batch, encode_message
 from storage.errors import InvalidRecord
 from storage.ledger.rows import Codec
-from storage.log.encode import encode_batch, encode_message
 
 _WAITING_ROWS = 10_000
 

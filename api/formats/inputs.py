@@ -1,6 +1,6 @@
 """Input formats of `compactor import`: the one place to add one.
 
-A format turns a file into tables of `storage.bulk_append.INPUT_SCHEMA`, streaming, and raises InvalidRecord (file,
+A format turns a file into tables of `storage.log.bulk_append.INPUT_SCHEMA`, streaming, and raises InvalidRecord (file,
 line or row, reason) at the first thing it cannot take: nothing of such a file is kept.
 """
 

@@ -25,8 +25,8 @@ import msgspec
 import pyarrow as pa
 
 from api.formats.encoding import TextEncoding, to_bytes, to_text
-from storage.bulk_append import INPUT_SCHEMA
 from storage.errors import InvalidInput, InvalidRecord
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import Message
 
 if TYPE_CHECKING:

@@ -20,13 +20,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from api.formats.encoding import TextEncoding
-from storage.bulk_append import INPUT_SCHEMA
-from storage.chunks import ChunkAssembler, assembled
+from storage.entries.chunk_assembler import ChunkAssembler, assembled
 from storage.errors import InvalidInput, InvalidRecord, StorageFull
 from storage.ledger import rows
 from storage.ledger.rows import Slot
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import MessageId
-from storage.reader import row_messages
+from storage.reading.snapshot_reader import row_messages
 
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 32 << 20

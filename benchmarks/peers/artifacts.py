@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.contender import PeerFailed
-from compactor.java import find_java_home
+from compactor.engines.java import find_java_home
 from storage.errors import Misconfigured
 
 _SOURCES = Path(__file__).resolve().parent / "java"

@@ -51,8 +51,8 @@ class ThisJob:
         if messages.name in self._imported:
             self._imported[topic] = self._imported[messages.name]
             return
-        from api.settings import Settings
-        from api.wiring import open_components
+        from api.components import open_components
+        from api.settings.settings import Settings
         from benchmarks.importing import import_parquet
 
         with open_components(Settings(data=str(self.folder / "data"))) as components:
@@ -104,11 +104,11 @@ class ThisJob:
 
 def _serve(connection: Connection, folder: Path, threads: int) -> None:
     """In the child: answer each topic's name with a run on it, None with having forgotten that run."""
-    from api.settings import Settings
-    from api.wiring import open_components
+    from api.components import open_components
+    from api.settings.settings import Settings
     from benchmarks.this_job import ThisJob as Runs
     from benchmarks.this_job import Without
-    from compactor.spark import SparkEngine, SparkSettings, open_session
+    from compactor.engines.spark import SparkEngine, SparkSettings, open_session
     from storage.model import TopicName
     from storage.objects.local import LocalStore
 

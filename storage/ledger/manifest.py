@@ -7,7 +7,7 @@ Invariants, checked whenever one is made or read: parts ascend by offset and do 
 horizon (P2, W1); counts add up, and no part is without a live row. An empty list of parts is a valid compacted ledger.
 
 A run leaves most parts as they are: `deleted` of a part says which of its rows no longer count (storage/ledger/
-deleted.py). The key index is a list of levels, as in an LSM tree: each run adds one in front, and merges some.
+deletion_bitmap.py). The key index is a list of levels, as in an LSM tree: each run adds one in front, and merges some.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
+from storage.failpoints import Step, reached
 from storage.ledger import key_index, names, rows
 from storage.ledger.chunk_table import belonging, chunk_records
 from storage.ledger.hashing import KeyHasher
@@ -22,7 +23,6 @@ from storage.ledger.rows_file import RowsWriter
 from storage.metadata.records import IndexLocation, LedgerRecord
 from storage.model import MessageId
 from storage.objects.interface import ObjectStore
-from storage.steps import Step, reached
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
-from storage.log.entry import EntryHeader
 from storage.log.segment import Appended
 
 Answer = Appended | CompactorError

@@ -18,6 +18,7 @@ from functools import partial
 
 from storage.clock import Clock
 from storage.errors import Conflict, DataLoss, Fenced, Misconfigured, ObjectDamaged, ObjectMissing
+from storage.failpoints import Step, reached
 from storage.ledger import rows
 from storage.log.directory import LogDirectory
 from storage.log.frames import SegmentHeader
@@ -28,7 +29,6 @@ from storage.log.segment_writer import SegmentWriter
 from storage.log.unnamed import behind, header_in, set_aside
 from storage.metadata.records import Lease, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.steps import Step, reached
 
 ENTRY_PADDING = 10 << 10
 """What an entry may have besides `max.message.bytes`: its metadata (Pulsar's padding of a frame)."""
@@ -144,7 +144,7 @@ class TopicSegments:
     def damaged(self) -> int:
         """Close the segment that is open and damaged as it is, with all that it ever held; how many bytes it has.
 
-        So no offset is given again; what can be read of it is sealed by whoever accepts the loss (keeper.py).
+        So no offset is given again; what can be read of it is sealed by whoever accepts the loss (log_manager.py).
         """
         row = self._open_row()
         if row is None:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.errors import ObjectDamaged
-from storage.log.frame_walk import FrameWalk
+from storage.log.frame_reader import FrameWalk
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, read_header
+from storage.log.high_watermark import VisibleEnd
 from storage.log.segment import Inspect, SegmentTally
 from storage.log.sparse_index import IndexPointers, Place
-from storage.log.visible_end import VisibleEnd
 
 RESTORE = "restore the file from a backup, or accept the loss of what lies behind it (docs/operations.md)"
 

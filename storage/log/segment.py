@@ -3,7 +3,7 @@
 A segment is one file and two that help, in the folder of its topic, named by its first offset:
 
     <first offset, 20 digits>.log      header and frames (frames.py); all that counts
-    <first offset, 20 digits>.end      how far it is flushed and may be read (visible_end.py); made anew by recovery
+    <first offset, 20 digits>.end      how far it is flushed and may be read (high_watermark.py); made anew by recovery
     <first offset, 20 digits>.index    pointers to some frames (sparse_index.py); made anew by recovery
 
 Entry ids count from 0. Offsets are dense: an entry takes as many as its header says (entry.py), so one frame after the
@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage.entries.entry import EntryHeader
+from storage.entries.entry import inspect as inspect_entry
 from storage.errors import (
     CompactorError,
     InvalidInput,
@@ -29,8 +31,6 @@ from storage.errors import (
     StorageFull,
     Unavailable,
 )
-from storage.log.entry import EntryHeader
-from storage.log.entry import inspect as inspect_entry
 from storage.log.frames import LARGEST_ENTRY
 from storage.log.sparse_index import SPACING_BYTES
 from storage.metadata.records import SegmentContent

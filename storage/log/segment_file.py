@@ -25,18 +25,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
+from storage.entries.entry import EntryHeader
 from storage.errors import LeaseHeld
+from storage.failpoints import Step, reached
 from storage.log import recovery
 from storage.log.directory import sync_folder
-from storage.log.entry import EntryHeader
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, frame_head
+from storage.log.high_watermark import (
+    VisibleEnd,
+    VisibleEndWriter,
+    read_visible_end,
+    read_writing_process,
+)
 from storage.log.segment import SegmentFiles, WriterOptions, speaking_of
 from storage.log.unnamed import holds_data, set_aside
-from storage.log.visible_end import VisibleEnd, VisibleEndWriter, read_visible_end, read_writing_process
 from storage.metadata.records import SegmentContent
 from storage.model import MessageId
 from storage.private import file_mode, make_inside
-from storage.steps import Step, reached
 
 _BUFFERS = 1024
 """Buffers of one call (IOV_MAX on Linux)."""

@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from storage.entries.decode import StoredEntry
+from storage.entries.entry import EntryHeader
+from storage.entries.entry import inspect as inspect_entry
 from storage.errors import ObjectDamaged
-from storage.log.entry import EntryHeader
-from storage.log.entry import inspect as inspect_entry
-from storage.log.frame_walk import CHUNK_BYTES, FrameWalk
+from storage.log.frame_reader import CHUNK_BYTES, FrameWalk
 from storage.log.frames import HEADER_BYTES, SegmentHeader
+from storage.log.high_watermark import VisibleEnd, read_visible_end
 from storage.log.recovery import RESTORE, check_header
 from storage.log.segment import Inspect, SegmentFiles, speaking_of
 from storage.log.sparse_index import IndexFile, Place
-from storage.log.unpack import StoredEntry
-from storage.log.visible_end import VisibleEnd, read_visible_end
 from storage.model import MessageId, Position
 
 _log = logging.getLogger(__name__)

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Self
 
 from storage.clock import Clock
+from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
+from storage.failpoints import Step, reached
 from storage.ledger import rows
-from storage.log.entry import EntryHeader
 from storage.log.frames import FRAME_BYTES, SegmentHeader
 from storage.log.group_commit import Done, GroupCommit, Ticket, again, unusable
 from storage.log.segment import Appended, SegmentFiles, WriterOptions, as_ours, first_position
 from storage.log.segment_file import BeforeWrite, SegmentFile, as_it_is
 from storage.metadata.records import SegmentContent
-from storage.steps import Step, reached
 
 _DEFAULT = WriterOptions()
 _log = logging.getLogger(__name__)

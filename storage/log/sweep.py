@@ -19,13 +19,13 @@ from pathlib import Path
 
 from storage.clock import Clock
 from storage.errors import CompactorError, LeaseHeld, TopicNotFound
+from storage.failpoints import Step, reached
 from storage.log.directory import LogDirectory, sync_folder
 from storage.log.segment import SegmentFiles
 from storage.log.unnamed import files_set_aside, holds_data, segments_in, set_aside
 from storage.metadata.policy_store import namespace_scope
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.steps import Step, reached
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ from storage.errors import (
     TopicNotFound,
 )
 from storage.heartbeat import Heartbeat
-from storage.lease import OnHeld, writer_lease
 from storage.log.directory import LogDirectory
 from storage.log.group_commit import Done, again
+from storage.log.lease import OnHeld, writer_lease
+from storage.log.lease_renewer import LOOK_SECONDS, LogWatch
 from storage.log.open_segment import TopicSegments
 from storage.log.segment import Appended
 from storage.log.segment_writer import SegmentWriter
-from storage.log.watch import LOOK_SECONDS, LogWatch
 from storage.metadata.records import SegmentRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Set
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from storage.errors import Fenced
-from storage.metadata import mapping, topics
+from storage.metadata import row_mapping, topics
 from storage.metadata.liveness import beating
 from storage.metadata.records import Attempt, AttemptKind
 from storage.metadata.tables import attempts
@@ -48,7 +48,7 @@ def begin(connection: Connection, topic_id: int, kind: AttemptKind, holder: str,
 
 def find(connection: Connection, attempt_id: str) -> Attempt | None:
     row = connection.execute(select(attempts).where(attempts.c.attempt_id == attempt_id)).mappings().one_or_none()
-    return mapping.attempt(row) if row is not None else None
+    return row_mapping.attempt(row) if row is not None else None
 
 
 def heartbeat(connection: Connection, attempt_id: str, now: int) -> None:
@@ -89,7 +89,7 @@ def finish(connection: Connection, attempt_ids: Collection[str], now: int) -> No
 
 def of_topic(connection: Connection, topic_id: int) -> tuple[Attempt, ...]:
     """All that are known, finished or not, the oldest first."""
-    return tuple(mapping.attempt(row) for row in connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings())
+    return tuple(row_mapping.attempt(row) for row in connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings())
 
 
 def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) -> list[str]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, RowMapping, Select, bindparam, case, func, literal, select
 
-from storage.metadata import mapping, topics
-from storage.metadata.control_records import BacklogRecord
+from storage.metadata import row_mapping, topics
+from storage.metadata.compaction_state_records import BacklogRecord
 from storage.metadata.records import SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments
 from storage.metadata.tables import topics as topics_table
@@ -61,7 +61,7 @@ def page(connection: Connection, after: int, count: int) -> list[BacklogRecord]:
 def _of_rows(
     connection: Connection, rows: Iterable[RowMapping], statements: _Statements, these: Mapping[str, object]
 ) -> list[BacklogRecord]:
-    found = {row["id"]: BacklogRecord(mapping.topic(row)) for row in rows}
+    found = {row["id"]: BacklogRecord(row_mapping.topic(row)) for row in rows}
     for serving in connection.execute(statements.serving, these):
         horizon, clean = serving.horizon_offset, serving.logical_bytes
         found[serving.topic_id] = replace(found[serving.topic_id], horizon=horizon, clean_bytes=clean)
@@ -73,7 +73,7 @@ def _of_rows(
             found[sums.topic_id] = _with(found[sums.topic_id], sums, first=first)
     for segment in connection.execute(statements.opened, these).mappings():
         topic_id = segment["topic_id"]
-        found[topic_id] = replace(found[topic_id], open_segment=mapping.segment(segment))
+        found[topic_id] = replace(found[topic_id], open_segment=row_mapping.segment(segment))
     return list(found.values())
 
 

@@ -1,6 +1,6 @@
 """What a cursor has acknowledged: its mark-delete position and, above it, a row a stretch of offsets.
 
-A row is a Roaring bitmap (storage/acknowledged.py), at most 64 KiB. Its number is the stretch's, so the rows of a
+A row is a Roaring bitmap (storage/ack_ranges.py), at most 64 KiB. Its number is the stretch's, so the rows of a
 cursor are as many as the stretches in which something above mark-delete is acknowledged.
 
 Invariants: in one life of a cursor nothing that was acknowledged is lost. Owners may be several: what one writes is
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pyroaring import BitMap
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
-from storage.acknowledged import (
+from storage.ack_ranges import (
     STRETCH_BITS,
     STRETCH_OVERHEAD,
     decode,
@@ -31,7 +31,7 @@ from storage.acknowledged import (
     without_below,
 )
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectDamaged
-from storage.metadata import mapping
+from storage.metadata import row_mapping
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, TopicRecord
 from storage.metadata.tables import cursor_ranges, cursors
 from storage.model import Position
@@ -82,7 +82,7 @@ def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) 
     )
     if row is None:
         raise _gone(topic, name)
-    record = mapping.cursor(row)
+    record = row_mapping.cursor(row)
     taken: dict[int, BitMap] = {}
     left = max_bytes
     for number, stored in _pages(connection, topic.id, name, _mark(record)):
@@ -121,14 +121,14 @@ def merge(
             f"the cursor {name!r} of {topic.name} was reset, or deleted and made again, by somebody else",
             "open the cursor again and read from where it is now; what was not flushed is delivered again",
         )
-    stored = mapping.cursor(row)
+    stored = row_mapping.cursor(row)
     if mark_delete is None or mark_delete.offset <= _mark(stored):
         mark_delete = stored.mark_delete
     else:
         connection.execute(
             update(cursors)
             .where(cursors.c.topic_id == topic.id, cursors.c.name == name)
-            .values(**mapping.position_values("mark_delete", mark_delete))
+            .values(**row_mapping.position_values("mark_delete", mark_delete))
         )
     mark = mark_delete.offset if mark_delete else -1
     first = stretch_of(mark + 1)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from storage.errors import Conflict, InvalidInput, NotFound
-from storage.metadata import cursor_ranges, mapping, topics
+from storage.metadata import cursor_ranges, row_mapping, topics
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
@@ -71,7 +71,7 @@ def create_at(connection: Connection, topic_id: int, new: CursorRecord) -> Curso
 
 def find(connection: Connection, topic_id: int, name: str) -> CursorRecord | None:
     row = connection.execute(_FIND, {"topic": topic_id, "name": name}).mappings().one_or_none()
-    return mapping.cursor(row) if row is not None else None
+    return row_mapping.cursor(row) if row is not None else None
 
 
 def get(connection: Connection, topic: TopicRecord, name: str) -> CursorRecord:
@@ -85,7 +85,7 @@ def get(connection: Connection, topic: TopicRecord, name: str) -> CursorRecord:
 def of_topic(connection: Connection, topic_id: int) -> list[CursorRecord]:
     """By name, in the order of code points."""
     found = connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings()
-    return sorted((mapping.cursor(row) for row in found), key=lambda cursor: cursor.name)
+    return sorted((row_mapping.cursor(row) for row in found), key=lambda cursor: cursor.name)
 
 
 def reset(connection: Connection, topic_id: int, name: str, position: Position | None) -> CursorRecord:
@@ -101,7 +101,7 @@ def reset(connection: Connection, topic_id: int, name: str, position: Position |
         )
     cursor = get(connection, topic, name)
     life = cursor_ranges.new_life()
-    _update(connection, topic_id, name, **mapping.position_values("mark_delete", position), life=life)
+    _update(connection, topic_id, name, **row_mapping.position_values("mark_delete", position), life=life)
     cursor_ranges.clear(connection, topic_id, name)
     return CursorRecord(name, position, cursor.properties)
 
@@ -172,7 +172,7 @@ def compacted_floor(connection: Connection, topic_id: int) -> int | None:
 def serving_compacted(connection: Connection, topic_id: int) -> CompactedLedgerRecord | None:
     """The compacted ledger that compacted reads use now."""
     row = connection.execute(_SERVING, {"topic": topic_id}).mappings().one_or_none()
-    return mapping.compacted_ledger(row) if row is not None else None
+    return row_mapping.compacted_ledger(row) if row is not None else None
 
 
 def retire_compacted(connection: Connection, topic_id: int, now: int) -> None:
@@ -191,7 +191,7 @@ def move_horizon(connection: Connection, topic_id: int, horizon: Position, compa
         connection,
         topic_id,
         COMPACTION_CURSOR,
-        **mapping.position_values("mark_delete", horizon),
+        **row_mapping.position_values("mark_delete", horizon),
         properties={**cursor.properties, COMPACTED_LEDGER_PROPERTY: str(compacted_ledger_id)},
     )
 
@@ -201,7 +201,7 @@ def _update(connection: Connection, topic_id: int, name: str, **values: object) 
 
 
 def _insert(connection: Connection, topic_id: int, new: CursorRecord) -> CursorRecord:
-    position = mapping.position_values("mark_delete", new.mark_delete)
+    position = row_mapping.position_values("mark_delete", new.mark_delete)
     values = {**position, "properties": dict(new.properties), "life": cursor_ranges.new_life()}
     connection.execute(insert(cursors).values(topic_id=topic_id, name=new.name, **values))
     return new

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, RowMapping, select, update
 
 from storage.errors import Fenced, LeaseHeld
 from storage.metadata import services, topics
-from storage.metadata.control_records import SERVICE_DEAD_MS
+from storage.metadata.compaction_state_records import SERVICE_DEAD_MS
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.records import Lease
 from storage.metadata.tables import leases

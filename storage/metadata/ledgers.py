@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from storage.errors import Conflict
-from storage.metadata import attempts, leases, mapping, topics
+from storage.metadata import attempts, leases, row_mapping, topics
 from storage.metadata.invariants import check_append
 from storage.metadata.records import Lease, LedgerRecord, SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments, sequences
@@ -69,11 +69,11 @@ def append(connection: Connection, lease: Lease, new: Sequence[LedgerRecord], no
     open_row = connection.execute(
         select(segments).where(segments.c.topic_id == topic.id, segments.c.state == SegmentState.OPEN.value)
     ).mappings()
-    open_segment = next((mapping.segment(row) for row in open_row), None)
+    open_segment = next((row_mapping.segment(row) for row in open_row), None)
     check_append(topic, last_id(connection, topic.id), open_segment, new)
     attempt_ids = {ledger.attempt_id for ledger in new}
     attempts.check_open(connection, attempt_ids)
-    connection.execute(insert(ledgers), [mapping.ledger_values(topic.id, ledger) for ledger in new])
+    connection.execute(insert(ledgers), [row_mapping.ledger_values(topic.id, ledger) for ledger in new])
     connection.execute(
         update(topics_table).where(topics_table.c.id == topic.id).values(next_offset=new[-1].last_offset + 1)
     )
@@ -102,4 +102,4 @@ def of_topic(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
 
 def with_trimmed(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
     """Also those that are trimmed and not forgotten, in the order of offsets."""
-    return tuple(mapping.ledger(row) for row in connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings())
+    return tuple(row_mapping.ledger(row) for row in connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from sqlalchemy import Connection
 
 from storage.clock import Clock
+from storage.failpoints import Step, reached
 from storage.metadata import leases, ledgers, sealing, segments, topics, trimming
 from storage.metadata.engine import Database
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
@@ -26,7 +27,6 @@ from storage.metadata.records import (
     TopicRecord,
     TopicTail,
 )
-from storage.steps import Step, reached
 
 
 class LogStore:

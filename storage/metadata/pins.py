@@ -16,7 +16,7 @@ import uuid
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select, update
 
 from storage.errors import Fenced
-from storage.metadata import cursors, mapping, topics
+from storage.metadata import cursors, row_mapping, topics
 from storage.metadata.liveness import PIN_TTL_MS, expiring
 from storage.metadata.records import CompactedLedgerRecord, Pin
 from storage.metadata.tables import compacted_ledgers, pins
@@ -44,7 +44,7 @@ def take(
     # Readers that died leave rows; whoever makes rows sweeps them, so they are never more than there are readers.
     connection.execute(delete(pins).where(pins.c.topic_id == topic_id, ~_alive(now)))
     pin = Pin(uuid.uuid4().hex, topic_id, pinned.ledger_id, holder, now + ttl_ms)
-    connection.execute(insert(pins).values(**mapping.pin_values(pin)))
+    connection.execute(insert(pins).values(**row_mapping.pin_values(pin)))
     return pin
 
 
@@ -64,7 +64,7 @@ def renew(connection: Connection, pin: Pin, ttl_ms: int, now: int) -> Pin:
     renewed = Pin(pin.pin_id, pin.topic_id, pin.ledger_id, pin.holder, now + ttl_ms)
     changed = connection.execute(update(pins).where(pins.c.pin_id == pin.pin_id).values(expires_at=renewed.expires_at))
     if changed.rowcount == 0:  # it had expired and was swept
-        connection.execute(insert(pins).values(**mapping.pin_values(renewed)))
+        connection.execute(insert(pins).values(**row_mapping.pin_values(renewed)))
     return renewed
 
 
@@ -76,12 +76,12 @@ def release(connection: Connection, pin: Pin) -> None:
 def live(connection: Connection, topic_id: int, now: int) -> tuple[Pin, ...]:
     """The pins that hold a compacted ledger at this moment, in no order that means anything."""
     statement = select(pins).where(pins.c.topic_id == topic_id, _alive(now)).order_by(pins.c.pin_id)
-    return tuple(mapping.pin(row) for row in connection.execute(statement).mappings())
+    return tuple(row_mapping.pin(row) for row in connection.execute(statement).mappings())
 
 
 def kept(connection: Connection, topic_id: int) -> tuple[CompactedLedgerRecord, ...]:
     """All compacted ledgers whose rows exist: the one that serves and the retired ones, by generation."""
-    return tuple(mapping.compacted_ledger(row) for row in connection.execute(_KEPT, {"topic": topic_id}).mappings())
+    return tuple(row_mapping.compacted_ledger(row) for row in connection.execute(_KEPT, {"topic": topic_id}).mappings())
 
 
 def collect(connection: Connection, topic_id: int, ledger_id: int, grace_ms: int, now: int) -> bool:
@@ -111,4 +111,4 @@ def _find(connection: Connection, topic_id: int, ledger_id: int) -> CompactedLed
         compacted_ledgers.c.topic_id == topic_id, compacted_ledgers.c.ledger_id == ledger_id
     )
     row = connection.execute(statement).mappings().one_or_none()
-    return mapping.compacted_ledger(row) if row is not None else None
+    return row_mapping.compacted_ledger(row) if row is not None else None

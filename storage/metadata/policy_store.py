@@ -2,7 +2,7 @@
 
 Scopes: the broker, a namespace, a topic's life (its uid, so a topic made again begins without). What is set is
 checked here and kept as JSON under the policy's own name; how a topic's policies are resolved is said in
-storage/policy_resolution.py. Below them all are the broker's defaults, which the settings file of a process says and
+storage/options/resolution.py. Below them all are the broker's defaults, which the settings file of a process says and
 SQL never holds; processes with different files see different ones.
 
 Whether compaction is enabled for a topic follows from all of them (Resolved.compaction_enabled). Who makes a topic, or
@@ -24,7 +24,6 @@ from types import MappingProxyType
 from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from storage import policies
 from storage.errors import TopicNotFound
 from storage.metadata import cursors, topics
 from storage.metadata.engine import Database
@@ -32,8 +31,9 @@ from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.tables import policies as policies_table
 from storage.metadata.tables import topics as topics_table
 from storage.model import TopicName
-from storage.policies import TopicPolicies, Unreadable
-from storage.policy_resolution import Resolved, resolve
+from storage.options import policies
+from storage.options.policies import TopicPolicies, Unreadable
+from storage.options.resolution import Resolved, resolve
 
 BROKER = "broker"
 _NAMESPACE = "namespace:"

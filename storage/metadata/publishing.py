@@ -13,13 +13,20 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, insert, update
 
 from storage.errors import Fenced
-from storage.metadata import attempts, control, cursors, mapping, runs, topics
-from storage.metadata.control_records import Retry
+from storage.failpoints import Step, reached
+from storage.metadata import (
+    attempts,
+    compaction_state,
+    cursors,
+    row_mapping,
+    runs,
+    topics,
+)
+from storage.metadata.compaction_state_records import Retry
 from storage.metadata.invariants import RERUN, check_publish
 from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, RunRecord
 from storage.metadata.tables import compacted_ledgers
 from storage.metadata.tables import topics as topics_table
-from storage.steps import Step, reached
 
 
 def publish(
@@ -43,12 +50,12 @@ def publish(
         raise Fenced(f"generation or epoch of {topic.name} moved while run {run.run_id} published", RERUN)
 
     cursors.retire_compacted(connection, topic.id, now)
-    connection.execute(insert(compacted_ledgers).values(**mapping.compacted_ledger_values(topic.id, compacted)))
+    connection.execute(insert(compacted_ledgers).values(**row_mapping.compacted_ledger_values(topic.id, compacted)))
     cursors.move_horizon(connection, topic.id, compacted.horizon, compacted.ledger_id)
     runs.succeed(connection, found, compacted.ledger_id, statistics, now)
     if retry is not None:
         told = runs.storable(retry.error)
-        control.put(connection, topic.id, failures=1, retry_at=retry.at, last_error=told)
+        compaction_state.put(connection, topic.id, failures=1, retry_at=retry.at, last_error=told)
     reached(Step.PUBLISH_INSIDE_TRANSACTION)
     return runs.get(connection, run.run_id)
 

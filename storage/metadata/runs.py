@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from sqlalchemy import Connection, Select, bindparam, insert, select, update
 
 from storage.errors import CompactionRunning, Conflict, NotFound
-from storage.metadata import attempts, control, mapping, topics
+from storage.metadata import attempts, compaction_state, row_mapping, topics
 from storage.metadata.invariants import check_run_is_current
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import is_alive
@@ -43,7 +43,7 @@ def claim(
     Raises CompactionRunning (S4), CompactionPaused (S5), Fenced for a request that is gone, TopicNotFound.
     """
     topic = topics.locked(connection, topic_id)
-    cause = control.take_request(connection, topic, requested, now, heartbeat_ttl_ms)
+    cause = compaction_state.take_request(connection, topic, requested, now, heartbeat_ttl_ms)
     running = _find(connection, select(runs).where(runs.c.topic_id == topic_id, runs.c.state == RunState.RUNNING.value))
     if running is not None:
         if is_alive(running.holder, running.heartbeat_at, heartbeat_ttl_ms, now):
@@ -101,7 +101,7 @@ def progress(
     if phase is not None:
         values["phase"] = phase
     if horizon is not None:
-        values |= mapping.position_values("horizon", horizon)
+        values |= row_mapping.position_values("horizon", horizon)
     if statistics is not None:
         values["statistics"] = dict(statistics)
     connection.execute(update(runs).where(runs.c.run_id == run.run_id).values(**values))
@@ -136,7 +136,7 @@ def fail(connection: Connection, run: RunRecord, error: str, now: int) -> RunRec
     Only its worker says this, when it has stopped.
     """
     topics.locked(connection, run.topic_id)
-    control.ended(connection, run.topic_id, run.run_id)
+    compaction_state.ended(connection, run.topic_id, run.run_id)
     found = get(connection, run.run_id)
     if found.state is not RunState.RUNNING:
         return found
@@ -168,7 +168,7 @@ def give_up(connection: Connection, attempt_ids: Collection[str], now: int) -> N
     """
     dying = (runs.c.attempt_id.in_(attempt_ids), runs.c.state == RunState.RUNNING.value)
     for topic_id in connection.execute(select(runs.c.topic_id).where(*dying, runs.c.cause != "")).scalars().all():
-        control.request_again(connection, topic_id, "garbage collection", now)
+        compaction_state.request_again(connection, topic_id, "garbage collection", now)
     connection.execute(
         update(runs)
         .where(*dying)
@@ -207,12 +207,12 @@ def get(connection: Connection, run_id: int) -> RunRecord:
 
 def last(connection: Connection, topic_id: int) -> RunRecord | None:
     row = connection.execute(_LAST, {"topic": topic_id}).mappings().one_or_none()
-    return mapping.run(row) if row is not None else None
+    return row_mapping.run(row) if row is not None else None
 
 
 def of_topic(connection: Connection, topic_id: int, limit: int) -> list[RunRecord]:
     """The newest first."""
-    return [mapping.run(row) for row in connection.execute(_newest_first(topic_id).limit(limit)).mappings()]
+    return [row_mapping.run(row) for row in connection.execute(_newest_first(topic_id).limit(limit)).mappings()]
 
 
 def has_written(connection: Connection, topic_id: int, compacted_ledger_id: int) -> bool:
@@ -233,7 +233,7 @@ def of_all_topics(
     if state is not None:
         statement = statement.where(runs.c.state == state.value)
     found = connection.execute(statement.order_by(runs.c.run_id.desc()).limit(limit)).mappings()
-    return [(TopicName.parse(row["topic_name"]), mapping.run(row)) for row in found]
+    return [(TopicName.parse(row["topic_name"]), row_mapping.run(row)) for row in found]
 
 
 def by_attempt(connection: Connection, attempt_id: str) -> RunRecord | None:
@@ -243,7 +243,7 @@ def by_attempt(connection: Connection, attempt_id: str) -> RunRecord | None:
 def _end(connection: Connection, run: RunRecord, state: RunState, now: int, **values: object) -> None:
     attempts.finish(connection, [run.attempt_id], now)
     if state is RunState.SUCCESS:
-        control.cleared(connection, run.topic_id)
+        compaction_state.cleared(connection, run.topic_id)
     connection.execute(
         update(runs).where(runs.c.run_id == run.run_id).values(state=state.value, finished_at=now, **values)
     )
@@ -255,7 +255,7 @@ def _newest_first(topic_id: int) -> Select[tuple[object, ...]]:
 
 def _find(connection: Connection, statement: Select[tuple[object, ...]]) -> RunRecord | None:
     row = connection.execute(statement).mappings().one_or_none()
-    return mapping.run(row) if row is not None else None
+    return row_mapping.run(row) if row is not None else None
 
 
 def storable(error: str) -> str:

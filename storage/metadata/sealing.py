@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from storage.metadata import attempts, mapping, segments, topics
+from storage.metadata import attempts, row_mapping, segments, topics
 from storage.metadata.invariants import check_seal
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import (
@@ -102,7 +102,7 @@ def seal(connection: Connection, attempt: Attempt, ledger: LedgerRecord, now: in
     topic = topics.locked(connection, attempt.topic_id)
     attempts.check_open(connection, [attempt.attempt_id])
     check_seal(topic, attempt, segments.find(connection, topic.id, ledger.ledger_id), ledger)
-    connection.execute(insert(ledgers).values(**mapping.ledger_values(topic.id, ledger)))
+    connection.execute(insert(ledgers).values(**row_mapping.ledger_values(topic.id, ledger)))
     connection.execute(
         update(segments_table)
         .where(segments_table.c.ledger_id == ledger.ledger_id)
@@ -141,8 +141,8 @@ def files(
         statement = statement.where(segments_table.c.topic_id == topic_id)
     rows = connection.execute(statement).mappings().all()
     having = select(topics_table).where(topics_table.c.id.in_({row["topic_id"] for row in rows}))
-    by_id = {row["id"]: mapping.topic(row) for row in connection.execute(having).mappings()}
-    return [(by_id[row["topic_id"]], mapping.segment(row)) for row in rows]
+    by_id = {row["id"]: row_mapping.topic(row) for row in connection.execute(having).mappings()}
+    return [(by_id[row["topic_id"]], row_mapping.segment(row)) for row in rows]
 
 
 def forget(connection: Connection, topic_id: int, ledger_id: int) -> None:
@@ -163,7 +163,7 @@ def _open_claims(connection: Connection, rolled: tuple[SegmentRecord, ...]) -> d
     claimed = {one.sealing_attempt_id for one in rolled if one.sealing_attempt_id is not None}
     open_ones = attempts.lock_open(connection, claimed)
     found = connection.execute(select(attempts_table).where(attempts_table.c.attempt_id.in_(open_ones))).mappings()
-    return {row["attempt_id"]: mapping.attempt(row) for row in found}
+    return {row["attempt_id"]: row_mapping.attempt(row) for row in found}
 
 
 def _tries(segment: SegmentRecord, claims: Mapping[str, Attempt]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
 
 from storage.errors import Fenced
-from storage.metadata import leases, ledgers, mapping, topics
+from storage.metadata import leases, ledgers, row_mapping, topics
 from storage.metadata.attempts import AT_ONCE
 from storage.metadata.invariants import check_open_segment, check_roll
 from storage.metadata.liveness import LEASE_TTL_MS, expiring
@@ -37,7 +37,7 @@ def open_(connection: Connection, lease: Lease, new: SegmentRecord) -> None:
     leases.check(connection, lease)
     topic = topics.locked(connection, lease.topic_id)
     check_open_segment(topic, ledgers.last_id(connection, topic.id), open_of(connection, topic.id), new)
-    connection.execute(insert(segments).values(**mapping.segment_values(topic.id, new)))
+    connection.execute(insert(segments).values(**row_mapping.segment_values(topic.id, new)))
 
 
 def take_up(connection: Connection, lease: Lease, lost: SegmentRecord) -> None:
@@ -76,7 +76,7 @@ def roll(connection: Connection, lease: Lease, ledger_id: int, content: SegmentC
     connection.execute(
         update(segments)
         .where(segments.c.ledger_id == ledger_id)
-        .values(state=SegmentState.ROLLED.value, rolled_at=now, **mapping.content_values(content))
+        .values(state=SegmentState.ROLLED.value, rolled_at=now, **row_mapping.content_values(content))
     )
     connection.execute(
         update(topics_table)
@@ -140,9 +140,9 @@ def tails(connection: Connection, topic_ids: Sequence[int]) -> list[TopicTail]:
     for first in range(0, len(topic_ids), AT_ONCE):
         ids = topic_ids[first : first + AT_ONCE]
         opened = select(segments).where(segments.c.state == SegmentState.OPEN.value, segments.c.topic_id.in_(ids))
-        of_topic = {row["topic_id"]: mapping.segment(row) for row in connection.execute(opened).mappings()}
+        of_topic = {row["topic_id"]: row_mapping.segment(row) for row in connection.execute(opened).mappings()}
         there = select(topics_table).where(topics_table.c.id.in_(ids))
-        records = (mapping.topic(row) for row in connection.execute(there).mappings())
+        records = (row_mapping.topic(row) for row in connection.execute(there).mappings())
         found += [TopicTail(one, of_topic.get(one.id)) for one in records]
     return found
 
@@ -150,7 +150,7 @@ def tails(connection: Connection, topic_ids: Sequence[int]) -> list[TopicTail]:
 def find(connection: Connection, topic_id: int, ledger_id: int) -> SegmentRecord | None:
     statement = select(segments).where(segments.c.topic_id == topic_id, segments.c.ledger_id == ledger_id)
     row = connection.execute(statement).mappings().one_or_none()
-    return mapping.segment(row) if row is not None else None
+    return row_mapping.segment(row) if row is not None else None
 
 
 def open_of(connection: Connection, topic_id: int) -> SegmentRecord | None:
@@ -163,7 +163,7 @@ def of_topic(
 ) -> tuple[SegmentRecord, ...]:
     """The topic's segments in those states, in the order of offsets."""
     wanted = {"topic": topic_id, "states": [state.value for state in states]}
-    return tuple(mapping.segment(row) for row in connection.execute(_OF_TOPIC, wanted).mappings())
+    return tuple(row_mapping.segment(row) for row in connection.execute(_OF_TOPIC, wanted).mappings())
 
 
 def topics_with(
@@ -225,12 +225,12 @@ def open_without_writer(
     owners = select(topics_table).where(
         topics_table.c.id.in_(statement.with_only_columns(segments.c.topic_id).order_by(None))
     )
-    by_id = {row["id"]: mapping.topic(row) for row in connection.execute(owners).mappings()}
-    return [(by_id[row["topic_id"]], mapping.segment(row)) for row in rows if row["topic_id"] in by_id]
+    by_id = {row["id"]: row_mapping.topic(row) for row in connection.execute(owners).mappings()}
+    return [(by_id[row["topic_id"]], row_mapping.segment(row)) for row in rows if row["topic_id"] in by_id]
 
 
 def _by_name(connection: Connection, statement: Select[Any]) -> list[TopicRecord]:
-    found = [mapping.topic(row) for row in connection.execute(statement).mappings()]
+    found = [row_mapping.topic(row) for row in connection.execute(statement).mappings()]
     return sorted(found, key=lambda topic: str(topic.name))
 
 

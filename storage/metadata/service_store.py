@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from storage.clock import Clock
 from storage.metadata import services
-from storage.metadata.control_records import SERVICE_DEAD_MS, ServiceRecord
+from storage.metadata.compaction_state_records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.engine import Database
 from storage.owner import same_process
 

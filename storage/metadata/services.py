@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import Fenced
-from storage.metadata.control_records import ServiceRecord
+from storage.metadata.compaction_state_records import ServiceRecord
 from storage.metadata.liveness import beating, is_held
 from storage.metadata.tables import leadership, services
 from storage.owner import is_dead

@@ -12,7 +12,14 @@ from functools import lru_cache
 
 from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, select
 
-from storage.metadata import cursor_ranges, cursors, mapping, segments, tenancy_topics, topics
+from storage.metadata import (
+    cursor_ranges,
+    cursors,
+    row_mapping,
+    segments,
+    tenancy_topics,
+    topics,
+)
 from storage.metadata.records import (
     CompactedLedgerRecord,
     CursorRecord,
@@ -199,6 +206,6 @@ _LAST_RUNS = select(runs).where(runs.c.run_id.in_(_SUCCEEDED.union_all(_FAILED))
 
 
 def _last_runs(connection: Connection, topic_id: int) -> tuple[RunRecord | None, RunRecord | None]:
-    found = [mapping.run(row) for row in connection.execute(_LAST_RUNS, {"topic": topic_id}).mappings()]
+    found = [row_mapping.run(row) for row in connection.execute(_LAST_RUNS, {"topic": topic_id}).mappings()]
     succeeded = next((one for one in found if one.state is RunState.SUCCESS), None)
     return succeeded, next((one for one in found if one.state is not RunState.SUCCESS), None)

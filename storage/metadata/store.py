@@ -18,15 +18,16 @@ from types import MappingProxyType
 from sqlalchemy import URL, Connection
 
 from storage.clock import Clock
+from storage.failpoints import Step, reached
 from storage.metadata import (
     attempts,
     cursors,
     heartbeats,
     leases,
     ledgers,
-    mapping,
     pins,
     publishing,
+    row_mapping,
     runs,
     schema,
     services,
@@ -35,8 +36,8 @@ from storage.metadata import (
     topics,
     trimming,
 )
-from storage.metadata.control_records import RUN_DEAD_MS, Retry
-from storage.metadata.control_store import ControlStore
+from storage.metadata.compaction_state_records import RUN_DEAD_MS, Retry
+from storage.metadata.compaction_state_store import ControlStore
 from storage.metadata.cursor_store import CursorStore
 from storage.metadata.engine import Database
 from storage.metadata.log_store import LogStore
@@ -62,7 +63,6 @@ from storage.metadata.stats_store import StatsStore
 from storage.metadata.store_binding import StoreBinding
 from storage.metadata.tenancy_store import TenancyStore
 from storage.model import Position, TopicName
-from storage.steps import Step, reached
 
 
 class MetadataStore:
@@ -134,7 +134,7 @@ class MetadataStore:
         after = -1
         while True:
             with self.database.read() as connection:
-                page = [mapping.topic(row) for row in topics.page_rows(connection, after, count)]
+                page = [row_mapping.topic(row) for row in topics.page_rows(connection, after, count)]
             if not page:
                 return
             yield page

@@ -9,7 +9,7 @@ Invariants that the database itself keeps, whatever the code above it does:
 
 `migrations/versions` makes the same tables; `tests/migration` fails if the two differ. Nobody calls `create_all`.
 Times are milliseconds since the Unix epoch, sizes are bytes: all of them 64-bit. A message id takes four columns, a
-position five; `mapping.py` knows their names.
+position five; `row_mapping.py` knows their names.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from sqlalchemy import Connection
 
 from storage.clock import Clock
+from storage.failpoints import Step, reached
 from storage.metadata import tenancy, tenancy_partitions, tenancy_topics, topic_deletion, topics
 from storage.metadata.engine import Database
 from storage.metadata.records import TopicRecord
 from storage.metadata.tenancy_records import DeletedTopic, NamespaceRecord, PartitionedTopic, TenantRecord
 from storage.model import TopicName
-from storage.steps import Step, reached
 
 
 class TenancyStore:

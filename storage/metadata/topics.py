@@ -20,7 +20,7 @@ from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, 
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import InvalidInput, TopicNotFound
-from storage.metadata import mapping
+from storage.metadata import row_mapping
 from storage.metadata.records import TopicRecord, TopicSummary
 from storage.metadata.tables import compacted_ledgers, deleted_topics, leases, ledgers, topics
 from storage.model import DOMAIN, TopicName
@@ -62,7 +62,7 @@ def create(connection: Connection, name: TopicName, now: int) -> TopicRecord:
 
 def find(connection: Connection, name: TopicName) -> TopicRecord | None:
     row = connection.execute(_BY_NAME, {"topic_name": str(name)}).mappings().one_or_none()
-    return mapping.topic(row) if row is not None else None
+    return row_mapping.topic(row) if row is not None else None
 
 
 def ids_of(connection: Connection, names: Collection[TopicName]) -> list[int]:
@@ -101,7 +101,7 @@ def kept(connection: Connection, topic_id: int) -> TopicRecord:
 def all_locked(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
     """Those of the topics that there are, by id, each `locked`: for a change of several in one transaction."""
     statement = _of_ids(topic_ids).with_for_update(key_share=True)
-    return [mapping.topic(row) for row in connection.execute(statement).mappings()]
+    return [row_mapping.topic(row) for row in connection.execute(statement).mappings()]
 
 
 def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
@@ -109,7 +109,7 @@ def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[Top
     deleting them.
     """
     statement = _of_ids(topic_ids).with_for_update()
-    return [mapping.topic(row) for row in connection.execute(statement).mappings()]
+    return [row_mapping.topic(row) for row in connection.execute(statement).mappings()]
 
 
 def lock_if_there(connection: Connection, topic_id: int) -> bool:
@@ -119,7 +119,7 @@ def lock_if_there(connection: Connection, topic_id: int) -> bool:
 
 def list_all(connection: Connection) -> list[TopicRecord]:
     """By name, in the order of code points: databases sort text each in their own way."""
-    found = [mapping.topic(row) for row in connection.execute(select(topics)).mappings()]
+    found = [row_mapping.topic(row) for row in connection.execute(select(topics)).mappings()]
     return sorted(found, key=lambda topic: str(topic.name))
 
 
@@ -133,7 +133,7 @@ def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
     """The topics of `tenant/namespace`, by name; none is no error. Raises InvalidInput for anything else."""
     tenant, local = parse_namespace(namespace)
     like = topics.c.name.startswith(f"{DOMAIN}://{namespace}/", autoescape=True)
-    found = [mapping.topic(row) for row in connection.execute(select(topics).where(like)).mappings()]
+    found = [row_mapping.topic(row) for row in connection.execute(select(topics).where(like)).mappings()]
     # Again here: SQLite's LIKE does not tell large letters from small ones.
     ours = [topic for topic in found if (topic.name.tenant, topic.name.namespace) == (tenant, local)]
     return sorted(ours, key=lambda topic: str(topic.name))
@@ -190,7 +190,7 @@ def _one(connection: Connection, statement: Select[tuple[object, ...]], topic_id
     row = connection.execute(statement, {"topic": topic_id}).mappings().one_or_none()
     if row is None:
         raise _gone(connection, topic_id)
-    return mapping.topic(row)
+    return row_mapping.topic(row)
 
 
 def _gone(connection: Connection, topic_id: int) -> TopicNotFound:

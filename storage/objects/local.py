@@ -35,6 +35,7 @@ from storage.errors import (
     StorageFull,
     Unavailable,
 )
+from storage.failpoints import Step, reached
 from storage.objects.interface import (
     ObjectInfo,
     ObjectStore,
@@ -45,7 +46,6 @@ from storage.objects.interface import (
 )
 from storage.objects.probe import ProbeReport, probe
 from storage.private import file_mode, make_inside, make_private
-from storage.steps import Step, reached
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -30,6 +30,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, Inc
 
 from storage.clock import Clock, SystemClock
 from storage.errors import Misconfigured, ObjectDamaged, Unavailable
+from storage.failpoints import Step, reached
 from storage.objects.interface import (
     ObjectInfo,
     ObjectStore,
@@ -41,7 +42,6 @@ from storage.objects.interface import (
 from storage.objects.probe import LARGE_BODY_BYTES, ProbeReport, probe
 from storage.objects.s3_errors import code_of, is_ambiguous, status_of, translate
 from storage.objects.s3_writer import S3Writer
-from storage.steps import Step, reached
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import BotoCoreError, ClientError
 
 from storage.errors import InvalidInput, StorageFull, Unavailable
+from storage.failpoints import Step, reached
 from storage.objects.interface import ObjectWriter
 from storage.objects.s3_errors import code_of
-from storage.steps import Step, reached
 
 if TYPE_CHECKING:
     from storage.objects.s3 import S3Store

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from api.settings import Settings
-from api.wiring import open_for_writing
-from compactor.engine import Failed
-from compactor.plan import Sizing
-from compactor.spark import SparkEngine, SparkSettings, open_session
+from api.components import open_for_writing
+from api.settings.settings import Settings
+from compactor.engines.engine import Failed
+from compactor.engines.spark import SparkEngine, SparkSettings, open_session
+from compactor.run.plan import Sizing
 from storage.model import TopicName
 from storage.objects.interface import StoreLocation
 from storage.objects.s3 import S3Store

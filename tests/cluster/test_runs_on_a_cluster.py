@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from compactor import reference
-from compactor.engine import InProcess
+from compactor.engines.engine import InProcess
 from storage.clock import SystemClock
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest

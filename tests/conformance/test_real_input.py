@@ -18,7 +18,7 @@ import pytest
 
 from api.formats.encoding import TextEncoding
 from api.formats.jsonl import read_jsonl
-from compactor.engine import Engine
+from compactor.engines.engine import Engine
 from storage.clock import SystemClock
 from storage.metadata.store import MetadataStore
 from storage.model import Message
@@ -102,7 +102,7 @@ def logical_bytes(table: pa.Table) -> int:
 
 
 def count_ledgers(tables: list[pa.Table], ledger_bytes: int) -> int:
-    from storage.bulk_append import cut_ledgers
+    from storage.log.bulk_append import cut_ledgers
 
     return sum(1 for _ in cut_ledgers(tables, ledger_bytes))
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from compactor.dirtiness import dirtiest_first, dirty_ratio, is_due, ratio
-from compactor.layout import lay_out
-from compactor.plan import (
+from compactor.maintenance.retention import Retention
+from compactor.run.layout import lay_out
+from compactor.run.plan import (
     Policies,
     RangeResult,
     RangeStatistics,
@@ -28,19 +28,24 @@ from compactor.plan import (
     located,
     promised,
 )
-from compactor.retention import Retention
+from compactor.scheduling.cleanable_ratio import (
+    dirtiest_first,
+    dirty_ratio,
+    is_due,
+    ratio,
+)
 from storage.errors import ObjectDamaged
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.rows_file import RowsObject
+from storage.ledger.seek import AtOffset
 from storage.log.segment import SegmentFiles
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import StoredObject
 from storage.model import Message
 from storage.objects.interface import StoreLocation
-from storage.reader import Limits, messages
-from storage.start import AtOffset
+from storage.reading.snapshot_reader import Limits, messages
+from storage.reading.topic_reader import TopicReader
 from storage.topic import Topic
-from storage.topic_reader import TopicReader
 from tests.clocks import ManualClock
 from tests.entries import one, produce
 from tests.workbench import Workbench, compacted_only, raw, view

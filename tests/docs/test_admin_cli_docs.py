@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 import typer
 
-from api.admin_cli import exit_codes
-from api.admin_cli.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
-from api.admin_cli.target import CLIENT_CONF, CONFIG_VARIABLE, DEFAULT_URL, VARIABLES
+from api.cli.admin import exit_codes
+from api.cli.admin.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
+from api.cli.admin.target import (
+    CLIENT_CONF,
+    CONFIG_VARIABLE,
+    DEFAULT_URL,
+    VARIABLES,
+)
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "admin-cli.md").read_text(encoding="utf-8")
 

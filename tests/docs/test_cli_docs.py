@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 import typer
 
-from api.cli import exit_codes
-from api.cli.compact_command import ReportName
-from api.cli.compactions_commands import StateName
-from api.cli.get_command import MessageOutputName
-from api.cli.import_command import FormatName
+from api.cli.kit import exit_codes
+from api.cli.kit.names import EncodingName
+from api.cli.local.compact_command import ReportName
+from api.cli.local.compactions_commands import StateName
+from api.cli.local.get_command import MessageOutputName
+from api.cli.local.import_command import FormatName
+from api.cli.local.produce_command import CompressionName
+from api.cli.local.read_command import OutputName, ResetName
+from api.cli.local.topics_commands import ListingName
 from api.cli.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
-from api.cli.names import EncodingName
-from api.cli.produce_command import CompressionName
-from api.cli.read_command import OutputName, ResetName
-from api.cli.topics_commands import ListingName
 from api.formats.encoding import TextEncoding
 from api.formats.inputs import READERS, InputFormat
-from api.settings import CONFIG_VARIABLE, SETTINGS
+from api.settings.settings import CONFIG_VARIABLE, SETTINGS
 from storage.metadata.records import RunState
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from storage.steps import Step
+from storage.failpoints import Step
 from tests.faults.test_crashes import CRASHES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")

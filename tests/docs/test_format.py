@@ -26,18 +26,18 @@ from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 from pyspark.sql import SparkSession
 
-from compactor.engine import Engine
-from compactor.plan import Policies
-from storage.bulk_append import INPUT_SCHEMA, to_rows
+from compactor.engines.engine import Engine
+from compactor.run.plan import Policies
 from storage.ledger import key_index, names, rows
 from storage.ledger.chunk_table import ChunkTable
-from storage.ledger.deleted import encode_deleted
+from storage.ledger.deletion_bitmap import encode_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, IndexDirectory, Records
 from storage.ledger.manifest import DeletedRows, Manifest, Part
 from storage.ledger.names import ObjectKind
 from storage.ledger.rows_file import RowsObject, RowsWriter
 from storage.ledger.sealing import ledger_records
+from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.metadata.records import IndexLocation, LedgerRecord, StoredObject
 from storage.model import MessageId, Position
 from storage.objects.interface import ObjectStore

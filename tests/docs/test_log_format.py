@@ -13,8 +13,8 @@ from typing import Any
 import google_crc32c
 import pytest
 
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import Codec
-from storage.log.pulsar_metadata_pb2 import MessageMetadata
 from storage.log.sparse_index import SPACING_BYTES
 from storage.metadata.policy_store import topic_scope
 from storage.topic import Topic

@@ -14,11 +14,17 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.admin.runs import Scheduler
-from api.metrics import METRICS, Appended, MetricDefinition, Metrics, Sources
-from api.settings import Settings
-from api.wiring import open_components
-from compactor.scheduler import Check
+from api.admin.compaction.runs import Scheduler
+from api.components import open_components
+from api.observability.metrics import (
+    METRICS,
+    Appended,
+    MetricDefinition,
+    Metrics,
+    Sources,
+)
+from api.settings.settings import Settings
+from compactor.scheduling.due import Check
 from tests.clocks import ManualClock
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -114,7 +114,7 @@ def modules(package: str) -> set[str]:
     [
         ("SQL only in storage/metadata", {"storage.metadata"}),
         ("boto3 only in storage/objects", {"storage.objects"}),
-        ("pyspark only in compactor/spark.py", {"compactor.spark"}),
+        ("pyspark only in compactor/engines/spark.py", {"compactor.engines.spark"}),
     ],
 )
 def test_a_new_module_is_under_the_contracts_as_well(contract: str, free: set[str]) -> None:

@@ -8,10 +8,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from api.cli.policies_command import cell
-from storage.policies import NO_RUN, POLICIES, WIDER, Policy, shown
-from storage.policy_resolution import Origin
-from storage.policy_values import ALWAYS_MS, FOR_EVER
+from api.cli.local.policies_command import cell
+from storage.options.kinds import ALWAYS_MS, FOR_EVER
+from storage.options.policies import (
+    NO_RUN,
+    POLICIES,
+    WIDER,
+    Policy,
+    shown,
+)
+from storage.options.resolution import Origin
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.config_command import _cell
-from api.setting import Setting
-from api.setting_sources import read_file
-from api.settings import SETTINGS, Settings
-from storage.policies import POLICIES
+from api.cli.local.config_command import _cell
+from api.settings.setting import Setting
+from api.settings.settings import SETTINGS, Settings
+from api.settings.sources import read_file
+from storage.options.policies import POLICIES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 
-from compactor.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
 from compactor.two_phase import HEARTBEAT_MS
 from storage.errors import DataLoss, Fenced
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
-from storage.log.keeper import SEALER_DEAD_MS
+from storage.log.log_manager import SEALER_DEAD_MS
 from storage.log.segment import segment_file
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,

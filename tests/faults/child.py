@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import psycopg  # noqa: F401  imported once, before the forks
 
-from storage.steps import Step, observed
+from storage.failpoints import Step, observed
 from tests.clocks import ManualClock
 from tests.faults.forks import HUNG_SECONDS, Forks, serve
 from tests.faults.stages import SCENARIOS

@@ -26,10 +26,10 @@ from typing import Any, NoReturn
 
 from storage.checksums import crc32c
 from storage.clock import SystemClock
+from storage.failpoints import Step, observed
 from storage.log.group_commit import Answer
 from storage.log.segment import Appended, FlushPolicy
 from storage.log.segment_writer import SegmentWriter
-from storage.steps import Step, observed
 from tests.faults.forks import HUNG_SECONDS, Forks, serve
 from tests.pulsar_entries import entry, metadata
 from tests.segments import OneSegment

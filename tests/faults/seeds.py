@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Table, update
 
-from compactor.differences import Kind
+from compactor.verify.findings import Kind
 from storage.ledger import key_index
 from storage.ledger.key_index import MARKER, Records
 from storage.ledger.rows_file import RowsObject

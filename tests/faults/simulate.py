@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from compactor.plan import Policies
+from compactor.run.plan import Policies
 from compactor.two_phase import HEARTBEAT_MS
-from storage.pinned_read import TERM_MS
+from storage.reading.compacted_reader import TERM_MS
 from tests.faults.simulation.appending import Appending
 from tests.faults.simulation.bugs import BUGS, seeded
 from tests.faults.simulation.collecting import Collecting

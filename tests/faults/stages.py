@@ -13,16 +13,16 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 
-from compactor.garbage import GRACE_MS, GarbageCollector
-from compactor.plan import Policies
-from compactor.retention import Retention
-from compactor.truncation import Truncation
+from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.retention import Retention
+from compactor.maintenance.truncation import Truncation
+from compactor.run.plan import Policies
+from storage.failpoints import Step
 from storage.ledger import names
-from storage.log.keeper import LogKeeper
+from storage.log.log_manager import LogKeeper
 from storage.log.segment import SegmentFiles
 from storage.metadata.records import AttemptKind
-from storage.pinned_read import TERM_MS
-from storage.steps import Step
+from storage.reading.compacted_reader import TERM_MS
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import batch, one

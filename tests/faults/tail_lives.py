@@ -35,19 +35,19 @@ from pathlib import Path
 from threading import Thread
 from typing import NoReturn
 
-from compactor.engine import InProcess
+from compactor.engines.engine import InProcess
 from storage.checksums import crc32c
 from storage.errors import CompactionRunning, Fenced, LeaseHeld, NotFound
-from storage.lease import TERM_MS
+from storage.ledger.seek import AtOffset
 from storage.log import topic_log
 from storage.log.directory import LogDirectory
+from storage.log.lease import TERM_MS
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import SegmentState
 from storage.metadata.store import MetadataStore
 from storage.model import Message, MessageId
 from storage.objects.registry import open_store
-from storage.reader import messages
-from storage.start import AtOffset
+from storage.reading.snapshot_reader import messages
 from tests.entries import batch, one
 from tests.workbench import TINY, Workbench, view
 

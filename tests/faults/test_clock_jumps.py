@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import URL
 
 from storage.errors import Fenced, LeaseHeld
-from storage.metadata.control_records import ServiceRecord
+from storage.metadata.compaction_state_records import ServiceRecord
 from storage.metadata.liveness import LEASE_TTL_MS, LONGEST_TERMS
 from storage.metadata.records import AttemptKind, RunState, TopicRecord
 from storage.metadata.store import MetadataStore

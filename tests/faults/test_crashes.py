@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from storage.steps import Step
+from storage.failpoints import Step
 from tests.clocks import ManualClock
 from tests.faults.aftermath import (
     Written,

@@ -16,12 +16,18 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Connection, delete
 
-from compactor.engine import InProcess
-from compactor.garbage import GRACE_MS, SKEW_MS, Collected, GarbageCollector
-from compactor.plan import Policies
-from compactor.retention import Retention
+from compactor.engines.engine import InProcess
+from compactor.maintenance.garbage import (
+    GRACE_MS,
+    SKEW_MS,
+    Collected,
+    GarbageCollector,
+)
+from compactor.maintenance.retention import Retention
+from compactor.run.plan import Policies
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import Fenced, StateMayBeStale
+from storage.failpoints import Step, observed
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.metadata import attempts as attempts_module
@@ -30,8 +36,7 @@ from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import AttemptKind, RunState
 from storage.metadata.tables import pins as pins_table
 from storage.model import Message
-from storage.pinned_read import TERM_MS
-from storage.steps import Step, observed
+from storage.reading.compacted_reader import TERM_MS
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.workbench import TINY, Workbench, content, raw, view

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from storage.checksums import crc32c
+from storage.entries.decode import StoredEntry
 from storage.errors import ObjectDamaged
+from storage.failpoints import Step, observed
 from storage.log.segment import FlushPolicy
-from storage.log.unpack import StoredEntry
-from storage.steps import Step, observed
 from tests.faults.log_writer import EACH, TASKS, THREADS, Acknowledged, Life, LogNursery, Order
 from tests.segments import EVERY_APPEND, OneSegment, message
 

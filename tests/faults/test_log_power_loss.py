@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from storage.lease import TERM_MS
+from storage.failpoints import Step, observed
 from storage.ledger.names import STORE_UID
 from storage.log.directory import LogDirectory
+from storage.log.lease import TERM_MS
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.store import MetadataStore
 from storage.objects.registry import open_store
-from storage.steps import Step, observed
 from tests.clocks import ManualClock
 from tests.entries import batch, one, produce
 from tests.faults.power_loss import Keeps, PowerLoss

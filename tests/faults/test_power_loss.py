@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from storage.failpoints import Step, observed
 from storage.objects.interface import StoreLocation
 from storage.objects.local import LocalStore
 from storage.objects.registry import open_store
-from storage.steps import Step, observed
 from tests.faults.power_loss import PowerLoss
 from tests.faults.stages import FIRST, SECOND, compact, import_table
 from tests.workbench import Workbench, compacted_only, raw

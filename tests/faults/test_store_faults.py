@@ -14,9 +14,9 @@ import pytest
 
 from compactor.two_phase import HEARTBEAT_MS
 from storage.errors import CompactorError, DataLoss, Fenced, Unavailable, full_part
-from storage.lease import TERM_MS
 from storage.ledger import names
 from storage.ledger.names import ObjectKind
+from storage.log.lease import TERM_MS
 from storage.metadata.records import RunState
 from storage.model import Message
 from storage.objects import registry

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from storage.errors import CompactorError
-from storage.lease import TERM_MS
+from storage.failpoints import Step, observed
 from storage.log import topic_log
+from storage.log.lease import TERM_MS
 from storage.log.segment import SegmentFiles
 from storage.log.segment_writer import SegmentWriter
 from storage.log.topic_log import TopicLog
-from storage.steps import Step, observed
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import one, produce

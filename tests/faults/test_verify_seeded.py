@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 import pytest
 from sqlalchemy import delete, select, update
 
-from compactor.differences import Kind
-from compactor.plan import Policies, Sizing
-from compactor.verify import Report, Verifier
+from compactor.run.plan import Policies, Sizing
+from compactor.verify.findings import Kind
+from compactor.verify.verify import Report, Verifier
 from storage.metadata.tables import compacted_ledgers, ledgers
 from tests.clocks import ManualClock
 from tests.faults.seeds import RECORDS, SEEDS, place

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from compactor.engine import InProcess
+from compactor.engines.engine import InProcess
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
 from storage.metadata.store import MetadataStore

@@ -20,7 +20,7 @@ from storage.metadata.records import SegmentRecord, SegmentState
 from storage.metadata.schema import check, upgrade
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import METADATA
-from storage.policies import TopicPolicies
+from storage.options.policies import TopicPolicies
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import at_once
 from tests.servers.postgres import PostgresServer

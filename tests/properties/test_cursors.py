@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from storage.acknowledged import STRETCH
+from storage.ack_ranges import STRETCH
 from storage.cursor import Cursor, CursorSettings
 from storage.errors import Fenced
 from storage.metadata.records import TopicRecord

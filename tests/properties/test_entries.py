@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.bulk_append import INPUT_SCHEMA
+from storage.entries.batch import Messages, split_batch
+from storage.entries.compression import Undecodable, compress, decompress
+from storage.entries.decode import StoredEntry, unpack
+from storage.entries.encode import encode_batch, encode_message
+from storage.entries.entry import EntryHeader, inspect
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.errors import InvalidRecord
 from storage.ledger.rows import SCHEMA, Codec, Slot
-from storage.log.batch import Messages, split_batch
-from storage.log.compression import Undecodable, compress, decompress
-from storage.log.encode import encode_batch, encode_message
-from storage.log.entry import EntryHeader, inspect
-from storage.log.pulsar_metadata_pb2 import MessageMetadata
-from storage.log.unpack import StoredEntry, unpack
+from storage.log.bulk_append import INPUT_SCHEMA
 from tests import strategies
 from tests.pulsar_entries import batch_payload, brokers, encrypted, entry, metadata, single
 

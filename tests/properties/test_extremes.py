@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from compactor.engine import Engine
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.engines.engine import Engine
+from storage.log.bulk_append import INPUT_SCHEMA
 from tests.workbench import Workbench, compacted_only, content, ids, raw
 
 MIB = 1 << 20

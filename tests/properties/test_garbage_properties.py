@@ -15,16 +15,16 @@ from random import Random
 
 import pytest
 
-from compactor.garbage import GarbageCollector
-from compactor.plan import Policies
-from compactor.retention import Retention
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.retention import Retention
+from compactor.run.plan import Policies
 from storage.errors import StateMayBeStale
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, AttemptKind
 from storage.model import Message
-from storage.pinned_read import TERM_MS
+from storage.reading.compacted_reader import TERM_MS
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.workbench import Workbench, content, raw, view

@@ -26,15 +26,15 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from api.places import parse_start
-from compactor.engine import InProcess
-from compactor.garbage import GRACE_MS, GarbageCollector
-from compactor.retention import Retention
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.engines.engine import InProcess
+from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.retention import Retention
+from storage.entries.encode import encode_batch, encode_message
 from storage.errors import Fenced, LeaseHeld, StateMayBeStale
 from storage.ledger.rows import Codec, Slot
+from storage.ledger.seek import AtOffset, AtTime, Start
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
-from storage.log.encode import encode_batch, encode_message
 from storage.log.group_commit import Answer
 from storage.log.segment import Appended
 from storage.log.topic_log import TopicLog
@@ -43,11 +43,11 @@ from storage.metadata.records import COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.objects.registry import open_store
-from storage.reader import Limits
-from storage.reader_state import ReaderState
-from storage.start import AtOffset, AtTime, Start
+from storage.reading.positions import parse_start
+from storage.reading.reader_state import ReaderState
+from storage.reading.snapshot_reader import Limits
+from storage.reading.topic_reader import TopicReader
 from storage.topic import Topic
-from storage.topic_reader import TopicReader
 from tests.budgets import IN_CI, IN_SOAK
 from tests.clocks import ManualClock
 from tests.pulsar_entries import PUBLISHED, encrypted, entry, metadata

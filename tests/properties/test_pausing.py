@@ -9,9 +9,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from compactor.pausing import PauseState, Phase, pause_state
+from compactor.scheduling.pausing import PauseState, Phase, pause_state
 from storage.errors import CompactionPaused, CompactionRunning, Conflict, Fenced
-from storage.metadata.control_records import RUN_DEAD_MS
+from storage.metadata.compaction_state_records import RUN_DEAD_MS
 from storage.metadata.records import RunRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName

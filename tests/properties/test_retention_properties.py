@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compactor import reference
-from compactor.engine import InProcess
-from compactor.plan import Policies, Sizing
-from compactor.policies import stored_policies
-from compactor.retention import Retention
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.engines.engine import InProcess
+from compactor.maintenance.retention import Retention
+from compactor.run.options import stored_policies
+from compactor.run.plan import Policies, Sizing
 from storage.ledger.manifest import read_manifest
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.model import Message

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compactor import reference
-from compactor.engine import Engine, InProcess
-from compactor.plan import Policies, Sizing
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.engines.engine import Engine, InProcess
+from compactor.run.plan import Policies, Sizing
 from storage.ledger.manifest import read_manifest
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import Message, Position
 from storage.topic import Topic
 from tests.budgets import within

@@ -15,13 +15,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from storage.entries.entry import MAGIC
 from storage.errors import ObjectDamaged
-from storage.log.entry import MAGIC
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
-from storage.log.scan import FrameState, scan
+from storage.log.high_watermark import read_visible_end
 from storage.log.segment import FlushPolicy
+from storage.log.segment_dump import FrameState, scan
 from storage.log.segment_writer import SegmentWriter
-from storage.log.visible_end import read_visible_end
 from tests.budgets import IN_CI, IN_SOAK
 from tests.clocks import ManualClock
 from tests.pulsar_entries import PUBLISHED, encrypted, entry, metadata

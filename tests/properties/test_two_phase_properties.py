@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from compactor import reference
-from compactor.engine import Engine, InProcess
-from compactor.plan import Sizing
+from compactor.engines.engine import Engine, InProcess
+from compactor.run.plan import Sizing
 from storage.model import Message
 from tests.budgets import within
 from tests.sealed import CollidingHasher

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete
 
-from compactor.engine import InProcess
-from compactor.plan import Policies
-from compactor.verify import Verifier
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.engines.engine import InProcess
+from compactor.run.plan import Policies
+from compactor.verify.verify import Verifier
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.tables import ledgers
 from storage.topic import Topic
 from tests.budgets import within

@@ -22,7 +22,7 @@ from typing import Self, TypeVar
 
 import pyspark
 
-from compactor.java import find_java_home
+from compactor.engines.java import find_java_home
 from tests.servers import until_stdin_ends
 
 Found = TypeVar("Found")

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import api.admin_cli.main
 import httpx
 import pytest
 
-import api.admin_cli.main
-from api.admin_cli import connection
-from api.admin_cli.target import CONFIG_VARIABLE, VARIABLES, Target
+from api.cli.admin import connection
+from api.cli.admin.target import CONFIG_VARIABLE, VARIABLES, Target
 from tests.program import Program, in_this_process
 from tests.serving import Served, serving
 

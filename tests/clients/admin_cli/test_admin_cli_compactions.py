@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.admin_cli.compactions_commands import StateName
-from api.admin_cli.following import parse_events, progress
+from api.cli.admin.compactions_commands import StateName
+from api.cli.admin.following import parse_events, progress
 from storage.errors import Unavailable
 from storage.metadata.records import RunState
 from tests.clients.admin_cli.conftest import Admin
@@ -38,7 +38,7 @@ def test_a_wait_ends_when_the_run_does(
     admin: Admin, served: Served, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin("topics", "compact", topic).done()
-    monkeypatch.setattr("api.admin_cli.compaction_commands.time.sleep", lambda _: served.compact_requested())
+    monkeypatch.setattr("api.cli.admin.compaction_commands.time.sleep", lambda _: served.compact_requested())
     assert admin("topics", "compaction-status", topic, "-w").lines == ["Compaction was a success"]
 
 
@@ -84,7 +84,7 @@ def waiting(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         waits.append(seconds)
         served.compact_requested()
 
-    monkeypatch.setattr("api.admin_cli.following.sleep", sleep)
+    monkeypatch.setattr("api.cli.admin.following.sleep", sleep)
     return waits
 
 
@@ -128,7 +128,7 @@ def test_a_request_that_ends_without_a_run_says_why(
     metadata = served.service.components.metadata
     record = served.topic(f"persistent://public/default/{compacted}").record
     admin("topics", "produce", compacted, stdin=LINES).done()
-    monkeypatch.setattr("api.admin_cli.following.sleep", lambda _: metadata.control.pause(record.id))
+    monkeypatch.setattr("api.cli.admin.following.sleep", lambda _: metadata.control.pause(record.id))
     paused = admin("topics", "compact", compacted, "--wait")
     assert (paused.exit_code, paused.stdout) == (4, "")
     assert "was paused before a run began" in paused.stderr
@@ -139,7 +139,7 @@ def test_a_request_that_ends_without_a_run_says_why(
         metadata.control.failed(record.id, "there is no Java", now + 1000)
         metadata.control.withdraw(record.id)
 
-    monkeypatch.setattr("api.admin_cli.following.sleep", fail)
+    monkeypatch.setattr("api.cli.admin.following.sleep", fail)
     failed = admin("topics", "compact", compacted, "--wait")
     assert (failed.exit_code, failed.stdout) == (9, "")
     assert "could not begin: there is no Java" in failed.stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from api.admin_cli.target import DEFAULT_URL, Target, find_target
+from api.cli.admin.target import DEFAULT_URL, Target, find_target
 from storage.errors import Misconfigured
 from tests.clients.admin_cli.conftest import Admin
 from tests.clients.rest.test_serve_tls import certificate
@@ -206,7 +206,7 @@ def test_http_and_https_taken_for_each_other(
 @pytest.mark.parametrize("arguments", [["--help"], ["topics", "stats", "t", "--admin-url", "http://127.0.0.1:1"]])
 def test_it_loads_nothing_heavy(arguments: list[str]) -> None:
     probe = (
-        "import sys; from api.admin_cli.main import main; sys.argv = ['compactor-admin', *sys.argv[1:]]\n"
+        "import sys; from api.cli.admin.main import main; sys.argv = ['compactor-admin', *sys.argv[1:]]\n"
         "try: main()\n"
         f"finally: print(sorted(set({HEAVY + OURS}) & set(sys.modules)), file=sys.stderr)"
     )

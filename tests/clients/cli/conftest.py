@@ -10,11 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import compactor.spark
 import pytest
 
 import api.cli.main
-import compactor.spark
-from compactor.engine import InProcess
+from compactor.engines.engine import InProcess
 from tests.program import Program, in_this_process
 from tests.servers.fixtures_s3 import moto_server
 

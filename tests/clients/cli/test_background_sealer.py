@@ -14,11 +14,17 @@ from typing import Any
 
 import pytest
 
-from api.background_sealer import LOOK_SECONDS, RETRY_SECONDS, BackgroundSealer, _Sealing, seal_until
-from api.settings import Settings
-from api.wiring import Components, open_components
+from api.background.sealer_process import (
+    LOOK_SECONDS,
+    RETRY_SECONDS,
+    BackgroundSealer,
+    _Sealing,
+    seal_until,
+)
+from api.components import Components, open_components
+from api.settings.settings import Settings
 from storage.errors import Unavailable
-from storage.log.keeper import LogKeeper
+from storage.log.log_manager import LogKeeper
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -68,8 +74,8 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WRITER = """
 import sys
-from api.background_sealer import BackgroundSealer
-from api.settings import Settings
+from api.background.sealer_process import BackgroundSealer
+from api.settings.settings import Settings
 from storage.model import TopicName
 
 if __name__ == "__main__":

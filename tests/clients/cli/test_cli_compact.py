@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import compactor.spark
 import pytest
 
-import compactor.spark
-from api.cli.durations import parse_duration
-from api.cli.progress import LiveLine
-from api.settings import Settings
-from api.wiring import open_components
-from compactor.engine import Failed
+from api.cli.kit.durations import parse_duration
+from api.cli.kit.progress import LiveLine
+from api.components import open_components
+from api.settings.settings import Settings
+from compactor.engines.engine import Failed
 from storage.errors import InvalidInput
 from storage.metadata.records import RunRecord, RunState
 from storage.model import TopicName

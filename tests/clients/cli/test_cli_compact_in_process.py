@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import compactor.spark
 import pytest
 
-import compactor.spark
-from api.settings import Settings
-from api.wiring import open_components
+from api.components import open_components
+from api.settings.settings import Settings
 from storage.model import TopicName
 from tests.clients.cli.conftest import Compactor
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 import storage.clock
-from api.settings import Settings
-from api.wiring import open_components
+from api.components import open_components
+from api.settings.settings import Settings
 from compactor.two_phase import HEARTBEAT_MS
 from storage.metadata.records import RunRecord, RunState
 from storage.metadata.store import MetadataStore

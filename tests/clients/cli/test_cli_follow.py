@@ -14,9 +14,9 @@ from typing import IO, Any
 
 import pytest
 
-from api.cli.read_command import ResetName
-from api.places import parse_time
-from storage.start import Reset
+from api.cli.local.read_command import ResetName
+from storage.ledger.seek import Reset
+from storage.reading.positions import parse_time
 from tests.clients.cli.conftest import Compactor, write_lines
 
 COMMAND = [sys.executable, "-m", "api.cli.main"]

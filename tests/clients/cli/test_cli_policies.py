@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from api.settings import Settings
-from api.wiring import open_components
+from api.components import open_components
+from api.settings.settings import Settings
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import RunRecord
 from storage.model import TopicName

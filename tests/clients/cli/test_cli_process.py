@@ -133,8 +133,8 @@ def test_a_compaction_by_spark_says_only_what_it_did(big_topic: str) -> None:
 
 def test_a_start_of_spark_that_is_given_up_forgets_its_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Another one can be started afterwards, and nobody waits for the one that was."""
-    from compactor import spark
-    from compactor.jvm import Jvm
+    from compactor.engines import spark
+    from compactor.engines.jvm import Jvm
 
     steps: list[str] = []
 

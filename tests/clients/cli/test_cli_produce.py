@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.produce_command import CompressionName
+from api.cli.local.produce_command import CompressionName
 from storage.ledger.rows import Codec
 from tests.clients.cli.conftest import Compactor, write_lines
 

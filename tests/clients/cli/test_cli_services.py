@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import storage.clock
-from api.settings import Settings
-from api.wiring import open_components
+from api.components import open_components
+from api.settings.settings import Settings
 from storage.model import TopicName
 from tests.clients.cli.conftest import Compactor, write_lines
 from tests.clocks import ManualClock
@@ -100,7 +100,7 @@ def test_an_unexpected_error_is_one_line_too(compactor_command: Compactor, monke
     def fail(_: Settings) -> Settings:
         raise ZeroDivisionError("two\nlines")
 
-    monkeypatch.setattr("api.cli.service_commands.open_metadata", fail)
+    monkeypatch.setattr("api.cli.local.service_commands.open_metadata", fail)
     result = compactor_command("db", "upgrade")
     assert result.exit_code == 1
     assert result.stderr == (
@@ -112,7 +112,7 @@ def test_ctrl_c(compactor_command: Compactor, monkeypatch: pytest.MonkeyPatch) -
     def interrupt(_: Settings) -> Settings:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("api.cli.service_commands.open_metadata", interrupt)
+    monkeypatch.setattr("api.cli.local.service_commands.open_metadata", interrupt)
     compactor_command("db", "upgrade").refused(130, "interrupted")
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from api.cli import exit_codes
-from api.documents import verify_document as document
-from compactor.differences import Difference, Kind
-from compactor.verify_report import Report
+from api.cli.kit import exit_codes
+from api.reports import verify_document as document
+from compactor.verify.findings import Difference, Kind
+from compactor.verify.report import Report
 from storage.model import TopicName
 from tests.clients.cli.conftest import Compactor
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from py4j.java_gateway import GatewayParameters, JavaGateway
 
-from compactor.java import find_java_home
+from compactor.engines.java import find_java_home
 
 ADMIN_TOOL = "org.apache.pulsar.admin.cli.PulsarAdminTool"
 OPTIONS = ("-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from compactor.engine import Failed, InProcess
+from compactor.engines.engine import Failed, InProcess
 from storage.errors import Unavailable
 from tests.serving import Served, serving
 from tests.workbench import content

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from api.app import ROUTERS, make_app
-from api.routes import Route
+from api.http.routes import Route
+from api.http.tokens import create
 from api.service import running
-from api.settings import Settings
-from api.tokens import create
+from api.settings.settings import Settings
 from storage.errors import Unavailable, recorded
 from storage.model import TopicName
 from tests.asgi import TestClient

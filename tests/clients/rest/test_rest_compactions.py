@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from api.admin import progress
-from api.run_looks import LOOK_MS, RunLooks
-from api.waiting import Pool, WaitsFor
+from api.admin.compaction import progress
+from api.http.run_single_flight import LOOK_MS, RunLooks
+from api.http.thread_pools import Pool, WaitsFor
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord
 from storage.model import Position

@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from api.admin import read
+from api.admin.messages import read
 from api.app import make_app
-from api.forwarding import FORWARDED, Forwarding
+from api.http.owner_proxy import FORWARDED, Forwarding
 from api.service import running
-from api.settings import Settings
-from storage.metadata.control_records import ServiceRecord
+from api.settings.settings import Settings
+from storage.metadata.compaction_state_records import ServiceRecord
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served, TestClient
 

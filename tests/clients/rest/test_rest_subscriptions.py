@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import pytest
 
+from storage.entries.encode import encode_batch
 from storage.ledger.rows import Codec
-from storage.log.encode import encode_batch
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served
 from tests.workbench import content

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from storage.metadata.control_records import SERVICE_DEAD_MS, ServiceRecord
+from storage.metadata.compaction_state_records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.service_store import ServiceStore
 from tests.clocks import ManualClock
 from tests.serving import Served

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from api.admin.compaction import summed
-from compactor.compaction_status import CompactionStatus, StatusAndError
+from api.admin.compaction.compaction import summed
+from compactor.scheduling.status import CompactionStatus, StatusAndError
 from storage.errors import TopicNotFound
-from storage.metadata.control_records import ServiceRecord
+from storage.metadata.compaction_state_records import ServiceRecord
 from storage.model import TopicName
 from tests.clients.rest.conftest import RestTopic
 from tests.serving import Served

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from api.tokens import create
+from api.http.tokens import create
 
 SECRET = b"planted-secret-key-of-32-bytes!!"
 AWS = "planted+aws/secret+access+key+0000000000"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 from sqlalchemy import URL
 
+from storage.failpoints import Step, observed
 from storage.metadata.records import (
     Attempt,
     Lease,
@@ -20,7 +21,6 @@ from storage.metadata.records import (
 )
 from storage.metadata.store import MetadataStore
 from storage.model import MessageId
-from storage.steps import Step, observed
 from tests.conformance.metadata.builders import BIG, TTL, Sabotage, fail_at, ledger
 from tests.conformance.metadata.conftest import OpenStore
 from tests.servers.cut_link import PostgresLink, SqliteLink

@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 from sqlalchemy import URL, Connection, text
 
-from compactor.compaction_status import CompactionStatus, compaction_status
+from compactor.scheduling.status import CompactionStatus, compaction_status
 from storage.errors import CompactionPaused, CompactionRunning, Conflict, Fenced, TopicNotFound, Unavailable
 from storage.metadata import services, topics
-from storage.metadata.control_records import (
+from storage.metadata.compaction_state_records import (
     RUN_DEAD_MS,
     SERVICE_DEAD_MS,
     BacklogRecord,

@@ -8,7 +8,7 @@ import pytest
 from pyroaring import BitMap
 from sqlalchemy import URL, func, insert, select
 
-from storage.acknowledged import MAX_STRETCH_BYTES, STRETCH
+from storage.ack_ranges import MAX_STRETCH_BYTES, STRETCH
 from storage.errors import Conflict, Fenced, InvalidInput, NotFound, ObjectDamaged
 from storage.metadata import cursor_ranges, topics
 from storage.metadata.cursor_ranges import RangesSummary

@@ -10,7 +10,7 @@ from sqlalchemy import URL
 
 from storage.errors import Fenced, LeaseHeld, TopicNotFound
 from storage.metadata import leases
-from storage.metadata.control_records import SERVICE_DEAD_MS, ServiceRecord
+from storage.metadata.compaction_state_records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.engine import POSTGRESQL
 from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
 from storage.metadata.store import MetadataStore

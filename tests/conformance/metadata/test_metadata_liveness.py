@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from storage.errors import CompactionRunning, LeaseHeld
-from storage.metadata.control_records import ServiceRecord
+from storage.metadata.compaction_state_records import ServiceRecord
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.owner import Owner, owner_name

@@ -12,8 +12,8 @@ from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
-from storage.policies import POLICIES, TopicPolicies, Unreadable
-from storage.policy_resolution import Origin
+from storage.options.policies import POLICIES, TopicPolicies, Unreadable
+from storage.options.resolution import Origin
 from tests.conformance.metadata.builders import append, at_once, publish_all
 from tests.conformance.metadata.conftest import OpenStore
 from tests.conformance.metadata.log_builders import state

@@ -10,6 +10,7 @@ from sqlalchemy import URL, delete, text
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import Fenced, TopicNotFound, Unavailable
+from storage.failpoints import Step
 from storage.metadata import sealing
 from storage.metadata.records import (
     MAX_SEALING_TRIES,
@@ -25,7 +26,6 @@ from storage.metadata.records import (
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import attempts as attempts_table
 from storage.model import MessageId, TopicName
-from storage.steps import Step
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, append, at_once, ledger
 from tests.conformance.metadata.conftest import OpenStore

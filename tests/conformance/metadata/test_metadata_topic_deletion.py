@@ -9,12 +9,12 @@ from pyroaring import BitMap
 from sqlalchemy import URL, inspect, text
 
 from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
+from storage.failpoints import Step, observed
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, AttemptKind, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tenancy_records import DeletedTopic
 from storage.model import TopicName
-from storage.steps import Step, observed
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import (
     TTL,

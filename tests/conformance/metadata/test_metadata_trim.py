@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import URL
 
 from storage.errors import Conflict, InvalidInput, NotFound
+from storage.failpoints import Step
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     CompactedLedgerRecord,
@@ -15,7 +16,6 @@ from storage.metadata.records import (
 )
 from storage.metadata.store import MetadataStore
 from storage.model import Position, TopicName
-from storage.steps import Step
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import (
     append,

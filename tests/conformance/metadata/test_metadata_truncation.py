@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import URL, Connection
 
 from storage.errors import Fenced, TopicNotFound, Unavailable
+from storage.failpoints import Step
 from storage.metadata.records import COMPACTION_CURSOR, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
-from storage.steps import Step
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import append, claim, compacted, end_of, publish_all
 from tests.conformance.metadata.conftest import OpenStore

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 
-from compactor.garbage import GarbageCollector
+from compactor.maintenance.garbage import GarbageCollector
 from storage.clock import SystemClock
 from storage.ledger.manifest import read_manifest
 from storage.metadata.store import MetadataStore

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from storage.entries.encode import encode_batch, encode_message
 from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
 from storage.ledger.rows import Codec
-from storage.log.encode import encode_batch, encode_message
 from storage.log.segment import Appended
 from storage.log.topic_log import TopicLog
 from storage.model import Message, MessageId

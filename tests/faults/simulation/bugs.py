@@ -18,27 +18,29 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 from sqlalchemy import Connection, delete, insert, update
 
-from compactor import dirty, phase_two, resolve, retention
-from compactor.garbage import GarbageCollector
-from compactor.plan import RunPlan
+from compactor import phase_two
+from compactor.maintenance import retention
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.run import resolve, run_input
+from compactor.run.plan import RunPlan
 from compactor.two_phase import TwoPhaseCompactor
-from storage import reader
-from storage.bulk_append import BulkAppend
 from storage.errors import ObjectMissing
 from storage.ledger import names, rows
+from storage.ledger.seek import FromOffset
 from storage.log import recovery, segment_file
+from storage.log.bulk_append import BulkAppend
 from storage.log.segment import SegmentFiles
 from storage.log.sweep import LogSweep
 from storage.log.topic_log import TopicLog
 from storage.metadata import (
-    control,
-    control_store,
+    compaction_state,
+    compaction_state_store,
     cursors,
     invariants,
     leases,
-    mapping,
     pins,
     publishing,
+    row_mapping,
     runs,
     sealing,
     topic_deletion,
@@ -51,10 +53,10 @@ from storage.metadata.tables import cursors as cursors_table
 from storage.metadata.tables import ledgers as ledgers_table
 from storage.metadata.tables import pins as pins_table
 from storage.metadata.tables import topics as topics_table
-from storage.pinned_read import PinnedRead
-from storage.raw_read import RawRead
-from storage.reader import SnapshotReader
-from storage.start import FromOffset
+from storage.reading import snapshot_reader
+from storage.reading.compacted_reader import PinnedRead
+from storage.reading.raw_reader import RawRead
+from storage.reading.snapshot_reader import SnapshotReader
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ _walked = recovery.walked
 
 def _seal_beside(connection: Connection, attempt: Any, ledger: Any, now: int) -> None:
     topic = topics.locked(connection, attempt.topic_id)
-    connection.execute(insert(ledgers_table).values(**mapping.ledger_values(topic.id, ledger)))
+    connection.execute(insert(ledgers_table).values(**row_mapping.ledger_values(topic.id, ledger)))
     sealing.attempts.finish(connection, [attempt.attempt_id], now)
 
 
@@ -221,7 +223,7 @@ def _dirty_over_segments(snapshot: Any, *arguments: Any) -> Any:
     return _dirty_ledgers(replace(snapshot, segments=()), *arguments)
 
 
-_dirty_ledgers = dirty.dirty_ledgers
+_dirty_ledgers = run_input.dirty_ledgers
 
 
 def _remove_all_below(self: LogSweep, topic: Any, failed: dict[str, str]) -> int:
@@ -290,7 +292,7 @@ _collect_deleted = GarbageCollector._collect_deleted
 
 
 def _stop_no_run(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> Any:
-    return control.find(connection, topic_id, now, dead_ms)
+    return compaction_state.find(connection, topic_id, now, dead_ms)
 
 
 _NO_LOCKS = SimpleNamespace(flock=lambda *_: None, LOCK_EX=0, LOCK_NB=0)
@@ -351,7 +353,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "reader-ignores-deleted": Bug(
             "A reader gives rows of a part that its bitmap says are deleted.",
-            ((reader, "read_deleted", lambda *_: BitMap()),),
+            ((snapshot_reader, "read_deleted", lambda *_: BitMap()),),
         ),
         "reader-starts-again": Bug(
             "A reader whose generation is gone begins the newer one at its own start.",
@@ -382,7 +384,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "dirty-over-segments": Bug(
             "A run takes ledgers behind a segment that is not sealed, and its horizon passes over that.",
-            ((dirty, "dirty_ledgers", _dirty_over_segments),),
+            ((run_input, "dirty_ledgers", _dirty_over_segments),),
         ),
         "import-does-not-roll": Bug(
             "An import does not close the segment that is open.", ((BulkAppend, "_roll", lambda *_: None),)
@@ -425,11 +427,11 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "pause-leaves-the-run": Bug(
             "Pausing or aborting compaction leaves the run that is under way alone.",
-            ((control_store, "_stop", _stop_no_run),),
+            ((compaction_state_store, "_stop", _stop_no_run),),
         ),
         "claimed-while-paused": Bug(
             "A run is claimed although compaction of the topic is paused.",
-            ((control, "check_not_paused", lambda *_: None),),
+            ((compaction_state, "check_not_paused", lambda *_: None),),
         ),
         "lost-lease-unnoticed": Bug(
             "A writer that has lost its lease, and the lock of its segment, goes on.",

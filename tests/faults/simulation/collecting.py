@@ -6,7 +6,7 @@ tells what the real one then does, twice is once, and in the end nothing is left
 
 from __future__ import annotations
 
-from compactor.garbage import Collected, GarbageCollector
+from compactor.maintenance.garbage import Collected, GarbageCollector
 from storage.errors import CompactorError, DataLoss, NotFound, Unavailable
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import STORE_UID

@@ -13,8 +13,8 @@ from typing import Any
 
 from compactor import reference
 from compactor.batch import Batch, Job
-from compactor.engine import InProcess, Quiet
-from compactor.plan import Policies, Sizing
+from compactor.engines.engine import InProcess, Quiet
+from compactor.run.plan import Policies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
 from storage.errors import (
     CompactionPaused,
@@ -132,7 +132,7 @@ class Compacting:
         self._end(running)
 
     def _from_start(self, model: TopicModel, used: Policies) -> Callable[[TopicRecord], Policies]:
-        """As compactor/policies.py has it: the start holds for compacted rows under `compact,delete` alone (C2)."""
+        """As compactor/run/options.py has it: the start holds for compacted rows under `compact,delete` alone (C2)."""
         return lambda topic: replace(used, start_offset=model.start if model.hides_compacted else 0)
 
     def _check_nothing_new(self, model: TopicModel, used: Policies, floor: int | None) -> None:

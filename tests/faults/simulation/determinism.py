@@ -21,13 +21,13 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from sqlalchemy import URL, Engine, event
 
+from storage.failpoints import observed
 from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata import engine as engine_module
 from storage.metadata.store import MetadataStore
 from storage.objects import registry
 from storage.objects.interface import ObjectStore
-from storage.steps import observed
 from tests.clocks import ManualClock
 from tests.faults.faulty_store import PREFIX
 from tests.faults.simulation.process import SCHEME
@@ -55,19 +55,24 @@ def simulated(seed: int, database_url: str | None = None) -> Iterator[World]:
             "uuid.uuid4": lambda: mock.Mock(hex=f"{nonces.getrandbits(128):032x}"),
             "secrets.token_hex": lambda count: f"{nonces.getrandbits(8 * count):0{2 * count}x}",
             "secrets.randbits": nonces.getrandbits,
-            "storage.bulk_append.ThreadPoolExecutor": _AtOnce,
+            "storage.log.bulk_append.ThreadPoolExecutor": _AtOnce,
             "storage.metadata.engine._open": stack.enter_context(_engines()),
         }.items():
             stack.enter_context(mock.patch(target, stands_still))
         world = World(seed, database_url, folder)
         stack.callback(world.close)
         stack.enter_context(mock.patch.object(SegmentWriter, "__init__", world.noting_writers()))
-        stack.enter_context(mock.patch("storage.log.keeper.Xxh3KeyHasher", return_value=world.hasher))
-        for module in ("storage.lease", "storage.bulk_append", "storage.log.topic_log", "storage.log.keeper"):
+        stack.enter_context(mock.patch("storage.log.log_manager.Xxh3KeyHasher", return_value=world.hasher))
+        for module in (
+            "storage.log.lease",
+            "storage.log.bulk_append",
+            "storage.log.topic_log",
+            "storage.log.log_manager",
+        ):
             stack.enter_context(mock.patch(f"{module}.Heartbeat", world.heart))
-        for module in ("storage.lease", "storage.log.keeper"):
+        for module in ("storage.log.lease", "storage.log.log_manager"):
             stack.enter_context(mock.patch(f"{module}._POLL_SECONDS", POLL_SECONDS))
-        stack.enter_context(mock.patch("storage.reader.RowsReader", _DecodedOnce(world)))
+        stack.enter_context(mock.patch("storage.reading.snapshot_reader.RowsReader", _DecodedOnce(world)))
         opener = {PREFIX + SCHEME: lambda location: world.processes[urlsplit(location.url).netloc].store}
         stack.enter_context(mock.patch.object(registry, "OPENERS", {**registry.OPENERS, **opener}))
         stack.enter_context(observed(world))

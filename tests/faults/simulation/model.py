@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compactor import reference
-from compactor.plan import Policies
+from compactor.run.plan import Policies
 from storage.metadata.records import CursorRecord, LedgerRecord, RunRecord, RunState, TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, Message, MessageId
-from storage.visible import BOTH
+from storage.reading.retention_filter import BOTH
 
 
 class Violation(BaseException):

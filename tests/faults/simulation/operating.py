@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compactor.retention import Retention
-from compactor.truncation import Truncation
+from compactor.maintenance.retention import Retention
+from compactor.maintenance.truncation import Truncation
 from storage.errors import (
     CompactorError,
     Conflict,
@@ -21,7 +21,7 @@ from storage.errors import (
     TopicNotFound,
     Unavailable,
 )
-from storage.steps import Step
+from storage.failpoints import Step
 from tests.faults.simulation.compacting import Compacting
 from tests.faults.simulation.model import TopicModel, require
 from tests.faults.simulation.process import Process

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import CompactorError, Fenced, ObjectDamaged, ObjectExists, ObjectMissing, TopicNotFound
+from storage.failpoints import Step
 from storage.metadata.records import Attempt, AttemptKind, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation, check_range
 from storage.objects.probe import ProbeReport
-from storage.steps import Step
 from tests.faults.faulty_store import PREFIX, FaultyStore, Script
 from tests.servers.cut_link import SqliteLink
 

@@ -11,14 +11,14 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from api.places import parse_start
 from compactor.reference import view
 from storage.errors import CompactorError, DataLoss, StateMayBeStale, TopicNotFound, Unavailable
 from storage.ledger.manifest import read_manifest
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, Message, MessageId
-from storage.reader import Limits, messages
-from storage.reader_state import ReaderState
+from storage.reading.positions import parse_start
+from storage.reading.reader_state import ReaderState
+from storage.reading.snapshot_reader import Limits, messages
 from storage.topic import Topic
 from tests.faults.simulation.model import TopicModel, Violation, require
 from tests.faults.simulation.process import Process

@@ -1,7 +1,7 @@
 """The simulated world: one database, one store, one clock, some processes, and what must hold of them.
 
 Everything runs in one thread, one event after the other. An event is something that one process does; where it comes
-by a step (storage/steps.py) it may be cut off, meet a fault, or be interrupted by events of other processes. After
+by a step (storage/failpoints.py) it may be cut off, meet a fault, or be interrupted by events of other processes. After
 each event, and right after each publish, `observe` compares the database with the models. All chance comes from one
 seeded generator, ids and nonces from another, and time from a ManualClock; so a seed always does the same.
 """
@@ -17,20 +17,20 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import make_url
 
-from compactor.plan import Policies
+from compactor.run.plan import Policies
 from storage.errors import CompactorError
+from storage.failpoints import Step
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import read_manifest
+from storage.ledger.seek import AtOffset
 from storage.log.directory import LogDirectory
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, GcSnapshot, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
-from storage.reader import messages
-from storage.start import AtOffset
-from storage.steps import Step
+from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.faults.faulty_store import Fault, Kind

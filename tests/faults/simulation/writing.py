@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.bulk_append import INPUT_SCHEMA
 from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.records import COMPACTION_CURSOR, Attempt
 from storage.model import Position
 from tests.faults.simulation.model import TopicModel, require

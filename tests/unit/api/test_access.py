@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 import pytest
 from fastapi import FastAPI
 
-from api import openapi, problems
-from api.access import Action, Authentication, CallerName, allowed
-from api.paths import EncodedSlashes
-from api.routes import Routes
-from api.tokens import create
+from api.http import openapi, problems
+from api.http.access import (
+    Action,
+    Authentication,
+    CallerName,
+    allowed,
+)
+from api.http.paths import EncodedSlashes
+from api.http.routes import Routes
+from api.http.tokens import create
 from storage.errors import NotFound
 from storage.metadata.tenancy_records import NamespaceRecord, TenantRecord
 from storage.model import TopicName

@@ -13,12 +13,18 @@ import pytest
 import structlog
 from fastapi import FastAPI
 
-from api import logs, problems
-from api.access import Action, Authentication, Caller, allowed
-from api.audit import Audit
-from api.limits import Limits
-from api.settings import Settings
-from api.tokens import create
+from api.http import problems
+from api.http.access import (
+    Action,
+    Authentication,
+    Caller,
+    allowed,
+)
+from api.http.audit import Audit
+from api.http.limits import Limits
+from api.http.tokens import create
+from api.observability import logs
+from api.settings.settings import Settings
 from tests.asgi import TestClient, access_of, with_pools
 from tests.clocks import ManualClock
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from api.admin import backlog_policies as calls
-from api.admin.backlog_policies import BacklogQuota, OverQuotaAction, QuotaType
+from api.admin.policies import backlog_policies as calls
+from api.admin.policies.backlog_policies import BacklogQuota, OverQuotaAction, QuotaType
 from storage.errors import Unavailable
 from storage.metadata import policy_store
 from storage.model import TopicName

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.admin.bodies import EMPTY, int_number, long_number
-from api.problems import Unreadable
+from api.admin.models import EMPTY, int_number, long_number
+from api.http.problems import Unreadable
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,15 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from api import connections
-from api.connections import Listener, deadline_protocol, loop_errors, most_connections
-from api.logs import SELDOM_MS, Seldom
-from api.settings import Settings
+from api.http import connections
+from api.http.connections import (
+    Listener,
+    deadline_protocol,
+    loop_errors,
+    most_connections,
+)
+from api.observability.logs import SELDOM_MS, Seldom
+from api.settings.settings import Settings
 from tests.clocks import ManualClock
 
 SOON = {

@@ -16,15 +16,15 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from api.forwarding import Elsewhere, Forwarding
-from api.paths import segment
-from api.problems import Problem
+from api.http.owner_proxy import Elsewhere, Forwarding
+from api.http.paths import segment
+from api.http.problems import Problem
+from storage.ledger.seek import AtOffset, AtTime, Start
 from storage.log.directory import LogDirectory
-from storage.metadata.control_records import ServiceRecord
+from storage.metadata.compaction_state_records import ServiceRecord
 from storage.metadata.records import TopicRecord
 from storage.model import EARLIEST, LATEST
 from storage.owner import Owner
-from storage.start import AtOffset, AtTime, Start
 from storage.topic import Topic
 from tests.certificates import certificate
 from tests.entries import NOW, one, produce

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.json_bounds import TooMuch, check_bounds, load
+from api.http.json_bounds import TooMuch, check_bounds, load
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

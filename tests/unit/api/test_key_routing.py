@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.key_routing import murmur3_32, partition_of
+from api.messaging.key_routing import murmur3_32, partition_of
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 
-from api import problems
-from api.access import Caller
-from api.limits import Buckets, Limits
-from api.problems import Problem
-from api.settings import Settings
+from api.http import problems
+from api.http.access import Caller
+from api.http.limits import Buckets, Limits
+from api.http.problems import Problem
+from api.settings.settings import Settings
 from tests.asgi import TestClient
 from tests.clocks import ManualClock
 

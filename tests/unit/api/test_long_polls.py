@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from api import long_polls
-from api.long_polls import LongPolls
-from api.problems import Problem
-from api.waiting import Pool, Pools, WaitsFor
+from api.http import long_polls
+from api.http.long_polls import LongPolls
+from api.http.problems import Problem
+from api.http.thread_pools import Pool, Pools, WaitsFor
 from storage.errors import Unavailable
 from tests.entries import one, produce
 from tests.workbench import Workbench

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.masking import masked, shown, shown_url
+from api.observability.redaction import masked, shown, shown_url
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJvcHMifQ.c2lnbmF0dXJl"
 

@@ -7,9 +7,9 @@ import logging
 import pytest
 from fastapi import FastAPI
 
-from api import problems
-from api.documents import shown_error
-from api.problems import Problem
+from api.http import problems
+from api.http.problems import Problem
+from api.reports import shown_error
 from storage.errors import (
     CompactorError,
     InvalidInput,

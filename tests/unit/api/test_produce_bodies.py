@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from api.admin import produce_bodies
-from api.admin.produce_bodies import NewMessage, parsed
+from api.admin.messages import produce_models
+from api.admin.messages.produce_models import NewMessage, parsed
 from api.formats.encoding import TextEncoding
-from api.problems import Problem
+from api.http.problems import Problem
 
 LINES = "application/x-ndjson"
 MOST = 10
@@ -29,8 +29,8 @@ def test_as_many_messages_as_may_be_and_no_more(monkeypatch: pytest.MonkeyPatch)
     payload = {"payload": '[{"a":{}}]', "properties": {"p": "{}"}}
     assert len(messages(of(*[payload] * MOST))) == len(messages(line * MOST, LINES)) == MOST
     assert messages(line.strip(), LINES)[0].payload == b'"{['
-    monkeypatch.setattr(produce_bodies.ProducerMessages, "model_validate_json", None)  # it is not asked
-    monkeypatch.setattr(produce_bodies, "parse_rows", None)
+    monkeypatch.setattr(produce_models.ProducerMessages, "model_validate_json", None)  # it is not asked
+    monkeypatch.setattr(produce_models, "parse_rows", None)
     for body, kind in ((of(*[payload] * (MOST + 1)), "application/json"), (line * (MOST + 1), LINES)):
         with pytest.raises(Problem, match=r"more than 10 messages: .* limits.messages") as refused:
             messages(body, kind)

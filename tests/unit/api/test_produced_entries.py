@@ -9,10 +9,10 @@ import pytest
 
 from api.formats.entries import Entries, lingering
 from api.formats.jsonl import Row
+from storage.entries.decode import StoredEntry, unpack
+from storage.entries.entry import inspect
 from storage.errors import InvalidRecord
 from storage.ledger.rows import Codec
-from storage.log.entry import inspect
-from storage.log.unpack import StoredEntry, unpack
 from tests.clocks import ManualClock
 
 CLOCK = ManualClock()

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from api.producers import Producers
+from api.messaging.producers import Producers
+from storage.entries.encode import encode_message
 from storage.errors import Fenced, InvalidRecord, LeaseHeld, Unavailable
-from storage.log.encode import encode_message
 from storage.log.group_commit import Done
 from storage.log.segment import Appended
 from storage.log.segment_file import PlacedEntry, SegmentFile

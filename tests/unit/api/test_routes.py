@@ -11,16 +11,16 @@ import pytest
 from fastapi import Body, Depends, FastAPI, Request
 from fastapi.dependencies.models import Dependant
 
-from api import problems
-from api.access import Action, Authentication, allowed
-from api.admin.bodies import long_body
+from api.admin.models import long_body
 from api.app import ROUTERS
-from api.audit import Audit
-from api.limits import Limits
-from api.routes import Route, Routes
-from api.settings import Settings
-from api.tokens import create
-from api.waiting import WaitsFor, waits_for
+from api.http import problems
+from api.http.access import Action, Authentication, allowed
+from api.http.audit import Audit
+from api.http.limits import Limits
+from api.http.routes import Route, Routes
+from api.http.thread_pools import WaitsFor, waits_for
+from api.http.tokens import create
+from api.settings.settings import Settings
 from tests.asgi import TestClient, access_of, with_pools
 from tests.clocks import ManualClock
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from api.components import open_for_writing
 from api.server import bound, check_exposure, check_parts, check_tls
 from api.service import running
-from api.settings import Settings
-from api.wiring import open_for_writing
+from api.settings.settings import Settings
 from storage.errors import Misconfigured, OtherStore, Unavailable
 from storage.objects.local import LocalStore
 from storage.store_identity import StoreIdentity

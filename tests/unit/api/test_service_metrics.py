@@ -8,9 +8,14 @@ from typing import cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.metrics import REFRESH_MS, Appended, Metrics, Sources
-from api.run_totals import LATE_LOOKS
-from compactor.scheduler import Check
+from api.observability.metrics import (
+    REFRESH_MS,
+    Appended,
+    Metrics,
+    Sources,
+)
+from api.observability.run_totals import LATE_LOOKS
+from compactor.scheduling.due import Check
 from storage.errors import Unavailable
 from storage.metadata.metrics_store import MetricsStore, RunFigures, Standing
 from storage.metadata.records import RunState

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.config_command import described
-from api.setting_sources import unknown_variables, variable_notes
-from api.settings import SETTINGS, Settings
+from api.cli.local.config_command import described
+from api.settings.settings import SETTINGS, Settings
+from api.settings.sources import unknown_variables, variable_notes
 from storage.errors import Misconfigured
 
 ROOT = Path(__file__).resolve().parents[3]

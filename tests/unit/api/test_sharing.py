@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from api.sharing import Shared
-from api.waiting import Pool, WaitsFor
+from api.http.single_flight import Shared
+from api.http.thread_pools import Pool, WaitsFor
 from tests.clocks import ManualClock
 
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from api.admin_cli.following import _ProgressLine
-from api.cli import tables, talk
-from api.cli.progress import LiveLine
-from api.cli.terminal import data_stream, put, put_json
+from api.cli.admin.following import _ProgressLine
+from api.cli.kit import stderr, tables
+from api.cli.kit.progress import LiveLine
+from api.cli.kit.terminal import data_stream, put, put_json
 
 HOSTILE = "a\x1b]0;x\x07b\x9b31mc\u202ed\u2066e\u200ff\x85g\u2028h\U000e0001i é漢"
 
@@ -81,7 +81,7 @@ def test_names_tables_and_errors_steer_no_terminal_and_tell_no_secret(monkeypatc
     put(f"Topic {HOSTILE} created\nand more")
     assert is_harmless(out.text)
     assert out.text.count("\n") == 2
-    talk.say(f"compactor: {HOSTILE}: postgresql://me:hunter2@db/c: try again")
+    stderr.say(f"compactor: {HOSTILE}: postgresql://me:hunter2@db/c: try again")
     assert is_harmless(err.text)
     assert "me:***@db" in err.text
     plain_out, _ = streams(monkeypatch, terminal=False)

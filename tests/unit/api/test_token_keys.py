@@ -13,12 +13,23 @@ import jwt
 import pytest
 from fastapi import FastAPI
 
-from api import problems
-from api.access import Access, Action, Authentication, allowed
-from api.routes import Routes
-from api.settings import Settings
-from api.token_keys import TokenKeys
-from api.tokens import ES256, BadToken, create, new_key_pair, private_key
+from api.http import problems
+from api.http.access import (
+    Access,
+    Action,
+    Authentication,
+    allowed,
+)
+from api.http.routes import Routes
+from api.http.token_keys import TokenKeys
+from api.http.tokens import (
+    ES256,
+    BadToken,
+    create,
+    new_key_pair,
+    private_key,
+)
+from api.settings.settings import Settings
 from storage.errors import Misconfigured
 from tests.asgi import TestClient, with_pools
 from tests.clocks import ManualClock
@@ -127,8 +138,8 @@ def test_a_file_that_hangs_holds_one_look_and_no_thread_that_requests_wait_for(
         begun.release()
         let_go.wait(60)
 
-    monkeypatch.setattr("api.token_keys._stamp", hangs)
-    monkeypatch.setattr("api.token_keys.WAIT_MS", 1)
+    monkeypatch.setattr("api.http.token_keys._stamp", hangs)
+    monkeypatch.setattr("api.http.token_keys.WAIT_MS", 1)
     for _ in range(3):
         clock.advance(INTERVAL_MS)
         assert client.get("/who", headers=headers).status_code == 200
@@ -176,7 +187,7 @@ def test_a_defect_of_a_reload_changes_nothing_either(
     def fails(*_: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("api.tokens.secret_keys", fails)
+    monkeypatch.setattr("api.http.tokens.secret_keys", fails)
     written(key, NEW)
     for _ in range(2):
         keys.look()

@@ -14,8 +14,19 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from api.settings import Settings
-from api.tokens import ES256, HS256, RS256, BadToken, Verifier, create, new_key_pair, new_secret_key, private_key, shown
+from api.http.tokens import (
+    ES256,
+    HS256,
+    RS256,
+    BadToken,
+    Verifier,
+    create,
+    new_key_pair,
+    new_secret_key,
+    private_key,
+    shown,
+)
+from api.settings.settings import Settings
 from storage.errors import InvalidInput, Misconfigured
 from tests.clocks import ManualClock
 

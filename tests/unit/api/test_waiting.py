@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from api.problems import Problem
-from api.waiting import STUCK_MS, Pool, WaitsFor
+from api.http.problems import Problem
+from api.http.thread_pools import STUCK_MS, Pool, WaitsFor
 from storage.errors import Unavailable
 from tests.clocks import ManualClock
 

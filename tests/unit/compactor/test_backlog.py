@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from compactor.backlog import Backlog, Backlogs
-from compactor.plan import Policies
-from compactor.scheduler import cause_of
+from compactor.run.plan import Policies
+from compactor.scheduling.backlog import Backlog, Backlogs
+from compactor.scheduling.due import cause_of
+from storage.entries.decode import StoredEntry
 from storage.log.directory import LogDirectory
 from storage.log.segment_reader import SegmentReader
-from storage.log.unpack import StoredEntry
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.topic import Topic
 from tests.entries import batch, one, produce

@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
-from compactor.backlog_limits import BacklogLimits, Extent, bytes_behind, first_of_last
+from compactor.maintenance.backlog_limits import (
+    BacklogLimits,
+    Extent,
+    bytes_behind,
+    first_of_last,
+)
 from storage.errors import Conflict, Unavailable
-from storage.log.tail import Tail
+from storage.log.segment_tables import Tail
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR
-from storage.policies import EVICT
+from storage.options.policies import EVICT
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import one, produce

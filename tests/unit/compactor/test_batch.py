@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from compactor.batch import Batch, Job, Outcome, Stillness, Work, _together
-from compactor.engine import Divided, InProcess, Quiet
-from compactor.plan import Policies, Sizing
+from compactor.engines.engine import Divided, InProcess, Quiet
+from compactor.run.plan import Policies, Sizing
 from storage.errors import CompactorError, Fenced, ObjectMissing, TopicNotFound, Unavailable, full_part
 from storage.metadata.records import RunRecord, RunState
 from storage.model import TopicName

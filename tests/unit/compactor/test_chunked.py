@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compactor.differences import Kind
-from compactor.plan import Policies
-from compactor.verify import Verifier
-from compactor.verify_report import Report
+from compactor.run.plan import Policies
+from compactor.verify.findings import Kind
+from compactor.verify.report import Report
+from compactor.verify.verify import Verifier
 from storage.errors import ObjectDamaged
 from storage.ledger import chunk_table
 from storage.ledger.chunk_table import ChunkTable
@@ -297,7 +297,7 @@ def test_verify_finds_a_table_that_is_not_what_the_rows_say(
 
 def test_verify_finds_a_chunk_that_should_have_gone(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks that a run kept though their message was superseded, in table and parts alike."""
-    from compactor.chunked import RangeChunks
+    from compactor.run.chunked import RangeChunks
 
     topic = bench.topic()
     append(bench, topic, [*whole("u", b"k", b"A", b"B"), message(b"k", b"new"), chunk("v", 0, 2, b"l", b"C")])
@@ -309,7 +309,7 @@ def test_verify_finds_a_chunk_that_should_have_gone(bench: Workbench, monkeypatc
 
 
 def keep_everything(self: object, resolved: object) -> object:
-    from compactor.chunked import Decided
+    from compactor.run.chunked import Decided
 
     made = self._made  # type: ignore[attr-defined]
     kept = (

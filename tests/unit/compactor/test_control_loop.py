@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from compactor.compaction_status import compaction_status
-from compactor.control_loop import ControlLoop, LoopSettings
-from compactor.engine import Engine, InProcess
+from compactor.engines.engine import Engine, InProcess
+from compactor.scheduling.control_loop import ControlLoop, LoopSettings
+from compactor.scheduling.status import compaction_status
+from compactor.scheduling.worker import WorkerSettings
 from compactor.two_phase import TwoPhaseCompactor
-from compactor.worker import WorkerSettings
 from storage.errors import CompactionPaused, CompactionRunning, Fenced, LeaseHeld, Unavailable
-from storage.metadata.control_records import RUN_DEAD_MS
+from storage.metadata.compaction_state_records import RUN_DEAD_MS
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, RunState, TopicRecord
 from storage.model import TopicName

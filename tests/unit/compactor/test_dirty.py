@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 from pyroaring import BitMap64
 
-from compactor import dirty
-from compactor.plan import Policies, RunPlan, ScanPlan, ScanResult, Sizing
+from compactor.run import run_input
+from compactor.run.plan import (
+    Policies,
+    RunPlan,
+    ScanPlan,
+    ScanResult,
+    Sizing,
+)
 from storage.ledger import key_index
 from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.hashing import Xxh3KeyHasher
@@ -86,7 +92,7 @@ def plan_of(
     ledgers: list[LedgerRecord], previous: Manifest | None, policies: Policies, floor: int | None = None
 ) -> RunPlan:
     snapshot, hasher = snapshot_of(ledgers, previous), Xxh3KeyHasher(SEED)
-    return dirty.first_plan(STORE, snapshot, previous, policies, NOW, "a", hasher, floor, Rates())
+    return run_input.first_plan(STORE, snapshot, previous, policies, NOW, "a", hasher, floor, Rates())
 
 
 # --- P2: where a run ends
@@ -98,24 +104,24 @@ def plan_of(
 )
 def test_a_run_ends_before_the_first_ledger_with_a_message_that_is_too_young(lag: int, ends: int | None) -> None:
     ledgers = [ledger(0, 30 * MINUTE), ledger(1, 20 * MINUTE), ledger(2, 2 * MINUTE), ledger(3, 10)]
-    end = dirty.end_position(snapshot_of(ledgers), Policies(min_lag_ms=lag), NOW)
+    end = run_input.end_position(snapshot_of(ledgers), Policies(min_lag_ms=lag), NOW)
     assert (end.offset if end else None) == ends
 
 
 def test_a_ledger_that_straddles_the_lag_is_left_whole_and_so_is_all_behind_it() -> None:
     """P2, also where times do not ascend: an old ledger behind a young one waits with it."""
     ledgers = [ledger(0, 30 * MINUTE), ledger(1, 1, oldest=20 * MINUTE), ledger(2, 30 * MINUTE)]
-    assert dirty.dirty_ledgers(snapshot_of(ledgers), Policies(min_lag_ms=MINUTE), NOW) == (ledgers[0],)
-    assert dirty.dirty_ledgers(snapshot_of(ledgers), Policies(), NOW) == tuple(ledgers)
+    assert run_input.dirty_ledgers(snapshot_of(ledgers), Policies(min_lag_ms=MINUTE), NOW) == (ledgers[0],)
+    assert run_input.dirty_ledgers(snapshot_of(ledgers), Policies(), NOW) == tuple(ledgers)
 
 
 def test_what_lies_at_or_below_the_horizon_is_not_dirty() -> None:
     ledgers = [ledger(number, HOUR) for number in range(3)]
     snapshot = snapshot_of(ledgers, manifest(part(0)))
-    assert dirty.dirty_ledgers(snapshot, Policies(), NOW) == tuple(ledgers[1:])
-    assert dirty.end_position(snapshot_of(ledgers[:1], manifest(part(0))), Policies(), NOW) == part(0).last
-    assert dirty.end_position(snapshot, Policies(min_lag_ms=2 * HOUR), NOW) == part(0).last
-    assert dirty.end_position(snapshot_of([]), Policies(), NOW) is None
+    assert run_input.dirty_ledgers(snapshot, Policies(), NOW) == tuple(ledgers[1:])
+    assert run_input.end_position(snapshot_of(ledgers[:1], manifest(part(0))), Policies(), NOW) == part(0).last
+    assert run_input.end_position(snapshot, Policies(min_lag_ms=2 * HOUR), NOW) == part(0).last
+    assert run_input.end_position(snapshot_of([]), Policies(), NOW) is None
 
 
 # --- P11: nothing new
@@ -141,16 +147,16 @@ def test_nothing_is_new_after_a_success_of_the_same_policies(
 ) -> None:
     snapshot = snapshot_of([ledger(number, HOUR) for number in range(ledgers)], manifest(part(0)))
     snapshot = replace(snapshot, last_run=last_run(state, before))
-    assert dirty.nothing_new(snapshot, Policies(), NOW) == nothing
+    assert run_input.nothing_new(snapshot, Policies(), NOW) == nothing
 
 
 def test_a_ledger_that_is_too_young_is_nothing_new() -> None:
     policies = Policies(min_lag_ms=MINUTE)
     snapshot = snapshot_of([ledger(0, HOUR), ledger(1, 5)], manifest(part(0)))
     snapshot = replace(snapshot, last_run=last_run(RunState.SUCCESS, policies))
-    assert dirty.nothing_new(snapshot, policies, NOW)
-    assert not dirty.nothing_new(snapshot, policies, NOW + MINUTE)
-    assert not dirty.nothing_new(replace(snapshot, last_run=None), policies, NOW)
+    assert run_input.nothing_new(snapshot, policies, NOW)
+    assert not run_input.nothing_new(snapshot, policies, NOW + MINUTE)
+    assert not run_input.nothing_new(replace(snapshot, last_run=None), policies, NOW)
 
 
 # --- what is due by time
@@ -175,7 +181,7 @@ def test_a_ledger_that_is_too_young_is_nothing_new() -> None:
     ],
 )
 def test_a_part_is_due(policies: Policies, one: Part, floor: int | None, due: bool) -> None:
-    assert dirty.anything_due(manifest(part(0), one), policies, NOW, floor) == due
+    assert run_input.anything_due(manifest(part(0), one), policies, NOW, floor) == due
 
 
 @pytest.mark.parametrize(
@@ -202,14 +208,16 @@ def test_a_part_is_due(policies: Policies, one: Part, floor: int | None, due: bo
 def test_chunked_messages_are_due(policies: Policies, times: dict[str, int], floor: int | None, due: bool) -> None:
     """Times of the table in milliseconds before NOW; the first tombstone is at offset 14."""
     table = ChunkTable("c", 72, 0, pending=1, **{name: NOW - time for name, time in times.items()})
-    assert dirty.anything_due(replace(manifest(part(0)), chunks=(table,)), policies, NOW, floor) == due
+    assert run_input.anything_due(replace(manifest(part(0)), chunks=(table,)), policies, NOW, floor) == due
 
 
 def test_chunks_count_as_records_do() -> None:
     """Hash ranges bound what a task holds: four records a chunk."""
     previous = replace(manifest(part(0), levels=(1,)), chunks=(ChunkTable("c", 72 * 25, 0),))
-    assert len(dirty.sized(plan_of([], previous, Policies()), previous, Sizing(1, 50), reindexed=False).ranges) == 2
-    assert len(dirty.sized(plan_of([], previous, Policies()), previous, Sizing(1, 100), reindexed=False).ranges) == 1
+    assert len(run_input.sized(plan_of([], previous, Policies()), previous, Sizing(1, 50), reindexed=False).ranges) == 2
+    assert (
+        len(run_input.sized(plan_of([], previous, Policies()), previous, Sizing(1, 100), reindexed=False).ranges) == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,14 +231,14 @@ def test_chunks_count_as_records_do() -> None:
     ],
 )
 def test_only_retention_and_time_to_live_go_by_time(policies: Policies, goes: bool) -> None:
-    assert dirty.goes_by_time(snapshot_of([]), policies) == goes
+    assert run_input.goes_by_time(snapshot_of([]), policies) == goes
 
 
 def test_incomplete_chunked_messages_go_by_time() -> None:
     run = replace(last_run(RunState.SUCCESS, Policies()), statistics={"incomplete_chunks": 1})
-    assert dirty.goes_by_time(replace(snapshot_of([]), last_run=run), Policies())
+    assert run_input.goes_by_time(replace(snapshot_of([]), last_run=run), Policies())
     run = replace(run, statistics={"incomplete_chunks": 0})
-    assert not dirty.goes_by_time(replace(snapshot_of([]), last_run=run), Policies())
+    assert not run_input.goes_by_time(replace(snapshot_of([]), last_run=run), Policies())
 
 
 def test_scans_look_at_what_is_due_and_at_nothing_else() -> None:
@@ -238,25 +246,25 @@ def test_scans_look_at_what_is_due_and_at_nothing_else() -> None:
     previous = manifest(part(0, HOUR), part(1, MINUTE, MINUTE), part(2, HOUR - 1, 1), policies=policies)
     ledgers = [ledger(3, 0, oldest=2 * HOUR), ledger(4, 0, oldest=HOUR - 1), ledger(5, HOUR)]
     plan = plan_of(ledgers, previous, policies)
-    assert dirty.scans(plan, previous, ledgers) == (
+    assert run_input.scans(plan, previous, ledgers) == (
         ScanPlan(0, values_to=NOW - HOUR),
         ScanPlan(1, tombstones_to=NOW - MINUTE),
         ScanPlan(3, values_to=NOW - HOUR),
         ScanPlan(5, values_to=NOW - HOUR),
     )
     none = Policies()
-    assert dirty.scans(plan_of(ledgers, manifest(part(0, HOUR)), none), manifest(part(0, HOUR)), ledgers) == ()
+    assert run_input.scans(plan_of(ledgers, manifest(part(0, HOUR)), none), manifest(part(0, HOUR)), ledgers) == ()
 
 
 def test_a_change_to_event_time_order_scans_every_part_once() -> None:
     policies = Policies(event_time_order=True)
     previous = manifest(part(0), part(1))
-    assert dirty.changes_order(previous, policies)
-    assert not dirty.changes_order(manifest(part(0), policies=policies), policies)
-    assert not dirty.changes_order(previous, Policies())
-    assert not dirty.changes_order(None, policies)
+    assert run_input.changes_order(previous, policies)
+    assert not run_input.changes_order(manifest(part(0), policies=policies), policies)
+    assert not run_input.changes_order(previous, Policies())
+    assert not run_input.changes_order(None, policies)
     plan = plan_of([ledger(2, 0)], previous, policies)
-    assert dirty.scans(plan, previous, [ledger(2, 0)]) == (ScanPlan(0, reindex=True), ScanPlan(1, reindex=True))
+    assert run_input.scans(plan, previous, [ledger(2, 0)]) == (ScanPlan(0, reindex=True), ScanPlan(1, reindex=True))
 
 
 # --- the plan
@@ -281,17 +289,17 @@ def test_scans_put_what_is_due_in_front_of_the_dirty_indexes() -> None:
     due, again = index(1), index(2)
     expired = DeletedRows("expired", 0, 1, 1, 0)
     results = [ScanResult(0, index=again, due=due), ScanResult(1), ScanResult(2, expired=expired)]
-    scanned = dirty.with_scans(plan, results, reindexed=False)
+    scanned = run_input.with_scans(plan, results, reindexed=False)
     assert scanned.indexes == (due, *plan.indexes)
     assert scanned.expired == ((2, expired),)
     assert scanned.levels == plan.levels
-    assert dirty.with_scans(plan, results, reindexed=True).levels == ((again,),)
+    assert run_input.with_scans(plan, results, reindexed=True).levels == ((again,),)
 
 
 def sized(ledgers: list[LedgerRecord], levels: tuple[IndexLocation, ...], policies: Policies | None = None) -> RunPlan:
     previous = replace(manifest(part(0)), index=tuple((level,) for level in levels))
     plan = plan_of(ledgers, previous, policies or Policies())
-    return dirty.sized(plan, None, Sizing(4, range_records=1000, small_range_records=100), reindexed=False)
+    return run_input.sized(plan, None, Sizing(4, range_records=1000, small_range_records=100), reindexed=False)
 
 
 def test_levels_are_merged_by_their_records() -> None:
@@ -319,12 +327,12 @@ def test_hash_ranges_count_every_record_also_of_levels_that_are_probed() -> None
     assert len(sized([ledger(1, 0, records=99)], ()).ranges) == 1
     assert len(sized([ledger(1, 0, records=100)], (index(300),)).ranges) == 4
     assert len(sized([ledger(1, 0, records=10)], (index(4990),)).ranges) == 8
-    costs = dirty.range_costs(sized([ledger(1, 0, records=100)], (index(300),)))
+    costs = run_input.range_costs(sized([ledger(1, 0, records=100)], (index(300),)))
     assert costs == [(2 * 100 + 300) * 24 / 4] * 4
 
 
 def test_what_is_reindexed_is_merged_whole() -> None:
     previous = manifest(part(0), part(1), levels=(500, 5000))
     plan = plan_of([ledger(2, 0, records=1)], previous, Policies(event_time_order=True))
-    assert dirty.sized(plan, None, Sizing(1), reindexed=True).merges_all
-    assert not dirty.sized(plan, None, Sizing(1), reindexed=False).merges_all
+    assert run_input.sized(plan, None, Sizing(1), reindexed=True).merges_all
+    assert not run_input.sized(plan, None, Sizing(1), reindexed=False).merges_all

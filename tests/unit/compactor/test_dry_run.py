@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from compactor.engine import InProcess
-from compactor.plan import Policies
+from compactor.engines.engine import InProcess
+from compactor.run.plan import Policies
 from storage.errors import Unavailable
 from storage.metadata.records import RunState
 from storage.topic import Topic

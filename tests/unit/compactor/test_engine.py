@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.engine import (
+from compactor.engines.engine import (
     LIGHT,
     PARTITIONS_PER_CORE,
     Failed,

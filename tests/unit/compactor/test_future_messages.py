@@ -5,16 +5,16 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from compactor.backlog import Backlogs
-from compactor.dirtiness import dirty_ratio
-from compactor.plan import Policies
-from compactor.retention import Retention
-from compactor.scheduler import cause_of
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.maintenance.retention import Retention
+from compactor.run.plan import Policies
+from compactor.scheduling.backlog import Backlogs
+from compactor.scheduling.cleanable_ratio import dirty_ratio
+from compactor.scheduling.due import cause_of
 from storage.errors import InvalidRecord
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.model import Message
-from storage.policies import TopicPolicies
+from storage.options.policies import TopicPolicies
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import NOW, one, produce

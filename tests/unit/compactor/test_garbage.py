@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from compactor.garbage import GRACE_MS, SKEW_MS, Collected, GarbageCollector, Totals
+from compactor.maintenance.garbage import (
+    GRACE_MS,
+    SKEW_MS,
+    Collected,
+    GarbageCollector,
+    Totals,
+)
 from storage.errors import DataLoss, ObjectMissing, TopicNotFound
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest

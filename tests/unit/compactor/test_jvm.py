@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.jvm import Jvm, StartFailed
+from compactor.engines.jvm import Jvm, StartFailed
 
 WAITS = "#!/bin/sh\nexec cat\n"
 """Never says how it is reached; ends with its stdin."""

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor import layout
-from compactor.layout import Layout, lay_out
-from compactor.plan import (
+from compactor.run import layout
+from compactor.run.layout import Layout, lay_out
+from compactor.run.plan import (
     Located,
     Policies,
     RangeResult,

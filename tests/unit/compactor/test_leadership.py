@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.leadership import Leadership
+from compactor.scheduling.leadership import Leadership
 from storage.errors import Fenced, Unavailable
 from storage.metadata.service_store import ServiceStore
 from storage.metadata.store import MetadataStore

@@ -10,13 +10,19 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from compactor.garbage import GRACE_MS, GarbageCollector
-from compactor.maintenance import Intervals, Maintenance, Task, TaskStatus, due
-from compactor.pacing import RESTS
-from compactor.retention import Retention
+from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.retention import Retention
+from compactor.maintenance.tasks import (
+    Intervals,
+    Maintenance,
+    Task,
+    TaskStatus,
+    due,
+)
+from compactor.scheduling.throttle import RESTS
+from storage.entries.encode import encode_message
 from storage.errors import TopicNotFound, Unavailable
-from storage.log.encode import encode_message
-from storage.log.keeper import LogKeeper
+from storage.log.log_manager import LogKeeper
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import TopicRecord
 from storage.metadata.tables import segments

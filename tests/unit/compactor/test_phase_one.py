@@ -12,17 +12,25 @@ from pyroaring import BitMap64
 from compactor import reference
 from compactor.phase_one import run_range, split_by_source, unkeyed_survivors
 from compactor.phase_two import read_offsets
-from compactor.plan import Policies, RangeResult, RunPlan, Sizing, Source, located, promised
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.run.plan import (
+    Policies,
+    RangeResult,
+    RunPlan,
+    Sizing,
+    Source,
+    located,
+    promised,
+)
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import key_index
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange
 from storage.ledger.rows_file import RowsObject
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.records import LedgerRecord, StoredObject
 from storage.objects.interface import ObjectStore
-from storage.reader import messages
+from storage.reading.snapshot_reader import messages
 from tests.sealed import (
     NOW,
     SEED,

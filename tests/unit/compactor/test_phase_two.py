@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor import layout, reference
+from compactor import reference
 from compactor.phase_two import run_task
-from compactor.plan import (
+from compactor.run import layout
+from compactor.run.plan import (
     BitmapPlan,
     BitmapResult,
     PartPlan,
@@ -22,16 +23,16 @@ from compactor.plan import (
     Slice,
     SourceTotals,
 )
-from compactor.result import Decision
-from storage.bulk_append import INPUT_SCHEMA, to_rows
+from compactor.run.result import Decision
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names, rows
-from storage.ledger.deleted import read_all_deleted, read_deleted
+from storage.ledger.deletion_bitmap import read_all_deleted, read_deleted
 from storage.ledger.manifest import Manifest, Part
 from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.model import Message, MessageId
 from storage.objects.interface import ObjectStore
-from storage.reader import messages
+from storage.reading.snapshot_reader import messages
 from tests.sealed import NOW, carry_out, damaged_copy, decide, live_rows, manifest_of, seal, seal_history, source
 from tests.strategies import histories
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.plan import (
+from compactor.run.plan import (
     LEVEL_RATIO,
     Policies,
     RangeResult,

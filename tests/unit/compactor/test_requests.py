@@ -14,14 +14,14 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from compactor.plan import Policies, Sizing
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.run.plan import Policies, Sizing
 from storage.ledger import key_index, names
-from storage.ledger.deleted import encode_deleted, read_deleted
+from storage.ledger.deletion_bitmap import encode_deleted, read_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, Records
 from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifest
 from storage.ledger.rows_file import RowsObject
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.records import AttemptKind, CompactedLedgerRecord, IndexLocation, LedgerRecord, StoredObject
 from storage.model import MessageId, Position
 from storage.topic import Topic

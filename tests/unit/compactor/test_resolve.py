@@ -13,8 +13,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compactor.plan import Policies
-from compactor.resolve import Resolved, Rules, newest_of, resolve, without_expired
+from compactor.run.plan import Policies
+from compactor.run.resolve import (
+    Resolved,
+    Rules,
+    newest_of,
+    resolve,
+    without_expired,
+)
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, Records
 
 HOUR = 3_600_000

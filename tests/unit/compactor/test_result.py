@@ -8,11 +8,16 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import pytest
 
-from compactor import layout
-from compactor.plan import PartResult, Policies, Sizing, SourceTotals
-from compactor.result import Made, check_objects
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.run import layout
+from compactor.run.plan import (
+    PartResult,
+    Policies,
+    Sizing,
+    SourceTotals,
+)
+from compactor.run.result import Made, check_objects
 from storage.errors import ObjectDamaged, ObjectMissing
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.records import LedgerRecord
 from storage.model import MessageId
 from storage.objects.interface import ObjectStore

@@ -9,9 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from compactor.garbage import GarbageCollector
-from compactor.plan import Policies
-from compactor.retention import (
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.retention import (
     Gone,
     Hold,
     Piece,
@@ -23,15 +22,16 @@ from compactor.retention import (
     plan_before,
     plan_policies,
 )
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.run.plan import Policies
+from storage.entries.encode import encode_message
 from storage.errors import Conflict, InvalidInput, LeaseHeld, ObjectMissing
+from storage.ledger.seek import AtOffset, Reset
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
-from storage.log.encode import encode_message
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentState, TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, LATEST, MessageId, Position, TopicName
-from storage.policies import TopicPolicies
-from storage.start import AtOffset, Reset
+from storage.options.policies import TopicPolicies
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.workbench import Workbench, ids, raw, store_policy
@@ -441,7 +441,7 @@ def test_a_tail_that_cannot_be_sealed_is_left_and_said(
     allow(bench, topic, **{"cleanup.policy": "delete", "retention.bytes": 0})
     ledgers(bench, topic, 2)
     produce(bench, topic, NOW)
-    monkeypatch.setattr("compactor.retention.LogKeeper.settle", held)
+    monkeypatch.setattr("compactor.maintenance.retention.LogKeeper.settle", held)
     trimmed = retention(bench).apply(topic.record)
     assert gone(trimmed) == [0]
     assert trimmed.tail_left == "the writer sleeps: wake it"

@@ -8,14 +8,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor.plan import Policies, Sizing
-from compactor.policies import POLICY_OF, run_policies, set_apart, stored_policies
-from compactor.retention import Retention
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.maintenance.retention import Retention
+from compactor.run.options import (
+    POLICY_OF,
+    run_policies,
+    set_apart,
+    stored_policies,
+)
+from compactor.run.plan import Policies, Sizing
 from storage.ledger.manifest import read_manifest
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.metadata.records import RunRecord
-from storage.policies import TopicPolicies, policy
+from storage.options.policies import TopicPolicies, policy
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.sealed import live_rows

@@ -12,10 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from compactor.plan import Policies, RunPlan, ScanPlan, ScanResult, Source
-from compactor.scan import run_scan
+from compactor.run.expiry_scan import run_scan
+from compactor.run.plan import (
+    Policies,
+    RunPlan,
+    ScanPlan,
+    ScanResult,
+    Source,
+)
 from storage.ledger import key_index, names, rows
-from storage.ledger.deleted import encode_deleted, read_all_deleted
+from storage.ledger.deletion_bitmap import encode_deleted, read_all_deleted
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange
 from storage.ledger.rows_file import RowsObject, RowsReader

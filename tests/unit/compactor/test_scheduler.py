@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.backlog import Backlog
-from compactor.scheduler import Check, Lanes, cause_of, due, jobs, retry_delay_ms
-from storage.metadata.control_records import ControlRecord
+from compactor.scheduling.backlog import Backlog
+from compactor.scheduling.due import (
+    Check,
+    Lanes,
+    cause_of,
+    due,
+    jobs,
+    retry_delay_ms,
+)
+from storage.metadata.compaction_state_records import ControlRecord
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
-from storage.policy_resolution import Triggers
+from storage.options.resolution import Triggers
 
 NOW = 1_000_000
 

@@ -20,12 +20,24 @@ from typing import Any
 import pytest
 from pyspark.java_gateway import launch_gateway
 
-from api.cli.spark_engine import spark_engine as spark_engine_of
-from api.settings import Settings
-from compactor.driver import Asker, Look
-from compactor.engine import PARTITIONS_PER_CORE, Engine, Failed, answers
-from compactor.jvm import Jvm
-from compactor.spark import JAVA_NAMES, SparkDriver, SparkEngine, SparkSettings, _gateway, open_session
+from api.cli.local.spark_engine import spark_engine as spark_engine_of
+from api.settings.settings import Settings
+from compactor.engines.driver import Asker, Look
+from compactor.engines.engine import (
+    PARTITIONS_PER_CORE,
+    Engine,
+    Failed,
+    answers,
+)
+from compactor.engines.jvm import Jvm
+from compactor.engines.spark import (
+    JAVA_NAMES,
+    SparkDriver,
+    SparkEngine,
+    SparkSettings,
+    _gateway,
+    open_session,
+)
 from storage.errors import Fenced, Misconfigured, ObjectMissing, Unavailable
 from tests.processes import process
 
@@ -122,7 +134,7 @@ DRIVER = """
     import os, signal, sys
     from pathlib import Path
     from pyspark import SparkContext
-    from compactor.spark import SparkEngine, SparkSettings, open_session
+    from compactor.engines.spark import SparkEngine, SparkSettings, open_session
 
     def terminate(*_):
         raise KeyboardInterrupt
@@ -175,7 +187,7 @@ def test_a_signal_to_the_process_group(tmp_path: Path, number: signal.Signals) -
 def test_a_master_that_cannot_be_used_is_told_before_java_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("compactor.spark.find_java_home", None)
+    monkeypatch.setattr("compactor.engines.spark.find_java_home", None)
     with pytest.raises(Misconfigured, match="Spark Connect has no RDDs"):
         open_session(SparkSettings(tmp_path / "spark.log", "sc://spark.example"))
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -262,9 +274,9 @@ def test_port_and_secret_of_the_gateway_are_never_in_the_environment(monkeypatch
         return SimpleNamespace(jvm=None)
 
     monkeypatch.setattr("pyspark.java_gateway.ClientServer", connected)
-    monkeypatch.setattr("compactor.spark.ClientServer", connected, raising=False)
+    monkeypatch.setattr("compactor.engines.spark.ClientServer", connected, raising=False)
     monkeypatch.setattr("pyspark.java_gateway.java_import", lambda *_: None)
-    monkeypatch.setattr("compactor.spark.java_import", lambda *_: None, raising=False)
+    monkeypatch.setattr("compactor.engines.spark.java_import", lambda *_: None, raising=False)
     gateway = _gateway(1234, "secret", Jvm())
     assert gateway.proc is None
     assert [*seen, os.environ.get("PYSPARK_GATEWAY_PORT")] == [{"PYSPARK_GATEWAY_PORT": "7"}, "7"]
@@ -280,8 +292,8 @@ def test_a_command_asks_its_driver_from_one_thread_which_ends(monkeypatch: pytes
             made.append(self)
 
     session = SimpleNamespace(stop=lambda: stopped.append(threading.current_thread().name))
-    monkeypatch.setattr("compactor.driver.Asker", Counted)
-    monkeypatch.setattr("compactor.spark.open_session", lambda *_: session)
+    monkeypatch.setattr("compactor.engines.driver.Asker", Counted)
+    monkeypatch.setattr("compactor.engines.spark.open_session", lambda *_: session)
     with spark_engine_of(Settings(data=str(tmp_path), spark_master="local[1]")):
         pass
     assert stopped == ["spark-driver"]

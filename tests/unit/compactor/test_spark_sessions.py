@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from compactor import spark
-from compactor.driver import Look, Patience, Watched
-from compactor.spark import SparkSettings
-from compactor.spark_sessions import SparkEngines
+from compactor.engines import spark
+from compactor.engines.driver import Look, Patience, Watched
+from compactor.engines.spark import SparkSettings
+from compactor.engines.spark_sessions import SparkEngines
 from storage.errors import Unavailable
 from tests.unit.compactor.test_driver import ALONE, FINE, FakeDriver, StoppedDriver, Time
 
@@ -26,7 +26,9 @@ class Sessions:
         patch.setattr(spark, "end_session", self._end)
         patch.setattr(spark, "SparkDriver", lambda number: self._drivers[number - 1])
         patch.setattr(spark.SparkEngine, "warm_up", lambda engine: self.happened.append("warm up"))
-        patch.setattr("compactor.spark_sessions.Watched", lambda driver, given: Watched(driver, given, self.time))
+        patch.setattr(
+            "compactor.engines.spark_sessions.Watched", lambda driver, given: Watched(driver, given, self.time)
+        )
         settings = SparkSettings(Path("spark.log"), "spark://here:7077")
         self.engines = SparkEngines(settings, self.said.append, patience)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from compactor.engine import Engine
-from compactor.jvm import Jvm
-from compactor.spark import SparkEngine, SparkSettings
-from compactor.spark_sessions import SparkEngines
+from compactor.engines.engine import Engine
+from compactor.engines.jvm import Jvm
+from compactor.engines.spark import SparkEngine, SparkSettings
+from compactor.engines.spark_sessions import SparkEngines
 from storage.errors import Fenced, Misconfigured, Unavailable
 from tests.unit.compactor.test_spark import until
 
@@ -58,7 +58,7 @@ def test_engines_share_a_session_and_none_comes_after_the_end(
         assert isinstance(spark_engine, SparkEngine)
         return spark_engine._session
 
-    monkeypatch.setattr("compactor.spark.open_session", open_it)
+    monkeypatch.setattr("compactor.engines.spark.open_session", open_it)
     engines = SparkEngines(SparkSettings(tmp_path / "spark.log"))
     with ThreadPoolExecutor(3) as pool:
         made = list(pool.map(lambda _: engines.open(), range(3)))
@@ -85,8 +85,8 @@ def test_a_session_that_is_starting_is_given_up_when_the_service_ends(
         given_up.wait(60)
         raise Misconfigured("Spark could not start", "look at its log")
 
-    monkeypatch.setattr("compactor.spark_sessions.Jvm", Watched)
-    monkeypatch.setattr("compactor.spark.open_session", open_it)
+    monkeypatch.setattr("compactor.engines.spark_sessions.Jvm", Watched)
+    monkeypatch.setattr("compactor.engines.spark.open_session", open_it)
     engines = SparkEngines(SparkSettings(tmp_path / "spark.log"))
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(engines.open)
@@ -103,9 +103,9 @@ def test_a_java_that_is_stopped_is_killed_and_followed_by_another(tmp_path: Path
     script = """
 import os, signal, sys, threading
 from pathlib import Path
-from compactor.driver import Patience
-from compactor.spark import SparkSettings
-from compactor.spark_sessions import SparkEngines
+from compactor.engines.driver import Patience
+from compactor.engines.spark import SparkSettings
+from compactor.engines.spark_sessions import SparkEngines
 from storage.errors import Unavailable
 
 folder = Path(sys.argv[1])
@@ -144,8 +144,8 @@ def test_a_java_that_died_is_followed_by_another(tmp_path: Path) -> None:
     script = """
 import os, signal, sys
 from pathlib import Path
-from compactor.spark import SparkSettings
-from compactor.spark_sessions import SparkEngines
+from compactor.engines.spark import SparkSettings
+from compactor.engines.spark_sessions import SparkEngines
 engines = SparkEngines(SparkSettings(Path(sys.argv[1]), "local[1]", "512m"))
 session = engines.open()._session
 java = session.sparkContext._gateway.proc.pid

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.control_loop import ControlLoop
-from compactor.engine import Engine, InProcessEngines
+from compactor.engines.engine import Engine, InProcessEngines
+from compactor.scheduling.control_loop import ControlLoop
 from storage.metadata.records import RunState
 from storage.objects.throttled import Rates
 from storage.topic import Topic

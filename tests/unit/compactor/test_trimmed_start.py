@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 
 from compactor import reference
-from compactor.differences import Kind
-from compactor.dirty import first_plan
-from compactor.plan import Policies, RunPlan
-from compactor.retention import Retention
-from compactor.verify import Report, Verifier
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.maintenance.retention import Retention
+from compactor.run.plan import Policies, RunPlan
+from compactor.run.run_input import first_plan
+from compactor.verify.findings import Kind
+from compactor.verify.verify import Report, Verifier
 from storage.errors import Conflict
+from storage.failpoints import Step
 from storage.ledger.manifest import read_manifest
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, TopicSnapshot
 from storage.objects.interface import StoreLocation
-from storage.steps import Step
 from storage.topic import Topic
 from tests.chunked import append as append_rows
 from tests.chunked import chunk, message, whole

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from compactor.engine import InProcess
-from compactor.garbage import GarbageCollector
-from compactor.plan import PartResult, Policies, RangeResult, Sizing
+from compactor.engines.engine import InProcess
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.run.plan import (
+    PartResult,
+    Policies,
+    RangeResult,
+    Sizing,
+)
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
 from storage.errors import (
     CompactionRunning,

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import delete
 
-from compactor.differences import Difference, Findings, Kind
-from compactor.engine import InProcess
-from compactor.plan import Policies, Sizing
-from compactor.run_history import NEVER, History, Ran
-from compactor.verify import Report, Verifier
-from storage.bulk_append import INPUT_SCHEMA
+from compactor.engines.engine import InProcess
+from compactor.run.plan import Policies, Sizing
+from compactor.verify.findings import Difference, Findings, Kind
+from compactor.verify.history import NEVER, History, Ran
+from compactor.verify.verify import Report, Verifier
 from storage.errors import ObjectMissing, Unavailable
 from storage.ledger.key_index import Records
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.records import RunRecord
 from storage.metadata.tables import ledgers, runs
 from storage.topic import Topic

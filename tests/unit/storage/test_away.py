@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from api.places import check_begins, first_at, mark_delete_before
 from storage.errors import SegmentElsewhere
+from storage.ledger.seek import AtOffset
 from storage.log.directory import LogDirectory
 from storage.model import EARLIEST, LATEST
-from storage.reader import Limits
-from storage.reader_state import ReaderState
-from storage.start import AtOffset
+from storage.reading.positions import check_begins, first_at, mark_delete_before
+from storage.reading.reader_state import ReaderState
+from storage.reading.snapshot_reader import Limits
 from storage.topic import Topic
 from tests.entries import one, produce
 from tests.workbench import Workbench, content

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.bulk_append import INPUT_SCHEMA, cut_ledgers, to_rows
 from storage.ledger import rows
+from storage.log.bulk_append import INPUT_SCHEMA, cut_ledgers, to_rows
 from tests.strategies import contents
 
 

@@ -7,11 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from storage import chunks
-from storage.chunks import ChunkAssembler, ChunkLimits, assembled, chunk_fields
+from storage.entries import chunk_assembler
+from storage.entries.chunk_assembler import (
+    ChunkAssembler,
+    ChunkLimits,
+    assembled,
+    chunk_fields,
+)
+from storage.entries.compression import compress
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import Codec, Slot
-from storage.log.compression import compress
-from storage.log.pulsar_metadata_pb2 import MessageMetadata
 from storage.model import Message, MessageId
 
 
@@ -125,7 +130,7 @@ def test_a_payload_that_cannot_be_decompressed_is_given_as_it_is_stored() -> Non
 
 
 def test_a_few_bytes_do_not_become_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "MAX_PENDING_BYTES", 1000)
+    monkeypatch.setattr(chunk_assembler, "MAX_PENDING_BYTES", 1000)
     for size in (1000, 1001):
         stored = compress(Codec.ZSTD, bytes(size))
         pieces = (stored[:5], stored[5:])

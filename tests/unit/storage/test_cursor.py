@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from storage.acknowledged import MAX_STRETCH_BYTES, STRETCH, STRETCH_OVERHEAD
+from storage.ack_ranges import MAX_STRETCH_BYTES, STRETCH, STRETCH_OVERHEAD
 from storage.cursor import Cursor, CursorSettings
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectMissing, Unavailable
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord

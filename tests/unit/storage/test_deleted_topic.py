@@ -10,19 +10,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from compactor.plan import Policies
-from compactor.truncation import Truncation
+from compactor.maintenance.truncation import Truncation
+from compactor.run.plan import Policies
 from storage.errors import CompactorError, Fenced, TopicNotFound
+from storage.failpoints import Step, observed
 from storage.log import topic_log
-from storage.log.keeper import LogKeeper
+from storage.log.log_manager import LogKeeper
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
 from storage.model import EARLIEST
-from storage.reader import Limits
-from storage.reader_state import ReaderState
-from storage.steps import Step, observed
+from storage.reading.reader_state import ReaderState
+from storage.reading.snapshot_reader import Limits
+from storage.reading.topic_reader import TopicReader
 from storage.topic import Topic
-from storage.topic_reader import TopicReader
 from tests.clocks import ManualClock
 from tests.entries import one
 from tests.workbench import Workbench, content, raw

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from api.places import parse_start
-from compactor.garbage import GRACE_MS, GarbageCollector
-from compactor.retention import Retention
+from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.retention import Retention
 from storage.errors import StateMayBeStale
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message
-from storage.paging import CHUNK_EXPIRY_MS
-from storage.reader import Limits
-from storage.reader_state import ReaderState
+from storage.reading.page_reader import CHUNK_EXPIRY_MS
+from storage.reading.positions import parse_start
+from storage.reading.reader_state import ReaderState
+from storage.reading.snapshot_reader import Limits
 from storage.topic import Topic
 from tests.chunked import Row, append, message, whole
 from tests.clocks import ManualClock

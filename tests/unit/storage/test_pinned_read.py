@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from compactor.garbage import GRACE_MS, GarbageCollector
-from compactor.plan import Policies
-from compactor.retention import Retention
+from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.retention import Retention
+from compactor.run.plan import Policies
+from storage.entries.encode import encode_message
 from storage.errors import Fenced, ObjectMissing, StateMayBeStale, Unavailable
+from storage.failpoints import Step, observed
 from storage.ledger.manifest import Manifest, read_manifest
-from storage.log.encode import encode_message
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, Pin
 from storage.model import EARLIEST, LATEST, Message, MessageId
-from storage.pinned_read import TERM_MS
-from storage.reader import Limits, row_messages
-from storage.reader_state import ReaderState
-from storage.steps import Step, observed
+from storage.reading.compacted_reader import TERM_MS
+from storage.reading.reader_state import ReaderState
+from storage.reading.snapshot_reader import Limits, row_messages
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.pulsar_entries import entry, metadata

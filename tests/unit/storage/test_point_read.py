@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.bulk_append import INPUT_SCHEMA, to_rows
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import key_index, rows
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange, Records, encode_index
 from storage.ledger.manifest import DeletedRows, Manifest, Part, write_manifest
 from storage.ledger.rows_file import RowsObject
+from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.metadata.records import (
     CompactedLedgerRecord,
     IndexLocation,
@@ -30,7 +30,7 @@ from storage.metadata.records import (
 from storage.model import Message, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.local import LocalStore
-from storage.point_read import point_read
+from storage.reading.key_lookup import point_read
 from tests.sealed import NOW, SEED, CollidingHasher, damaged_copy, new_id, seal, seal_history
 from tests.strategies import contents
 

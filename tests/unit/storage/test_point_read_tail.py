@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.plan import Policies
+from compactor.run.plan import Policies
 from tests.entries import batch, one, produce
 from tests.workbench import Workbench, content
 

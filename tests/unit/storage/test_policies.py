@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.plan import Policies
-from storage import policies
+from compactor.run.plan import Policies
 from storage.errors import InvalidInput
-from storage.policies import POLICIES, Instead, TopicPolicies, Unreadable
+from storage.options import policies
+from storage.options.policies import (
+    POLICIES,
+    Instead,
+    TopicPolicies,
+    Unreadable,
+)
 
 
 @pytest.mark.parametrize(

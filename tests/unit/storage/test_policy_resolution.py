@@ -6,8 +6,19 @@ from collections.abc import Mapping
 
 import pytest
 
-from storage.policies import EVICT, HOLD, POLICIES, TopicPolicies, Unreadable
-from storage.policy_resolution import Origin, Triggers, UnreadableSetting, resolve
+from storage.options.policies import (
+    EVICT,
+    HOLD,
+    POLICIES,
+    TopicPolicies,
+    Unreadable,
+)
+from storage.options.resolution import (
+    Origin,
+    Triggers,
+    UnreadableSetting,
+    resolve,
+)
 
 HOUR = 3_600_000
 Settings = Mapping[str, object]

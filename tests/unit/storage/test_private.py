@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from api.components import open_components
 from api.server import check_parts, exposed_folders
-from api.settings import Settings
-from api.wiring import open_components
+from api.settings.settings import Settings
 from storage.model import TopicName
 from tests.entries import one, produce
 

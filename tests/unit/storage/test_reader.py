@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from storage.bulk_append import INPUT_SCHEMA, to_rows
 from storage.errors import ObjectDamaged
 from storage.ledger import names, rows
-from storage.ledger.deleted import encode_deleted
+from storage.ledger.deletion_bitmap import encode_deleted
 from storage.ledger.manifest import Manifest, Part, write_manifest
 from storage.ledger.rows_file import RowsObject
+from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
-from storage.reader import SnapshotReader
+from storage.reading.snapshot_reader import SnapshotReader
 from tests.sealed import NOW, SEED, damaged_copy, new_id, seal
 
 FIRST = 10**12

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.retention import Retention
+from compactor.maintenance.retention import Retention
 from storage.errors import ObjectMissing, OffsetOutOfRange, StateMayBeStale, Unavailable
 from storage.ledger.manifest import read_manifest
+from storage.ledger.seek import AtOffset, AtTime, Reset
 from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST, LATEST, MessageId
-from storage.reader import Limits, messages
-from storage.start import AtOffset, AtTime, Reset
+from storage.reading.snapshot_reader import Limits, messages
+from storage.reading.topic_reader import TopicReader
 from storage.topic import Topic
-from storage.topic_reader import TopicReader
 from tests.entries import NOW, one, produce
 from tests.faults.faulty_store import Fault, FaultyStore, Kind, Script
 from tests.pulsar_entries import entry, metadata

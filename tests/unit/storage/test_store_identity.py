@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.garbage import GarbageCollector
+from compactor.maintenance.garbage import GarbageCollector
 from storage.errors import Misconfigured, ObjectDamaged, OtherStore, Unavailable
 from storage.ledger.names import STORE_UID
 from storage.metadata.store import MetadataStore

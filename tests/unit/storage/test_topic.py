@@ -13,8 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from compactor.plan import Policies
-from storage.bulk_append import INPUT_SCHEMA, BulkAppend, cut_ledgers
+from compactor.run.plan import Policies
 from storage.clock import SystemClock
 from storage.errors import (
     Fenced,
@@ -26,19 +25,20 @@ from storage.errors import (
     TopicNotFound,
     Unavailable,
 )
-from storage.last_message import LastMessage
 from storage.ledger import chunk_table, rows
 from storage.ledger.chunk_table import Chunks, ChunkTable
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import read_manifest
+from storage.log.bulk_append import INPUT_SCHEMA, BulkAppend, cut_ledgers
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, Message, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore, ObjectWriter
 from storage.objects.local import LocalStore
-from storage.reader import Limits, SnapshotReader, messages
+from storage.reading.last_message import LastMessage
+from storage.reading.snapshot_reader import Limits, SnapshotReader, messages
 from storage.topic import Topic
 from tests import chunked
 from tests.pulsar_entries import PUBLISHED, entry, metadata

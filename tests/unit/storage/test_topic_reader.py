@@ -8,13 +8,18 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from storage.errors import ObjectMissing, OffsetOutOfRange
+from storage.ledger.seek import (
+    AtOffset,
+    AtTime,
+    Reset,
+    Start,
+)
 from storage.log.segment import SegmentFiles
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.objects.interface import ObjectStore
-from storage.reader import Limits, messages
-from storage.start import AtOffset, AtTime, Reset, Start
+from storage.reading.snapshot_reader import Limits, messages
+from storage.reading.topic_reader import TopicReader
 from storage.topic import Topic
-from storage.topic_reader import TopicReader
 from tests.clocks import ManualClock
 from tests.entries import NOW, batch, one, produce
 from tests.workbench import Workbench, content, raw

@@ -5,16 +5,21 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from storage.bulk_append import INPUT_SCHEMA
-from storage.last_message import LastMessage
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest
+from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST
-from storage.policies import TopicPolicies
-from storage.reader import SnapshotReader
+from storage.options.policies import TopicPolicies
+from storage.reading.last_message import LastMessage
+from storage.reading.retention_filter import (
+    BOTH,
+    Visible,
+    visible,
+    visible_under,
+)
+from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
-from storage.visible import BOTH, Visible, visible, visible_under
 from tests.workbench import Workbench
 
 NOW = 1_700_000_000_000

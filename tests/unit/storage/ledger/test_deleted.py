@@ -12,7 +12,12 @@ from pyroaring import BitMap
 
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names
-from storage.ledger.deleted import alive, encode_deleted, read_all_deleted, read_deleted
+from storage.ledger.deletion_bitmap import (
+    alive,
+    encode_deleted,
+    read_all_deleted,
+    read_deleted,
+)
 from storage.ledger.manifest import DeletedRows, Part
 from storage.ledger.rows_file import RowsObject
 from storage.metadata.records import StoredObject

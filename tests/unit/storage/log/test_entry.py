@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.bulk_append import INPUT_SCHEMA
+from storage.entries import encode
+from storage.entries.encode import encode_batch, encode_message
+from storage.entries.entry import MAX_BATCH_MESSAGES, EntryHeader, inspect
 from storage.errors import InvalidRecord
 from storage.ledger import rows
 from storage.ledger.rows import Codec
-from storage.log import encode
-from storage.log.encode import encode_batch, encode_message
-from storage.log.entry import MAX_BATCH_MESSAGES, EntryHeader, inspect
+from storage.log.bulk_append import INPUT_SCHEMA
 from tests.pulsar_entries import PUBLISHED, brokers, encrypted, entry, metadata, real_entries
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.errors import Fenced, LeaseHeld, Misconfigured, ObjectDamaged, SegmentElsewhere, Unavailable
+from storage.failpoints import Step, observed
 from storage.ledger.rows import Codec, Slot
 from storage.log.directory import LogDirectory
-from storage.log.keeper import SEALER_DEAD_MS, LogKeeper
-from storage.log.pulsar_metadata_pb2 import MessageMetadata
+from storage.log.log_manager import SEALER_DEAD_MS, LogKeeper
 from storage.log.segment import SegmentFiles
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import MAX_SEALING_TRIES
 from storage.model import Message
 from storage.owner import owner_name
-from storage.steps import Step, observed
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.dying import dying_at
@@ -250,7 +250,7 @@ def test_a_try_counts_if_memory_runs_out_and_not_if_the_store_is_away(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("storage.log.keeper.Sealer.seal", fail)
+    monkeypatch.setattr("storage.log.log_manager.Sealer.seal", fail)
     for number in range(1, MAX_SEALING_TRIES + 1):
         with pytest.raises(type(error)):
             list(topic.keeper().seal(topic.record))
@@ -299,7 +299,7 @@ def test_what_is_large_or_killed_a_sealer_is_left_to_the_process_for_it(
     """A leader that seals by itself could die of it, and the next one, too."""
     assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
-    monkeypatch.setattr("storage.log.keeper.SMALL_BYTES", 1000)
+    monkeypatch.setattr("storage.log.log_manager.SMALL_BYTES", 1000)
     for size in (1, 1, 2000):
         produce(topic, [one(b"k", b"x" * size)])
         topic.keeper().roll(topic.record)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.log import pulsar_metadata_pb2
-from storage.log.pulsar_metadata_pb2 import MessageMetadata
+from storage.entries import pulsar_metadata_pb2
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 
 REPOSITORY = Path(__file__).parents[4]
 PROTO = "storage/log/pulsar_metadata.proto"

@@ -10,8 +10,8 @@ import pytest
 
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, LARGEST_ENTRY, frame_head
+from storage.log.high_watermark import VisibleEnd, VisibleEndWriter, read_visible_end
 from storage.log.segment import FlushPolicy
-from storage.log.visible_end import VisibleEnd, VisibleEndWriter, read_visible_end
 from storage.model import MessageId, Position
 from tests.segments import NEVER, PARTITION, OneSegment, batch, flip, message, placed, places
 

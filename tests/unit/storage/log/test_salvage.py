@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from compactor.retention import Retention
+from compactor.maintenance.retention import Retention
 from storage.errors import DataLoss, ObjectDamaged, ObjectMissing
 from storage.ledger.rows import Slot
+from storage.log.damaged import salvage
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
-from storage.log.salvage import salvage
-from storage.log.scan import scan
 from storage.log.segment import SegmentFiles
+from storage.log.segment_dump import scan
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message
 from storage.topic import Topic

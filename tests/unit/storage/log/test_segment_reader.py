@@ -12,8 +12,8 @@ import pytest
 from storage.errors import ObjectDamaged, ObjectMissing, Unavailable
 from storage.log import segment_reader
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, frame_head
+from storage.log.high_watermark import VisibleEnd, VisibleEndWriter
 from storage.log.segment import FlushPolicy
-from storage.log.visible_end import VisibleEnd, VisibleEndWriter
 from storage.model import MessageId, Position
 from tests.pulsar_entries import PUBLISHED, encrypted, entry
 from tests.segments import (
@@ -296,7 +296,7 @@ def test_a_disk_that_cannot_be_read_is_told(segment: OneSegment, monkeypatch: py
 def test_a_length_beyond_all_limits_is_not_even_read(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a damaged one could cost as much memory as the segment has bytes."""
     size = segment.rolled([message(0, 10), message(1, 1000), message(2)])
-    monkeypatch.setattr("storage.log.frame_walk.LARGEST_ENTRY", 500)
+    monkeypatch.setattr("storage.log.frame_reader.LARGEST_ENTRY", 500)
     with pytest.raises(ObjectDamaged, match=r"entry 1, .* is longer than what is left, or than any"):
         list(segment.reader(size).entries())
 

@@ -9,7 +9,7 @@ import pytest
 
 from storage.errors import ObjectMissing
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
-from storage.log.scan import FrameState, ScannedFrame, scan
+from storage.log.segment_dump import FrameState, ScannedFrame, scan
 from tests.segments import ENTRIES, PLACES, OneSegment, flip, message
 
 

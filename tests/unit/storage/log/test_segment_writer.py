@@ -26,15 +26,15 @@ from storage.errors import (
     StorageFull,
     Unavailable,
 )
+from storage.failpoints import Step, observed
 from storage.ledger import rows
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
 from storage.log.group_commit import Answer, Ticket
+from storage.log.high_watermark import VisibleEnd, read_visible_end
 from storage.log.segment import Appended, FlushPolicy
 from storage.log.segment_writer import SegmentWriter
-from storage.log.visible_end import VisibleEnd, read_visible_end
 from storage.metadata.records import SegmentContent
 from storage.model import MessageId, Position
-from storage.steps import Step, observed
 from tests.clocks import ManualClock
 from tests.pulsar_entries import PUBLISHED, encrypted, entry
 from tests.segments import EVERY_APPEND, NEVER, PARTITION, OneSegment, batch, message, placed

@@ -19,6 +19,7 @@ from storage.errors import (
     ObjectMissing,
     Unavailable,
 )
+from storage.failpoints import Step
 from storage.log import open_segment
 from storage.log.directory import UID_FILE, LogDirectory
 from storage.log.group_commit import Answer
@@ -28,7 +29,6 @@ from storage.log.segment_writer import SegmentWriter
 from storage.log.topic_log import TopicLog
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import SegmentState
-from storage.steps import Step
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.dying import dying_at

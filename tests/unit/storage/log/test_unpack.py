@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.bulk_append import INPUT_SCHEMA
+from storage.entries.compression import compress
+from storage.entries.decode import StoredEntry, unpack
+from storage.entries.encode import encode_batch, encode_message
+from storage.entries.entry import inspect
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import SCHEMA, Codec, Slot
 from storage.ledger.sealing import keyed_rows
-from storage.log.compression import compress
-from storage.log.encode import encode_batch, encode_message
-from storage.log.entry import inspect
-from storage.log.pulsar_metadata_pb2 import MessageMetadata
-from storage.log.unpack import StoredEntry, unpack
+from storage.log.bulk_append import INPUT_SCHEMA
 from tests.pulsar_entries import (
     PUBLISHED,
     batch_payload,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.log.visible_end import (
+from storage.log.high_watermark import (
     VisibleEnd,
     VisibleEndWriter,
     WritingProcess,

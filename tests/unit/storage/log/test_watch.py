@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import event
 
 from storage.errors import Fenced, TopicNotFound, Unavailable
-from storage.log import watch as watching
+from storage.log import lease_renewer as watching
+from storage.log.lease_renewer import LogWatch
 from storage.log.topic_log import TopicLog
-from storage.log.watch import LogWatch
 from storage.metadata.leases import Unrenewed
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState

@@ -1,0 +1,120 @@
+"""Stats of all topics in one answer, as a broker gives those that it serves: here any service serves all.
+
+It is written while it is read, a topic at a time, so it takes the memory of one namespace's list, however many topics
+there are; each topic is of a moment of its own. Source of the shape: Pulsar's `PulsarStats` and `PersistentTopic`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response, StreamingResponse
+
+from api.admin.tenancy.bundles import RANGES, bundle_of
+from api.admin.topics.stats_models import NO_CONSUMER
+from api.admin.topics.topic_stats import Figures, figures
+from api.http.access import Action, allowed
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor
+from api.observability.logs import Seldom
+from api.service import Parts, Service
+from storage.errors import CompactorError, NotFound
+from storage.model import TopicName
+
+router = Routes(prefix="/admin/v2/broker-stats", tags=["brokers"])
+
+
+@router.get(
+    "/topics",
+    dependencies=[allowed(Action.SUPERUSER)],
+    operation_id="getBrokerTopics",
+    response_class=Response,
+    responses={200: {"content": {"application/json": {}}, "description": "By namespace, bundle, domain and topic."}},
+)
+async def topics(parts: Parts, request: Request) -> Response:
+    """Stats of every topic, by namespace and bundle. A topic whose figures cannot be had is left out, and logged."""
+    written = parts.pools[WaitsFor.LOG].each(_written(parts, request.app.state.seldom))
+    return StreamingResponse(written, media_type="application/json")
+
+
+def _written(parts: Service, seldom: Seldom) -> Generator[str, None, None]:
+    yield "{"
+    between = ""
+    for namespace in _namespaces(parts):
+        by_bundle: dict[str, list[TopicName]] = {}
+        for record in parts.components.metadata.topics_in(namespace):
+            by_bundle.setdefault(bundle_of(record.name), []).append(record.name)
+        if not by_bundle:
+            continue
+        yield f"{between}{json.dumps(namespace)}:{{"
+        yield from _bundles(parts, seldom, by_bundle)
+        yield "}"
+        between = ","
+    yield "}"
+
+
+def _bundles(parts: Service, seldom: Seldom, by_bundle: dict[str, list[TopicName]]) -> Iterator[str]:
+    for number, bundle in enumerate(one for one in RANGES if one in by_bundle):
+        yield f'{"," if number else ""}{json.dumps(bundle)}:{{"persistent":{{'
+        between = ""
+        for name in by_bundle[bundle]:
+            try:
+                found = figures(parts, name)
+            except CompactorError as error:  # the answer has begun
+                told = f"{name} is left out of the stats of all topics: {error}"
+                seldom.warn(told, f"{type(error).__name__} in stats of all topics")
+                continue
+            if found is not None:  # it may have been deleted meanwhile
+                yield f"{between}{json.dumps(str(name))}:{json.dumps(_document(found))}"
+                between = ","
+        yield "}}"
+
+
+def _namespaces(parts: Service) -> Iterator[str]:
+    tenancy = parts.components.metadata.tenancy
+    for tenant in tenancy.tenants():
+        try:
+            yield from tenancy.namespaces(tenant)
+        except NotFound:
+            continue
+
+
+def _document(found: Figures) -> dict[str, Any]:
+    """A topic, with what this service has none of at a broker's default."""
+    cursors = found.standing.cursors
+    return {
+        "publishers": [],
+        "replication": {},
+        "subscriptions": {
+            one.record.name: {
+                "consumers": [],
+                "msgBacklog": found.backlog(one),
+                "msgRateExpired": 0.0,
+                "msgRateOut": 0.0,
+                "messageAckRate": 0.0,
+                "msgThroughputOut": 0.0,
+                "msgRateRedeliver": 0.0,
+                "numberOfEntriesSinceFirstNotAckedMessage": found.backlog(one),
+                "totalNonContiguousDeletedMessagesRange": one.ranges,
+                "type": NO_CONSUMER,
+            }
+            for one in cursors
+        },
+        "producerCount": 0,
+        "averageMsgSize": 0.0,
+        "msgRateIn": 0.0,
+        "msgRateOut": 0.0,
+        "msgInCount": found.end,
+        "bytesInCount": found.size,
+        "msgOutCount": 0,
+        "bytesOutCount": 0,
+        "msgThroughputIn": 0.0,
+        "msgThroughputOut": 0.0,
+        "storageSize": found.size,
+        "backlogSize": max((found.backlog_bytes(one) for one in cursors), default=0),
+        "pendingAddEntriesCount": 0,
+        "filteredEntriesCount": 0,
+    }

@@ -1,0 +1,105 @@
+"""What machines ask of a service: is it alive, is it ready, its numbers. None of it is Pulsar's admin tree.
+
+`/livez` says that the process answers, and nothing more: a database that is away is no reason to restart it. `/readyz`
+looks at database, schema and object store, and says which cannot serve. Why it cannot is for the log and for
+superusers: it names hosts, users and buckets, and no token is needed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NamedTuple, cast
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel
+
+from api.http.access import (
+    Access,
+    Action,
+    InFull,
+    caller_of,
+)
+from api.http.routes import Routes
+from api.observability.redaction import masked
+from api.service import Parts, Service
+from storage.errors import CompactorError, ObjectMissing, meaning
+
+router = Routes(tags=["health"])
+LOG = logging.getLogger(__name__)
+_OK = "ok"
+
+
+class Readiness(BaseModel):
+    """What was looked at: `ok`, or what is wrong. `reason`: all that is wrong, in one line."""
+
+    reason: str
+    checks: dict[str, str]
+
+
+class Check(NamedTuple):
+    """What came of a look: in public words, and in full. Both are `ok` if nothing is wrong."""
+
+    public: str
+    full: str
+
+
+@router.get("/livez", operation_id="livez", response_class=PlainTextResponse)
+async def livez() -> str:
+    """The process answers."""
+    return "ok\n"
+
+
+@router.get("/readyz", operation_id="readyz", responses={503: {"model": Readiness}})
+async def readyz(parts: Parts, in_full: InFull) -> Readiness:
+    """The service can do its work: database, schema and object store answer."""
+    found = await parts.readiness.answer(lambda: _checked(parts))
+    checks = {name: check.full if in_full else check.public for name, check in found.items()}
+    wrong = [f"{name}: {said}" for name, said in checks.items() if said != _OK]
+    answer = Readiness(reason="; ".join(wrong), checks=checks)
+    return answer if not wrong else cast(Readiness, JSONResponse(answer.model_dump(), 503))
+
+
+@router.get(
+    "/metrics",
+    operation_id="metrics",
+    response_class=PlainTextResponse,
+    responses={401: {"description": "metrics.authenticate is set."}, 403: {"description": "No superuser."}},
+)
+async def metrics(request: Request, parts: Parts) -> Response:
+    """Metrics as Prometheus reads them; a superuser's token is needed if `metrics.authenticate` is set."""
+    if parts.settings.metrics_authenticate:
+        cast(Access, request.app.state.access).require(caller_of(request), (Action.SUPERUSER,), None, None)
+    return Response(await parts.scrapes.answer(parts.metrics.exposition), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _checked(parts: Service) -> Mapping[str, Check]:
+    components = parts.components
+    found = {
+        "database": _checked_by(components.metadata.metrics.ping),
+        "schema": _checked_by(components.metadata.check_schema),
+        "store": _checked_by(lambda: _look(components.store.size)),
+    }
+    for name, check in found.items():
+        if check.full != parts.not_ready.get(name, _OK):
+            LOG.warning("readiness: %s: %s", name, check.full)
+        parts.not_ready[name] = check.full
+    return found
+
+
+def _look(size: Callable[[str], int]) -> None:
+    """Ask the store for an object that nobody has: it answers, if only that there is none."""
+    with suppress(ObjectMissing):
+        size(f"readyz/{secrets.token_hex(4)}")
+
+
+def _checked_by(look: Callable[[], object]) -> Check:
+    try:
+        look()
+    except CompactorError as error:
+        return Check(f"it {meaning(error)}: the service's log says more", masked(" ".join(str(error).split())))
+    return Check(_OK, _OK)

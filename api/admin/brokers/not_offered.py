@@ -1,0 +1,312 @@
+"""Pulsar's calls for features that this service has not: one table, so that a tool is told so and not "Not Found".
+
+    a value       where a feature has none, a broker answers nothing, or something empty; so does this service
+    done          a policy that cannot be set is removed: none is set, as a broker answers for one that is not
+    refused       all else: 405, as a broker refuses what is switched off, with the reason "not offered here: …"
+
+Whether the topic, namespace or cluster of the path exists is looked at first, and permissions before that. A path of
+the service whose verbs are all refused asks for a token and no permission: the answer is the same for everyone.
+The page docs/rest-not-offered.md is this table. Offer a call → take its row out, and write a route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import JSONResponse, Response
+
+from api.admin import resolve
+from api.admin.models import done, unset
+from api.http.access import Action, allowed, require_here
+from api.http.paths import Namespace, Topic
+from api.http.problems import Problem
+from api.http.routes import Routes
+from api.service import Parts, Service
+
+REFUSAL = "not offered here: {}"
+SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
+"""The property with which Pulsar's clients make a shadow topic."""
+_TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/"
+_NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}/"
+_CLUSTER = "/admin/v2/clusters/{cluster}"
+_LOOK = (Action.PRODUCE, Action.CONSUME, Action.COMPACT, Action.ADMIN)
+
+
+@dataclass(frozen=True)
+class Value:
+    """An answer of success. `body` None: an empty one, as for a policy that is not set."""
+
+    body: Any = None
+
+    @property
+    def response(self) -> Response:
+        return unset() if self.body is None else JSONResponse(self.body)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A path and what its verbs answer: a value, `None` for 204, or `REFUSED`. `what`: the feature, and what to do."""
+
+    path: str
+    what: str
+    answers: Mapping[str, Value | str | None]
+
+    @property
+    def reason(self) -> str:
+        return REFUSAL.format(self.what)
+
+    def answer(self, verb: str) -> Response:
+        """Raises Problem (405)."""
+        found = self.answers[verb]
+        if isinstance(found, str):
+            offered = sorted(one for one, answer in self.answers.items() if not isinstance(answer, str))
+            raise Problem(405, self.reason, {"Allow": ", ".join(offered)})
+        return done() if found is None else found.response
+
+
+REFUSED = "refused"
+_NONE = Value()
+_ALL = ("GET", "PUT", "POST", "DELETE")
+
+
+def _policy(path: str, what: str, value: Value = _NONE) -> Row:
+    """A policy that cannot be set: it has `value`, and there is none to remove."""
+    return Row(path, what, {"GET": value, "PUT": REFUSED, "POST": REFUSED, "DELETE": None})
+
+
+def _refused(path: str, what: str, *verbs: str) -> Row:
+    """Verbs of a path that are refused; without any: all."""
+    return Row(path, what, dict.fromkeys(verbs or _ALL, REFUSED))
+
+
+def _value(path: str, what: str, value: Value, *refused: str) -> Row:
+    """A path that can be looked at and no more."""
+    return Row(path, what, {"GET": value, **dict.fromkeys(refused, REFUSED)})
+
+
+_OFFLOAD = "offloading: sealed ledgers are in the object store from the first"
+_DEDUPLICATION = "deduplication of messages"
+_SCHEMAS = "schemas: payloads are kept as they are"
+_REPLICATION = "replication between clusters: there is one cluster"
+_RATES = "limits of rates of single topics: limits.requests-per-second is for each caller"
+_CONSUMERS = "limits of consumers and their acknowledgements"
+_BOOKKEEPER = "BookKeeper: ledgers are in an object store"
+_BALANCE = "placing topics on services: any service answers for any topic"
+_INACTIVE = "deleting topics that are not used"
+_AUTO_SUBSCRIBE = "making subscriptions by consuming: create them"
+_FILTERS = "entry filters"
+_SUBSCRIPTION_TYPES = "subscriptions by type"
+_DELAY = "delayed delivery: a log delivers in order, at once"
+_GROUPS = "resource groups"
+
+ROWS: tuple[Row, ...] = (
+    # Of a topic
+    *(
+        _policy(_TOPIC + name, what)
+        for name, what in (
+            ("autoSubscriptionCreation", _AUTO_SUBSCRIBE),
+            ("deduplicationEnabled", _DEDUPLICATION),
+            ("deduplicationSnapshotInterval", _DEDUPLICATION),
+            ("delayedDelivery", _DELAY),
+            ("dispatchRate", _RATES),
+            ("dispatcherPauseOnAckStatePersistent", _CONSUMERS),
+            ("entryFilters", _FILTERS),
+            ("inactiveTopicPolicies", _INACTIVE),
+            ("maxConsumers", _CONSUMERS),
+            ("maxConsumersPerSubscription", _CONSUMERS),
+            ("maxProducers", "limits of producers"),
+            ("maxSubscriptionsPerTopic", "limits of subscriptions"),
+            ("maxUnackedMessagesOnConsumer", _CONSUMERS),
+            ("maxUnackedMessagesOnSubscription", _CONSUMERS),
+            ("offloadPolicies", _OFFLOAD),
+            ("persistence", _BOOKKEEPER),
+            ("publishRate", _RATES),
+            ("replication", _REPLICATION),
+            ("replicatorDispatchRate", _REPLICATION),
+            ("schemaCompatibilityStrategy", _SCHEMAS),
+            ("shadowTopics", "shadow topics"),
+            ("subscribeRate", _RATES),
+            ("subscriptionDispatchRate", _RATES),
+            ("subscriptionTypesEnabled", _SUBSCRIPTION_TYPES),
+            ("{subscription}/dispatchRate", _RATES),
+        )
+    ),
+    _value(_TOPIC + "schemaValidationEnforced", _SCHEMAS, Value(False), "POST"),
+    _value(_TOPIC + "offload", _OFFLOAD, Value({"status": "NOT_RUN", "lastError": ""}), "PUT"),
+    _refused(
+        _TOPIC + "maxMessageSize",
+        "the size of messages by this call: it is the policy max.message.bytes, at …/policies/max.message.bytes",
+        "GET",
+        "POST",
+        "DELETE",
+    ),
+    _refused(_TOPIC + "getMessageIdByIndex", "broker entry metadata: read from an offset, at …/messages?start=", "GET"),
+    _refused(_TOPIC + "terminate", "closing a topic for writing", "POST"),
+    _refused(_TOPIC + "terminate/partitions", "closing a topic for writing", "POST"),
+    _refused(_TOPIC + "subscription/{subscription}/replicatedSubscriptionStatus", _REPLICATION, "GET", "POST"),
+    # Of a namespace
+    *(
+        _policy(_NAMESPACE + name, what)
+        for name, what in (
+            ("antiAffinity", _BALANCE),
+            ("autoSubscriptionCreation", _AUTO_SUBSCRIBE),
+            ("autoTopicCreation", "making topics by asking for them: create them"),
+            ("deduplication", _DEDUPLICATION),
+            ("deduplicationSnapshotInterval", _DEDUPLICATION),
+            ("delayedDelivery", _DELAY),
+            ("dispatchRate", _RATES),
+            ("dispatcherPauseOnAckStatePersistent", _CONSUMERS),
+            ("entryFilters", _FILTERS),
+            ("inactiveTopicPolicies", _INACTIVE),
+            ("maxConsumersPerSubscription", _CONSUMERS),
+            ("maxConsumersPerTopic", _CONSUMERS),
+            ("maxProducersPerTopic", "limits of producers"),
+            ("maxSubscriptionsPerTopic", "limits of subscriptions"),
+            ("maxTopicsPerNamespace", "limits of topics"),
+            ("maxUnackedMessagesPerConsumer", _CONSUMERS),
+            ("maxUnackedMessagesPerSubscription", _CONSUMERS),
+            ("offloadDeletionLagMs", _OFFLOAD),
+            ("offloadPolicies", _OFFLOAD),
+            ("persistence", _BOOKKEEPER),
+            ("persistence/bookieAffinity", _BOOKKEEPER),
+            ("publishRate", _RATES),
+            ("replicatorDispatchRate", _REPLICATION),
+            ("resourcegroup", _GROUPS),
+            ("schemaAutoUpdateCompatibilityStrategy", _SCHEMAS),
+            ("subscribeRate", _RATES),
+            ("subscriptionDispatchRate", _RATES),
+            ("subscriptionExpirationTime", "deleting subscriptions that are not used"),
+        )
+    ),
+    _policy(_NAMESPACE + "allowedClusters", _REPLICATION, Value([])),
+    _policy(_NAMESPACE + "properties", "properties of a namespace", Value({})),
+    _policy(_NAMESPACE + "property/{key}", "properties of a namespace"),
+    _policy(_NAMESPACE + "subscriptionTypesEnabled", _SUBSCRIPTION_TYPES, Value([])),
+    _value(_NAMESPACE + "encryptionRequired", "demanding that messages are encrypted", Value(False), "POST"),
+    _value(_NAMESPACE + "isAllowAutoUpdateSchema", _SCHEMAS, Value(True), "POST"),
+    _value(_NAMESPACE + "offloadThreshold", _OFFLOAD, Value(-1), "PUT"),
+    _value(_NAMESPACE + "offloadThresholdInSeconds", _OFFLOAD, Value(-1), "PUT"),
+    _value(_NAMESPACE + "permissions/subscription", "permissions of single subscriptions", Value({})),
+    _value(_NAMESPACE + "schemaCompatibilityStrategy", _SCHEMAS, Value("UNDEFINED"), "PUT"),
+    _value(_NAMESPACE + "schemaValidationEnforced", _SCHEMAS, Value(False), "POST"),
+    _value(_NAMESPACE + "subscriptionAuthMode", "permissions of single subscriptions", Value("None"), "POST"),
+    Row(_NAMESPACE + "removeOffloadPolicies", _OFFLOAD, {"DELETE": None}),
+    _refused(_NAMESPACE + "migration", _REPLICATION, "POST"),
+    _refused(_NAMESPACE + "replication", _REPLICATION, "POST"),
+    _refused(_NAMESPACE + "permissions/subscription/{subscription}", "permissions of single subscriptions", "POST"),
+    _refused(_NAMESPACE + "permissions/{subscription}/{role}", "permissions of single subscriptions", "DELETE"),
+    _refused(_NAMESPACE + "property/{key}/{value}", "properties of a namespace", "PUT"),
+    _refused(_NAMESPACE + "resourcegroup/{group}", _GROUPS, "POST"),
+    _refused(_NAMESPACE + "{bundle}/split", "splitting bundles: each namespace has the same four", "PUT"),
+    _refused(_NAMESPACE + "{bundle}/topicHashPositions", _BALANCE, "GET"),
+    # Of a cluster
+    _refused(_CLUSTER, "making, changing or deleting a cluster: there is one", "PUT", "POST", "DELETE"),
+    _value(_CLUSTER + "/failureDomains", _BALANCE, Value({})),
+    _refused(_CLUSTER + "/failureDomains/{domain}", _BALANCE, "GET", "POST", "DELETE"),
+    _value(_CLUSTER + "/migrate", _REPLICATION, Value({"migrated": False}), "POST"),
+    _value(_CLUSTER + "/namespaceIsolationPolicies", _BALANCE, Value({})),
+    _value(_CLUSTER + "/namespaceIsolationPolicies/brokers", _BALANCE, Value([])),
+    _refused(_CLUSTER + "/namespaceIsolationPolicies/brokers/{broker}", _BALANCE, "GET"),
+    _refused(_CLUSTER + "/namespaceIsolationPolicies/{policy}", _BALANCE, "GET", "POST", "DELETE"),
+    _value(_CLUSTER + "/peers", _REPLICATION, _NONE, "POST"),
+    # Of the service
+    _value("/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces", _BALANCE, Value({})),
+    _refused("/admin/v2/brokers/internal-configuration", "ZooKeeper and BookKeeper: metadata is in SQL", "GET"),
+    _refused("/admin/v2/brokers/shutdown", "ending a service by a call: send SIGTERM to its process", "POST"),
+    _refused("/admin/v2/broker-stats/metrics", "metrics by this call: GET /metrics has them", "GET"),
+    _refused("/admin/v2/broker-stats/{kind}", "numbers of a Java process and of load balancing", "GET"),
+    _refused("/admin/v2/broker-stats/allocator-stats/{allocator}", "numbers of a Java process", "GET"),
+    _value("/admin/v2/bookies/racks-info", _BOOKKEEPER, Value({})),
+    _value("/admin/v2/bookies/all", _BOOKKEEPER, Value({"bookies": []})),
+    _refused("/admin/v2/bookies/racks-info/{bookie}", _BOOKKEEPER, "GET", "POST", "DELETE"),
+    _value("/admin/v2/resourcegroups", _GROUPS, Value([])),
+    _refused("/admin/v2/resourcegroups/{group}", _GROUPS),
+    _refused("/admin/v2/resource-quotas", _BALANCE),
+    _refused("/admin/v2/resource-quotas/{rest:path}", _BALANCE),
+    _value("/admin/namespaces/{cluster}/antiAffinity/{group}", _BALANCE, Value([])),
+    _refused("/admin/v2/schemas/{rest:path}", _SCHEMAS),
+    _refused("/admin/v2/functions/{rest:path}", "functions"),
+    _refused("/admin/v2/worker/{rest:path}", "functions"),
+    _refused("/admin/v2/worker-stats/{rest:path}", "functions"),
+    _refused("/admin/v3/functions/{rest:path}", "functions"),
+    _refused("/admin/v3/packages/{rest:path}", "packages"),
+    _refused("/admin/v3/sink/{rest:path}", "sinks"),
+    _refused("/admin/v3/sinks/{rest:path}", "sinks"),
+    _refused("/admin/v3/source/{rest:path}", "sources"),
+    _refused("/admin/v3/sources/{rest:path}", "sources"),
+    _refused("/admin/v3/transactions/{rest:path}", "transactions"),
+    _refused("/proxy-stats/{rest:path}", "a proxy"),
+)
+"""Every call that is answered so. The first row that fits counts."""
+
+
+def check_no_shadow(properties: Mapping[str, str]) -> None:
+    """Raises Problem (405) for the properties of a topic that is to be another one's shadow."""
+    if SHADOW_SOURCE in properties:
+        raise Problem(405, REFUSAL.format("shadow topics"))
+
+
+def _of_topic(row: Row) -> Callable[..., Response]:
+    def answer(request: Request, parts: Parts, topic: Topic) -> Response:
+        _may_change(request, Action.ADMIN)
+        resolve.topics(parts, topic)
+        return row.answer(request.method)
+
+    return answer
+
+
+def _of_namespace(row: Row) -> Callable[..., Response]:
+    def answer(request: Request, parts: Parts, namespace: Namespace) -> Response:
+        _may_change(request, Action.ADMIN)
+        resolve.namespace(parts, namespace)
+        return row.answer(request.method)
+
+    return answer
+
+
+def _of_service(row: Row) -> Callable[..., Response]:
+    def answer(request: Request, parts: Parts) -> Response:
+        _check_cluster(parts, request)
+        return row.answer(request.method)
+
+    return answer
+
+
+def _may_change(request: Request, action: Action) -> None:
+    """Raises Problem (403) unless the request only looks, or its caller may do this."""
+    if request.method != "GET":
+        require_here(request, action)
+
+
+def _check_cluster(parts: Service, request: Request) -> None:
+    """Raises Problem (404)."""
+    if request.path_params.get("cluster", parts.settings.cluster_name) != parts.settings.cluster_name:
+        raise Problem(404, "Cluster does not exist")
+
+
+def _router() -> Routes:
+    """A route a row; what is not offered is not described either."""
+    made = Routes()
+    for row in ROWS:
+        if row.path.startswith(_TOPIC):
+            endpoint, needed = _of_topic(row), allowed(*_LOOK)
+        elif row.path.startswith(_NAMESPACE):
+            endpoint, needed = _of_namespace(row), allowed(*_LOOK)
+        else:
+            is_refusal = all(isinstance(answer, str) for answer in row.answers.values())
+            endpoint, needed = _of_service(row), allowed(Action.ANYONE if is_refusal else Action.SUPERUSER)
+        made.add_api_route(
+            row.path,
+            endpoint,
+            methods=sorted(row.answers),
+            dependencies=[needed],
+            response_model=None,
+            include_in_schema=False,
+        )
+    return made
+
+
+router = _router()

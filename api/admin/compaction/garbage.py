@@ -1,0 +1,113 @@
+"""Garbage collection on demand: deleting objects that nothing refers to (A3). A dry run unless `dryRun` is false."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Body
+from pydantic import BaseModel, Field
+
+from api.admin.models import Strict
+from api.http.access import Action, allowed
+from api.http.problems import Problem, refusals
+from api.http.query_parameters import KNOWN_QUERY
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor, waits_for
+from api.reports import shown_error
+from api.service import Parts
+from compactor.maintenance.garbage import Collected, GarbageCollector
+from storage.model import TopicName
+
+router = Routes(prefix="/admin/v2", tags=["garbage"])
+
+LEAST_GRACE_MS = 60_000
+"""Twice the term of a heartbeat: with less, what is at work would be taken for dead."""
+
+
+class CollectGarbage(Strict):
+    """What is to be looked at. `topics`: only these; `unknownTopics`: also objects of topics that this database does
+    not know; `graceMs`: how long garbage stays, by default as the setting gc.grace says."""
+
+    dryRun: bool = Field(default=True, description="Say what would be deleted, and change nothing.")  # noqa: N815
+    topics: list[str] | None = Field(default=None, max_length=10_000)
+    unknownTopics: bool = False  # noqa: N815
+    graceMs: int | None = Field(default=None, ge=LEAST_GRACE_MS, le=2**53)  # noqa: N815
+
+
+class Objects(BaseModel):
+    """Objects, and their bytes in the store."""
+
+    count: int
+    bytes: int
+
+
+class TopicGarbage(BaseModel):
+    """What went of one topic, or would; `topic` null: the database does not know it. `error`: why nothing of it did."""
+
+    topic: str | None
+    topic_uid: str
+    deleted: bool
+    objects: dict[str, Objects]
+    attempts_given_up: int
+    compacted_ledgers: int
+    trimmed_ledgers: int
+    foreign: int
+    error: str | None
+
+
+class GarbageReport(BaseModel):
+    """Sums, and the topics of which there was something to say."""
+
+    dry_run: bool
+    objects: int
+    bytes: int
+    topics: list[TopicGarbage]
+
+
+@router.post(
+    "/garbage",
+    dependencies=[allowed(Action.SUPERUSER), KNOWN_QUERY],
+    operation_id="collectGarbage",
+    response_model=GarbageReport,
+    responses=refusals(400, 404, 412, 507),
+)
+@waits_for(WaitsFor.WORK)
+def collect(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = CollectGarbage()) -> Any:  # noqa: B008
+    """Delete what nothing refers to. A dry run by default."""
+    if wanted.topics is not None and wanted.unknownTopics:
+        raise Problem(400, "topics and unknownTopics do not go together: leave one of them out")
+    components, settings = parts.components, parts.settings
+    grace = settings.gc_grace_ms if wanted.graceMs is None else wanted.graceMs
+    collector = GarbageCollector(components.metadata, parts.patient_store, components.clock, grace)
+    if wanted.topics is None:
+        found = list(collector.collect_all(wanted.dryRun, wanted.unknownTopics))
+    else:
+        names = [TopicName.parse(one) for one in dict.fromkeys(wanted.topics)]
+        records = [components.metadata.topic(name) for name in names]
+        found = [collector.collect(record, wanted.dryRun) for record in records]
+    counted = [one for one in found if one.topic is not None or one.deleted]
+    return {
+        "dry_run": wanted.dryRun,
+        "objects": sum(one.total.count for one in counted),
+        "bytes": sum(one.total.bytes for one in counted),
+        "topics": [_shown(one) for one in found if _has_something(one)],
+    }
+
+
+def _has_something(one: Collected) -> bool:
+    counts = (one.total.count, one.attempts_given_up, one.compacted_ledgers, one.trimmed_ledgers, one.foreign)
+    return any(counts) or one.error is not None
+
+
+def _shown(one: Collected) -> dict[str, Any]:
+    return {
+        "topic": None if one.topic is None else str(one.topic),
+        "topic_uid": one.topic_uid,
+        "deleted": one.deleted,
+        "objects": {str(kind): {"count": of.count, "bytes": of.bytes} for kind, of in sorted(one.objects.items())},
+        "attempts_given_up": one.attempts_given_up,
+        "compacted_ledgers": one.compacted_ledgers,
+        "trimmed_ledgers": one.trimmed_ledgers,
+        "foreign": one.foreign,
+        "error": shown_error(one.error),
+    }

@@ -1,0 +1,70 @@
+"""Progress of a compaction run as server-sent events.
+
+    event: progress     data: the run, as GET /admin/v2/compactions/{run} has it; whenever something of it has changed
+    : still running     a comment, so that a quiet connection is not taken for a dead one
+    event: end          data: the run as it ended; the stream ends behind it, and nowhere else
+
+What is told comes from the database, so the run may execute in any process, and those who watch one run share a look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.responses import Response, StreamingResponse
+
+from api.admin.compaction.runs import RunId, topic_of_run
+from api.http.access import Action, allowed_on
+from api.http.problems import refusals
+from api.http.query_parameters import KNOWN_QUERY
+from api.http.routes import Routes
+from api.http.run_single_flight import LOOK_MS
+from api.service import Parts, Service
+from storage.metadata.records import RunState
+
+router = Routes(prefix="/admin/v2", tags=["compactions"])
+
+KEEP_ALIVE_MS = 10_000
+"""A quiet connection hears something so often."""
+EVENTS = "text/event-stream"
+
+
+@router.get(
+    "/compactions/{run}/events",
+    dependencies=[allowed_on(topic_of_run, Action.COMPACT), KNOWN_QUERY],
+    operation_id="watchCompaction",
+    response_class=Response,
+    responses={
+        200: {"description": "Events, until the run has ended.", "content": {EVENTS: {"schema": {"type": "string"}}}},
+        **refusals(404),
+    },
+)
+async def watch(parts: Parts, run: RunId) -> Response:
+    """Follow a run until it has ended."""
+    found = await parts.looks.look(run)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_events(parts, run, found), media_type=EVENTS, headers=headers)
+
+
+async def _events(parts: Service, run: int, document: dict[str, Any]) -> AsyncIterator[str]:
+    clock = parts.components.clock
+    told: dict[str, Any] | None = None
+    number, spoke_at = 0, clock.now_ms()
+    while document["state"] == RunState.RUNNING:
+        news = {name: value for name, value in document.items() if name != "heartbeat_at"}
+        if news != told:
+            told, spoke_at, number = news, clock.now_ms(), number + 1
+            yield _event("progress", number, document)
+        elif clock.now_ms() - spoke_at >= KEEP_ALIVE_MS:
+            spoke_at = clock.now_ms()
+            yield ": still running\n\n"
+        await asyncio.sleep(LOOK_MS / 1000)
+        document = await parts.looks.look(run)
+    yield _event("end", number + 1, document)
+
+
+def _event(kind: str, number: int, document: dict[str, Any]) -> str:
+    return f"event: {kind}\nid: {number}\ndata: {json.dumps(document)}\n\n"

@@ -1,0 +1,108 @@
+"""Letting old raw ledgers go on demand: as the topic's cleanup policies say, or all before a message (C1, C2, T3).
+
+Without the query parameter `dryRun` this is Pulsar's call: the policies are applied, and the answer is empty, as
+Pulsar's clients wait for ever if a call that answers nothing answers a list. With it the answer reports what went, or
+would. Ledgers are listed no more at once; their objects go with a later garbage collection, after
+`file.delete.delay.ms`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Body, Query
+from pydantic import BaseModel
+
+from api.admin import resolve
+from api.admin.models import Strict, done
+from api.http.access import Action, InFull, allowed
+from api.http.paths import Topic
+from api.http.problems import Problem, refusals
+from api.http.query_parameters import KNOWN_QUERY
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor, waits_for
+from api.reports import trim_document
+from api.service import Parts
+from compactor.maintenance.retention import Retention
+from storage.reading.positions import parse_trim_place
+
+router = Routes(prefix="/admin/v2", tags=["trim"])
+
+
+class Trim(Strict):
+    """What is to go. `before` (a message id or an offset): all messages before this one; without it, what the cleanup
+    policies let go. `force`: also what cursors and compaction still need; with a deletion that no run has seen, new
+    compacted readers get the deleted key back."""
+
+    before: str | int | None = None
+    force: bool = False
+
+
+class TrimmedLedger(BaseModel):
+    """A ledger that goes, or would."""
+
+    ledger: int
+    first_offset: int
+    last_offset: int
+    messages: int
+    logical_bytes: int
+    why: str
+
+
+class Held(BaseModel):
+    """The cursor that keeps more from going."""
+
+    cursor: str
+    mark_delete: str | None
+    mark_delete_offset: int | None
+    ledgers: list[TrimmedLedger]
+    start_offset: int
+
+
+class TrimReport(BaseModel):
+    """What went, or would; as `compactor topics trim --output json` has it."""
+
+    topic: str
+    dry_run: bool
+    start_offset: int
+    ledgers: list[TrimmedLedger]
+    held: Held | None
+    tail_left: str | None
+
+
+DryRun = Annotated[
+    bool | None, Query(alias="dryRun", description="Report what would go (true), or let it go and report it (false).")
+]
+
+
+@router.post(
+    "/persistent/{tenant}/{namespace}/{topic}/trim",
+    dependencies=[allowed(Action.ADMIN), KNOWN_QUERY],
+    operation_id="trimTopic",
+    response_model=list[TrimReport],
+    responses={204: {"description": "Trimmed, as `dryRun` was not given."}, **refusals(400, 404, 405, 409, 412, 507)},
+)
+@waits_for(WaitsFor.WORK)
+def trim(
+    parts: Parts, topic: Topic, in_full: InFull, wanted: Annotated[Trim | None, Body()] = None, dry_run: DryRun = None
+) -> Any:
+    """Let raw ledgers of a topic, or of each partition, go; with `dryRun`, report them, or what would go."""
+    if wanted is not None and dry_run is None:
+        raise Problem(400, "with a body the query says what is wanted: dryRun=true reports, dryRun=false trims")
+    wanted = wanted or Trim()
+    place = None if wanted.before is None else parse_trim_place(str(wanted.before))
+    records = resolve.topics(parts, topic)
+    components = parts.components
+    if place is not None and components.metadata.tenancy.partitioned(topic) is not None:
+        raise Problem(405, "Trim before a message is not allowed for a partitioned topic: trim its partitions")
+    for record in records:
+        parts.forwarding.for_reading(record)
+    retention = Retention(components.metadata, parts.patient_store, components.clock, components.log)
+    found = []
+    for record in records:
+        if place is None:
+            trimmed = retention.apply(record, dry_run=bool(dry_run), force=wanted.force)
+        else:
+            trimmed = retention.trim(record, place, dry_run=bool(dry_run), force=wanted.force)
+        found.append(trim_document(trimmed, in_full=in_full))
+    return done() if dry_run is None else found

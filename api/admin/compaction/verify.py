@@ -1,0 +1,70 @@
+"""Verifying a topic: the compacted ledger is derived again, and every difference named. Changes nothing.
+
+One at a time a service: it reads all objects of the topic. The report is the one of `compactor verify --output json`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from api.admin import resolve
+from api.http.access import Action, InFull, allowed
+from api.http.paths import Topic
+from api.http.problems import Problem, refusals
+from api.http.query_parameters import KNOWN_QUERY
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor, waits_for
+from api.reports import verify_document
+from api.service import Parts
+from compactor.engines.engine import InProcess
+from compactor.verify.verify import Verifier
+
+router = Routes(prefix="/admin/v2", tags=["compactions"])
+
+
+class Difference(BaseModel):
+    """One difference: of what kind, where, and what it is; the key as text and in base64."""
+
+    kind: str
+    where: str
+    what: str
+    offset: int | None
+    key: str | None
+    key_base64: str | None
+    key_hash: Any
+
+
+class VerifyReport(BaseModel):
+    """What was looked at, what could not be told, and every difference; `total` counts those not named, too."""
+
+    topic: str
+    compacted_ledger: int | None
+    generation: int
+    checked: dict[str, int]
+    unchecked: list[str]
+    differences: list[Difference]
+    counts: dict[str, int]
+    total: int
+
+
+@router.post(
+    "/persistent/{tenant}/{namespace}/{topic}/compaction/verify",
+    dependencies=[allowed(Action.COMPACT, Action.ADMIN), KNOWN_QUERY],
+    operation_id="verifyTopic",
+    response_model=list[VerifyReport],
+    responses=refusals(404, 409, 412, 507),
+)
+@waits_for(WaitsFor.WORK)
+def verify(parts: Parts, topic: Topic, in_full: InFull) -> Any:
+    """A report of the topic, or one of each partition. 409 while another one is under way here."""
+    records = resolve.topics(parts, topic)
+    components = parts.components
+    if not parts.verifying.acquire(blocking=False):
+        raise Problem(409, "another topic is being verified by this service: try again when it has finished")
+    try:
+        verifier = Verifier(components.metadata, parts.patient_store, components.clock, InProcess())
+        return [verify_document(verifier.verify(record.name), in_full=in_full) for record in records]
+    finally:
+        parts.verifying.release()

@@ -1,0 +1,350 @@
+"""Single messages of a topic: the last, one by time, by id, by its place, the newest of a key; and an end to all.
+
+A point read (T4) looks in the key indexes of the compacted ledger and of what was appended since: a few small reads.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from fastapi import Path, Query
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from api.admin import resolve
+from api.admin.messages.entries import (
+    MOST_ENTRIES,
+    NOT_FOUND,
+    RESPONSE,
+    entries,
+    entry_of,
+    entry_response,
+    refuse_far,
+)
+from api.admin.models import done
+from api.formats.encoding import TextEncoding, to_bytes
+from api.formats.jsonl import JsonLines
+from api.http.access import Action, allowed
+from api.http.paths import Topic, decoded
+from api.http.problems import Problem, refusals
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor, waits_for
+from api.messaging.key_routing import partition_of
+from api.service import Parts, Service
+from compactor.maintenance.truncation import Truncation
+from storage.errors import InvalidInput
+from storage.ledger import rows
+from storage.ledger.seek import AtOffset, AtTime
+from storage.metadata.records import TopicRecord
+from storage.model import Message, MessageId, TopicName
+from storage.reading.positions import first_at
+from storage.topic import Topic as OpenTopic
+
+router = Routes(prefix="/admin/v2", tags=["messages"])
+
+_PATH = "/persistent/{tenant}/{namespace}/{topic}"
+_LONG = 2**63 - 1
+AGE = "X-Compactor-Age"
+"""Of the newest message of a key, also of a tombstone: what partitions in several services are compared by."""
+_Id = Annotated[int, Path(ge=0, le=_LONG)]
+
+
+class MessageIdAnswer(BaseModel):
+    """A message id as Pulsar's clients read it. `batchSize` 0, `batchIndex` -1: not in a batch."""
+
+    ledgerId: int  # noqa: N815
+    entryId: int  # noqa: N815
+    partitionIndex: int  # noqa: N815
+    batchSize: int = 0  # noqa: N815
+    batchIndex: int = -1  # noqa: N815
+
+
+class KeyMessage(BaseModel):
+    """A message, as `compactor get` shows it."""
+
+    message_id: str
+    offset: int
+    key: str | None
+    value: str | None
+    publish_time: int
+    event_time: int | None = None
+    properties: dict[str, str] | None = None
+
+
+@router.get(
+    _PATH + "/lastMessageId",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="getLastMessageId",
+    responses=refusals(404, 405, 412, 507),
+)
+@waits_for(WaitsFor.STORE)
+def last_message_id(
+    parts: Parts,
+    topic: Topic,
+    read_compacted: Annotated[bool, Query(alias="readCompacted", description="Of a reader with the flag.")] = False,
+    authoritative: bool = False,
+) -> MessageIdAnswer:
+    """The id of the last message that a reader gets; -1:-1 if there is none (R6)."""
+    _refuse_partitioned(parts, topic, "GetLastMessageId is not allowed on partitioned-topic")
+    opened = _opened(parts, topic)
+    last = opened.last_message_id(read_compacted)
+    size = _batch_size(opened, last, read_compacted) if last.batch_index >= 0 else 0
+    return _answer(last, topic, last.batch_index, size)
+
+
+@router.get(
+    _PATH + "/messageid/{timestamp}",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="getMessageIdByTimestamp",
+    responses=refusals(404, 405, 412, 507),
+)
+@waits_for(WaitsFor.STORE)
+def message_id_by_timestamp(
+    parts: Parts,
+    topic: Topic,
+    timestamp: Annotated[int, Path(ge=0, le=_LONG)],
+    authoritative: bool = False,
+) -> MessageIdAnswer:
+    """The first entry that was published at that time (ms) or later: of the compacted ledger, if it has one."""
+    _refuse_partitioned(
+        parts,
+        topic,
+        "Get message ID by timestamp on a partitioned topic is not allowed, please try do it on specific topic "
+        "partition",
+    )
+    opened = _opened(parts, topic)
+    found = first_at(opened, AtTime(timestamp), read_compacted=True)
+    if found is not None:
+        return _answer(found.message_id, topic)
+    last = opened.last_message_id()
+    return _answer(MessageId(last.ledger_id, last.entry_id + 1) if last.ledger_id >= 0 else last, topic)
+
+
+@router.get(
+    _PATH + "/ledger/{ledger}/entry/{entry}",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="getMessageById",
+    response_class=Response,
+    responses=RESPONSE | refusals(404, 405, 412, 507),
+)
+@waits_for(WaitsFor.STORE)
+def message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, authoritative: bool = False) -> Response:
+    """One raw entry, by its id."""
+    _refuse_partitioned(
+        parts,
+        topic,
+        "GetMessageById is not allowed on partitioned-topic",
+    )
+    return entry_of(_opened(parts, topic), ledger, entry)
+
+
+@router.get(
+    _PATH + "/examinemessage",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="examineMessage",
+    response_class=Response,
+    responses=RESPONSE | refusals(404, 405, 412, 507),
+)
+@waits_for(WaitsFor.STORE)
+def examine_message(
+    parts: Parts,
+    topic: Topic,
+    initial_position: Annotated[Literal["earliest", "latest"], Query(alias="initialPosition")] = "latest",
+    message_position: Annotated[
+        int,
+        Query(alias="messagePosition", ge=1, le=2**31 - 1, description=f"From earliest at most {MOST_ENTRIES}."),
+    ] = 1,
+    authoritative: bool = False,
+) -> Response:
+    """The raw entry that is the n-th from the beginning, or that holds the n-th message from the end."""
+    _refuse_partitioned(
+        parts,
+        topic,
+        "Examine messages on a partitioned topic is not allowed, please try examine message on specific topic "
+        "partition",
+    )
+    if initial_position == "earliest":
+        refuse_far(message_position)
+    opened = _opened(parts, topic)
+    if initial_position == "earliest":
+        found = next(islice(entries(opened, AtOffset(0)), message_position - 1, None), None)
+        if found is None:
+            raise Problem(404, NOT_FOUND)
+        return entry_response(found)
+    reader = opened.snapshot_reader()
+    place = opened.locate(max(reader.end - message_position, reader.first_offset))
+    if place is None:
+        raise Problem(404, NOT_FOUND)
+    return entry_of(opened, place.message_id.ledger_id, place.message_id.entry_id)
+
+
+SealedOnly = Annotated[
+    bool,
+    Query(
+        alias="sealedOnly",
+        description="Only what is sealed into the object store, without the newest messages: for a topic whose log "
+        "lies on a machine that is away.",
+    ),
+]
+
+
+@router.get(
+    _PATH + "/key/{key}",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="getKey",
+    response_model=KeyMessage,
+    response_model_exclude_none=False,
+    responses=refusals(400, 404, 412, 507),
+)
+@waits_for(WaitsFor.STORE)
+def get_key(
+    parts: Parts,
+    response: Response,
+    topic: Topic,
+    key: Annotated[str, Path(description="The key; percent-encode what is not letters and digits.")],
+    key_encoding: Annotated[TextEncoding, Query(alias="keyEncoding", description="How the key is given.")] = (
+        TextEncoding.UTF8
+    ),
+    value_encoding: Annotated[TextEncoding, Query(alias="valueEncoding", description="How the value is shown.")] = (
+        TextEncoding.UTF8
+    ),
+    sealed_only: SealedOnly = False,
+) -> Any:
+    """The newest message of a key, compacted part and tail together; of a partitioned topic, of its partitions."""
+    return _of_key(parts, response, topic, decoded(key), key_encoding, value_encoding, sealed_only)
+
+
+@router.get(
+    _PATH + "/key",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="getEmptyKey",
+    response_model=KeyMessage,
+    responses=refusals(400, 404, 412, 507),
+)
+@waits_for(WaitsFor.STORE)
+def get_empty_key(
+    parts: Parts,
+    response: Response,
+    topic: Topic,
+    key: Annotated[str, Query(description='The key; "" is a key like any other.')] = "",
+    key_encoding: Annotated[TextEncoding, Query(alias="keyEncoding", description="How the key is given.")] = (
+        TextEncoding.UTF8
+    ),
+    value_encoding: Annotated[TextEncoding, Query(alias="valueEncoding", description="How the value is shown.")] = (
+        TextEncoding.UTF8
+    ),
+    sealed_only: SealedOnly = False,
+) -> Any:
+    """As `…/key/{key}`, with the key as a query parameter: for keys that no path can hold."""
+    return _of_key(parts, response, topic, key, key_encoding, value_encoding, sealed_only)
+
+
+@router.delete(
+    _PATH + "/truncate",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="truncateTopic",
+    status_code=204,
+    responses=refusals(404, 409, 412, 507),
+)
+@waits_for(WaitsFor.WORK)
+def truncate(parts: Parts, topic: Topic, authoritative: bool = False) -> Response:
+    """Clear a topic, or all partitions of one or none, raw and compacted; offsets go on.
+
+    What cursors and compaction have not read is lost to them.
+    """
+    records = resolve.topics(parts, topic)
+    for record in records:
+        parts.forwarding.for_reading(record)
+    components = parts.components
+    truncation = Truncation(components.metadata, parts.patient_store, components.clock, components.log)
+    truncation.truncate_all(records)
+    return done()
+
+
+def _of_key(
+    parts: Service,
+    response: Response,
+    topic: TopicName,
+    key: str,
+    encoding: TextEncoding,
+    value: TextEncoding,
+    sealed_only: bool,
+) -> Any:
+    try:
+        wanted = to_bytes(key, encoding)
+    except ValueError as error:
+        raise Problem(400, f"the key is not of the given encoding: {error}") from error
+    records = resolve.topics(parts, topic)
+    if not sealed_only:
+        for record in records:
+            parts.forwarding.for_reading(record)
+    of_partitions = _newest(parts, records, wanted, sealed_only)
+    found = [(_age(parts, record, message), message) for record, message in of_partitions]
+    age, newest = max(found, key=lambda one: one[0], default=(None, None))
+    headers = {} if age is None else {AGE: ":".join(map(str, age))}
+    if newest is None or newest.is_tombstone:
+        raise Problem(404, f"the key {key[:100]!r} of {topic} has no value", headers)
+    buffer = io.BytesIO()
+    try:
+        JsonLines(buffer, encoding, value).write(newest)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, "ask with keyEncoding=base64 or valueEncoding=base64") from error
+    response.headers.update(headers)
+    return json.loads(buffer.getvalue())
+
+
+def _newest(
+    parts: Service, records: Sequence[TopicRecord], key: bytes, sealed_only: bool
+) -> Iterator[tuple[TopicRecord, Message]]:
+    """The newest message of a key in each partition that has one, tombstones too."""
+    for record in records:
+        message = parts.components.topic(record.name).newest(key, sealed_only=sealed_only)
+        if message is not None:
+            yield record, message
+
+
+def _age(parts: Service, record: TopicRecord, message: Message) -> tuple[int, int, int]:
+    """By what messages of one key in several partitions are compared: the largest is the newest.
+
+    Where event time decides in each partition (P9), it decides between them; then the publish time; then whether the
+    partition is the one that the key goes to now. Partitions number their messages each for itself.
+    """
+    by_event = parts.components.metadata.policies.effective(record).compaction_event_time_order
+    event_time = message.event_time if by_event and message.event_time is not None else -(2**63)
+    whole = record.name.whole
+    partitioned = parts.components.metadata.tenancy.partitioned(whole) if whole is not None else None
+    is_there = partitioned is not None and (
+        partition_of(message.key, partitioned.partitions, 0) == record.name.partition
+    )
+    return event_time, message.publish_time, int(is_there)
+
+
+def _opened(parts: Service, name: TopicName) -> OpenTopic:
+    parts.forwarding.for_reading(resolve.topic(parts, name))
+    return parts.components.topic(name)
+
+
+def _refuse_partitioned(parts: Service, name: TopicName, told: str) -> None:
+    if parts.components.metadata.tenancy.partitioned(name) is not None:
+        raise Problem(405, told)
+
+
+def _answer(found: MessageId, topic: TopicName, batch_index: int = -1, batch_size: int = 0) -> MessageIdAnswer:
+    return MessageIdAnswer(
+        ledgerId=found.ledger_id,
+        entryId=found.entry_id,
+        partitionIndex=topic.partition,
+        batchSize=batch_size,
+        batchIndex=batch_index,
+    )
+
+
+def _batch_size(topic: OpenTopic, last: MessageId, read_compacted: bool) -> int:
+    for batch in topic.read(last, read_compacted, max_messages=1):
+        if rows.message_id(batch, 0) == last:
+            return int(batch.column("batch_size")[0].as_py())
+    return 0

@@ -1,0 +1,305 @@
+"""Producing over REST: Pulsar's bodies (`ProducerMessages`), or JSON Lines as `compactor produce` reads them.
+
+Each message is an entry of its own, and is acknowledged when it is flushed as the topic's policy says. Of a partitioned
+topic a message goes to the partition that its key's hash names, or to the next one in turn. The answer has a line a
+message; an error of one message does not undo the others. Payloads are taken as they are: the schemas STRING, JSON and
+BYTES change nothing about them, any other is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Path, Query, Request
+from starlette.responses import Response
+
+from api.admin import resolve
+from api.admin.messages.produce_models import (
+    JSON_LINES,
+    NewMessage,
+    ProducerAck,
+    ProducerAcks,
+    ProducerMessages,
+    parsed,
+)
+from api.background.maintenance_loop import QUOTA_LOOK_MS
+from api.formats.encoding import TextEncoding, to_text
+from api.http.access import Action, allowed
+from api.http.owner_proxy import Elsewhere
+from api.http.paths import Topic, segment
+from api.http.problems import (
+    Problem,
+    log_for_operators,
+    refusals,
+    status_of,
+    told,
+)
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor
+from api.messaging.key_routing import partition_of
+from api.observability.redaction import shown
+from api.service import Parts, Service
+from storage.entries.encode import encode_message
+from storage.errors import CompactorError, Conflict, InvalidRecord, LeaseHeld, Unavailable
+from storage.log.group_commit import Answer
+from storage.metadata.compaction_state_records import ServiceRecord
+from storage.metadata.records import TopicRecord
+from storage.model import MessageId, TopicName
+from storage.options.policies import HOLD
+from storage.topic import Topic as OpenTopic
+
+router = Routes(prefix="/topics", tags=["produce"])
+
+RETRY, REFUSED = 1, 2
+"""Error codes of a message: the same may work later; it cannot be taken."""
+KeyEncoding = Annotated[TextEncoding, Query(alias="keyEncoding", description="How keys stand in the body.")]
+ValueEncoding = Annotated[TextEncoding, Query(alias="valueEncoding", description="How payloads stand in the body.")]
+
+
+def _body_schema() -> dict[str, Any]:
+    schema = ProducerMessages.model_json_schema()
+    schema["properties"]["messages"]["items"] = schema.pop("$defs")["ProducerMessage"]
+    return schema
+
+
+_LINES = {"type": "string", "example": '{"key": "k", "value": "v"}\n'}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": _body_schema()}, JSON_LINES[0]: {"schema": _LINES}},
+    }
+}
+
+
+@router.post(
+    "/persistent/{tenant}/{namespace}/{topic}",
+    dependencies=[allowed(Action.PRODUCE)],
+    operation_id="produce",
+    response_model=ProducerAcks,
+    openapi_extra=_BODY,
+    responses=refusals(400, 404, 409, 412, 415, 507),
+)
+async def produce(
+    parts: Parts,
+    request: Request,
+    topic: Topic,
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
+    authoritative: bool = False,
+) -> Response:
+    """Append messages to a topic, or to the partitions of a partitioned one."""
+    records = await parts.pools[WaitsFor.DATABASE].run(_records, parts, topic)
+    return await _produced(parts, request, records, key_encoding, value_encoding)
+
+
+@router.post(
+    "/persistent/{tenant}/{namespace}/{topic}/partitions/{partition}",
+    dependencies=[allowed(Action.PRODUCE)],
+    operation_id="produceToPartition",
+    response_model=ProducerAcks,
+    openapi_extra=_BODY,
+    responses=refusals(400, 404, 409, 412, 415, 507),
+)
+async def produce_to_partition(
+    parts: Parts,
+    request: Request,
+    topic: Topic,
+    partition: Annotated[int, Path(ge=0, le=2**31 - 1)],
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
+    authoritative: bool = False,
+) -> Response:
+    """Append messages to one partition, whatever their keys."""
+    if topic.partition >= 0:
+        raise Problem(400, "Topic name can't contain '-partition-' suffix.")
+    name = type(topic)(topic.tenant, topic.namespace, f"{topic.topic}-partition-{partition}")
+    records = await parts.pools[WaitsFor.DATABASE].run(_alone, parts, name)
+    return await _produced(parts, request, records, key_encoding, value_encoding)
+
+
+def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
+    """The topic, or the partitions by their number; None: that one was deleted by itself. Raises Problem (404).
+
+    Raises Elsewhere for a topic that another service writes, before the body is read: it goes there as it comes. A
+    key's partition is found by the number of all, or its messages would lie in two.
+    """
+    whole = parts.components.metadata.tenancy.partitioned(name)
+    if whole is None:
+        return _alone(parts, name)
+    there = {one.name: one for one in resolve.partitions(parts, whole)}
+    if not there:
+        raise Problem(404, "Topic partitions were not yet created")
+    return [there.get(one) for one in resolve.partition_names(whole)]
+
+
+def _alone(parts: Service, name: TopicName) -> list[TopicRecord | None]:
+    """The topic, or partition. Raises Elsewhere, Problem."""
+    record = resolve.topic(parts, name)
+    _check_here(parts, record)
+    return [record]
+
+
+async def _produced(
+    parts: Service, request: Request, records: Sequence[TopicRecord | None], key: TextEncoding, value: TextEncoding
+) -> Response:
+    parsing = parts.pools[WaitsFor.PARSING]
+    kind, body = request.headers.get("content-type", ""), await request.body()
+    messages = await parsing.run(parsed, kind, body, key, value, parts.settings.limits_messages)
+    del body
+    of_record = await parsing.run(_by_target, parts, messages, records)
+    results: list[ProducerAck | None] = [None] * len(messages)
+    for number, mine in of_record.items():
+        record, some = records[number], [messages[at] for at in mine]
+        try:
+            if record is None:
+                raise Problem(404, f"the partition {number} was deleted: createMissedPartitions brings it back")
+            acks = await parts.pools[WaitsFor.LOG].run(_appended, parts, record, some)
+        except Elsewhere as other:
+            if len(records) == 1 or record is None:
+                raise
+            acks = await _sent(parts, request, other.service, record, some)
+        except (CompactorError, Problem) as error:
+            if len(records) == 1:
+                raise
+            log_for_operators(request, error)
+            acks = [_failed(one, error) for one in some]
+        for at, ack in zip(mine, acks, strict=True):
+            results[at] = ack
+    return await parsing.run(_answered, results)
+
+
+def _by_target(
+    parts: Service, messages: Sequence[NewMessage], records: Sequence[TopicRecord | None]
+) -> dict[int, list[int]]:
+    """The messages, by their place in the body, of each of `records` that gets some, in its order."""
+    found: dict[int, list[int]] = {}
+    for at, message in enumerate(messages):
+        found.setdefault(_target(parts, message, records), []).append(at)
+    return dict(sorted(found.items()))
+
+
+def _answered(results: Sequence[ProducerAck | None]) -> Response:
+    acks = ProducerAcks(messagePublishResults=[one for one in results if one is not None])
+    return Response(acks.model_dump_json(exclude_none=True), media_type="application/json")
+
+
+def _check_here(parts: Service, record: TopicRecord) -> None:
+    """Raises Elsewhere, Problem or StorageFull, unless this service writes the topic or may try to."""
+    if not parts.producers.is_open(record):
+        parts.forwarding.for_writing(record)
+    parts.components.log.check_room()
+
+
+def _check_quota(parts: Service, record: TopicRecord) -> None:
+    """Raises Problem (409, 503) while the topic's backlog is over a quota that keeps producers from it."""
+    over = parts.maintenance.maintenance.over_quota.get(record.id)
+    if over is not None:
+        again = {"Retry-After": str(QUOTA_LOOK_MS // 1000)} if over.action == HOLD else None
+        raise Problem(status_of(over.error), str(over.error), again)
+
+
+def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage]) -> list[ProducerAck]:
+    _check_here(parts, record)
+    _check_quota(parts, record)
+    now = parts.components.clock.now_ms()
+    entries: list[bytes] = []
+    refused: dict[int, CompactorError] = {}
+    for number, one in enumerate(messages):
+        try:
+            entries.append(_entry(one, now))
+        except InvalidRecord as error:
+            refused[number] = error
+    answers: Iterator[Answer] = iter(())
+    if entries:
+        try:
+            answers = iter(parts.producers.append(_opened(parts, record), entries))
+        except LeaseHeld as error:
+            parts.forwarding.for_writing(record)
+            raise Problem(503, str(error), {"Retry-After": "1"}) from error
+    return [
+        _ack(one, refused[number] if number in refused else next(answers), record.name.partition)
+        for number, one in enumerate(messages)
+    ]
+
+
+def _opened(parts: Service, record: TopicRecord) -> OpenTopic:
+    """The topic, without another look at its row."""
+    one = parts.components
+    return OpenTopic(one.metadata, one.store, one.clock, record, log=one.log)
+
+
+async def _sent(
+    parts: Service, request: Request, service: ServiceRecord, record: TopicRecord, messages: Sequence[NewMessage]
+) -> list[ProducerAck]:
+    """The messages of one partition, sent to the service that has it."""
+    name, parsing = record.name, parts.pools[WaitsFor.PARSING]
+    path = "/".join(("/topics/persistent", *map(segment, (name.tenant, name.namespace, name.topic))))
+    target = f"{path}?keyEncoding=base64&valueEncoding=base64"
+    body = await parsing.run(_forwarded_body, messages)
+    json = {"content-type": "application/json"}
+    try:
+        found = await parts.forwarding.send(request, service, "POST", target, body, json)
+        if found.status_code == 200:
+            acks = await parsing.run(ProducerAcks.model_validate_json, found.content)
+            return acks.messagePublishResults
+        raise Problem(found.status_code, str(found.json().get("reason", "")))
+    except (Problem, ValueError) as error:
+        return [_failed(one, error) for one in messages]
+
+
+def _forwarded_body(messages: Sequence[NewMessage]) -> bytes:
+    """The messages as another service takes them: JSON, keys and payloads in base64."""
+    lines = [
+        {
+            "key": None if one.key is None else to_text(one.key, TextEncoding.BASE64),
+            "payload": None if one.payload is None else to_text(one.payload, TextEncoding.BASE64),
+            "properties": dict(one.properties),
+            "eventTime": one.event_time,
+            "sequenceId": one.sequence_id,
+            "context": one.context,
+        }
+        for one in messages
+    ]
+    return msgspec.json.encode({"producerName": messages[0].producer, "messages": lines})
+
+
+def _target(parts: Service, message: NewMessage, records: Sequence[TopicRecord | None]) -> int:
+    """Which of `records`. Without a key it is the turn of those that are there. Raises Problem (400)."""
+    partitions = len(records)
+    if message.partition is not None:
+        if message.partition >= partitions:
+            raise Problem(400, f"there is no partition {message.partition}: there are {partitions}")
+        return message.partition
+    if partitions == 1:
+        return 0
+    if message.key is not None:
+        return partition_of(message.key, partitions, 0)
+    there = [number for number, record in enumerate(records) if record is not None]
+    return there[partition_of(None, len(there), parts.producers.turn())]
+
+
+def _entry(message: NewMessage, now: int) -> bytes:
+    return encode_message(
+        message.key,
+        message.payload,
+        producer=message.producer,
+        sequence_id=message.sequence_id,
+        publish_time=now if message.publish_time is None else message.publish_time,
+        event_time=message.event_time,
+        properties=message.properties,
+    )
+
+
+def _ack(message: NewMessage, answer: Answer, partition: int) -> ProducerAck:
+    if isinstance(answer, CompactorError):
+        return _failed(message, answer)
+    first = answer.first.message_id
+    return ProducerAck(messageId=str(MessageId(first.ledger_id, first.entry_id, partition)), context=message.context)
+
+
+def _failed(message: NewMessage, error: Exception) -> ProducerAck:
+    retry = isinstance(error, Conflict | Unavailable) or (isinstance(error, Problem) and error.status_code >= 500)
+    said = told(error) if isinstance(error, CompactorError) else str(error)
+    return ProducerAck(errorCode=RETRY if retry else REFUSED, errorMsg=shown(said), context=message.context)

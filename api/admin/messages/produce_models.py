@@ -1,0 +1,166 @@
+"""Bodies of produce requests: Pulsar's `ProducerMessages`, or JSON Lines as `compactor produce` reads them.
+
+Bounds, before anything is made of a body: how many messages it may hold, and how many values in all. So a parser takes
+milliseconds at a time, whatever was sent. All of this runs in a thread (`api/http/thread_pools.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, Field, ValidationError
+
+from api.admin.models import Strict
+from api.formats.encoding import TextEncoding, to_bytes
+from api.formats.jsonl import parse_rows
+from api.http import json_bounds
+from api.http.problems import Problem, shown_errors
+
+JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
+DEFAULT_PRODUCER = "RestProducer"
+"""Pulsar's."""
+VALUES_A_MESSAGE = 32
+"""JSON values that a body holds at most, for each message that it may hold."""
+_MESSAGE_DEPTH = 2
+"""A message is an object in an array in an object."""
+_PLAIN_SCHEMAS = ("STRING", "JSON", "BYTES", "NONE")
+_LONG = 2**63 - 1
+_SHOWN = 100
+"""Characters that a refusal repeats of a name that the caller gave."""
+
+
+class ProducerMessage(Strict):
+    """One message. `payload` null: its key's tombstone. `partition`: of a partitioned topic, instead of the key's."""
+
+    payload: str | None
+    key: str | None = None
+    properties: dict[str, str] | None = None
+    eventTime: int | str | None = None  # noqa: N815
+    sequenceId: int = Field(0, ge=-1, le=_LONG)  # noqa: N815
+    partition: int | None = Field(default=None, ge=0)
+    context: str | None = None
+    replicationClusters: list[str] | None = None  # noqa: N815
+    disableReplication: bool = False  # noqa: N815
+    deliverAt: int = 0  # noqa: N815
+    deliverAfterMs: int = 0  # noqa: N815
+
+
+class ProducerMessages(Strict):
+    """What is sent. Schemas are the JSON texts of Pulsar's SchemaInfo."""
+
+    messages: list[ProducerMessage] = Field(min_length=1, fail_fast=True)
+    producerName: str | None = None  # noqa: N815
+    keySchema: str | None = None  # noqa: N815
+    valueSchema: str | None = None  # noqa: N815
+    schemaVersion: int = -1  # noqa: N815
+
+
+class ProducerAck(BaseModel):
+    """What came of one message. `errorCode` 0: it is acknowledged; 1: try again; 2: it cannot be taken."""
+
+    messageId: str | None = None  # noqa: N815
+    errorCode: int = 0  # noqa: N815
+    errorMsg: str | None = None  # noqa: N815
+    context: str | None = None
+    schemaVersion: int = 0  # noqa: N815
+
+
+class ProducerAcks(BaseModel):
+    """In the order of the messages."""
+
+    messagePublishResults: list[ProducerAck]  # noqa: N815
+    schemaVersion: int = 0  # noqa: N815
+
+
+@dataclass(frozen=True)
+class NewMessage:
+    """A message on its way. `publish_time` None: now."""
+
+    key: bytes | None
+    payload: bytes | None
+    properties: Sequence[tuple[str, str]]
+    event_time: int | None
+    publish_time: int | None
+    sequence_id: int
+    producer: str
+    partition: int | None = None
+    context: str | None = None
+
+
+def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncoding, most: int) -> list[NewMessage]:
+    """The messages of a body, at most so many. Raises Problem 400, 413 or 415, InvalidRecord; nothing is appended then.
+
+    Runs in a thread.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind in JSON_LINES:
+        if not body.strip():
+            return []
+        if body.count(b"\n", 0, -1) >= most:
+            raise _too_many(most)
+        _check_bounds(body, most)
+        return [
+            NewMessage(
+                row.key, row.payload, row.properties or (), row.event_time, row.publish_time, number, DEFAULT_PRODUCER
+            )
+            for number, row in enumerate(parse_rows(body, key, value))
+        ]
+    if kind not in ("application/json", ""):
+        raise Problem(
+            415, f"the content type {kind[:_SHOWN]} is not known: send application/json or application/x-ndjson"
+        )
+    if _check_bounds(body, most)[_MESSAGE_DEPTH] > most:
+        raise _too_many(most)
+    try:
+        sent = ProducerMessages.model_validate_json(body)
+    except ValidationError as error:
+        raise Problem(400, f"the messages cannot be taken: {shown_errors(error)}") from error
+    for schema in (sent.keySchema, sent.valueSchema):
+        _check_schema(schema)
+    return [_message(one, sent.producerName or DEFAULT_PRODUCER, key, value) for one in sent.messages]
+
+
+def _check_bounds(body: bytes, most: int) -> list[int]:
+    try:
+        return json_bounds.check_bounds(body, most * VALUES_A_MESSAGE)
+    except json_bounds.TooMuch as error:
+        raise Problem(413, f"the body cannot be taken, {error}: send less at once") from error
+
+
+def _too_many(most: int) -> Problem:
+    return Problem(413, f"the body holds more than {most} messages: send fewer at once, or raise limits.messages")
+
+
+def _message(sent: ProducerMessage, producer: str, key: TextEncoding, value: TextEncoding) -> NewMessage:
+    if sent.deliverAt or sent.deliverAfterMs:
+        raise Problem(400, "deliverAt and deliverAfterMs cannot be kept: a log delivers in order, at once")
+    try:
+        event_time = int(sent.eventTime) if sent.eventTime not in (None, "") else None
+        if event_time is not None and not -(2**63) <= event_time <= _LONG:
+            raise ValueError("eventTime does not fit into 64 bits")
+        return NewMessage(
+            None if sent.key is None else to_bytes(sent.key, key),
+            None if sent.payload is None else to_bytes(sent.payload, value),
+            list((sent.properties or {}).items()),
+            event_time,
+            None,
+            sent.sequenceId,
+            producer,
+            sent.partition,
+            sent.context,
+        )
+    except (ValueError, TypeError) as error:
+        raise Problem(400, f"the messages cannot be taken: {error}") from error
+
+
+def _check_schema(text: str | None) -> None:
+    if not text:
+        return
+    try:
+        kind = json_bounds.load(text.encode())["type"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise Problem(400, "a schema is the JSON text of a SchemaInfo, with its type") from error
+    if kind not in _PLAIN_SCHEMAS:
+        told = f"messages of the schema {str(kind)[:_SHOWN]} cannot be encoded here"
+        raise Problem(400, f"{told}: encode them, and send valueEncoding=base64")

@@ -1,0 +1,247 @@
+"""Reading a topic over REST: pages, or all of it as one stream, as JSON Lines or as an Arrow stream.
+
+A page holds at most the messages and bytes that were asked for (R10), and at least one message if there is one; the
+header `X-Compactor-Next` says where the next one begins, in words that `start` takes, and any service can give it.
+Going on so keeps R7: no id twice, and no deletion missed in silence. With `stream=true` everything up to the end of now
+comes in one answer; an error in the middle of it breaks the connection, so that it cannot be taken for the end.
+
+JSON Lines are the same objects as `compactor read` prints, each chunked message as one. Arrow is rows as they are
+stored (`storage.ledger.rows.SCHEMA`), chunks by themselves.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+import pyarrow as pa
+from fastapi import Header, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from api.admin import resolve
+from api.formats.encoding import TextEncoding
+from api.formats.jsonl import JsonLines
+from api.http.access import Action, allowed, caller_of
+from api.http.owner_proxy import FORWARDED
+from api.http.paths import Topic
+from api.http.problems import Problem, refusals
+from api.http.query_parameters import KNOWN_QUERY
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor
+from api.service import Parts, Service
+from storage.errors import InvalidInput, OffsetOutOfRange, SegmentElsewhere
+from storage.ledger import rows
+from storage.ledger.seek import Reset, Start
+from storage.model import Message, TopicName
+from storage.reading.page_reader import MessagesPage, PageReader, RowsPage
+from storage.reading.positions import check_begins, parse_start
+from storage.reading.reader_state import ReaderState
+from storage.reading.snapshot_reader import Limits, messages
+from storage.topic import Topic as OpenTopic
+
+router = Routes(prefix="/admin/v2", tags=["read"])
+
+JSON_LINES = "application/x-ndjson"
+ARROW = "application/vnd.apache.arrow.stream"
+NEXT = "X-Compactor-Next"
+PAGE_MESSAGES = 1000
+"""Messages in a page, if nothing else is asked for."""
+MOST_WAIT_MS = 60_000
+_LINES_AT_ONCE = 256
+_REMEDY = "ask with keyEncoding=base64 or valueEncoding=base64"
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The messages.",
+        "content": {JSON_LINES: {"schema": {"type": "string"}}, ARROW: {"schema": {"type": "string"}}},
+        "headers": {
+            NEXT: {"description": "The `start` of the next page; not with stream=true.", "schema": {"type": "string"}}
+        },
+    },
+    **refusals(400, 404, 405, 406, 409, 412, 416, 507),
+}
+
+KeyEncoding = Annotated[TextEncoding, Query(alias="keyEncoding", description="How keys are shown.")]
+ValueEncoding = Annotated[TextEncoding, Query(alias="valueEncoding", description="How values are shown.")]
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/{topic}/messages",
+    dependencies=[allowed(Action.CONSUME), KNOWN_QUERY],
+    operation_id="readMessages",
+    response_class=Response,
+    responses=_RESPONSES,
+)
+async def read_messages(
+    parts: Parts,
+    request: Request,
+    topic: Topic,
+    read_compacted: Annotated[
+        bool, Query(alias="readCompacted", description="The compacted ledger first, then raw after its horizon.")
+    ] = False,
+    start: Annotated[
+        str,
+        Query(description="earliest, latest, a message id, an offset, @ and a time, or what X-Compactor-Next said."),
+    ] = "earliest",
+    limit: Annotated[int | None, Query(ge=1, le=2**31, description="At most so many messages.")] = None,
+    max_bytes: Annotated[int | None, Query(alias="maxBytes", ge=1, description="At most so many bytes.")] = None,
+    wait_ms: Annotated[
+        int, Query(alias="waitMs", ge=0, le=MOST_WAIT_MS, description="How long to wait for a first message.")
+    ] = 0,
+    reset: Annotated[Reset, Query(description="Where a raw read begins if its start was trimmed.")] = Reset.EARLIEST,
+    stream: Annotated[bool, Query(description="All up to the end of now, in one answer.")] = False,
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
+    accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
+) -> Response:
+    """Messages of a topic, raw or compacted, from a place on."""
+    state = ReaderState.from_token(start, parse_start)
+    if state.compacted is not None and not read_compacted:
+        raise Problem(400, f"the start {start} is one of a read with readCompacted=true: ask with it")
+    if stream and (state.compacted is not None or state.delivered >= 0):
+        raise Problem(400, f"the start {start} is one of a page: ask for pages, or stream from an offset")
+    kind = _kind_of(accept)
+    waiting = parts.pools[WaitsFor.STORE]
+    source = await parts.pools[WaitsFor.DATABASE].run(_opened, parts, topic, state)
+    encodings = key_encoding, value_encoding
+    if stream:
+        await waiting.run(check_begins, source, state.start)
+        body = waiting.each(
+            _all(source, state.start, read_compacted, reset, Limits(limit, max_bytes), kind, *encodings)
+        )
+        first = await anext(body, b"")  # what is wrong from the beginning has a status of its own
+        return StreamingResponse(_behind(first, body), media_type=kind)
+    settings = parts.settings
+    limits = Limits(
+        min(limit or PAGE_MESSAGES, settings.read_max_messages),
+        min(max_bytes or settings.read_max_bytes, settings.read_max_bytes),
+    )
+    reader = source.page_reader(state, read_compacted, reset)
+    deadline = parts.components.clock.now_ms() + wait_ms
+    if FORWARDED in request.headers:  # or the service that asks would take the silence for a dead one
+        deadline -= max(wait_ms - settings.forwarding_timeout_ms // 2, 0)
+    page, is_empty = await waiting.run(_page, reader, kind, limits)
+    if is_empty:  # what was found was there
+        await waiting.run(check_begins, source, state.start)
+    if is_empty and deadline > parts.components.clock.now_ms():
+        changes = parts.polls.changes(source.record.id, deadline, request.is_disconnected)
+        with parts.polls.turn(caller_of(request).name):
+            async with aclosing(changes):
+                async for _ in changes:
+                    try:
+                        page, is_empty = await waiting.run(_page, reader, kind, limits)
+                    except SegmentElsewhere:  # another service appends since then: the next page is asked of it
+                        break
+                    if not is_empty:
+                        break
+    content = await waiting.run(_encoded, page, *encodings)
+    return Response(content, media_type=kind, headers={NEXT: page.next.to_token()})
+
+
+def _opened(parts: Service, name: TopicName, state: ReaderState) -> OpenTopic:
+    """The topic, if this service can read it from there. Raises Problem, Elsewhere, OffsetOutOfRange."""
+    if parts.components.metadata.tenancy.partitioned(name) is not None:
+        raise Problem(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
+    parts.forwarding.for_reading(resolve.topic(parts, name), state.start)
+    source = parts.components.topic(name)
+    if state.compacted is not None:
+        _check_ledger(parts, source, state)
+    return source
+
+
+def _check_ledger(parts: Service, source: OpenTopic, state: ReaderState) -> None:
+    """Raises OffsetOutOfRange for a state in a compacted ledger that the topic never had."""
+    ledger_id = None if state.compacted is None else state.compacted.ledger_id
+    if ledger_id is not None and not parts.components.metadata.has_had_compacted(source.record.id, ledger_id):
+        raise OffsetOutOfRange(
+            f"the start {state.to_token()} names the compacted ledger {ledger_id}, which {source.name} has never had",
+            "read again from earliest, into an empty state",
+        )
+
+
+def _kind_of(accept: str) -> str:
+    """The content type that the caller takes; JSON Lines if it takes anything."""
+    wanted = [one.partition(";")[0].strip().lower() for one in accept.split(",")]
+    for one in wanted:
+        if one == ARROW:
+            return ARROW
+        if one in ("*/*", "application/*", JSON_LINES, "application/json", "application/jsonl", "text/*", ""):
+            return JSON_LINES
+    raise Problem(406, f"messages come as {JSON_LINES} or {ARROW}")
+
+
+def _page(reader: PageReader, kind: str, limits: Limits) -> tuple[RowsPage | MessagesPage, bool]:
+    if kind == ARROW:
+        rows_page = reader.rows(limits)
+        return rows_page, not rows_page.batches
+    page = reader.messages(limits)
+    return page, not page.messages
+
+
+def _encoded(page: RowsPage | MessagesPage, key: TextEncoding, value: TextEncoding) -> bytes:
+    buffer = io.BytesIO()
+    if isinstance(page, RowsPage):
+        with pa.ipc.new_stream(buffer, rows.SCHEMA) as writer:
+            for batch in page.batches:
+                writer.write_batch(batch)
+    else:
+        lines = JsonLines(buffer, key, value)
+        for message in page.messages:
+            _write(lines, message)
+    return buffer.getvalue()
+
+
+def _write(lines: JsonLines, message: Message) -> None:
+    try:
+        lines.write(message)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, _REMEDY) from error
+
+
+def _all(
+    source: OpenTopic,
+    start: Start,
+    read_compacted: bool,
+    reset: Reset,
+    limits: Limits,
+    kind: str,
+    key: TextEncoding,
+    value: TextEncoding,
+) -> Generator[bytes, None, None]:
+    """The pieces of a stream. The end of an Arrow stream is marked: one without has been cut off."""
+    batches = source.read(start, read_compacted, limits.messages, limits.bytes, reset)
+    if kind == ARROW:
+        yield from _arrow(batches)
+        return
+    buffer = io.BytesIO()
+    lines = JsonLines(buffer, key, value)
+    for count, message in enumerate(messages(batches, source.name.partition), 1):
+        _write(lines, message)
+        if not count % _LINES_AT_ONCE:
+            yield buffer.getvalue()
+            buffer.seek(0)
+            buffer.truncate()
+    if buffer.tell():
+        yield buffer.getvalue()
+
+
+def _arrow(batches: Iterator[pa.RecordBatch]) -> Generator[bytes, None, None]:
+    buffer = io.BytesIO()
+    writer = pa.ipc.new_stream(buffer, rows.SCHEMA)
+    for batch in batches:
+        writer.write_batch(batch)
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
+    writer.close()
+    yield buffer.getvalue()
+
+
+async def _behind(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(rest):
+        if first:
+            yield first
+        async for one in rest:
+            yield one

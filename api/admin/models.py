@@ -1,0 +1,154 @@
+"""Bodies that are one number, read as strictly as they are refused: in the words of a broker's JSON parser.
+
+A text is no number, nor is a fraction, a boolean or a number that 64 bits do not hold. The body is read whatever its
+content type. Bodies that are objects are pydantic models beside their routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
+from pydantic import AfterValidator, BaseModel, ConfigDict
+from starlette.responses import Response
+
+from api.http import json_bounds
+from api.http.limits import BODY_BYTES, hold_body_to
+from api.http.problems import Unreadable
+from api.http.thread_pools import parse_body
+
+Value = TypeVar("Value")
+EMPTY = "The request entity cannot be empty."
+_SHOWN = 100
+_LONG = (-(1 << 63), (1 << 63) - 1)
+_INT = (-(1 << 31), (1 << 31) - 1)
+UNREADABLE: dict[int | str, dict[str, Any]] = {
+    400: {
+        "description": "The body is no number; in plain text, as a broker tells it.",
+        "content": {"text/plain": {"schema": {"type": "string"}}, "application/json": {}},
+    }
+}
+"""What a route with such a body declares: `responses=UNREADABLE | refusals(404)`."""
+
+
+class Strict(BaseModel):
+    """A body that is an object: nothing is converted, and nothing unknown is passed over."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class EmptyBody(Unreadable):
+    """A body that must be there and is not. A broker says so in plain text that it calls JSON."""
+
+    media_type = "application/json"
+
+    def __init__(self) -> None:
+        super().__init__(EMPTY)
+
+
+def _of_unicode(given: dict[str, str]) -> dict[str, str]:
+    """JSON can tell of halves of surrogate pairs, but no answer could: UTF-8 has none."""
+    for text in (*given, *given.values()):
+        if any("\ud800" <= one <= "\udfff" for one in text):
+            raise ValueError(f"{text[:_SHOWN]!r} is no text of Unicode")
+    return given
+
+
+TextByName = Annotated[dict[str, str], AfterValidator(_of_unicode)]
+"""Properties, as a body or in one: texts that every answer can hold."""
+
+
+async def read_body(request: Request, parse: Callable[[bytes], Value]) -> Value:
+    """What `parse` makes of the body, which has the bounds of all that produce nothing. Raises Problem (413)."""
+    hold_body_to(request.scope, BODY_BYTES)
+    return await parse_body(request, parse)
+
+
+async def long_body(request: Request) -> int:
+    """A whole number of 64 bits. Raises Unreadable, Problem (413)."""
+    return await read_body(request, long_number)
+
+
+LongBody = Annotated[int, Depends(long_body)]
+"""A route's parameter: its body is a whole number."""
+
+
+def number_schema(description: str, example: int) -> dict[str, Any]:
+    """The OpenAPI of a body that is a number: `openapi_extra=number_schema(…)`."""
+    schema = {"type": "integer", "format": "int64", "example": example}
+    return {
+        "requestBody": {
+            "description": description,
+            "required": True,
+            "content": {"application/json": {"schema": schema}},
+        }
+    }
+
+
+def whole_number(body: bytes, java: str, limits: tuple[int, int]) -> int:
+    """The number that a JSON body is; `java` names its type in errors. Raises Unreadable."""
+    value = parsed(body)
+    if value is None or value == "":
+        raise EmptyBody
+    if isinstance(value, str):
+        raise unreadable(
+            f'Cannot deserialize value of type `{java}` from String "{value[:_SHOWN]}": not a valid `{java}` value'
+        )
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise unreadable(f"Cannot deserialize value of type `{java}` from {_kind(value)}")
+    if not limits[0] <= value <= limits[1]:
+        raise unreadable(f"Numeric value ({str(value)[:_SHOWN]}) out of range of `{java}` ({limits[0]} - {limits[1]})")
+    return value
+
+
+def long_number(body: bytes) -> int:
+    """A whole number of 64 bits. Raises Unreadable."""
+    return whole_number(body, "long", _LONG)
+
+
+def int_number(body: bytes) -> int:
+    """As `whole_number`, of 32 bits."""
+    return whole_number(body, "int", _INT)
+
+
+def parsed(body: bytes) -> Any:
+    """The JSON value; None for an empty body. Raises Unreadable."""
+    if not body.strip():
+        return None
+    try:
+        return json_bounds.load(body)
+    except (ValueError, RecursionError):
+        # A body that has nothing but Unicode's white space has no word that could be shown.
+        token = next(iter(body.decode(errors="replace").split()), "")[:_SHOWN]
+        raise unreadable(
+            f"Unrecognized token '{token}': was expecting (JSON String, Number, Array, Object or token 'null', 'true' "
+            "or 'false')"
+        ) from None
+
+
+def unreadable(what: str) -> Unreadable:
+    """With the place, of which a broker tells no more either. Halves of surrogate pairs, as JSON may hold, are `?`."""
+    told = what.encode(errors="replace").decode()
+    return Unreadable(
+        f"{told}\n at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 1]"
+    )
+
+
+def done() -> Response:
+    """204: it is done, and there is nothing to say."""
+    return Response(status_code=204)
+
+
+def unset() -> Response:
+    """What a broker answers for a policy that nobody has set: 200, an empty body, no content type."""
+    return Response(status_code=200)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return f"Boolean value (token `JsonToken.VALUE_{str(value).upper()}`)"
+    if isinstance(value, float):
+        return "Floating-point value (token `JsonToken.VALUE_NUMBER_FLOAT`)"
+    kind = "Array" if isinstance(value, list) else "Object"
+    return f"{kind} value (token `JsonToken.START_{kind.upper()}`)"

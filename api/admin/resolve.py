@@ -1,0 +1,98 @@
+"""What a path names, as it is: a topic, a partition, a partitioned topic; or nothing, in a broker's words.
+
+A partitioned topic is a row of its own and as many topics; what is done to it is done to each of them. Policies of a
+partitioned topic are kept with each partition, and those of one partition alone may not be touched, as in a broker.
+"""
+
+from __future__ import annotations
+
+from api.http.problems import Problem, missing_told
+from api.service import Service
+from storage.errors import TopicNotFound
+from storage.metadata.policy_store import topic_scope
+from storage.metadata.records import TopicRecord
+from storage.metadata.tenancy_records import PartitionedTopic
+from storage.model import TopicName
+from storage.options import policies
+
+NO_PARTITION_POLICY = "Not allowed to set/get topic policy for a partition"
+
+
+def topic(parts: Service, name: TopicName) -> TopicRecord:
+    """The topic, or partition, of that name. 404 for a missing one, also for a partitioned topic itself."""
+    try:
+        return parts.components.metadata.topic(name)
+    except TopicNotFound as error:
+        raise not_found(parts, name) from error
+
+
+def topics(parts: Service, name: TopicName) -> list[TopicRecord]:
+    """The topic alone, or the partitions of the partitioned topic of that name, in order. 404."""
+    whole = parts.components.metadata.tenancy.partitioned(name)
+    if whole is None:
+        return [topic(parts, name)]
+    found = partitions(parts, whole)
+    if not found:
+        raise Problem(404, "Topic partitions were not yet created")
+    return found
+
+
+def partitions(parts: Service, whole: PartitionedTopic) -> list[TopicRecord]:
+    """The partitions that there are: each can be deleted by itself."""
+    found = []
+    for one in partition_names(whole):
+        try:
+            found.append(parts.components.metadata.topic(one))
+        except TopicNotFound:
+            continue
+    return found
+
+
+def partition_names(whole: PartitionedTopic) -> list[TopicName]:
+    """In order."""
+    name = whole.name
+    return [
+        TopicName(name.tenant, name.namespace, f"{name.topic}-partition-{number}") for number in range(whole.partitions)
+    ]
+
+
+def share_policies(parts: Service, whole: PartitionedTopic) -> None:
+    """Partitions that have no policies get those of the first that has some: what is set is set for the whole.
+
+    So a partition that was made anew has them, and one whose making was cut off gets them the next time.
+    """
+    store = parts.components.metadata.policies
+    found = [(scope, store.of_scope(scope)) for scope in map(topic_scope, partitions(parts, whole))]
+    shared = next((settings for _, settings in found if settings), {})
+    store.change(
+        [scope for scope, settings in found if not settings],
+        {name: policies.shown(name, value) for name, value in shared.items()},
+    )
+
+
+def with_policies(parts: Service, name: TopicName) -> list[TopicRecord]:
+    """Where the policies of a topic are kept: the topic, or its partitions. 404; 412 for one partition alone."""
+    if name.partition >= 0:
+        raise Problem(412, NO_PARTITION_POLICY)
+    return topics(parts, name)
+
+
+def namespace(parts: Service, name: str, told: str = "Namespace does not exist") -> None:
+    """404 unless the namespace exists, in these words."""
+    with missing_told(told):
+        parts.components.metadata.tenancy.namespace(name)
+
+
+def namespace_of(name: TopicName) -> str:
+    """`tenant/namespace`."""
+    return f"{name.tenant}/{name.namespace}"
+
+
+def not_found(parts: Service, name: TopicName) -> Problem:
+    """Why there is no such topic, as a broker says it."""
+    whole = name.whole
+    if whole is None:
+        return Problem(404, f"Topic {name} not found")
+    if parts.components.metadata.tenancy.partitioned(whole) is None:
+        return Problem(404, f"Partitioned Topic not found: {name} has zero partitions")
+    return Problem(404, "Topic partitions were not yet created")

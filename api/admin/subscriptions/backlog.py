@@ -1,0 +1,277 @@
+"""What lies before subscriptions, by Pulsar's calls: its size, what it is made of, and clearing it by namespace.
+
+What is done to a namespace is done to its topics one by one, each where its messages lie, so a service asks others for
+theirs. A failure ends it; what was done stays, and the same call does the rest.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import islice
+from typing import Annotated, Any
+
+from fastapi import Body, Path, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from api.admin import resolve
+from api.admin.messages.entries import MOST_ENTRIES, entries
+from api.admin.models import done
+from api.admin.subscriptions.cursor_moves import clear_backlog
+from api.admin.subscriptions.cursor_positions import (
+    ONE,
+    PATH,
+    MissingTold,
+    ResetCursorData,
+    Subscription,
+    opened,
+    refuse_partitioned,
+)
+from api.admin.tenancy.bundles import bundle_of, check_bundle
+from api.http.access import Action, allowed
+from api.http.owner_proxy import Elsewhere
+from api.http.paths import (
+    Namespace,
+    Topic,
+    decoded,
+    segment,
+)
+from api.http.problems import Problem, refusals
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor, waits_for
+from api.service import Parts, Service
+from compactor.maintenance.backlog_limits import bytes_behind, extents
+from storage.cursor import Cursor
+from storage.errors import NotFound
+from storage.ledger.seek import AtOffset
+from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
+from storage.model import EARLIEST, MessageId
+from storage.reading.positions import first_at
+
+router = Routes(prefix="/admin/v2", tags=["backlog"])
+
+_NAMESPACE = "/namespaces/{tenant}/{namespace}"
+_BUNDLE = _NAMESPACE + "/{bundle}"
+Bundle = Annotated[str, Path(description="One of the namespace's bundles: only its topics.")]
+
+
+class AnalyzedBacklog(BaseModel):
+    """What a subscription has before it, in the order in which a broker writes it; there are no filters."""
+
+    entries: int = 0
+    messages: int = 0
+    markerMessages: int = 0  # noqa: N815
+    filterRejectedEntries: int = 0  # noqa: N815
+    filterAcceptedEntries: int = 0  # noqa: N815
+    filterRescheduledEntries: int = 0  # noqa: N815
+    filterRejectedMessages: int = 0  # noqa: N815
+    filterAcceptedMessages: int = 0  # noqa: N815
+    filterRescheduledMessages: int = 0  # noqa: N815
+    aborted: bool = False
+    firstMessageId: str | None = None  # noqa: N815
+    lastMessageId: str | None = None  # noqa: N815
+
+
+@router.put(
+    PATH + "/backlogSize",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="getBacklogSizeByMessageId",
+    responses=refusals(400, 404, 405, 412, 507),
+)
+@waits_for(WaitsFor.STORE)
+def backlog_size(parts: Parts, topic: Topic, place: Annotated[ResetCursorData, Body()]) -> int:
+    """About how many bytes lie at a message or behind it; -1:-1: how many there are."""
+    refuse_partitioned(parts, topic, "calculate backlog size is not allowed for partitioned-topic")
+    record = resolve.topic(parts, topic)
+    parts.forwarding.for_reading(record)
+    components = parts.components
+    some = extents(components.metadata.snapshot(record.id), components.log)
+    if place.message_id == EARLIEST:
+        return bytes_behind(some, 0)
+    first = first_at(opened(parts, record), place.message_id)
+    return 0 if first is None else bytes_behind(some, first.offset)
+
+
+@router.post(
+    ONE + "/analyzeBacklog",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="analyzeSubscriptionBacklog",
+    response_model_exclude_none=True,
+    responses=refusals(400, 404, 405, 412, 507),
+)
+@waits_for(WaitsFor.STORE)
+def analyze_backlog(
+    parts: Parts, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData | None, Body()] = None
+) -> AnalyzedBacklog:
+    """Read and count what a subscription has before it, from its position or a message on, to 10,000 entries."""
+    refuse_partitioned(
+        parts,
+        topic,
+        "Analyze backlog on a partitioned topic is not allowed, please try do it on specific topic partition",
+    )
+    name, record = decoded(subscription), resolve.topic(parts, topic)
+    parts.forwarding.for_reading(record)
+    with MissingTold(record, name):
+        mark = parts.components.metadata.cursor(record.id, name).mark_delete
+    source = opened(parts, record)
+    start: AtOffset | MessageId = AtOffset(mark.offset + 1 if mark else 0) if place is None else place.message_id
+    cursor = None
+    if name != COMPACTION_CURSOR:
+        end = source.snapshot_reader().end
+        cursor = Cursor(parts.components.metadata, parts.components.clock, record, name, source.locate, lambda: end)
+    found = AnalyzedBacklog()
+    for rows in islice(entries(source, start), MOST_ENTRIES + 1):
+        left = [row for row in rows if cursor is None or not cursor.is_acknowledged(row["offset"])]
+        if not left:
+            continue
+        if found.entries == MOST_ENTRIES:
+            found.aborted = True
+            break
+        found.entries += 1
+        found.messages += len(left)
+        found.firstMessageId = found.firstMessageId or _entry_id(left[0])
+        found.lastMessageId = _entry_id(left[-1])
+    found.filterAcceptedEntries, found.filterAcceptedMessages = found.entries, found.messages
+    return found
+
+
+def _entry_id(row: dict[str, Any]) -> str:
+    return f"{row['ledger_id']}:{row['entry_id']}"
+
+
+@router.post(
+    _NAMESPACE + "/clearBacklog",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="clearNamespaceBacklog",
+    status_code=204,
+    responses=refusals(404, 409, 412, 507),
+)
+async def clear_namespace(parts: Parts, request: Request, namespace: Namespace) -> Response:
+    """Acknowledge all that there is for all subscriptions of all topics; `__compaction` stays where it is."""
+    return await _clear(parts, request, namespace, None, None)
+
+
+@router.post(
+    _NAMESPACE + "/clearBacklog/{subscription}",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="clearNamespaceBacklogForSubscription",
+    status_code=204,
+    responses=refusals(404, 409, 412, 507),
+)
+async def clear_namespace_subscription(
+    parts: Parts, request: Request, namespace: Namespace, subscription: Subscription
+) -> Response:
+    """The same for the subscriptions of that name."""
+    return await _clear(parts, request, namespace, None, subscription)
+
+
+@router.post(
+    _BUNDLE + "/clearBacklog",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="clearNamespaceBundleBacklog",
+    status_code=204,
+    responses=refusals(404, 409, 412, 507),
+)
+async def clear_bundle(parts: Parts, request: Request, namespace: Namespace, bundle: Bundle) -> Response:
+    """The same for the topics of one bundle."""
+    return await _clear(parts, request, namespace, bundle, None)
+
+
+@router.post(
+    _BUNDLE + "/clearBacklog/{subscription}",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="clearNamespaceBundleBacklogForSubscription",
+    status_code=204,
+    responses=refusals(404, 409, 412, 507),
+)
+async def clear_bundle_subscription(
+    parts: Parts, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
+) -> Response:
+    """The same for the subscriptions of that name, of the topics of one bundle."""
+    return await _clear(parts, request, namespace, bundle, subscription)
+
+
+@router.post(
+    _NAMESPACE + "/unsubscribe/{subscription}",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="unsubscribeNamespace",
+    status_code=204,
+    responses=refusals(404, 412),
+)
+async def unsubscribe_namespace(parts: Parts, namespace: Namespace, subscription: Subscription) -> Response:
+    """Delete the subscriptions of that name of all topics."""
+    return await _unsubscribe(parts, namespace, None, subscription)
+
+
+@router.post(
+    _BUNDLE + "/unsubscribe/{subscription}",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="unsubscribeNamespaceBundle",
+    status_code=204,
+    responses=refusals(404, 412),
+)
+async def unsubscribe_bundle(
+    parts: Parts, namespace: Namespace, bundle: Bundle, subscription: Subscription
+) -> Response:
+    """The same for the topics of one bundle."""
+    return await _unsubscribe(parts, namespace, bundle, subscription)
+
+
+async def _clear(
+    parts: Service, request: Request, namespace: str, bundle: str | None, subscription: str | None
+) -> Response:
+    wanted = None if subscription is None else _no_compaction(subscription)
+    database, store = parts.pools[WaitsFor.DATABASE], parts.pools[WaitsFor.STORE]
+    for record in await database.run(_topics, parts, namespace, bundle):
+        for name in await database.run(_subscriptions, parts, record, wanted):
+            try:
+                await store.run(_clear_here, parts, record, name)
+            except Elsewhere as other:
+                where = (record.name.tenant, record.name.namespace, record.name.topic, "subscription", name, "skip_all")
+                target = "/".join(("/admin/v2/persistent", *map(segment, where)))
+                answer = await parts.forwarding.send(request, other.service, "POST", target, b"")
+                if answer.status_code not in (204, 404):
+                    raise Problem(answer.status_code, f"{record.name}: {answer.text[:500]}") from other
+    return done()
+
+
+def _clear_here(parts: Service, record: TopicRecord, name: str) -> None:
+    """Raises Elsewhere. What was deleted meanwhile has no backlog."""
+    try:
+        parts.forwarding.for_reading(record)
+        clear_backlog(parts, record, name)
+    except NotFound:
+        return
+
+
+async def _unsubscribe(parts: Service, namespace: str, bundle: str | None, subscription: str) -> Response:
+    name, database = _no_compaction(subscription), parts.pools[WaitsFor.DATABASE]
+    for record in await database.run(_topics, parts, namespace, bundle):
+        await database.run(_delete, parts, record, name)
+    return done()
+
+
+def _delete(parts: Service, record: TopicRecord, name: str) -> None:
+    """What is not there is deleted."""
+    with suppress(NotFound):
+        parts.components.metadata.delete_cursor(record.id, name, False)
+
+
+def _topics(parts: Service, namespace: str, bundle: str | None) -> list[TopicRecord]:
+    resolve.namespace(parts, namespace)
+    wanted = None if bundle is None else check_bundle(bundle)
+    found = parts.components.metadata.topics_in(namespace)
+    return [one for one in found if wanted is None or bundle_of(one.name) == wanted]
+
+
+def _subscriptions(parts: Service, record: TopicRecord, wanted: str | None) -> list[str]:
+    names = (one.name for one in parts.components.metadata.cursors(record.id))
+    return [name for name in names if name != COMPACTION_CURSOR and wanted in (None, name)]
+
+
+def _no_compaction(subscription: str) -> str:
+    """The name of a subscription in a path. Raises Problem (412) for `__compaction`: it is a topic's horizon (A4)."""
+    name = decoded(subscription)
+    if name == COMPACTION_CURSOR:
+        raise Problem(412, f"{COMPACTION_CURSOR} is the compaction horizon of each topic: delete it topic by topic")
+    return name

@@ -1,0 +1,207 @@
+"""What calls on subscriptions share: places as Pulsar's clients send them, a cursor's owner for the time of a request.
+
+What is done to a subscription of a partitioned topic is done to that of each partition. `__compaction` is never moved
+(A4), and never expires (S9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import Body, Path, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from api.admin import resolve
+from api.admin.models import Strict, TextByName, done
+from api.http.access import Action, require_here
+from api.http.paths import decoded
+from api.http.problems import Problem
+from api.http.thread_pools import WaitsFor, pools_of
+from api.service import Service
+from storage.cursor import Cursor
+from storage.errors import NotFound
+from storage.ledger.seek import AtTime
+from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
+from storage.model import EARLIEST, LATEST, MessageId, Position, TopicName
+from storage.reading.positions import first_at, mark_delete_before
+from storage.topic import Topic as OpenTopic
+
+PATH = "/persistent/{tenant}/{namespace}/{topic}"
+ONE = PATH + "/subscription/{subscription}"
+LONG = 2**63 - 1
+
+Subscription = Annotated[str, Path(description="Its name; __compaction is the compaction cursor.")]
+
+
+class ResetCursorData(Strict):
+    """A place: a message id, as Pulsar's clients send it. `excluded`: the message behind it. `properties`: of a new
+    subscription."""
+
+    ledgerId: int = Field(ge=-1, le=LONG)  # noqa: N815
+    entryId: int = Field(ge=-1, le=LONG)  # noqa: N815
+    partitionIndex: int = -1  # noqa: N815
+    batchIndex: int = Field(-1, ge=-1, le=2**31 - 1)  # noqa: N815
+    batchSize: int = 0  # noqa: N815
+    excluded: bool = False
+    isExcluded: bool = False  # noqa: N815
+    properties: TextByName | None = None
+    firstChunkMessageId: dict[str, Any] | None = None  # noqa: N815
+    ackSet: dict[str, Any] | None = None  # noqa: N815
+
+    @property
+    def message_id(self) -> MessageId:
+        """The id; -1 for an entry: from the ledger's first."""
+        if self.ledgerId == -1:
+            return EARLIEST
+        if self.ledgerId == LONG:
+            return LATEST
+        return MessageId(self.ledgerId, self.entryId, self.partitionIndex, self.batchIndex)
+
+    @property
+    def after(self) -> bool:
+        """Whether the message itself counts as acknowledged."""
+        return self.excluded or self.isExcluded
+
+
+PlaceBody = Annotated[ResetCursorData | str | None, Body(description='A message id, "earliest" or "latest".')]
+
+
+class Owned:
+    """A cursor with its topic, as an owner for the time of a request."""
+
+    def __init__(self, parts: Service, record: TopicRecord, name: str) -> None:
+        refuse_compaction(name)
+        self.topic = opened(parts, record)
+        reader = self.topic.snapshot_reader()
+        # where raw is trimmed, a compacted ledger may still hold what this cursor's reader gets
+        self.begin = reader.snapshot.topic.start_offset if reader.snapshot.compacted else reader.first_offset
+        components = parts.components
+        self.cursor = Cursor(
+            components.metadata,
+            components.clock,
+            record,
+            name,
+            self.topic.locate,
+            lambda: self.end,
+        )
+
+    @property
+    def end(self) -> int:
+        """The offset of the next message. Raises SegmentElsewhere where it is not known here."""
+        return self.topic.snapshot_reader().end
+
+    def __enter__(self) -> Owned:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.cursor.close()
+
+    def acknowledge_to(self, position: Position | None) -> None:
+        """All up to a message, whose id need not exist any more."""
+        if position is not None:
+            self.cursor.acknowledge_cumulative(position)
+
+
+class MissingTold:
+    """Inside it, a cursor that does not exist is told in a broker's words."""
+
+    def __init__(self, record: TopicRecord, name: str) -> None:
+        self._reason = f"Subscription {name} not found for topic {record.name}"
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, NotFound):
+            raise Problem(404, self._reason) from error
+
+
+def each(
+    parts: Service, topic: TopicName, subscription: str, do: Callable[[TopicRecord, str], object], reads: bool = True
+) -> Response:
+    """Do it to the subscription of the topic, or of each partition that has it. `reads`: it looks at messages.
+
+    A partition may lack it because the same request failed behind it: asked again, it is done to the others.
+    """
+    name = decoded(subscription)
+    records = at_hand(parts, topic) if reads else resolve.topics(parts, topic)
+    found = 0
+    for record in records:
+        try:
+            do(record, name)
+            found += 1
+        except NotFound:
+            continue
+    if not found:
+        with MissingTold(records[0], name):
+            raise NotFound(f"there is no subscription {name} of {topic}", "see its list of subscriptions")
+    return done()
+
+
+def at_hand(parts: Service, topic: TopicName) -> list[TopicRecord]:
+    """The topic or its partitions, all of whose messages lie here. Raises Elsewhere, before anything is done."""
+    records = resolve.topics(parts, topic)
+    for record in records:
+        parts.forwarding.for_reading(record)
+    return records
+
+
+def opened(parts: Service, record: TopicRecord) -> OpenTopic:
+    return parts.components.topic(record.name)
+
+
+def before_time(topic: OpenTopic, timestamp: int) -> Position | None:
+    """The message before the first one that was published then or later."""
+    last = topic.snapshot_reader().last_position()  # before the look: what is appended during it is no older message
+    first = first_at(topic, AtTime(timestamp))
+    if first is None:
+        return last or topic.snapshot().horizon
+    return mark_delete_before(topic, first.offset)
+
+
+def position_of(topic: OpenTopic, place: ResetCursorData | MessageId) -> Position | None:
+    """The mark-delete position of a place."""
+    if isinstance(place, MessageId):
+        return mark_delete_before(topic, place)
+    if place.after and place.message_id not in (EARLIEST, LATEST):
+        at = first_at(topic, place.message_id)
+        if at is not None and at.message_id == place.message_id:
+            return at
+    return mark_delete_before(topic, place.message_id)
+
+
+def place_of(body: ResetCursorData | str | None) -> ResetCursorData | MessageId:
+    if body is None:
+        return LATEST
+    if isinstance(body, ResetCursorData):
+        return body
+    named = {"earliest": EARLIEST, "latest": LATEST}.get(body)
+    if named is None:
+        raise Problem(400, f"{body[:40]!r} is no place: give a message id, earliest or latest")
+    return named
+
+
+async def changes_it(request: Request, subscription: Subscription, force: bool = False) -> None:
+    """A route's dependency, behind `allowed(Action.CONSUME)`: `__compaction` is no consumer's. With it goes the
+    compacted ledger, and what is trimmed of raw is lost with that, if forced. Raises Problem (403)."""
+    if decoded(subscription) == COMPACTION_CURSOR:
+        action = Action.ADMIN if force else Action.COMPACT
+        await pools_of(request)[WaitsFor.DATABASE].run(require_here, request, action)
+
+
+def refuse_compaction(name: str) -> None:
+    """A4."""
+    if name == COMPACTION_CURSOR:
+        raise Problem(
+            412,
+            f"the cursor {COMPACTION_CURSOR} cannot be reset or skipped: it is the compaction horizon; compact the "
+            "topic to move it on, or delete the cursor to give up the compacted ledger",
+        )
+
+
+def refuse_partitioned(parts: Service, topic: TopicName, told: str) -> None:
+    if parts.components.metadata.tenancy.partitioned(topic) is not None:
+        raise Problem(405, told)

@@ -1,0 +1,214 @@
+"""Subscriptions: durable cursors of a topic, by Pulsar's calls: list, create, delete, properties, peek.
+
+`__compaction` may be listed, made by hand (it has no horizon then) and deleted (R8), by who may compact. Moving
+cursors: cursor_moves.py.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated
+
+from fastapi import Body, Depends, Path, Query
+from starlette.responses import Response
+
+from api.admin import resolve
+from api.admin.messages.entries import (
+    MOST_ENTRIES,
+    NOT_FOUND,
+    RESPONSE,
+    entries,
+    entry_response,
+    refuse_far,
+)
+from api.admin.models import TextByName, done
+from api.admin.subscriptions.cursor_positions import (
+    LONG,
+    ONE,
+    PATH,
+    MissingTold,
+    Owned,
+    PlaceBody,
+    ResetCursorData,
+    Subscription,
+    at_hand,
+    changes_it,
+    each,
+    opened,
+    place_of,
+    position_of,
+    refuse_partitioned,
+)
+from api.http.access import Action, allowed
+from api.http.paths import Topic, decoded
+from api.http.problems import Problem, refusals
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor, waits_for
+from api.service import Parts, Service
+from storage.errors import Conflict
+from storage.ledger.seek import AtOffset
+from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
+from storage.model import MessageId
+from storage.reading.positions import is_behind_end
+
+router = Routes(prefix="/admin/v2", tags=["subscriptions"])
+
+EXISTS = "Subscription already exists for topic"
+
+
+@router.get(
+    PATH + "/subscriptions",
+    dependencies=[allowed(Action.ADMIN, Action.CONSUME)],
+    operation_id="getSubscriptions",
+    responses=refusals(404, 412),
+)
+def list_subscriptions(parts: Parts, topic: Topic, authoritative: bool = False) -> list[str]:
+    """Their names; of a partitioned topic those of all partitions."""
+    records = resolve.topics(parts, topic)
+    return sorted({one.name for record in records for one in parts.components.metadata.cursors(record.id)})
+
+
+@router.put(
+    ONE,
+    dependencies=[allowed(Action.CONSUME), Depends(changes_it)],
+    operation_id="createSubscription",
+    status_code=204,
+    responses=refusals(400, 404, 409, 412, 507),
+)
+@waits_for(WaitsFor.STORE)
+def create_subscription(
+    parts: Parts,
+    topic: Topic,
+    subscription: Subscription,
+    place: PlaceBody = None,
+    replicated: bool = False,
+    authoritative: bool = False,
+) -> Response:
+    """Make one; without a place it begins with messages that are still to come. What it needs is not trimmed."""
+    name, asked = decoded(subscription), place_of(place)
+    records = at_hand(parts, topic)
+    first = asked.message_id if isinstance(asked, ResetCursorData) else asked
+    if records and all(is_behind_end(opened(parts, record), first) for record in records):
+        raise Problem(412, f"Unable to find position for position specified: {first} lies behind the end of {topic}")
+    found = [_created(parts, record, name, asked) for record in records]
+    if found and not any(found):
+        raise Problem(409, EXISTS)
+    return done()
+
+
+@router.delete(
+    ONE,
+    dependencies=[allowed(Action.CONSUME), Depends(changes_it)],
+    operation_id="deleteSubscription",
+    status_code=204,
+    responses=refusals(404, 409, 412),
+)
+def delete_subscription(
+    parts: Parts,
+    topic: Topic,
+    subscription: Subscription,
+    force: Annotated[
+        bool, Query(description="__compaction also where its keys would be lost: raw is trimmed.")
+    ] = False,
+    authoritative: bool = False,
+) -> Response:
+    """Delete one. With `__compaction` go the compacted ledger and a run that is under way."""
+    metadata = parts.components.metadata
+    return each(parts, topic, subscription, lambda record, name: metadata.delete_cursor(record.id, name, force), False)
+
+
+@router.get(
+    ONE + "/properties",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="getSubscriptionProperties",
+    responses=refusals(404, 412),
+)
+def get_properties(
+    parts: Parts, topic: Topic, subscription: Subscription, authoritative: bool = False
+) -> dict[str, str]:
+    """The properties of a subscription."""
+    found: dict[str, str] = {}
+    name = decoded(subscription)
+    for record in resolve.topics(parts, topic):
+        with MissingTold(record, name):
+            found |= parts.components.metadata.cursor(record.id, name).properties
+    return found
+
+
+@router.put(
+    ONE + "/properties",
+    dependencies=[allowed(Action.CONSUME), Depends(changes_it)],
+    operation_id="updateSubscriptionProperties",
+    status_code=204,
+    responses=refusals(400, 404, 412),
+)
+def set_properties(
+    parts: Parts,
+    topic: Topic,
+    subscription: Subscription,
+    properties: Annotated[TextByName, Body()],
+    authoritative: bool = False,
+) -> Response:
+    """Set them, instead of those that there were."""
+    cursors = parts.components.metadata.acknowledgements
+    return each(
+        parts, topic, subscription, lambda record, name: cursors.replace_properties(record.id, name, properties), False
+    )
+
+
+@router.get(
+    ONE + "/position/{position}",
+    dependencies=[allowed(Action.CONSUME)],
+    operation_id="peekNthMessage",
+    response_class=Response,
+    responses=RESPONSE | refusals(404, 405, 412, 507),
+)
+@waits_for(WaitsFor.STORE)
+def peek(
+    parts: Parts,
+    topic: Topic,
+    subscription: Subscription,
+    position: Annotated[
+        int, Path(ge=1, le=LONG, description=f"1: the next entry that it delivers; at most {MOST_ENTRIES}.")
+    ],
+    authoritative: bool = False,
+) -> Response:
+    """An entry that is still to be delivered."""
+    refuse_far(position)
+    refuse_partitioned(parts, topic, "Peek messages on a partitioned topic is not allowed")
+    name = decoded(subscription)
+    record = resolve.topic(parts, topic)
+    parts.forwarding.for_reading(record)
+    with MissingTold(record, name):
+        parts.components.metadata.cursor(record.id, name)
+    if name == COMPACTION_CURSOR:
+        mark = parts.components.metadata.cursor(record.id, name).mark_delete
+        rows = entries(opened(parts, record), AtOffset(mark.offset + 1 if mark else 0))
+    else:
+        with Owned(parts, record, name) as owned:
+            cursor = owned.cursor
+            mark = cursor.mark_delete
+            found = entries(owned.topic, AtOffset(mark.offset + 1 if mark else 0))
+            rows = (one for one in found if not all(cursor.is_acknowledged(row["offset"]) for row in one))
+    entry = next(islice(rows, position - 1, None), None)
+    if entry is None:
+        raise Problem(404, NOT_FOUND)
+    return entry_response(entry)
+
+
+def _created(parts: Service, record: TopicRecord, name: str, place: ResetCursorData | MessageId) -> bool:
+    """Whether it was made: it may exist."""
+    metadata = parts.components.metadata
+    properties = (place.properties or {}) if isinstance(place, ResetCursorData) else {}
+    if name == COMPACTION_CURSOR:
+        if any(one.name == name for one in metadata.cursors(record.id)):
+            return False
+        metadata.create_cursor(record.id, name)
+        if properties:
+            metadata.set_cursor_properties(record.id, name, properties)
+        return True
+    try:
+        metadata.acknowledgements.create(record.id, name, position_of(opened(parts, record), place), properties)
+    except Conflict:
+        return False
+    return True

@@ -1,0 +1,183 @@
+"""Permissions: what roles may do in a tenant, in a namespace, or with a topic; for a topic all three hold.
+
+What is granted for a partitioned topic holds for its partitions.
+
+Pulsar's clients know `produce` and `consume`, and fail at words that they do not know; `compact` and `admin` are this
+service's own and are listed only where they are asked for (`?all=true`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import Body, Path
+from starlette.responses import Response
+
+from api.admin import resolve
+from api.admin.models import done
+from api.admin.policies.policy_models import for_pulsar
+from api.admin.tenancy.tenants import NO_TENANT, Tenant
+from api.http.access import (
+    GRANTABLE,
+    Action,
+    allowed,
+    topic_grants,
+)
+from api.http.paths import Namespace, Topic, decoded
+from api.http.problems import Problem, missing_told, refusals
+from api.http.routes import Routes
+from api.service import Parts
+
+router = Routes(prefix="/admin/v2", tags=["permissions"])
+
+NOT_SET = "Permissions are not set at the topic level"
+MAX_ROLE_BYTES = 1024
+Role = Annotated[str, Path(description="Role, as the token's subject names it.")]
+Actions = Annotated[list[str], Body(description="All that the role may do there, in place of what it might.")]
+
+
+@router.get(
+    "/namespaces/{tenant}/{namespace}/permissions",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="getNamespacePermissions",
+    responses=refusals(404, 412),
+)
+def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
+    """What was granted in the namespace, by role. `all`: with what Pulsar's clients do not know."""
+    with missing_told("Namespace does not exist"):
+        found = parts.components.metadata.tenancy.namespace(namespace).permissions
+    return {role: list(actions) for role, actions in found.items()} if all else for_pulsar(found)
+
+
+@router.post(
+    "/namespaces/{tenant}/{namespace}/permissions/{role}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="grantNamespacePermission",
+    status_code=204,
+    responses=refusals(400, 404, 412),
+)
+def grant_namespace_permission(parts: Parts, namespace: Namespace, role: Role, actions: Actions) -> Response:
+    """Let a role do exactly this in the namespace."""
+    check_actions(actions)
+    with missing_told("Namespace does not exist"):
+        parts.components.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
+    return done()
+
+
+@router.delete(
+    "/namespaces/{tenant}/{namespace}/permissions/{role}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="revokeNamespacePermission",
+    status_code=204,
+    responses=refusals(404, 412),
+)
+def revoke_namespace_permission(parts: Parts, namespace: Namespace, role: Role) -> Response:
+    """Take what was granted to a role in the namespace; nothing is no error."""
+    with missing_told("Namespace does not exist"):
+        parts.components.metadata.tenancy.revoke(namespace, check_role(role))
+    return done()
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/{topic}/permissions",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="getTopicPermissions",
+    responses=refusals(404, 412),
+)
+def get_topic_permissions(parts: Parts, topic: Topic, all: bool = False) -> dict[str, list[str]]:
+    """What its namespace and the topic itself grant, by role. `all`: with what Pulsar's clients do not know."""
+    resolve.topics(parts, topic)
+    tenancy = parts.components.metadata.tenancy
+    found: dict[str, list[str]] = {}
+    for granted in (tenancy.namespace(resolve.namespace_of(topic)).permissions, *topic_grants(tenancy, topic)):
+        for role, actions in granted.items():
+            found[role] = sorted({*found.get(role, ()), *actions})
+    return found if all else for_pulsar(found)
+
+
+@router.post(
+    "/persistent/{tenant}/{namespace}/{topic}/permissions/{role}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="grantTopicPermission",
+    status_code=204,
+    responses=refusals(400, 404, 412),
+)
+def grant_topic_permission(parts: Parts, topic: Topic, role: Role, actions: Actions) -> Response:
+    """Let a role do exactly this with the topic, besides what its namespace grants."""
+    check_actions(actions)
+    with missing_told(f"Topic {topic} not found"):
+        parts.components.metadata.tenancy.permit(str(topic), check_role(role), sorted(set(actions)))
+    return done()
+
+
+@router.delete(
+    "/persistent/{tenant}/{namespace}/{topic}/permissions/{role}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="revokeTopicPermission",
+    status_code=204,
+    responses=refusals(404, 412),
+)
+def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> Response:
+    """Take what was granted to a role for the topic; 412 if that was nothing."""
+    with missing_told(f"Topic {topic} not found"):
+        if not parts.components.metadata.tenancy.revoke(str(topic), check_role(role)):
+            raise Problem(412, NOT_SET)
+    return done()
+
+
+@router.get(
+    "/tenants/{tenant}/permissions",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="getTenantPermissions",
+    responses=refusals(404, 412),
+)
+def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]:
+    """What was granted in the tenant, for all its namespaces, by role. Pulsar has no such call."""
+    with missing_told(NO_TENANT):
+        found = parts.components.metadata.tenancy.tenant(tenant).permissions
+    return {role: list(actions) for role, actions in found.items()}
+
+
+@router.post(
+    "/tenants/{tenant}/permissions/{role}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="grantTenantPermission",
+    status_code=204,
+    responses=refusals(400, 404, 412),
+)
+def grant_tenant_permission(parts: Parts, tenant: Tenant, role: Role, actions: Actions) -> Response:
+    """Let a role do exactly this in all namespaces of the tenant. Pulsar has no such call."""
+    check_actions(actions)
+    with missing_told(NO_TENANT):
+        parts.components.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
+    return done()
+
+
+@router.delete(
+    "/tenants/{tenant}/permissions/{role}",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="revokeTenantPermission",
+    status_code=204,
+    responses=refusals(404, 412),
+)
+def revoke_tenant_permission(parts: Parts, tenant: Tenant, role: Role) -> Response:
+    """Take what was granted to a role in the tenant. Pulsar has no such call."""
+    with missing_told(NO_TENANT):
+        parts.components.metadata.tenancy.revoke(tenant, check_role(role))
+    return done()
+
+
+def check_role(role: str) -> str:
+    """As it is kept. 412 for what no token can name."""
+    name = decoded(role)
+    if not name.isprintable() or len(name.encode()) > MAX_ROLE_BYTES:
+        raise Problem(412, f"A role is text that can be printed, of {MAX_ROLE_BYTES} bytes at most")
+    return name
+
+
+def check_actions(actions: Sequence[str]) -> None:
+    """400 for a word that is no action."""
+    unknown = sorted(set(actions) - set(GRANTABLE))
+    if unknown:
+        raise Problem(400, f"{unknown[0]!r} is no action: there are {', '.join(GRANTABLE)}")

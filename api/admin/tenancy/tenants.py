@@ -1,0 +1,157 @@
+"""Clusters and tenants. There is one cluster, this one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Body, Depends, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from api.admin.models import Strict, done
+from api.admin.topics.lookup import service_urls
+from api.http.access import Action, allowed
+from api.http.paths import named
+from api.http.problems import Problem, missing_told, refusals
+from api.http.routes import Routes
+from api.service import Parts, Service
+from storage.errors import Conflict, InvalidTopicName, NotFound
+from storage.model import TopicName
+
+router = Routes(prefix="/admin/v2", tags=["tenants"])
+
+NO_TENANT = "Tenant does not exist"
+
+
+async def tenant_name(request: Request) -> str:
+    """The tenant of a path; it need not exist. 412 for one that cannot be."""
+    name = named(request, "tenant")
+    try:
+        TopicName(name, "any", "any")
+    except InvalidTopicName as error:
+        raise Problem(412, "Tenant name is not valid") from error
+    return name
+
+
+Tenant = Annotated[str, Depends(tenant_name)]
+"""A route's parameter: the tenant that the path names."""
+
+
+class TenantInfo(Strict):
+    """What a tenant has: its administrators, and the clusters that it may use."""
+
+    adminRoles: list[str] | None = Field(default_factory=list)  # noqa: N815
+    allowedClusters: list[str] | None = Field(default_factory=list)  # noqa: N815
+
+
+class ClusterInfo(Strict):
+    """Where a cluster is reached, as Pulsar has it; of the other fields of a broker none applies here."""
+
+    serviceUrl: str  # noqa: N815
+    brokerServiceUrl: str  # noqa: N815
+    brokerClientTlsEnabled: bool = False  # noqa: N815
+    tlsAllowInsecureConnection: bool = False  # noqa: N815
+    brokerClientTlsEnabledWithKeyStore: bool = False  # noqa: N815
+
+
+@router.get("/clusters", dependencies=[allowed(Action.SUPERUSER)], operation_id="listClusters")
+def list_clusters(parts: Parts) -> list[str]:
+    """The one cluster."""
+    return [parts.settings.cluster_name]
+
+
+@router.get(
+    "/clusters/{cluster}",
+    dependencies=[allowed(Action.SUPERUSER)],
+    operation_id="getCluster",
+    responses=refusals(404),
+)
+def get_cluster(parts: Parts, request: Request, cluster: str) -> ClusterInfo:
+    """Where the cluster is reached."""
+    if cluster != parts.settings.cluster_name:
+        raise Problem(404, "Cluster does not exist")
+    http, binary = service_urls(parts, request)
+    return ClusterInfo(serviceUrl=http, brokerServiceUrl=binary)
+
+
+@router.get("/tenants", dependencies=[allowed(Action.SUPERUSER)], operation_id="listTenants")
+def list_tenants(parts: Parts) -> list[str]:
+    """All tenants, by name."""
+    return parts.components.metadata.tenancy.tenants()
+
+
+@router.get(
+    "/tenants/{tenant}", dependencies=[allowed(Action.ADMIN)], operation_id="getTenant", responses=refusals(404, 412)
+)
+def get_tenant(parts: Parts, tenant: Tenant) -> TenantInfo:
+    """The tenant's administrators and clusters."""
+    with missing_told(NO_TENANT):
+        found = parts.components.metadata.tenancy.tenant(tenant)
+    return TenantInfo(adminRoles=sorted(found.admin_roles), allowedClusters=sorted(found.allowed_clusters))
+
+
+@router.put(
+    "/tenants/{tenant}",
+    dependencies=[allowed(Action.SUPERUSER)],
+    operation_id="createTenant",
+    status_code=204,
+    responses=refusals(400, 409, 412),
+)
+def create_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo | None, Body()] = None) -> Response:
+    """Make a tenant."""
+    roles, clusters = _checked(parts, info)
+    try:
+        parts.components.metadata.tenancy.create_tenant(tenant, roles, clusters)
+    except Conflict as error:
+        raise Problem(409, "Tenant already exist") from error
+    return done()
+
+
+@router.post(
+    "/tenants/{tenant}",
+    dependencies=[allowed(Action.SUPERUSER)],
+    operation_id="updateTenant",
+    status_code=204,
+    responses=refusals(400, 404, 412),
+)
+def update_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo, Body()]) -> Response:
+    """Set a tenant's administrators and clusters, in place of what it has."""
+    roles, clusters = _checked(parts, info)
+    with missing_told(NO_TENANT):
+        parts.components.metadata.tenancy.update_tenant(tenant, roles, clusters)
+    return done()
+
+
+@router.delete(
+    "/tenants/{tenant}",
+    dependencies=[allowed(Action.SUPERUSER)],
+    operation_id="deleteTenant",
+    status_code=204,
+    responses=refusals(404, 405, 409, 412),
+)
+def delete_tenant(parts: Parts, tenant: Tenant, force: bool = False) -> Response:
+    """Delete a tenant that has no namespaces. `force` is refused: delete its namespaces first."""
+    if force:
+        raise Problem(405, "Broker doesn't allow forced deletion of tenants")
+    try:
+        parts.components.metadata.tenancy.delete_tenant(tenant)
+    except NotFound as error:
+        raise Problem(404, NO_TENANT) from error
+    except Conflict as error:
+        raise Problem(409, "The tenant still has active namespaces") from error
+    return done()
+
+
+def _checked(parts: Service, info: TenantInfo | None) -> tuple[list[str], list[str]]:
+    """Roles and clusters. 412 in the words of a broker."""
+    roles = (info.adminRoles if info else None) or []
+    clusters: list[Any] = (info.allowedClusters if info else None) or []
+    if any(not role or role != role.strip() for role in roles):
+        raise Problem(412, "AdminRoles contains whitespace in the beginning or end.")
+    if not all(role.isprintable() for role in roles):
+        raise Problem(412, "A role is text that can be printed: no token could name another")
+    if not clusters:
+        raise Problem(412, "Clusters can not be empty")
+    if set(clusters) != {parts.settings.cluster_name}:
+        raise Problem(412, "Clusters do not exist")
+    return sorted(set(roles)), [parts.settings.cluster_name]

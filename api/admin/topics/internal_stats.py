@@ -1,0 +1,160 @@
+"""What lies behind a topic: ledgers, cursors, the compacted ledger; from SQL, without a look into any of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from api.admin import resolve
+from api.admin.topics.stats import of_topic, partitioned
+from api.admin.topics.stats_models import (
+    CursorStats,
+    LedgerInfo,
+    PartitionedMetadata,
+    PartitionedTopicInternalStats,
+    PositionInfo,
+    StoredCursorInfo,
+    StoredLedgerInfo,
+    TopicInternalInfo,
+    TopicInternalStats,
+)
+from api.admin.topics.topic_stats import EntryPosition, Figures, figures
+from api.http.access import Action, allowed
+from api.http.paths import Topic
+from api.http.problems import refusals
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor, waits_for
+from api.service import Parts, Service
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, CursorRecord
+from storage.metadata.stats import CursorStanding
+from storage.metadata.tenancy_records import PartitionedTopic
+
+router = Routes(prefix="/admin/v2", tags=["stats"])
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/{topic}/internalStats",
+    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
+    operation_id="getInternalStats",
+    response_model_exclude_none=True,
+    responses=refusals(404, 412),
+)
+@waits_for(WaitsFor.LOG)
+def get_internal_stats(parts: Parts, topic: Topic) -> TopicInternalStats:
+    """Ledgers and cursors of a topic."""
+    return internal_stats(of_topic(parts, topic, lines=True))
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/{topic}/partitioned-internalStats",
+    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
+    operation_id="getPartitionedInternalStats",
+    response_model_exclude_none=True,
+    responses=refusals(404, 412),
+)
+@waits_for(WaitsFor.LOG)
+def get_partitioned_internal_stats(parts: Parts, topic: Topic) -> PartitionedTopicInternalStats:
+    """Ledgers and cursors of each partition."""
+    whole = partitioned(parts, topic)
+    return PartitionedTopicInternalStats(
+        metadata=PartitionedMetadata(partitions=whole.partitions),
+        partitions={name: internal_stats(found) for name, found in _partitions(parts, whole).items()},
+    )
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/{topic}/internal-info",
+    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
+    operation_id="getInternalInfo",
+    response_model_exclude_none=True,
+    responses=refusals(404, 412),
+)
+@waits_for(WaitsFor.LOG)
+def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
+    """What metadata holds of a topic, or of each partition of a partitioned one."""
+    whole = parts.components.metadata.tenancy.partitioned(topic)
+    if whole is None:
+        return internal_info(of_topic(parts, topic, lines=True))
+    return TopicInternalInfo(
+        partitions={name: internal_info(found) for name, found in _partitions(parts, whole).items()}
+    )
+
+
+def internal_stats(found: Figures) -> TopicInternalStats:
+    """The document of one topic; its figures have lines."""
+    standing, pieces = found.standing, found.pieces
+    unrolled = next((one for one in pieces if one.open), None)
+    compacted = standing.compacted
+    return TopicInternalStats(
+        entries_added_counter=found.entries,
+        number_of_entries=found.entries,
+        total_size=found.size,
+        current_ledger_entries=unrolled.entries if unrolled else 0,
+        current_ledger_size=unrolled.size if unrolled else 0,
+        last_ledger_created_timestamp=moment(max([standing.topic.created_at, *(one.created_at for one in pieces)])),
+        last_confirmed_entry=str(found.last_entry),
+        ledgers=[LedgerInfo(ledger_id=one.ledger_id, entries=one.entries, size=one.size) for one in pieces],
+        cursors={one.record.name: _cursor(found, one) for one in standing.cursors},
+        properties=dict(standing.properties),
+        compacted_ledger=LedgerInfo(ledger_id=-1, entries=-1, size=-1)
+        if compacted is None
+        else LedgerInfo(ledger_id=compacted.ledger_id, entries=compacted.messages, size=compacted.logical_bytes),
+    )
+
+
+def internal_info(found: Figures) -> TopicInternalInfo:
+    """The document of one topic; its figures have lines."""
+    topic, pieces = found.standing.topic, found.pieces
+    made = moment(topic.created_at)
+    changed = moment(max([topic.created_at, *(one.created_at for one in pieces)]))
+    return TopicInternalInfo(
+        version=topic.generation,
+        creation_date=made,
+        modification_date=changed,
+        ledgers=[
+            StoredLedgerInfo(
+                ledger_id=one.ledger_id,
+                entries=None if one.open else one.entries,
+                size=None if one.open else one.size,
+                timestamp=one.created_at,
+            )
+            for one in pieces
+        ],
+        cursors={
+            one.record.name: StoredCursorInfo(
+                creation_date=made,
+                modification_date=changed,
+                mark_delete=PositionInfo(**found.position(one)._asdict()),
+                properties=_numbers(one.record) or None,
+            )
+            for one in found.standing.cursors
+        },
+    )
+
+
+def moment(milliseconds: int) -> str:
+    """As Pulsar writes times: 2026-11-21T11:44:01.827Z."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _cursor(found: Figures, cursor: CursorStanding) -> CursorStats:
+    mark = found.position(cursor)
+    return CursorStats(
+        mark_delete_position=str(mark),
+        read_position=str(EntryPosition(mark.ledger_id, mark.entry_id + 1)),
+        messages_consumed_counter=max(found.end - found.backlog(cursor), 0),
+        last_ledger_switch_timestamp=moment(found.standing.topic.created_at),
+        number_of_entries_since_first_not_acked_message=found.backlog(cursor),
+        total_non_contiguous_deleted_messages_range=cursor.ranges,
+        properties=_numbers(cursor.record),
+    )
+
+
+def _numbers(record: CursorRecord) -> dict[str, int]:
+    """The properties that Pulsar has as numbers: its clients read no others here. Those of subscriptions are texts."""
+    value = record.properties.get(COMPACTED_LEDGER_PROPERTY) if record.name == COMPACTION_CURSOR else None
+    return {} if value is None else {COMPACTED_LEDGER_PROPERTY: int(value)}
+
+
+def _partitions(parts: Service, whole: PartitionedTopic) -> dict[str, Figures]:
+    found = {str(name): figures(parts, name, lines=True) for name in resolve.partition_names(whole)}
+    return {name: one for name, one in found.items() if one is not None}

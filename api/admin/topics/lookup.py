@@ -1,0 +1,82 @@
+"""Lookup: which service has a topic. Any service serves any topic; the holder of the writer's lease does it fastest.
+
+There is no broker's binary protocol behind `brokerUrl` yet: it names the same host at Pulsar's usual port.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from fastapi import Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from api.admin import resolve
+from api.admin.tenancy.bundles import bundle_of
+from api.http.access import Action, allowed
+from api.http.paths import Topic
+from api.http.problems import refusals
+from api.http.routes import Routes
+from api.service import Parts, Service
+from storage.errors import TopicNotFound
+from storage.model import TopicName
+
+router = Routes(prefix="/lookup/v2", tags=["lookup"])
+
+BINARY_PORT = 6650
+"""Pulsar's own."""
+
+
+class LookupData(BaseModel):
+    """Where a topic is served."""
+
+    brokerUrl: str  # noqa: N815
+    httpUrl: str  # noqa: N815
+    nativeUrl: str  # noqa: N815
+    brokerUrlSsl: str = ""  # noqa: N815
+
+
+@router.get(
+    "/topic/persistent/{tenant}/{namespace}/{topic}",
+    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
+    operation_id="lookupTopic",
+    responses=refusals(404, 412),
+)
+def lookup_topic(parts: Parts, request: Request, topic: Topic) -> LookupData:
+    """The service that has the topic's lease, or else this one."""
+    resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
+    http, binary = service_urls(parts, request, topic)
+    return LookupData(brokerUrl=binary, httpUrl=http, nativeUrl=binary)
+
+
+@router.get(
+    "/topic/persistent/{tenant}/{namespace}/{topic}/bundle",
+    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
+    operation_id="lookupBundle",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, **refusals(404, 412)},
+)
+def lookup_bundle(parts: Parts, topic: Topic) -> Response:
+    """The bundle that a topic lies in, one of those of its namespace."""
+    resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
+    return Response(bundle_of(topic), media_type="text/plain")
+
+
+def service_urls(parts: Service, request: Request, topic: TopicName | None = None) -> tuple[str, str]:
+    """URLs, for HTTP and for Pulsar's protocol, of the service that has the topic, or of this one."""
+    settings = parts.settings
+    ours = settings.url if settings.advertised_url else str(request.base_url)
+    http = ((topic and _holder(parts, topic)) or ours).rstrip("/")
+    host = urlsplit(http).hostname or settings.host
+    return http, f"pulsar://{f'[{host}]' if ':' in host else host}:{BINARY_PORT}"
+
+
+def _holder(parts: Service, topic: TopicName) -> str | None:
+    """The URL of the service whose process holds the topic's lease, if one does."""
+    metadata = parts.components.metadata
+    try:
+        lease = metadata.log.lease_of(metadata.topic(topic).id)
+    except TopicNotFound:
+        return None
+    service = None if lease is None else metadata.services.of_owner(lease.holder)
+    return None if service is None else service.url

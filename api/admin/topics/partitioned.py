@@ -1,0 +1,254 @@
+"""Partitioned topics as a whole: made, listed, grown, described, deleted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from api.admin import resolve
+from api.admin.models import (
+    UNREADABLE,
+    EmptyBody,
+    Strict,
+    done,
+    int_number,
+    parsed,
+    read_body,
+    unreadable,
+)
+from api.admin.topics.topics import (
+    EXISTS,
+    NO_NAMESPACE,
+    connected,
+    written_by_a_service,
+)
+from api.http.access import Action, allowed
+from api.http.paths import Namespace, Topic
+from api.http.problems import Problem, refusals
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor, waits_for
+from api.service import Parts, Service
+from storage.errors import Conflict, LeaseHeld, NotFound, TopicNotFound
+from storage.metadata.tenancy_partitions import MAX_PARTITIONS
+from storage.metadata.tenancy_records import PartitionedTopic
+from storage.model import TopicName
+
+router = Routes(prefix="/admin/v2", tags=["partitioned topics"])
+
+
+class PartitionedTopicMetadata(BaseModel):
+    """How many partitions a topic has; 0: it is none of the partitioned ones."""
+
+    partitions: int
+    deleted: bool = False
+    properties: dict[str, str] | None = None
+
+
+class _Wanted(Strict):
+    """The other form of the body, `application/vnd.partitioned-topic-metadata+json`."""
+
+    partitions: int
+    properties: dict[str, str] | None = None
+    deleted: bool = False
+
+
+_NUMBER = {"type": "integer", "minimum": 1, "maximum": MAX_PARTITIONS, "example": 3}
+_TEXT = {"type": "string", "pattern": "^[0-9]{1,5}$", "description": "Taken as a broker takes it."}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "description": "How many partitions; with properties in Pulsar's own content type.",
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"anyOf": [_NUMBER, _TEXT]}},
+            "application/vnd.partitioned-topic-metadata+json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["partitions"],
+                    "properties": {
+                        "partitions": _NUMBER,
+                        "deleted": {"type": "boolean"},
+                        "properties": {"type": "object", "additionalProperties": {"type": "string"}},
+                    },
+                    "additionalProperties": False,
+                }
+            },
+        },
+    }
+}
+
+
+def _wanted(body: bytes) -> _Wanted:
+    """From either form. A text of digits is a number here, and only here: a broker was seen to take it."""
+    value = parsed(body)
+    if isinstance(value, dict):
+        try:
+            return _Wanted.model_validate(value)
+        except ValidationError as error:
+            raise unreadable(
+                "Cannot deserialize value of type `org.apache.pulsar.common.partition.PartitionedTopicMetadata` "
+                f"({error.error_count()} errors)"
+            ) from error
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 6:
+        body = value.encode()
+    if value is None:
+        raise EmptyBody
+    return _Wanted(partitions=int_number(body))
+
+
+async def _wanted_body(request: Request) -> _Wanted:
+    return await read_body(request, _wanted)
+
+
+Wanted = Annotated[_Wanted, Depends(_wanted_body)]
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/partitioned",
+    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
+    operation_id="listPartitionedTopics",
+    responses=refusals(404, 412),
+)
+def list_partitioned(parts: Parts, namespace: Namespace) -> list[str]:
+    """The partitioned topics of a namespace, without their partitions."""
+    resolve.namespace(parts, namespace)
+    return [str(one.name) for one in parts.components.metadata.tenancy.partitioned_in(namespace)]
+
+
+@router.put(
+    "/persistent/{tenant}/{namespace}/{topic}/partitions",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="createPartitionedTopic",
+    status_code=204,
+    openapi_extra=_BODY,
+    responses=UNREADABLE | refusals(404, 406, 409, 412),
+)
+def create_partitioned(parts: Parts, topic: Topic, wanted: Wanted) -> Response:
+    """Make a partitioned topic with its partitions."""
+    _check_number(wanted.partitions)
+    if topic.partition >= 0:
+        raise Problem(412, "Partitioned Topic Name should not contain '-partition-'")
+    try:
+        parts.components.metadata.tenancy.create_partitioned(topic, wanted.partitions, wanted.properties or {})
+    except NotFound as error:
+        raise Problem(404, NO_NAMESPACE) from error
+    except Conflict as error:
+        raise Problem(409, EXISTS) from error
+    return done()
+
+
+@router.post(
+    "/persistent/{tenant}/{namespace}/{topic}/partitions",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="updatePartitionedTopic",
+    status_code=204,
+    openapi_extra=_BODY,
+    responses=UNREADABLE | refusals(404, 406, 409, 412),
+)
+def update_partitioned(
+    parts: Parts,
+    topic: Topic,
+    wanted: Wanted,
+    force: bool = False,
+) -> Response:
+    """Add partitions; they get the policies of those that there are. There can never be fewer."""
+    _check_number(wanted.partitions)
+    tenancy = parts.components.metadata.tenancy
+    before = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
+    if wanted.partitions < before.partitions:
+        told = f"Desired partitions {wanted.partitions} can't be less than the current partitions {before.partitions}."
+        raise Problem(409, told)
+    try:
+        after = tenancy.update_partitions(topic, wanted.partitions)
+    except Conflict as error:
+        raise Problem(409, " ".join(str(error).split())) from error
+    resolve.share_policies(parts, after)
+    return done()
+
+
+@router.post(
+    "/persistent/{tenant}/{namespace}/{topic}/createMissedPartitions",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="createMissedPartitions",
+    status_code=204,
+    responses=refusals(404, 409, 412),
+)
+def create_missed_partitions(parts: Parts, topic: Topic) -> Response:
+    """Bring back partitions that were deleted by themselves, empty, with the policies of the others."""
+    whole = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
+    resolve.share_policies(parts, parts.components.metadata.tenancy.update_partitions(topic, whole.partitions))
+    return done()
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/{topic}/partitions",
+    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
+    operation_id="getPartitionedMetadata",
+    response_model_exclude_none=True,
+    responses=refusals(404, 412),
+)
+def get_partitioned_metadata(parts: Parts, topic: Topic) -> PartitionedTopicMetadata:
+    """How many partitions the topic has; 0 for one without. Topics are not made by being asked for."""
+    whole = parts.components.metadata.tenancy.partitioned(topic)
+    if whole is not None:
+        return PartitionedTopicMetadata(partitions=whole.partitions, properties=dict(whole.properties) or None)
+    resolve.topic(parts, topic)
+    return PartitionedTopicMetadata(partitions=0)
+
+
+@router.delete(
+    "/persistent/{tenant}/{namespace}/{topic}/partitions",
+    dependencies=[allowed(Action.ADMIN)],
+    operation_id="deletePartitionedTopic",
+    status_code=204,
+    responses=refusals(404, 409, 412),
+)
+@waits_for(WaitsFor.LOG)
+def delete_partitioned(parts: Parts, topic: Topic, force: bool = False) -> Response:
+    """Delete it with its partitions, all or nothing; as `deleteTopic`."""
+    metadata = parts.components.metadata
+    whole = metadata.tenancy.partitioned(topic)
+    if whole is None:
+        raise _not_partitioned(parts, topic)
+    each = resolve.partitions(parts, whole)
+    for one in each:
+        parts.producers.close_topic(one.id)
+    written = [one for one in each if metadata.log.lease_of(one.id) is not None]
+    others = [one for one in written if not written_by_a_service(parts, one.id)]
+    if others and not force:
+        raise Problem(412, connected(len(others)))
+    try:
+        metadata.tenancy.delete_partitioned(topic, force=force or bool(written))
+    except LeaseHeld as error:
+        raise Problem(412, connected()) from error
+    except NotFound as error:
+        raise Problem(404, f"Topic {topic} not found.") from error
+    return done()
+
+
+def _not_partitioned(parts: Service, topic: TopicName) -> Problem:
+    """Why it cannot be deleted as a partitioned topic."""
+    try:
+        parts.components.metadata.topic(topic)
+    except TopicNotFound:
+        return Problem(404, f"Topic {topic} not found.")
+    way = "Instead of calling delete-partitioned-topic please call delete."
+    return Problem(409, f"{topic} is a non-partitioned topic. {way}")
+
+
+def _check_number(partitions: int) -> None:
+    """406 in the words of a broker."""
+    if partitions <= 0:
+        raise Problem(406, "Number of partitions should be more than 0")
+    if partitions > MAX_PARTITIONS:
+        raise Problem(406, f"Number of partitions should be less than or equal to {MAX_PARTITIONS}")
+
+
+def _whole(parts: Service, topic: TopicName, told: str, status: int) -> PartitionedTopic:
+    whole = parts.components.metadata.tenancy.partitioned(topic)
+    if whole is None:
+        resolve.topic(parts, topic)
+        raise Problem(status, told)
+    return whole

@@ -1,0 +1,244 @@
+"""Stats of topics and partitioned topics. They cost a few statements, whatever a topic holds (topic_stats.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Query, Request
+
+from api.admin import resolve
+from api.admin.topics.lookup import service_urls
+from api.admin.topics.stats_models import (
+    EXCLUSIVE,
+    CompactionStats,
+    OfflineTopicStats,
+    PartitionedMetadata,
+    PartitionedTopicStats,
+    SubscriptionStats,
+    TopicStats,
+)
+from api.admin.topics.topic_stats import Figures, compaction_figures, figures
+from api.http.access import Action, allowed
+from api.http.paths import Topic
+from api.http.problems import Problem, refusals
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor, waits_for
+from api.service import Parts, Service
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
+from storage.metadata.stats import CursorStanding
+from storage.metadata.tenancy_records import PartitionedTopic
+from storage.model import TopicName
+from storage.options.policies import TopicPolicies
+
+router = Routes(prefix="/admin/v2", tags=["stats"])
+
+Precise = Annotated[bool, Query(alias="getPreciseBacklog", description="Count single acknowledgements, too.")]
+Sizes = Annotated[bool, Query(alias="subscriptionBacklogSize", description="With the backlog's bytes; else -1.")]
+Earliest = Annotated[bool, Query(alias="getEarliestTimeInBacklog", description="With the oldest publish time; else 0.")]
+PerPartition = Annotated[bool, Query(alias="perPartition", description="With the stats of each partition.")]
+NOT_COUNTED = -1
+"""A subscription's backlog in bytes, where nobody asked for it."""
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/{topic}/stats",
+    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
+    operation_id="getStats",
+    response_model_exclude_none=True,
+    responses=refusals(404, 412),
+)
+@waits_for(WaitsFor.LOG)
+def get_stats(
+    parts: Parts,
+    request: Request,
+    topic: Topic,
+    precise: Precise = False,
+    sizes: Sizes = True,
+    earliest: Earliest = False,
+) -> TopicStats:
+    """A topic's stats."""
+    found = of_topic(parts, topic, precise=precise)
+    policies = parts.components.metadata.policies.effective(found.standing.topic)
+    return topic_stats(found, policies, _owner(parts, request), sizes=sizes, earliest=earliest)
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/{topic}/partitioned-stats",
+    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
+    operation_id="getPartitionedStats",
+    response_model_exclude_none=True,
+    responses=refusals(404, 412),
+)
+@waits_for(WaitsFor.LOG)
+def get_partitioned_stats(
+    parts: Parts,
+    request: Request,
+    topic: Topic,
+    per_partition: PerPartition = True,
+    precise: Precise = False,
+    sizes: Sizes = True,
+    earliest: Earliest = False,
+) -> PartitionedTopicStats:
+    """The stats of all partitions, summed, and, unless `perPartition=false`, each by itself."""
+    whole = partitioned(parts, topic)
+    owner = _owner(parts, request)
+    policies: TopicPolicies | None = None
+    each = {}
+    for name in resolve.partition_names(whole):
+        found = figures(parts, name, precise=precise)
+        if found is not None:
+            # What is set is set for the whole, so the first partition's are those of all.
+            policies = policies or parts.components.metadata.policies.effective(found.standing.topic)
+            each[str(name)] = topic_stats(found, policies, owner, sizes=sizes, earliest=earliest)
+    summed = PartitionedTopicStats.model_validate(summed_fields(list(each.values())))
+    summed.metadata = PartitionedMetadata(partitions=whole.partitions)
+    summed.oldest_backlog_message_age_seconds = 0
+    if per_partition:
+        summed.partitions = each
+    for one in (summed, *each.values()):
+        if COMPACTION_CURSOR in one.subscriptions:
+            one.subscriptions[COMPACTION_CURSOR].type = EXCLUSIVE
+    return summed
+
+
+@router.get(
+    "/persistent/{tenant}/{namespace}/{topic}/backlog",
+    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
+    operation_id="getBacklog",
+    responses=refusals(404, 412),
+)
+@waits_for(WaitsFor.LOG)
+def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicStats:
+    """How much a topic holds, and how much of it lies before its slowest cursor."""
+    found = of_topic(parts, topic)
+    backlogs = {one.record.name: found.backlog(one) for one in found.standing.cursors}
+    return OfflineTopicStats(
+        topic_name=f"{topic.tenant}/{topic.namespace}/persistent/{topic.topic}",
+        broker_name=urlsplit(service_urls(parts, request)[0]).hostname or "",
+        storage_size=found.size,
+        total_messages=found.end - found.first,
+        message_backlog=max(backlogs.values(), default=0),
+        cursor_details={
+            name: {"cursorBacklog": backlog, "cursorLedgerId": -1} for name, backlog in backlogs.items() if backlog
+        },
+        stat_generated_at=parts.components.clock.now_ms(),
+    )
+
+
+def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: bool = False) -> Figures:
+    """404 in the words of a broker; for a partitioned topic it says what to ask for instead."""
+    found = figures(parts, topic, lines=lines, precise=precise)
+    if found is None:
+        problem = resolve.not_found(parts, topic)
+        if parts.components.metadata.tenancy.partitioned(topic) is not None:
+            whole = "it is a partitioned topic, ask for partitioned-stats or partitioned-internalStats"
+            raise Problem(404, f"{problem.detail}: {whole}")
+        raise problem
+    return found
+
+
+def partitioned(parts: Service, topic: TopicName) -> PartitionedTopic:
+    """404 for one that is none."""
+    whole = parts.components.metadata.tenancy.partitioned(topic)
+    if whole is None:
+        raise Problem(404, f"Partitioned Topic not found: {topic} has zero partitions")
+    return whole
+
+
+def topic_stats(found: Figures, policies: TopicPolicies, owner: str, *, sizes: bool, earliest: bool) -> TopicStats:
+    """The document of one topic."""
+    standing = found.standing
+    compaction = compaction_figures(standing)
+    waiting = [one for one in standing.cursors if found.backlog(one)]
+    return TopicStats(
+        bytes_in_counter=found.size,
+        msg_in_counter=found.end,
+        storage_size=found.size,
+        backlog_size=max((found.backlog_bytes(one) for one in standing.cursors), default=0),
+        backlog_quota_limit_size=policies.backlog_quota_bytes,
+        backlog_quota_limit_time=policies.backlog_quota_seconds,
+        earliest_msg_publish_time_in_backlogs=_earliest(waiting) if earliest else 0,
+        subscriptions={one.record.name: _subscription(found, one, sizes, earliest) for one in standing.cursors},
+        deduplication_status="Disabled",
+        non_contiguous_deleted_messages_ranges=sum(one.ranges for one in standing.cursors),
+        compaction=CompactionStats(
+            last_compaction_removed_event_count=compaction.removed,
+            last_compaction_succeed_timestamp=compaction.succeeded_at,
+            last_compaction_failed_timestamp=compaction.failed_at,
+            last_compaction_duration_time_in_mills=compaction.duration_ms,
+        ),
+        owner_broker=owner,
+        topic_creation_time_stamp=standing.topic.created_at,
+        last_publish_time_stamp=found.last_publish_time,
+    )
+
+
+def summed_fields(each: Sequence[TopicStats]) -> dict[str, object]:
+    """The fields of the sum of several topics; of subscriptions by name, of compactions the newest times."""
+    if not each:
+        return {}
+    total: dict[str, object] = {name: sum(getattr(one, name) for one in each) for name in _COUNTED}
+    names = sorted({name for one in each for name in one.subscriptions})
+    total["subscriptions"] = {
+        name: _summed_subscription([one.subscriptions[name] for one in each if name in one.subscriptions])
+        for name in names
+    }
+    runs = [one.compaction for one in each]
+    total["compaction"] = CompactionStats(
+        last_compaction_removed_event_count=sum(one.last_compaction_removed_event_count for one in runs),
+        last_compaction_succeed_timestamp=max(one.last_compaction_succeed_timestamp for one in runs),
+        last_compaction_failed_timestamp=max(one.last_compaction_failed_timestamp for one in runs),
+        last_compaction_duration_time_in_mills=max(one.last_compaction_duration_time_in_mills for one in runs),
+    )
+    total["earliest_msg_publish_time_in_backlogs"] = min(
+        (one.earliest_msg_publish_time_in_backlogs for one in each if one.earliest_msg_publish_time_in_backlogs),
+        default=0,
+    )
+    for name in ("backlog_quota_limit_size", "backlog_quota_limit_time"):
+        total[name] = getattr(each[-1], name)
+    total["topic_creation_time_stamp"] = min(one.topic_creation_time_stamp for one in each)
+    total["last_publish_time_stamp"] = max(one.last_publish_time_stamp for one in each)
+    return total
+
+
+_COUNTED = (
+    "bytes_in_counter",
+    "msg_in_counter",
+    "storage_size",
+    "backlog_size",
+    "non_contiguous_deleted_messages_ranges",
+)
+
+
+def _subscription(found: Figures, cursor: CursorStanding, sizes: bool, earliest: bool) -> SubscriptionStats:
+    backlog = found.backlog(cursor)
+    text = {name: value for name, value in cursor.record.properties.items() if name != COMPACTED_LEDGER_PROPERTY}
+    return SubscriptionStats(
+        msg_backlog=backlog,
+        backlog_size=found.backlog_bytes(cursor) if sizes else NOT_COUNTED,
+        earliest_msg_publish_time_in_backlog=cursor.oldest_publish_time if earliest and backlog else 0,
+        msg_backlog_no_delayed=backlog,
+        non_contiguous_deleted_messages_ranges=cursor.ranges,
+        subscription_properties=text,
+    )
+
+
+def _summed_subscription(each: Sequence[SubscriptionStats]) -> SubscriptionStats:
+    return SubscriptionStats(
+        msg_backlog=sum(one.msg_backlog for one in each),
+        backlog_size=sum(one.backlog_size for one in each),
+        msg_backlog_no_delayed=sum(one.msg_backlog_no_delayed for one in each),
+        non_contiguous_deleted_messages_ranges=sum(one.non_contiguous_deleted_messages_ranges for one in each),
+        subscription_properties={k: v for one in each for k, v in one.subscription_properties.items()},
+    )
+
+
+def _earliest(cursors: Iterable[CursorStanding]) -> int:
+    return min((one.oldest_publish_time for one in cursors if one.oldest_publish_time), default=0)
+
+
+def _owner(parts: Service, request: Request) -> str:
+    """Host and port of this service."""
+    return urlsplit(service_urls(parts, request)[0]).netloc

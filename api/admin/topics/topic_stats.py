@@ -1,0 +1,159 @@
+"""The numbers behind a topic's stats: what SQL knows, and the open segment as far as it lies here.
+
+Cheap, whatever a topic holds: a few statements and one small file; no object, no entry. Messages are counted, where a
+broker counts entries; bytes are those that a producer sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from api.service import Service
+from storage.errors import TopicNotFound
+from storage.log.unsealed_end import OpenEnd, open_end
+from storage.metadata.records import RunRecord, SegmentRecord
+from storage.metadata.stats import CursorStanding, TopicStanding
+from storage.model import TopicName
+
+
+class EntryPosition(NamedTuple):
+    """An entry, as Pulsar's managed ledger names it."""
+
+    ledger_id: int
+    entry_id: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}"
+
+
+class Piece(NamedTuple):
+    """A ledger, or a segment that will be one. `size`: bytes of its entries; `open`: it is appended to."""
+
+    ledger_id: int
+    entries: int
+    size: int
+    created_at: int
+    open: bool
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A topic at one moment. `tail`: of the open segment, if it lies here."""
+
+    standing: TopicStanding
+    tail: OpenEnd | None
+
+    @property
+    def end(self) -> int:
+        """The offset that the next message gets, as far as can be seen."""
+        known = self.standing.topic.next_offset
+        return max(known, self.tail.next_offset) if self.tail else known
+
+    @property
+    def first(self) -> int:
+        """The first offset that can be read."""
+        sums = self.standing.sums
+        starts = [one.first_offset for one in self.standing.segments]
+        starts += [sums.first_offset] if sums.first_offset is not None else []
+        return max(min(starts, default=self.end), self.standing.topic.start_offset)
+
+    @property
+    def entries(self) -> int:
+        return self.standing.sums.entries + sum(self._segment(one)[0] for one in self.standing.segments)
+
+    @property
+    def size(self) -> int:
+        return self.standing.sums.logical_bytes + sum(self._segment(one)[1] for one in self.standing.segments)
+
+    @property
+    def last_publish_time(self) -> int:
+        rolled = [one.content.max_publish_time for one in self.standing.segments if one.content]
+        return max([self.standing.sums.max_publish_time, *rolled])
+
+    def backlog(self, cursor: CursorStanding) -> int:
+        """Messages that a cursor has before it, less those acknowledged one by one, if they were counted."""
+        return max(self.end - max(cursor.mark + 1, self.first) - cursor.acknowledged, 0)
+
+    def backlog_bytes(self, cursor: CursorStanding) -> int:
+        """Bytes of the ledgers and segments that a cursor is not through with."""
+        behind = [one for one in self.standing.segments if one.content is None or one.content.last_offset > cursor.mark]
+        if self.end - 1 <= cursor.mark:
+            return 0
+        return cursor.sealed_bytes + sum(self._segment(one)[1] for one in behind)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Ledgers and segments in their order; of ledgers only if their lines were asked for."""
+        sealed = [
+            Piece(line.ledger_id, line.entries, line.logical_bytes, line.created_at, False)
+            for line in self.standing.lines
+        ]
+        unsealed = [
+            Piece(one.ledger_id, *self._segment(one), one.created_at, one.content is None)
+            for one in self.standing.segments
+        ]
+        return sorted((*sealed, *unsealed), key=lambda one: one.ledger_id)
+
+    @property
+    def last_entry(self) -> EntryPosition:
+        """The last entry, or the place before the first one. Asks for lines."""
+        pieces = self.pieces
+        filled = [one for one in pieces if one.entries]
+        if filled:
+            return EntryPosition(filled[-1].ledger_id, filled[-1].entries - 1)
+        return EntryPosition(pieces[0].ledger_id if pieces else -1, -1)
+
+    def position(self, cursor: CursorStanding) -> EntryPosition:
+        """Mark-delete as a broker shows it: an entry. Asks for lines."""
+        mark = cursor.record.mark_delete
+        if mark is not None:
+            return EntryPosition(mark.message_id.ledger_id, mark.message_id.entry_id)
+        pieces = self.pieces
+        return EntryPosition(pieces[0].ledger_id if pieces else -1, -1)
+
+    def _segment(self, segment: SegmentRecord) -> tuple[int, int]:
+        """Entries and bytes."""
+        if segment.content is not None:
+            return segment.content.entries, segment.content.logical_bytes
+        return (self.tail.entries, self.tail.size) if self.tail else (0, 0)
+
+
+class CompactionFigures(NamedTuple):
+    """What came of the newest compactions; times are milliseconds, 0: never."""
+
+    removed: int
+    succeeded_at: int
+    failed_at: int
+    duration_ms: int
+
+
+def figures(parts: Service, name: TopicName, *, lines: bool = False, precise: bool = False) -> Figures | None:
+    """None: there is no such topic."""
+    components = parts.components
+    try:
+        standing = components.metadata.stats.of(name, lines=lines, precise=precise)
+    except TopicNotFound:
+        return None
+    unrolled = next((one for one in standing.segments if one.content is None), None)
+    tail = open_end(components.log, standing.topic, unrolled) if unrolled is not None else None
+    return Figures(standing, tail)
+
+
+def compaction_figures(standing: TopicStanding) -> CompactionFigures:
+    """From the last run that succeeded and the last that did not."""
+    good, bad = standing.succeeded, standing.failed
+    newest = max((run for run in (good, bad) if run is not None), key=lambda run: run.run_id, default=None)
+    return CompactionFigures(
+        removed=_removed(good) if good is not None else 0,
+        succeeded_at=(good.finished_at or 0) if good is not None else 0,
+        failed_at=(bad.finished_at or 0) if bad is not None else 0,
+        duration_ms=(newest.finished_at or 0) - newest.started_at if newest is not None else 0,
+    )
+
+
+def _removed(run: RunRecord) -> int:
+    """Messages that were there before a run, and are not after it."""
+    numbers = [run.statistics.get(name, 0) for name in ("messages_before", "messages_in", "messages_out")]
+    before, new, left = (one if isinstance(one, int) else 0 for one in numbers)
+    return max(before + new - left, 0)

@@ -1,0 +1,96 @@
+"""The control loop of a service, made from its settings."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from api.components import Components
+from api.settings.settings import Settings
+from compactor.engines.engine import (
+    IN_PROCESS,
+    Engine,
+    Engines,
+    InProcessEngines,
+)
+from compactor.scheduling.control_loop import ControlLoop, LoopSettings
+from compactor.scheduling.worker import WorkerSettings
+from storage.errors import Unavailable
+from storage.objects.throttled import Rates
+
+LOG = logging.getLogger(__name__)
+
+
+def control_loop(settings: Settings, components: Components) -> ControlLoop:
+    """The loop, not started. Spark is imported when it is needed first."""
+    return ControlLoop(
+        components.metadata,
+        components.store,
+        components.clock,
+        components.log,
+        _engines(settings),
+        loop_settings(settings),
+        url=settings.url,
+    )
+
+
+def loop_settings(settings: Settings) -> LoopSettings:
+    """What of the settings is the loop's; limits of bytes a second are shared by the lanes."""
+    lanes = settings.compaction_max_runs
+    rates = Rates(settings.compaction_max_read_rate or None, settings.compaction_max_write_rate or None)
+    return LoopSettings(
+        monitor_interval_ms=settings.compaction_monitor_interval_ms,
+        lease_term_ms=settings.leader_lease_term_ms,
+        automatic=settings.compaction_automatic,
+        small_bytes=settings.compaction_batch_bytes,
+        batch=settings.compaction_batch_topics,
+        worker=WorkerSettings(
+            lanes=lanes,
+            retry_first_ms=settings.compaction_retry_first_ms,
+            retry_most_ms=settings.compaction_retry_most_ms,
+            run_dead_ms=settings.compaction_run_dead_after_ms,
+            stalled_ms=settings.compaction_stalled_after_ms,
+            rates=rates.shared_by(lanes),
+        ),
+    )
+
+
+def _engines(settings: Settings) -> Engines:
+    if settings.spark_master == IN_PROCESS:
+        return InProcessEngines()
+    return _Spark(settings)
+
+
+class _Spark:
+    """Spark's engines, imported with the first: the service answers long before. Safe to share between threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._engines: Engines | None = None
+        self._ended = False
+
+    def open(self) -> Engine:
+        with self._lock:
+            if self._ended:
+                raise Unavailable(
+                    "Spark is not started, as this service is ending", "another service does the work", is_public=True
+                )
+            if self._engines is None:
+                from compactor.engines.spark import SparkSettings
+                from compactor.engines.spark_sessions import SparkEngines
+
+                log_file = self._settings.make_data_directory() / "spark.log"
+                self._engines = SparkEngines(SparkSettings(log_file, self._settings.spark_master), LOG.info)
+        return self._engines.open()
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            if self._engines is not None:
+                self._engines.end()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._engines is not None:
+                self._engines.close()

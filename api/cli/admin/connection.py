@@ -1,0 +1,241 @@
+"""The HTTP of `compactor-admin`: requests as JSON, and every way in which one fails as an error kind with a remedy.
+
+Goes wrong: what the service refuses, by its status (`exit_codes.KINDS`), in the service's own words; `Unavailable`
+where none answers, which names the URL and how a service is started; `Misconfigured` for TLS and for an answer that is
+not of this service. Never a token in an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from api.cli.admin.exit_codes import KINDS
+from api.cli.admin.target import Target
+from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavailable
+
+_LONGEST_REASON = 1000
+_NOT_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|HTTP_REQUEST|UNKNOWN_PROTOCOL", re.IGNORECASE)
+"""What OpenSSL says of an answer in plain HTTP."""
+
+
+class Unforeseen(CompactorError):
+    """The service met an error that it did not foresee."""
+
+
+class Connection:
+    """Requests to one service. `transport`: for a test that has the application in its own process."""
+
+    def __init__(self, target: Target, transport: httpx.BaseTransport | None = None) -> None:
+        self._url = target.url
+        headers = {"Authorization": f"Bearer {target.token}"} if target.token else {}
+        self._client = httpx.Client(
+            timeout=target.timeout, headers=headers, transport=transport, verify=_trusted(target), follow_redirects=True
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def get(self, path: str, **query: object) -> Any:
+        """The answer's JSON; None for an empty answer."""
+        return self._said(self.ask("GET", path, query))
+
+    def text(self, path: str) -> str:
+        """The answer as it is, for what Pulsar answers without JSON's quotes."""
+        return self.ask("GET", path).text.strip()
+
+    def put(self, path: str, body: object = None, **query: object) -> Any:
+        return self._said(self.ask("PUT", path, query, body))
+
+    def post(self, path: str, body: object = None, **query: object) -> Any:
+        return self._said(self.ask("POST", path, query, body))
+
+    def delete(self, path: str, **query: object) -> Any:
+        return self._said(self.ask("DELETE", path, query))
+
+    def ask(
+        self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None, **headers: str
+    ) -> httpx.Response:
+        """Any request; an answer of success. None in `query` and as `body`: left out."""
+        request = self._request(method, path, query, body, headers)
+        with self._failures():
+            answer = self._client.send(request)
+        _check(answer)
+        return answer
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        content: Iterator[bytes] | None = None,
+        patient: bool = False,
+        **headers: str,
+    ) -> Iterator[httpx.Response]:
+        """An answer that is read piece by piece. `patient`: it may be silent for any time between two pieces."""
+        request = self._request(method, path, query, None, headers, content)
+        if patient:
+            request.extensions["timeout"] = {**request.extensions.get("timeout", {}), "read": None}
+        with self._failures():
+            answer = self._client.send(request, stream=True)
+            try:
+                if not answer.is_success:
+                    answer.read()
+                _check(answer)
+                yield answer
+            finally:
+                answer.close()
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: object,
+        headers: Mapping[str, str],
+        content: Iterator[bytes] | None = None,
+    ) -> httpx.Request:
+        asked = {name: _text(value) for name, value in (query or {}).items() if value is not None}
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if body is None:
+            return self._client.build_request(method, f"{self._url}{path}", params=asked, headers=sent, content=content)
+        return self._client.build_request(method, f"{self._url}{path}", params=asked, headers=sent, json=body)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """What goes wrong below HTTP, as our kinds."""
+        try:
+            yield
+        except httpx.ConnectError as error:
+            if _NOT_TLS.search(str(error)):
+                raise Misconfigured(
+                    f"{self._url} does not speak TLS ({error})", "name it with http://, if that is what you trust"
+                ) from error
+            if "SSL" in str(error) or "CERTIFICATE" in str(error).upper():
+                raise Misconfigured(
+                    f"no trusted connection to {self._url} ({error})",
+                    "name the authority's certificate with --ca-cert, or check the URL",
+                ) from error
+            raise Unavailable(
+                f"no service answers at {self._url} ({error})",
+                "start one with `compactor serve`, or name another with --admin-url or COMPACTOR_ADMIN_URL",
+            ) from error
+        except httpx.TimeoutException as error:
+            raise Unavailable(
+                f"the service at {self._url} did not answer in time", "try again, or give it longer with --timeout"
+            ) from error
+        except (httpx.RemoteProtocolError, httpx.ReadError) as error:
+            if self._url.startswith("http://") and _speaks_tls(self._url):
+                raise Misconfigured(
+                    f"{self._url} speaks TLS, and no plain HTTP", f"name it https{self._url.removeprefix('http')}"
+                ) from error
+            raise Unavailable(
+                f"the connection to {self._url} failed ({type(error).__name__}: {error})", "try again"
+            ) from error
+        except (httpx.TransportError, httpx.TooManyRedirects, httpx.DecodingError) as error:
+            raise Unavailable(
+                f"the connection to {self._url} failed ({type(error).__name__}: {error})", "try again"
+            ) from error
+        except httpx.InvalidURL as error:
+            raise Misconfigured(f"{self._url!r} is not the URL of a service ({error})", "check --admin-url") from error
+
+    def _said(self, answer: httpx.Response) -> Any:
+        if not answer.content.strip():
+            return None
+        try:
+            return answer.json()
+        except ValueError:
+            kind = answer.headers.get("content-type", "")
+            if kind.startswith("text/plain"):
+                return answer.text.strip()
+            raise Misconfigured(
+                f"{self._url} answered {kind or 'something'} where JSON was expected",
+                "is it a compactor service? check --admin-url",
+            ) from None
+
+
+def _trusted(target: Target) -> Any:
+    """What httpx takes for `verify`; the system's authorities unless others are named."""
+    if target.ca_cert is None:
+        return True
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=str(target.ca_cert))
+    except (ssl.SSLError, OSError) as error:
+        raise Misconfigured(
+            f"{target.ca_cert} is no file of certificates ({error})", "give one in PEM format with --ca-cert"
+        ) from error
+
+
+def _check(answer: httpx.Response) -> None:
+    """Raise what a refusal means."""
+    if answer.is_success:
+        return
+    status, said = answer.status_code, _reason(answer)
+    reason = said or f"{answer.request.method} {answer.request.url.path} was answered with status {status}"
+    if not said and (status < 500 or status == 501):
+        server = answer.headers.get("server", "")
+        raise Misconfigured(
+            f"no compactor service answers at {_base(answer.request.url)}: {reason}{f' by {server}' if server else ''}",
+            "check --admin-url",
+        )
+    kind, remedy = KINDS.get(status, (InvalidInput, "correct the request") if status < 500 else (Unforeseen, ""))
+    if kind is Unforeseen:
+        remedy = "look into the service's log, and report it"
+    advised = kind is not Unforeseen and ": " in said and status != 401
+    if advised:  # the service says itself what to do
+        reason, _, remedy = said.rpartition(": ")
+    wait = answer.headers.get("retry-after", "")
+    if wait.isdigit():
+        again = f"try again in {wait} s"
+        if "try again" in remedy and said:
+            remedy = f"{remedy} (in {wait} s)"
+        else:
+            remedy = f"{remedy}; {again}" if advised else again
+    raise kind(reason.removesuffix("."), remedy)
+
+
+def _base(url: httpx.URL) -> str:
+    return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
+
+
+def _speaks_tls(url: str) -> bool:
+    """Whether who listens there takes a TLS connection."""
+    import socket
+    import ssl
+
+    asked = httpx.URL(url)
+    anyone = ssl.create_default_context()
+    anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE  # nothing is sent
+    try:
+        with (
+            socket.create_connection((asked.host, asked.port or 80), timeout=2) as plain,
+            anyone.wrap_socket(plain, server_hostname=asked.host),
+        ):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _reason(answer: httpx.Response) -> str:
+    """What the service said, in one line; empty: it is not our service's way of saying it."""
+    told: object = None
+    try:
+        document = json.loads(answer.content)
+        told = document.get("reason") if isinstance(document, dict) else None
+    except ValueError:
+        # A broker's words about a body; of other statuses we have no plain text.
+        if answer.status_code == 400 and answer.headers.get("content-type", "").startswith("text/plain"):
+            told = answer.text
+    return " ".join(str(told).split())[:_LONGEST_REASON] if told else ""
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,63 @@
+"""Exit codes of `compactor-admin`: those of `compactor`, where the same happens, and which status leads to which.
+
+A contract: scripts depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from api.cli.kit.exit_codes import (
+    CONFLICT,
+    DATA_LOSS,
+    INTERRUPTED,
+    INVALID_INPUT,
+    MISCONFIGURED,
+    NO_VALUE,
+    NOT_FOUND,
+    OK,
+    UNAVAILABLE,
+    UNEXPECTED,
+    of,
+)
+from storage import errors
+
+__all__ = [
+    "CONFLICT",
+    "DATA_LOSS",
+    "INTERRUPTED",
+    "INVALID_INPUT",
+    "MISCONFIGURED",
+    "NOT_FOUND",
+    "NO_VALUE",
+    "OK",
+    "RUN_FAILED",
+    "UNAVAILABLE",
+    "UNEXPECTED",
+    "of",
+]
+
+RUN_FAILED = 9
+
+HELP = (
+    "Exit codes: 0 done; 1 unexpected error; 2 wrong usage, or the service refused the request; "
+    "3 no such tenant, namespace, topic, subscription, message or run; 4 conflict (it exists, it is not empty, a run "
+    "is under way or paused); 5 URL, token, permission or certificate are wrong; 6 the service cannot be reached or "
+    "cannot serve now; 7 data is missing or damaged, or verify found differences; 8 the key has no value; "
+    "9 the compaction ended with an error or was cancelled; 130 interrupted."
+)
+
+KINDS: Mapping[int, tuple[type[errors.CompactorError], str]] = {
+    401: (errors.Misconfigured, "give a token with --token-file, or in COMPACTOR_TOKEN"),
+    403: (errors.Misconfigured, "use the token of a role that may do this, or ask for the permission"),
+    404: (errors.NotFound, "check the name; `list` shows what is there"),
+    409: (errors.Conflict, "look what is there, then try again"),
+    410: (errors.NotFound, "check the name; `list` shows what is there"),
+    429: (errors.Unavailable, "wait, then try again"),
+    501: (errors.InvalidInput, "this service cannot do that"),
+    502: (errors.Unavailable, "try again later"),
+    503: (errors.Unavailable, "try again later"),
+    504: (errors.Unavailable, "try again later"),
+    507: (errors.DataLoss, "restore what it names from a backup"),
+}
+"""What a refusal of the service is, and what to do where it says nothing of that itself; other 4xx are wrong input."""

@@ -1,0 +1,213 @@
+"""Following a compaction from its request to its end: `topics compact --wait` and `compactions watch`.
+
+A request waits in SQL until the service that leads executes it; the run that takes it is the first one behind those
+that there were. So a request is followed by its topic and the newest run before it: while it waits, then its run. It
+may end without a run: nothing is new, compaction was paused, or the run could not even begin.
+
+How far a run is stands on stderr. A connection that breaks is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from time import sleep
+from typing import Any
+
+import typer
+
+from api.cli.admin import exit_codes
+from api.cli.admin.session import (
+    Session,
+    path,
+    to_terminal,
+    topic_path,
+)
+from api.cli.kit.stderr import number, say
+from api.cli.kit.terminal import plain
+from storage.errors import CompactionPaused, NotFound, Unavailable
+
+RUN_COLUMNS = ("run", "topic", "state", "phase", "started_at", "finished_at", "compacted_ledger", "error")
+_CONNECTIONS = 5
+"""How often in a row a watch begins again when its connection breaks."""
+_AGAIN_SECONDS = 1.0
+_POLL_SECONDS = 0.5
+_SUCCESS = "SUCCESS"
+
+
+def newest_runs(admin: Session, topic: str) -> dict[str, int]:
+    """The number of the newest run of the topic, or of each partition, by full name; 0: there is none."""
+    names = [control["topic"] for control in admin.service.get(topic_path(topic, "compaction", "control"))]
+    return {name: _newest(admin, name) for name in names}
+
+
+def follow_requests(admin: Session, before: Mapping[str, int]) -> None:
+    """Follow the requests that topics have, whose newest runs were `before`, and show the runs that took them.
+
+    Raises CompactionPaused; Exit (9) if a run failed, was cancelled or could not begin.
+    """
+    runs: list[dict[str, Any]] = []
+    failed = False
+    for topic, newest in before.items():
+        run = _run_behind(admin, topic, newest)
+        if run is not None:
+            runs.append(follow(admin, run))
+            continue
+        control = _control(admin, topic)
+        if control["paused"]:
+            raise CompactionPaused(f"compaction of {topic} was paused before a run began", "resume it, and ask again")
+        failed = failed or bool(control["failures"])
+        if control["failures"]:
+            say(f"compactor-admin: compaction of {topic} could not begin: {' '.join(control['last_error'].split())}")
+        else:
+            say(f"compactor-admin: no run of {topic} was made: nothing is new, or the request was withdrawn")
+    show_ended(admin, runs, alone=len(before) == 1, failed=failed)
+
+
+def watch_topic(admin: Session, topic: str) -> None:
+    """Follow what is asked of a topic, or of each partition; where nothing is asked, its newest run.
+
+    Raises NotFound for a topic without a run or request, and as `follow_requests`.
+    """
+    before = newest_runs(admin, topic)  # before the requests: the run of one that is taken meanwhile is behind these
+    asked = {name: newest for name, newest in before.items() if _control(admin, name)["requested_at"] is not None}
+    if asked:
+        follow_requests(admin, asked)
+        return
+    found = [run for name in before if (run := _newest(admin, name))]
+    if not found:
+        raise NotFound(f"{topic} has no compaction run", "have it compacted with `topics compact`")
+    show_ended(admin, [follow(admin, run) for run in found], alone=len(before) == 1)
+
+
+def show_ended(admin: Session, runs: list[dict[str, Any]], *, alone: bool, failed: bool = False) -> None:
+    """Show runs that have ended. Raises Exit (9) if one did not succeed, or if `failed`."""
+    if alone:
+        admin.show(runs[0] if runs else None)
+    else:
+        admin.show(runs, RUN_COLUMNS)
+    for run in runs:
+        if run["state"] != _SUCCESS:
+            failed = True
+            why = " ".join(str(run.get("error") or "no reason is known").split())
+            say(f"compactor-admin: run {run['run']} of {run['topic']} ended with {run['state']}: {why}")
+    if failed:
+        raise typer.Exit(exit_codes.RUN_FAILED)
+
+
+def follow(admin: Session, run: int) -> dict[str, Any]:
+    """The run when it has ended."""
+    line = _ProgressLine()
+    failed = 0
+    while True:
+        try:
+            for kind, document in _events(admin, run):
+                failed = 0
+                if kind == "end":
+                    line.end()
+                    if document["state"] == _SUCCESS:
+                        return document
+                    # Events are the same for all callers; why a run failed is told in full to those who may know.
+                    return dict(admin.service.get(path("admin", "v2", "compactions", str(run))))
+                line.show(document)
+            raise Unavailable(f"the service ended the events of run {run} before the run had ended", "watch it again")
+        except Unavailable:
+            failed += 1
+            if failed == _CONNECTIONS:
+                line.end()
+                raise
+            sleep(_AGAIN_SECONDS)
+
+
+def _run_behind(admin: Session, topic: str, newest: int) -> int | None:
+    """The first run behind `newest`, when there is one; None: the topic's request is gone without one."""
+    told = False
+    failed = 0
+    while True:
+        try:
+            control = _control(admin, topic)
+            found = _newest(admin, topic)
+            failed = 0
+        except Unavailable:
+            failed += 1
+            if failed == _CONNECTIONS:
+                raise
+        else:
+            if found > newest:
+                return found
+            if control["requested_at"] is None:
+                return None
+            if not told:
+                say(f"compactor-admin: compaction of {topic} is requested ({control['cause']}): waiting for its run")
+                told = True
+        sleep(_POLL_SECONDS)
+
+
+def _control(admin: Session, topic: str) -> dict[str, Any]:
+    """What is wanted of one topic."""
+    [found] = admin.service.get(topic_path(topic, "compaction", "control"))
+    return dict(found)
+
+
+def _newest(admin: Session, topic: str) -> int:
+    """The newest run's number; 0: there is none."""
+    found = admin.service.get(topic_path(topic, "compactions"), limit=1)
+    return int(found[0]["run"]) if found else 0
+
+
+def _events(admin: Session, run: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    there = path("admin", "v2", "compactions", str(run), "events")
+    with admin.service.stream("GET", there, patient=True, Accept="text/event-stream") as answer:
+        yield from parse_events(answer.iter_lines())
+
+
+def parse_events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Server-sent events: the kind of each, and its data as JSON. Comments and what is cut off are left out."""
+    kind = "message"
+    data: list[str] = []
+    for line in lines:
+        if not line:
+            if data:
+                yield kind, json.loads("\n".join(data))
+            kind, data = "message", []
+            continue
+        name, _, value = line.partition(":")
+        if name == "event":
+            kind = value.removeprefix(" ")
+        elif name == "data":
+            data.append(value.removeprefix(" "))
+
+
+class _ProgressLine:
+    """How far a run is, on stderr."""
+
+    def __init__(self) -> None:
+        self._live = to_terminal()
+
+    def show(self, run: dict[str, Any]) -> None:
+        text = progress(run)
+        if self._live:
+            sys.stderr.write(f"\r\x1b[K{plain(text)}")
+            sys.stderr.flush()
+        else:
+            say(text)
+
+    def end(self) -> None:
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def progress(run: dict[str, Any]) -> str:
+    """`run 7 of persistent://… : phase two, 3/8 tasks, 1.5 MiB, 12 s`."""
+    from api.cli.kit.stderr import size
+
+    text = f"run {run['run']} of {run['topic']}: {run['phase'] or 'begins'}"
+    if run.get("tasks_total"):
+        text += f", {number(run['tasks_done'] or 0)}/{number(run['tasks_total'])} tasks"
+    if run.get("bytes_done"):
+        text += f", {size(run['bytes_done'])}"
+    if run.get("heartbeat_at") and run.get("started_at"):
+        text += f", {max(0, run['heartbeat_at'] - run['started_at']) // 1000} s"
+    return text

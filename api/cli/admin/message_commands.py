@@ -1,0 +1,208 @@
+"""`compactor-admin topics produce`, `read` and `get-key`: messages as JSON Lines, over REST."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import IO, Annotated, Any, NoReturn
+
+import typer
+
+from api.cli.admin import exit_codes
+from api.cli.admin.arguments import Topic, parse_bytes
+from api.cli.admin.session import OutputName, session, topic_path
+from api.cli.kit.names import EncodingName
+from api.cli.kit.stderr import counted, number, say
+from api.cli.kit.terminal import data_stream, put
+from storage.errors import InvalidInput, NotFound
+
+_LINES_AT_ONCE = 1000
+_BYTES_AT_ONCE = 1 << 20
+_JSON_LINES = "application/x-ndjson"
+_ARROW = "application/vnd.apache.arrow.stream"
+_RETRY = 1
+"""The error code of a message that may be taken later."""
+_REFUSED_TOLD = 20
+_LINE = re.compile(r"line (\d{1,9})(?=: )")
+
+KeyEncoding = Annotated[EncodingName, typer.Option(help="How keys are written.")]
+ValueEncoding = Annotated[EncodingName, typer.Option(help="How values are written.")]
+
+
+class FormatName(StrEnum):
+    """How messages are given."""
+
+    JSONL = "jsonl"
+    ARROW = "arrow"
+
+
+class ResetName(StrEnum):
+    """Where a raw read begins if its start was trimmed."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    FAIL = "fail"
+
+
+def produce(
+    context: typer.Context,
+    topic: Topic,
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="JSON Lines; -: standard input.")] = "-",
+    key_encoding: KeyEncoding = EncodingName.UTF8,
+    value_encoding: ValueEncoding = EncodingName.UTF8,
+    ids: Annotated[bool, typer.Option("--ids", help="Print the id of each message.")] = False,
+) -> None:
+    """Append messages, one a line, as `compactor produce` takes them.
+
+    What was acknowledged when something went wrong stays; how many those are, and which lines were not taken, is said
+    on stderr.
+    """
+    admin = session(context)
+    query = {"keyEncoding": key_encoding.value, "valueEncoding": value_encoding.value}
+    there = topic_path(topic).replace("/admin/v2/", "/topics/", 1)
+    taken = 0
+    opened = _opened(file)
+    try:
+        with opened as lines:
+            for first, batch in _batches(lines):
+                with (
+                    _told_of_the_file(first),
+                    admin.service.stream("POST", there, query, iter([batch]), Content_Type=_JSON_LINES) as answer,
+                ):
+                    answer.read()
+                refused: list[tuple[int, dict[str, object]]] = []
+                for position, one in enumerate(answer.json()["messagePublishResults"], first):
+                    if one.get("errorCode"):
+                        refused.append((position, one))
+                        continue
+                    taken += 1
+                    if ids:
+                        print(one["messageId"])  # noqa: T201
+                if refused:
+                    _refused(refused)
+    finally:
+        admin.done(f"{counted(taken, 'message')} of {topic} acknowledged")
+
+
+def read(
+    context: typer.Context,
+    topic: Topic,
+    read_compacted: Annotated[
+        bool, typer.Option("--read-compacted", help="The compacted ledger first, then raw after its horizon.")
+    ] = False,
+    start: Annotated[
+        str, typer.Option(metavar="PLACE", help="earliest, latest, a message id, an offset, or @ and a time.")
+    ] = "earliest",
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many messages.")] = None,
+    max_bytes: Annotated[str | None, typer.Option(metavar="BYTES", help="At most so many bytes: 64M.")] = None,
+    reset: Annotated[
+        ResetName, typer.Option(help="Where a raw read begins if its start was trimmed.")
+    ] = ResetName.EARLIEST,
+    format_: Annotated[FormatName, typer.Option("--format", help="JSON Lines, or an Arrow stream.")] = FormatName.JSONL,
+    key_encoding: KeyEncoding = EncodingName.UTF8,
+    value_encoding: ValueEncoding = EncodingName.UTF8,
+) -> None:
+    """Read a topic to the end of now, to standard output."""
+    admin = session(context)
+    query = {
+        "stream": True,
+        "readCompacted": read_compacted,
+        "start": start,
+        "limit": limit,
+        "maxBytes": None if max_bytes is None else parse_bytes("--max-bytes", max_bytes),
+        "reset": reset.value,
+        "keyEncoding": key_encoding.value,
+        "valueEncoding": value_encoding.value,
+    }
+    kind = _ARROW if format_ is FormatName.ARROW else _JSON_LINES
+    with admin.service.stream("GET", topic_path(topic, "messages"), query, Accept=kind) as answer:
+        output = data_stream()
+        for piece in answer.iter_bytes():
+            output.write(piece)
+
+
+def get_key(
+    context: typer.Context,
+    topic: Topic,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")],
+    key_encoding: KeyEncoding = EncodingName.UTF8,
+    value_encoding: ValueEncoding = EncodingName.UTF8,
+    sealed_only: Annotated[
+        bool, typer.Option("--sealed-only", help="Leave out the newest messages, which are not sealed yet.")
+    ] = False,
+) -> None:
+    """Show the newest message of a key.
+
+    Ends with exit code 8 if the key has no value.
+    """
+    admin = session(context)
+    query: dict[str, Any] = {"key": key, "keyEncoding": key_encoding.value, "valueEncoding": value_encoding.value}
+    if sealed_only:
+        query["sealedOnly"] = True
+    try:
+        found = admin.service.get(topic_path(topic, "key"), **query)
+    except NotFound:
+        admin.service.get(topic_path(topic, "partitions"))  # which says so if it is the topic that does not exist
+        say(f"compactor-admin: the key {key!r} of {topic} has no value")
+        raise typer.Exit(exit_codes.NO_VALUE) from None
+    if admin.output is OutputName.JSON:
+        admin.show(found)
+    else:
+        put("" if found["value"] is None else found["value"])
+
+
+def _opened(file: str) -> IO[bytes]:
+    if file != "-":
+        try:
+            return open(file, "rb")
+        except OSError as error:
+            raise InvalidInput(f"{file} cannot be read ({error.strerror})", "name a file of JSON Lines") from error
+    if sys.stdin is None or sys.stdin.closed:
+        raise InvalidInput("there is no standard input", "name a file")
+    return open(sys.stdin.fileno(), "rb", closefd=False)
+
+
+def _batches(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines for a request each, with the number of the first one."""
+    gathered: list[bytes] = []
+    size, first = 0, 1
+    for at, line in enumerate(lines, 1):
+        gathered.append(line)
+        size += len(line)
+        if len(gathered) == _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield first, b"".join(gathered)
+            gathered, size, first = [], 0, at + 1
+    if gathered:
+        yield first, b"".join(gathered)
+
+
+@contextmanager
+def _told_of_the_file(first: int) -> Iterator[None]:
+    """Inside it, a line that cannot be read is told by its number in the file: the service sees what begins at `first`.
+
+    Nothing of that request was appended; what came before it was.
+    """
+    try:
+        yield
+    except InvalidInput as error:
+        found = _LINE.match(error.message)
+        if found is None or first == 1:
+            raise
+        line = f"line {first + int(found[1]) - 1}{error.message[found.end() :]}"
+        raise InvalidInput(line, f"correct it; what comes before line {first} was appended") from error
+
+
+def _refused(refused: Sequence[tuple[int, dict[str, object]]]) -> NoReturn:
+    """End with what the service said of messages, by their lines; the others of their request are appended."""
+    (line, result), *others = refused
+    told = f"line {line} was not taken: {' '.join(str(result.get('errorMsg')).split())}"
+    if others:
+        shown = ", ".join(str(at) for at, _ in others[:_REFUSED_TOLD])
+        more = f" and {number(len(others) - _REFUSED_TOLD)} more" if len(others) > _REFUSED_TOLD else ""
+        told += f"; nor were {shown}{more}"
+    say(f"compactor-admin: {told}")
+    retry = all(one.get("errorCode") == _RETRY for _, one in refused)
+    raise typer.Exit(exit_codes.UNAVAILABLE if retry else exit_codes.INVALID_INPUT)

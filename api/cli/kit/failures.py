@@ -1,0 +1,49 @@
+"""Errors as a user sees them: one line that says what happened, to what, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+
+import typer
+
+from api.cli.kit.stderr import say
+from storage.errors import CompactorError, OtherStore
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def tell(error: Exception, about: str = "", program: str = "compactor") -> None:
+    """Say the error on stderr, with where it came from if `--debug` asks for it. `about`: what it is named by."""
+    if "--debug" in sys.argv:
+        say("".join(traceback.format_exception(error)).rstrip())
+    line = describe(error, program)
+    say(line if about in line else line.replace(f"{program}: ", f"{program}: {about}: ", 1))
+
+
+def describe(error: Exception, program: str = "compactor") -> str:
+    """An error in one line: what happened, to what, what to do. Help that was asked for by no command, as it is."""
+    if isinstance(error, OtherStore):
+        shows = "`compactor store adopt` shows what belongs to what, and binds them on purpose"
+        return f"{program}: {' '.join(error.message.split())}: check the URLs of store and database; {shows}"
+    if isinstance(error, CompactorError):
+        return f"{program}: {' '.join(str(error).split())}"
+    if isinstance(error, typer.TyperException):
+        return _usage(error, program)
+    if isinstance(error, OSError) and error.strerror:
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        remedy = "free some space" if error.errno in _FULL else "check the disk and permissions"
+        return f"{program}: {what}: {remedy}, then try again"
+    text = " ".join(str(error).split())[:300]
+    return f"{program}: unexpected {type(error).__name__}: {text}: try again with --debug and report it"
+
+
+def _usage(error: typer.TyperException, program: str) -> str:
+    """What typer found wrong with the command line."""
+    said = getattr(error, "format_message", error.__str__)()
+    if "\n" in said:  # the help of a command that was given no arguments
+        return str(said)
+    command = getattr(getattr(error, "ctx", None), "command_path", program)
+    what = said.removesuffix(".").replace("Value error, ", "")
+    return f"{program}: {what[:1].lower()}{what[1:]}: see `{command} --help`"

@@ -1,0 +1,89 @@
+"""What goes to a terminal: text alone, nothing that steers it.
+
+Keys, values, names and errors are other people's. On a terminal their control characters (also C1, U+0080 to U+009F)
+and those that turn the direction of text are escaped: in a JSON line as JSON has it, so it means the same; elsewhere as
+Python has it. What goes to a pipe or a file is as it is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import sys
+from typing import IO, TextIO, cast
+
+from api.observability.redaction import masked
+
+_LINE_END = "\n"
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person looks at what is written there."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it is closed
+        return False
+
+
+def plain(text: str) -> str:
+    """`text` with line ends, escapes and other unprintable characters made visible: they could steer a terminal."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else _escaped(one) for one in text)
+
+
+def put(text: str, *, flush: bool = False) -> None:
+    """A line of data, on stdout."""
+    print(_for(sys.stdout, text), flush=flush)  # noqa: T201
+
+
+def put_json(text: str) -> None:
+    """A JSON text, on stdout."""
+    print(_json_escapes(text) if is_terminal(sys.stdout) else text)  # noqa: T201
+
+
+def spoken(text: str) -> str:
+    """What is said to a person, on stderr: its secrets hidden."""
+    return _for(sys.stderr, masked(text))
+
+
+def data_stream() -> IO[bytes]:
+    """Where JSON lines go: stdout."""
+    return cast("IO[bytes]", _JsonOnTerminal(sys.stdout.buffer)) if is_terminal(sys.stdout) else sys.stdout.buffer
+
+
+class _JsonOnTerminal:
+    """Takes the bytes of JSON texts, also in pieces, and writes them so that they steer nothing."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def write(self, data: bytes) -> int:
+        self._stream.write(_json_escapes(self._decoder.decode(data)).encode(errors="backslashreplace"))
+        return len(data)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def _for(stream: TextIO, text: str) -> str:
+    return _LINE_END.join(map(plain, text.split(_LINE_END))) if is_terminal(stream) else text
+
+
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e\n\u00a1-\u024f]")
+"""Those that may not be printable; most text has none."""
+
+
+def _json_escapes(text: str) -> str:
+    return text if text.isprintable() else _UNPRINTABLE.sub(_json_escaped, text)
+
+
+def _json_escaped(found: re.Match[str]) -> str:
+    character = found[0]
+    if character.isprintable():
+        return character
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()

@@ -1,0 +1,300 @@
+"""`compactor compact-topic`: one topic or many, by one Spark job for all; or only what a run would do.
+
+Topics where nothing is new are known without Spark, which takes seconds to start; if none has anything new, it is not
+started. A topic that fails is told on stderr, the others go on; the exit code is that of the first that failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from api.cli.kit import exit_codes
+from api.cli.kit.durations import parse_duration
+from api.cli.kit.names import TOPIC_HELP
+from api.cli.kit.progress import progress_for
+from api.cli.kit.stderr import say
+from api.cli.local.import_command import parse_size
+from api.cli.local.spark_engine import spark_engine
+from api.components import Components, open_for_writing
+from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavailable
+from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from api.cli.local.compact_report import Forecast
+    from api.settings.settings import Settings
+    from compactor.batch import Outcome
+    from compactor.run.plan import Policies
+    from compactor.two_phase import TwoPhaseCompactor
+    from storage.metadata.records import TopicRecord, TopicSnapshot
+    from storage.objects.throttled import Rates
+    from storage.topic import Topic
+
+
+class ReportName(StrEnum):
+    """Output formats of compact-topic."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def compact_topic(
+    context: typer.Context,
+    topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help=f"May be repeated. {TOPIC_HELP}")] = None,
+    all_topics: Annotated[bool, typer.Option("--all", help="All topics.")] = False,
+    namespace: Annotated[
+        str | None, typer.Option(metavar="TENANT/NAMESPACE", help="All topics of this namespace.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be kept, dropped, written.")] = False,
+    output: Annotated[ReportName, typer.Option(help="For people, or for scripts: one JSON object a topic.")] = (
+        ReportName.TEXT
+    ),
+    retain_null_key: Annotated[bool, typer.Option("--retain-null-key", help="Keep messages without a key.")] = False,
+    tombstone_retention: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long tombstones stay in the compacted ledger.")
+    ] = None,
+    tombstones_wait_for_cursors: Annotated[
+        bool,
+        typer.Option("--tombstones-wait-for-cursors", help="And until the slowest compacted cursor has passed them."),
+    ] = False,
+    key_ttl: Annotated[str | None, typer.Option(metavar="DURATION", help="Drop values published so long ago.")] = None,
+    min_compaction_lag: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Leave younger messages to a later run.")
+    ] = None,
+    event_time_order: Annotated[
+        bool, typer.Option("--event-time-order", help="The largest event time of a key wins, not the newest message.")
+    ] = False,
+    event_time_max_lateness: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How long deletions hold against late values."),
+    ] = None,
+    chunk_expiry: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long an incomplete chunked message is waited for.")
+    ] = None,
+    max_garbage_ratio: Annotated[
+        float, typer.Option(metavar="RATIO", help="Write a part anew when more of its rows, from 0 to 1, are dead.")
+    ] = 0.5,
+    max_read_rate: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Bytes a second to read at most, with K, M or G if you like.")
+    ] = None,
+    max_write_rate: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Bytes a second to write at most, likewise.")
+    ] = None,
+) -> None:
+    """Keep the newest message of each key.
+
+    They go to a new compacted ledger; the topic's raw messages stay as they are. Many topics share one Spark job.
+    Options that are policies count before the topic's own (`compactor topics policies`), for this run alone.
+    Durations are whole numbers with ms, s, m, h or d; a bare number is seconds.
+    """
+    if sum((bool(topic), all_topics, namespace is not None)) != 1:
+        raise InvalidInput(
+            "compact-topic takes topics in exactly one way",
+            "give --topic, which may be repeated, or --all, or --namespace tenant/namespace",
+        )
+    named = list(dict.fromkeys(map(TopicName.parse, topic or ())))
+    if event_time_max_lateness is not None and not event_time_order:
+        raise InvalidInput("--event-time-max-lateness means nothing by itself", "give --event-time-order with it")
+    if not 0 <= max_garbage_ratio <= 1:
+        raise InvalidInput(f"{max_garbage_ratio} is not a ratio", "give --max-garbage-ratio a number from 0 to 1")
+    durations = {
+        "tombstone_retention_ms": tombstone_retention,
+        "key_ttl_ms": key_ttl,
+        "min_lag_ms": min_compaction_lag,
+        "event_time_max_lateness_ms": event_time_max_lateness,
+        "incomplete_chunk_max_age_ms": chunk_expiry,
+    }
+    given: dict[str, Any] = {
+        name: parse_duration(_OPTIONS[name], text, least=int(name in _AT_LEAST_ONE))
+        for name, text in durations.items()
+        if text is not None
+    }
+    flags = {
+        "retain_null_key": retain_null_key,
+        "tombstones_wait_for_cursors": tombstones_wait_for_cursors,
+        "event_time_order": event_time_order,
+    }
+    given |= {name: True for name, flag in flags.items() if flag}
+    read_rate, write_rate = (None if rate is None else parse_size(rate) for rate in (max_read_rate, max_write_rate))
+
+    with open_for_writing(context.obj) as components:
+        from api.cli.local.compact_report import report, report_forecasts
+        from storage.objects.throttled import Rates
+
+        work = _Work(components, context.obj, given, Rates(read_rate, write_rate), max_garbage_ratio)
+        names = named or _listed(components, namespace)
+        as_json = output is ReportName.JSON
+        if dry_run:
+            first = report_forecasts(work.forecasts(names), as_json)
+        else:
+            first = report(components.metadata, len(names), work.compact(names), as_json)
+    if first is not None:
+        raise typer.Exit(exit_codes.of(first))
+
+
+def _listed(components: Components, namespace: str | None) -> list[TopicName]:
+    """The topics of a namespace, or all (None)."""
+    metadata = components.metadata
+    names = [one.name for one in (metadata.topics() if namespace is None else metadata.topics_in(namespace))]
+    if not names:
+        say("There are no topics." if namespace is None else f"The namespace {namespace} has no topics.")
+    return names
+
+
+def _has_tail(topic: Topic) -> bool:
+    """Whether messages lie in segments that no ledger stands for yet; one that cannot be read here may have some."""
+    segments = topic.snapshot().segments
+    if not segments or any(segment.content is not None and segment.content.messages for segment in segments):
+        return bool(segments)
+    try:
+        return topic.snapshot_reader().end > segments[-1].first_offset
+    except CompactorError:
+        return True
+
+
+_OPTIONS = {
+    "retain_null_key": "--retain-null-key",
+    "tombstone_retention_ms": "--tombstone-retention",
+    "tombstones_wait_for_cursors": "--tombstones-wait-for-cursors",
+    "key_ttl_ms": "--key-ttl",
+    "min_lag_ms": "--min-compaction-lag",
+    "event_time_order": "--event-time-order",
+    "event_time_max_lateness_ms": "--event-time-max-lateness",
+    "incomplete_chunk_max_age_ms": "--chunk-expiry",
+}
+"""The option of each policy."""
+_AT_LEAST_ONE = frozenset({"key_ttl_ms", "incomplete_chunk_max_age_ms"})
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is asked of every topic, and with what. `given`: policies that count before those of each topic."""
+
+    components: Components
+    settings: Settings
+    given: Mapping[str, Any]
+    rates: Rates
+    max_garbage_ratio: float
+
+    def compact(self, names: Sequence[TopicName]) -> Iterator[Outcome]:
+        """An outcome for each topic, in order, as soon as it is known."""
+        known, dirty = self._look(names, for_a_run=True)
+        if not dirty:
+            yield from (known[name] for name in names)
+            return
+        with self._compactor() as compactor:
+            made = compactor.compact_all(dirty, self._policies)
+            yield from (known[name] if name in known else next(made) for name in names)
+
+    def forecasts(self, names: Sequence[TopicName]) -> list[Forecast]:
+        """What would be done with each topic; None: nothing."""
+        outcomes, dirty = self._look(names)
+        found: dict[TopicName, dict[str, object] | Exception] = {
+            name: {} if one.error is None else one.error for name, one in outcomes.items()
+        }
+        if dirty:
+            with self._compactor() as compactor:
+                for name in dirty:
+                    try:
+                        found[name] = compactor.dry_run(name, self._policies)
+                    except Exception as error:
+                        found[name] = error
+        return [(name, self._with_tail(name, found[name])) for name in names]
+
+    def _with_tail(self, name: TopicName, found: dict[str, object] | Exception) -> dict[str, object] | Exception | None:
+        """And what lies in segments, which a run seals first; None: nothing at all."""
+        if isinstance(found, Exception):
+            return found
+        from compactor.scheduling.backlog import unsealed
+
+        try:
+            tail = unsealed(self.components.log, self.components.topic(name).snapshot())
+        except CompactorError as error:
+            return error
+        if not tail.messages:
+            return found or None
+        return {**found, "unsealed_messages": tail.messages, "unsealed_bytes": tail.bytes}
+
+    def _look(
+        self, names: Sequence[TopicName], *, for_a_run: bool = False
+    ) -> tuple[dict[TopicName, Outcome], list[TopicName]]:
+        """Topics with nothing new, or that cannot be looked at; and all others, for which Spark is needed.
+
+        `for_a_run`: one that is paused is refused, and what is not sealed yet is new, since the claim seals it (P2).
+        """
+        from compactor.batch import Outcome
+        from compactor.two_phase import nothing_new
+        from storage.metadata.compaction_state import check_not_paused
+
+        one = self.components
+        outcomes, dirty = {}, []
+        for name in names:
+            try:
+                topic = one.topic(name)
+                snapshot = topic.snapshot()
+                if for_a_run:
+                    check_not_paused(snapshot.topic, one.metadata.control.control(snapshot.topic.id))
+                policies = self._policies(snapshot.topic)
+                new = not nothing_new(one.metadata, one.store, one.clock, snapshot, policies)
+                new = new or (for_a_run and _has_tail(topic))
+            except (Unavailable, Misconfigured):
+                raise  # not this topic's fault: the next would fail, too
+            except Exception as error:
+                outcomes[name] = Outcome(name, None, error)
+                continue
+            if new:
+                self._tell_of_policies(snapshot, policies)
+                dirty.append(name)
+            else:
+                outcomes[name] = Outcome(name)
+        return outcomes, dirty
+
+    def _policies(self, topic: TopicRecord) -> Policies:
+        """The topic's own, but for those that were given."""
+        from compactor.run.options import stored_policies
+
+        return replace(stored_policies(self.components.metadata, topic, self.given), **self.given)
+
+    def _tell_of_policies(self, snapshot: TopicSnapshot, policies: Policies) -> None:
+        """What was given instead of a stored policy holds once: the next run will not know of it. And a run by other
+        policies than the one before drops what only those kept."""
+        from compactor.run.options import POLICY_OF, set_apart
+        from storage.metadata.records import RunState
+
+        for name in set_apart(self.components.metadata, snapshot.topic, self.given):
+            say(f"{snapshot.topic.name}: {_OPTIONS[name]} counts before the policy {POLICY_OF[name]} in this run")
+        before = snapshot.last_run
+        if before is None or before.state is not RunState.SUCCESS or snapshot.compacted is None:
+            return
+        wanted = asdict(policies)
+        changed = [option for name, option in _OPTIONS.items() if before.policies.get(name) != wanted[name]]
+        if changed:
+            say(
+                f"warning: {snapshot.topic.name} is compacted by other policies than in run {before.run_id} "
+                f"({', '.join(changed)}): what only those kept is dropped"
+            )
+
+    @contextmanager
+    def _compactor(self) -> Iterator[TwoPhaseCompactor]:
+        """The job, on a Spark session of its own."""
+        from compactor.run.plan import Sizing
+        from compactor.two_phase import TwoPhaseCompactor
+
+        with spark_engine(self.settings) as engine:
+            yield TwoPhaseCompactor(
+                self.components.metadata,
+                self.components.store,
+                self.components.clock,
+                engine,
+                progress_for(sys.stderr),
+                Sizing(engine.parallelism, max_garbage_ratio=self.max_garbage_ratio),
+                self.rates,
+                self.components.log,
+                stalled_ms=self.settings.compaction_stalled_after_ms,
+            )

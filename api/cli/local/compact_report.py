@@ -1,0 +1,146 @@
+"""What compact-topic says: a line or a JSON object a topic on stdout, talk and errors on stderr.
+
+Both reports answer with the error of the first topic that failed, by which the program exits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TypeAlias
+
+from api.cli.kit import exit_codes
+from api.cli.kit.failures import describe as describe_error
+from api.cli.kit.failures import tell
+from api.cli.kit.stderr import (
+    counted,
+    number,
+    say,
+    size,
+)
+from api.cli.kit.terminal import put
+from api.observability.redaction import masked
+from compactor.batch import Outcome
+from storage.errors import CompactorError, full_part
+from storage.metadata.records import RunRecord
+from storage.metadata.store import MetadataStore
+from storage.model import TopicName
+
+Forecast: TypeAlias = tuple[TopicName, dict[str, object] | Exception | None]
+"""What a run would do with a topic; None: nothing; or why nobody knows."""
+
+
+def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as_json: bool) -> Exception | None:
+    """Say what was done with each of so many topics, as it comes; the first error."""
+    seen: list[Outcome] = []
+    for outcome in outcomes:
+        seen.append(outcome)
+        if topics == 1 and outcome.error is None:
+            for line in describe(outcome):
+                say(line)
+        if outcome.run is not None and (left := outcome.run.statistics.get("tail_left")):
+            say(f"{outcome.topic}: what is not sealed yet was left to a later run: {full_part(str(left))}")
+        if as_json:
+            print(json.dumps(_document(metadata, outcome)), flush=True)  # noqa: T201
+        elif outcome.error is None:
+            made = outcome.compacted_ledger_id
+            result = "Nothing to compact" if made is None else f"Compacted to ledger {made}"
+            put(f"Compaction of topic {outcome.topic} complete. {result}", flush=True)
+        if outcome.error is not None:
+            tell(outcome.error, str(outcome.topic) if topics > 1 else "")
+    if topics > 1:
+        say(_summary(seen))
+    return next((outcome.error for outcome in seen if outcome.error is not None), None)
+
+
+def report_forecasts(forecasts: Sequence[Forecast], as_json: bool) -> Exception | None:
+    """Say what would be done."""
+    first = None
+    for topic, found in forecasts:
+        failed = found if isinstance(found, Exception) else None
+        forecast = None if isinstance(found, Exception) else found
+        if as_json:
+            document = {"topic": str(topic), "dry_run": True} | _failure(failed) | {"forecast": forecast}
+            print(json.dumps(document))  # noqa: T201
+        elif failed is None:
+            put(f"Compaction of topic {topic} would {_would(forecast)}")
+        if failed is not None:
+            tell(failed, str(topic) if len(forecasts) > 1 else "")
+            first = first or failed
+    return first
+
+
+def describe(outcome: Outcome) -> list[str]:
+    """What a run did, for a person."""
+    if outcome.run is None:
+        return ["Nothing is new since the last run: no run was made."]
+    if outcome.run.compacted_ledger_id is None:
+        younger = " old enough" if outcome.run.policies.get("min_lag_ms") else ""
+        return [f"The topic has no messages{younger}: no compacted ledger was made."]
+    return _phases(outcome.run)
+
+
+def _phases(run: RunRecord) -> list[str]:
+    seen = _counts(run)
+    return [
+        f"phase one: {counted(seen['index_records'], 'index record')} of {counted(seen['messages_in'], 'message')}, "
+        f"{counted(seen['keys'], 'live key')}, {number(seen['tombstones_removed'])} deleted, "
+        f"{seen['phase_one_ms'] / 1000:.2f} s",
+        f"phase two: {counted(seen['messages_out'], 'survivor')} in {counted(seen['parts'], 'part')}, "
+        f"{size(seen['logical_bytes_out'])}, {seen['phase_two_ms'] / 1000:.2f} s",
+        f"read {size(seen['bytes_read'])}, wrote {size(seen['bytes_written'])}; "
+        f"verified and published in {(seen['verify_ms'] + seen['publish_ms']) / 1000:.2f} s",
+    ]
+
+
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    failed = sum(outcome.error is not None for outcome in outcomes)
+    done = [_counts(outcome.run) for outcome in outcomes if outcome.compacted_ledger_id is not None and outcome.run]
+    nothing = len(outcomes) - failed - len(done)
+    parts = [f"{counted(len(done), 'topic')} compacted", f"{nothing} with nothing to compact", f"{failed} failed"]
+    read, wrote = (sum(seen[name] for seen in done) for name in ("bytes_read", "bytes_written"))
+    return f"{', '.join(parts)}; read {size(read)}, wrote {size(wrote)}"
+
+
+def _would(forecast: dict[str, object] | None) -> str:
+    seen = {name: value for name, value in (forecast or {}).items() if isinstance(value, int)}
+    tail = ""
+    if "unsealed_messages" in seen:
+        tail = f"seal {counted(seen['unsealed_messages'], 'message')} ({size(seen['unsealed_bytes'])}) first"
+    if "bytes_to_write" not in seen:
+        return f"{tail}, and compact them" if tail else "find nothing to compact"
+    before = seen["messages_in"] + seen["messages_before"]
+    return (
+        f"keep {number(seen['messages_out'])} of {counted(before, 'message')}, "
+        f"drop {number(seen['messages_dropped'])}, "
+        f"write {counted(seen['parts_to_write'], 'part')} and about {size(seen['bytes_to_write'])} in all, "
+        f"leave {number(seen['parts_kept'])} as they are"
+    ) + (f"; and {tail}, which are not counted here" if tail else "")
+
+
+def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
+    run = outcome.run
+    if run is not None and outcome.error is not None:
+        with suppress(CompactorError):  # the database is away: then this is not known
+            run = metadata.run(run.run_id)  # as it ended: failed, or cancelled
+    return (
+        {
+            "topic": str(outcome.topic),
+            "run": run.run_id if run else None,
+            "state": run.state.value if run else None,
+            "compacted_ledger": outcome.compacted_ledger_id,
+        }
+        | _failure(outcome.error)
+        | {"statistics": dict(run.statistics) if run else {}}
+    )
+
+
+def _failure(error: Exception | None) -> dict[str, object]:
+    if error is None:
+        return {"exit_code": exit_codes.OK, "error": None}
+    return {"exit_code": exit_codes.of(error), "error": masked(describe_error(error).removeprefix("compactor: "))}
+
+
+def _counts(run: RunRecord) -> dict[str, int]:
+    return {name: value for name, value in run.statistics.items() if isinstance(value, int)}

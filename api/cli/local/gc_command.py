@@ -1,0 +1,134 @@
+"""`compactor gc`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.cli.kit.durations import parse_duration
+from api.cli.kit.stderr import counted, say, size
+from api.cli.kit.terminal import put
+from api.components import open_components, open_for_writing
+from storage.errors import InvalidInput
+from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from api.components import Components
+    from compactor.maintenance.garbage import Collected, GarbageCollector
+    from storage.objects.interface import ObjectInfo
+
+LEAST_GRACE_MS = 60_000
+"""Twice the term of a heartbeat: with less, what is at work would be taken for dead."""
+
+
+def collect_garbage(
+    context: typer.Context,
+    topic: Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="Only this topic; may be repeated.")] = None,
+    grace: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long garbage stays: 10m, 1h, 2d; at least a minute.")
+    ] = "1h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, and change nothing.")] = False,
+    unknown_topics: Annotated[
+        bool,
+        typer.Option("--unknown-topics", help="Also delete the objects of topics that this database does not know."),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --unknown-topics: delete; without this, only say what would be.")
+    ] = False,
+) -> None:
+    """Delete objects that nothing refers to any more.
+
+    What crashed or failed attempts left, compacted ledgers that were replaced a grace time ago and that no reader
+    has pinned, and ledgers that were trimmed file.delete.delay.ms ago. Files of segments that are sealed go, too. Safe
+    beside imports, compactions and readers. The names of the objects go to standard output.
+    """
+    grace_ms = parse_duration("--grace", grace, LEAST_GRACE_MS)
+    wanted = [TopicName.parse(one) for one in dict.fromkeys(topic or ())]
+    if wanted and unknown_topics:
+        raise InvalidInput("--topic and --unknown-topics do not go together", "leave one of them out")
+    if yes and dry_run:
+        raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
+    asked = unknown_topics and not yes and not dry_run
+    dry_run = dry_run or asked
+    with (open_components if dry_run else open_for_writing)(context.obj) as components:
+        from compactor.maintenance.garbage import GarbageCollector
+
+        collector = GarbageCollector(
+            components.metadata, components.store, components.clock, grace_ms, on_object=_print_name
+        )
+        reports = (
+            _of_topics(components, collector, wanted, dry_run)
+            if wanted
+            else collector.collect_all(dry_run, unknown_topics)
+        )
+        if not wanted and not dry_run:
+            _sweep(components)
+        _tell(reports, dry_run)
+    if asked:
+        say("Nothing was deleted: give --yes if no other database has these topics")
+
+
+def _sweep(components: Components) -> None:
+    """Remove the local files of segments that ledgers have taken the place of long enough ago."""
+    from storage.log.log_manager import LogKeeper
+    from storage.owner import owner_name
+
+    one = components
+    removed = LogKeeper(one.metadata, one.store, one.clock, one.log, owner_name()).sweep()
+    if removed:
+        say(f"Removed the files of {counted(removed, 'sealed segment')}")
+
+
+def _of_topics(
+    components: Components, collector: GarbageCollector, wanted: list[TopicName], dry_run: bool
+) -> Iterator[Collected]:
+    for record in [components.metadata.topic(name) for name in wanted]:
+        yield collector.collect(record, dry_run)
+
+
+def _tell(reports: Iterator[Collected], dry_run: bool) -> None:
+    """A line a topic that had anything, and the sum. Raises the first error, when all topics have had their turn."""
+    from compactor.maintenance.garbage import Totals
+
+    total, failed = Totals(), None
+    for report in reports:
+        failed = failed or report.error
+        if report.error is not None:
+            say(f"{report.topic}: {report.error.message}")
+        elif line := summary(report):
+            say(line)
+        if report.topic is not None or report.deleted:
+            total += report.total
+    verb = "Would delete" if dry_run else "Deleted"
+    say(f"{verb} {counted(total.count, 'object')}, {size(total.bytes)}")
+    if failed is not None:
+        raise failed
+
+
+def summary(report: Collected) -> str:
+    """What there is to say of a topic; empty: nothing."""
+    found = [
+        f"{counted(one.count, kind.value.removesuffix('s'))} ({size(one.bytes)})"
+        for kind, one in sorted(report.objects.items())
+    ]
+    if report.topic is None and found and not report.deleted:
+        found.append("left: --unknown-topics deletes them, if no other database uses this store")
+    if report.compacted_ledgers:
+        found.append(counted(report.compacted_ledgers, "replaced compacted ledger"))
+    if report.trimmed_ledgers:
+        found.append(counted(report.trimmed_ledgers, "trimmed ledger") + " forgotten")
+    if report.attempts_given_up:
+        found.append(counted(report.attempts_given_up, "dead attempt") + " given up")
+    if report.foreign:
+        found.append(counted(report.foreign, "foreign object") + " left alone")
+    name = f"unknown topic {report.topic_uid}" if report.topic is None else str(report.topic)
+    if report.over:
+        name = f"deleted topic {name}"
+    return f"{name}: {', '.join(found)}" if found else ""
+
+
+def _print_name(info: ObjectInfo) -> None:
+    put(info.name)

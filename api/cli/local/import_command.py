@@ -1,0 +1,110 @@
+"""`compactor import`."""
+
+from __future__ import annotations
+
+import re
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.cli.kit.names import TOPIC_HELP, EncodingName
+from api.cli.kit.stderr import counted, say, size
+from api.components import open_for_writing
+from storage.errors import InvalidInput, InvalidRecord
+from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from api.components import Components
+    from storage.errors import LeaseHeld
+    from storage.metadata.records import TopicRecord
+
+
+class FormatName(StrEnum):
+    """Input formats by name; `api.formats.inputs` has their readers (a test keeps the two equal)."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+WAIT_SECONDS = 30
+"""How long another writer is waited for."""
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def parse_size(text: str) -> int:
+    """Bytes, from `134217728` or `128M` (K, M, G are powers of 1024). Raises InvalidInput."""
+    match = re.fullmatch(r"([1-9][0-9]{0,17})([KMG]?)", text, re.ASCII)
+    if not match:
+        raise InvalidInput(
+            f"{text!r} is not a size in bytes", "give a positive number, with K, M or G if you like: 128M"
+        )
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def name_file(message: str, file: str) -> str:
+    """The message with the file's name before it, unless it has it: what is found behind the reader knows no file."""
+    shown = "standard input" if file == "-" else file
+    return message if shown in message else f"{shown}: {message}"
+
+
+def check_quota(components: Components, topic: TopicRecord) -> None:
+    """Raises Unavailable or Conflict for a topic whose backlog is over a quota that keeps producers from it."""
+    from compactor.maintenance.backlog_limits import BacklogLimits
+
+    BacklogLimits(components.metadata, components.store, components.clock, components.log).check(topic)
+
+
+def say_who_is_waited_for(seconds: int) -> Callable[[LeaseHeld], object]:
+    """What is said once while another writer has the topic."""
+    return lambda held: say(f"compactor: {held.message}: waiting for it to end, for {seconds} s at most")
+
+
+def import_files(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Files to import, in order; - is standard input.")],
+    input_format: Annotated[
+        FormatName | None,
+        typer.Option(help="How the files are read. [default: parquet for names that end so, else jsonl]"),
+    ] = None,
+    ledger_size: Annotated[
+        str, typer.Option(metavar="BYTES", help="Logical bytes a ledger, with K, M or G if you like.")
+    ] = "128M",
+    key_encoding: Annotated[EncodingName, typer.Option(help="How keys stand in JSON Lines.")] = EncodingName.UTF8,
+    value_encoding: Annotated[EncodingName, typer.Option(help="How values stand in JSON Lines.")] = EncodingName.UTF8,
+) -> None:
+    """Append files to a topic.
+
+    They become sealed ledgers, each file wholly or not at all; the topic is made if it does not exist. JSON Lines
+    may be compressed by gzip.
+    """
+    name = TopicName.parse(topic)
+    ledger_bytes = parse_size(ledger_size)
+    from api.formats.encoding import TextEncoding
+    from api.formats.inputs import InputFormat, read_messages
+
+    given = InputFormat(input_format.value) if input_format else None
+    encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
+    with open_for_writing(context.obj) as components:
+        sources = [(file, read_messages(file, given, *encodings)) for file in files]
+        opened = components.create_topic(name)
+        check_quota(components, opened.record)
+        writer = opened.bulk_append(
+            ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=say_who_is_waited_for(WAIT_SECONDS)
+        )
+        for file, tables in sources:
+            started = time.perf_counter()
+            try:
+                appended = writer.append(tables)
+            except InvalidRecord as error:
+                raise InvalidRecord(name_file(error.message, file), error.remedy) from error
+            seconds = time.perf_counter() - started
+            say(
+                f"{'standard input' if file == '-' else file}: {counted(appended.messages, 'message')}, "
+                f"{size(appended.logical_bytes)} in {counted(len(appended.ledgers), 'ledger')} "
+                f"({size(appended.stored_bytes)} stored) in {seconds:.2f} s"
+            )

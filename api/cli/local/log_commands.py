@@ -1,0 +1,273 @@
+"""`compactor log dump`, `compactor log seal` and `compactor topics roll`: the log, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from api.cli.kit import exit_codes
+from api.cli.kit.failures import tell
+from api.cli.kit.names import TOPIC_HELP, EncodingName
+from api.cli.kit.stderr import counted, say
+from api.cli.kit.terminal import data_stream, put
+from api.components import open_components, open_for_writing
+from storage.errors import CompactorError, DataLoss, InvalidInput, Misconfigured, NotFound
+from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+
+    from api.components import Components
+    from api.formats.encoding import TextEncoding
+    from storage.log.segment_dump import ScannedFrame
+    from storage.metadata.records import LedgerRecord, SegmentRecord, TopicRecord
+    from storage.model import Message
+    from storage.topic import Topic
+
+Line = dict[str, Any]
+
+
+def dump_log(
+    context: typer.Context,
+    what: Annotated[str, typer.Argument(metavar="SEGMENT|LEDGER", help="A segment's file, or the id of a ledger.")],
+    keys_only: Annotated[bool, typer.Option("--keys-only", help="Leave values and properties out.")] = False,
+    key_encoding: Annotated[EncodingName, typer.Option(help="How keys are shown.")] = EncodingName.UTF8,
+    value_encoding: Annotated[EncodingName, typer.Option(help="How values are shown.")] = EncodingName.UTF8,
+) -> None:
+    """Show what a segment or a sealed ledger holds, also a damaged one: a JSON line a message, or a damaged stretch.
+
+    Nothing is changed. Exit code 7 if something is damaged.
+    """
+    from api.formats.encoding import TextEncoding
+
+    show = _Shown(keys_only, TextEncoding(key_encoding.value), TextEncoding(value_encoding.value))
+    if not (what.isascii() and what.isdigit() and len(what) < 20):
+        good = show.lines(_segment_lines(Path(what), -1))
+    else:
+        with open_components(context.obj) as components:
+            topic, found = _find(components, int(what))
+            good = show.lines(_lines_of(components, topic, found))
+    if not good:
+        raise typer.Exit(exit_codes.DATA_LOSS)
+
+
+def seal_segments(
+    context: typer.Context,
+    topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help=f"All, if none. {TOPIC_HELP}")] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Seal what is left of damaged and lost segments; the rest is lost."),
+    ] = False,
+) -> None:
+    """Seal rolled segments into ledgers, and remove the files of those that were sealed long enough ago.
+
+    Without a TOPIC, open segments that are older than segment.ms and that no writer has are rolled and sealed, too.
+    One that is damaged, or was given up because sealing it took too much memory, is passed over: the others are sealed,
+    and then it is an error. With TOPIC what was given up is tried again.
+    """
+    names = [TopicName.parse(topic) for topic in topics or []]
+    if accept_loss and not names:
+        raise InvalidInput("a loss is accepted of no topic in particular", "name the TOPIC with the damaged segment")
+    with open_for_writing(context.obj) as components:
+        from storage.log.log_manager import LogKeeper
+        from storage.metadata.records import SegmentState
+        from storage.owner import owner_name
+
+        failing: dict[str, str] = {}
+        if not names:
+            parts = components
+            LogKeeper(parts.metadata, parts.store, parts.clock, parts.log, owner_name()).roll_old(failing)
+        for topic_name, why in failing.items():
+            say(f"{topic_name} cannot be rolled: {why}")
+        wanted = [components.topic(name) for name in names] or [
+            components.topic(record.name)
+            for record in components.metadata.log.topics_with_segments([SegmentState.ROLLED, SegmentState.SEALED])
+        ]
+        left: list[CompactorError] = []
+        for topic in wanted:
+            try:
+                _seal(topic, accept_loss, again=bool(names))
+            except (DataLoss, Misconfigured) as error:
+                left.append(error)
+        if wanted:
+            removed = sum(topic.keeper().sweep(topic.record) for topic in wanted)
+            say(f"{counted(removed, 'segment file')} removed")
+        for one in left[1:]:
+            tell(one)
+        if left:
+            raise left[0]
+        for topic in wanted if names else []:
+            for unsealed in topic.keeper().rolled(topic.record)[:1]:
+                components.log.check(topic.name, unsealed)
+
+
+def _seal(topic: Topic, accept_loss: bool, *, again: bool = False) -> None:
+    """Seal what of a topic is rolled, and say so. `again`: also what was given up. Raises DataLoss, Misconfigured."""
+    if accept_loss:
+        for remains in topic.keeper().seal_remains(topic.record):
+            _say_sealed(topic, remains.ledger, remains.lost)
+        return
+    for ledger in topic.keeper().seal(topic.record, again=again):
+        _say_sealed(topic, ledger)
+
+
+def _say_sealed(topic: Topic, ledger: LedgerRecord, lost: int = 0) -> None:
+    kept = counted(ledger.messages - lost, "message")
+    loss = f", {counted(lost, 'message')} lost" if lost else ""
+    say(f"{topic.name}: segment {ledger.ledger_id} sealed, {kept}{loss}")
+
+
+def roll_topic(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    seal: Annotated[bool, typer.Option("--seal", help="Seal what is rolled, too.")] = False,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Also a damaged one, and seal what is left of it; the rest is lost."),
+    ] = False,
+) -> None:
+    """Close the topic's open segment; a writer that is at work is asked to, and goes on in a new one."""
+    with open_for_writing(context.obj) as components:
+        opened = components.topic(TopicName.parse(topic))
+        keeper = opened.keeper()
+        keeper.roll(opened.record, accept_loss=accept_loss)
+        before = len(keeper.rolled(opened.record))
+        if seal or accept_loss:
+            _seal(opened, accept_loss)
+        waiting = len(keeper.rolled(opened.record))
+    done = f", {counted(before - waiting, 'segment')} sealed" if seal or accept_loss else ""
+    put(f"Topic {opened.name} rolled{done}, {counted(waiting, 'segment')} to be sealed")
+
+
+def _find(components: Components, ledger_id: int) -> tuple[TopicRecord, LedgerRecord | SegmentRecord]:
+    """The raw ledger, or the segment, of that id. Raises NotFound."""
+    from storage.metadata.records import SegmentState
+
+    for topic in components.metadata.topics():
+        segments = components.metadata.log.segments(topic.id)
+        unsealed = [one for one in segments if one.state is not SegmentState.SEALED]
+        pieces: list[LedgerRecord | SegmentRecord] = [*components.metadata.ledgers(topic.id), *unsealed]
+        for found in pieces:
+            if found.ledger_id == ledger_id:
+                return topic, found
+    raise NotFound(f"there is no raw ledger {ledger_id}", "see `compactor topics stats`, or give a segment's file")
+
+
+def _lines_of(components: Components, topic: TopicRecord, found: LedgerRecord | SegmentRecord) -> Iterator[Line]:
+    from storage.log.segment import SegmentFiles
+    from storage.metadata.records import LedgerRecord
+
+    if isinstance(found, LedgerRecord):
+        return _ledger_lines(components, topic, found)
+    components.log.check(topic.name, found)
+    file = SegmentFiles(components.log.of_topic(topic.uid), found.first_offset).log
+    return _segment_lines(file, topic.name.partition)
+
+
+def _segment_lines(file: Path, partition: int) -> Iterator[Line]:
+    from storage.log.segment_dump import scan
+
+    if not file.is_file():
+        raise InvalidInput(f"{file} is no segment's file and no ledger's id", "give the path of a .log file, or an id")
+    with scan(file) as scanned:
+        header = scanned.header
+        say(f"{file}: " + (f"ledger {header.ledger_id} from offset {header.first_offset}" if header else "no header"))
+        if scanned.problem:
+            yield {"position": 0, "frame": "damaged", "problem": scanned.problem}
+        for frame in scanned.frames():
+            yield from _frame_lines(frame, header.ledger_id if header else -1, partition)
+
+
+def _frame_lines(frame: ScannedFrame, ledger_id: int, partition: int) -> Iterator[Line]:
+    """The messages of one frame; of one whose place is not known, without ids."""
+    from storage.entries.decode import StoredEntry, unpack
+
+    place: Line = {"position": frame.position, "length": frame.length, "frame": frame.state.value}
+    if frame.data is None:
+        yield place | {"problem": frame.problem}
+        return
+    placed = frame.entry_id is not None and frame.offset is not None
+    entry = StoredEntry(frame.entry_id or 0, frame.offset or 0, frame.data, frame.header)
+    for message, slot in _messages(unpack([entry], ledger_id), partition):
+        if not placed:
+            message = replace(message, offset=-1)
+        yield place | {"slot": slot, "message": message}
+
+
+def _ledger_lines(components: Components, topic: TopicRecord, ledger: LedgerRecord) -> Iterator[Line]:
+    from storage.ledger.rows_file import RowsObject, RowsReader
+
+    try:
+        reader = RowsReader(components.store, RowsObject(ledger.rows, ledger.footer_size))
+        groups = reader.groups
+    except DataLoss as error:
+        yield {"object": ledger.rows.name, "frame": "damaged", "problem": error.message}
+        return
+    for number, group in enumerate(groups):
+        place: Line = {"row_group": number, "position": group.start, "length": group.end - group.start}
+        try:
+            table = reader.read(number)
+        except DataLoss as error:
+            yield place | {"frame": "damaged", "first_offset": group.first_offset, "problem": error.message}
+            continue
+        for message, slot in _messages(table, topic.name.partition):
+            yield place | {"frame": "ok", "slot": slot, "message": message}
+
+
+def _messages(table: pa.Table, partition: int) -> Iterator[tuple[Message, str]]:
+    """Each row as a message, with what its slot holds."""
+    from storage.ledger.rows import Slot
+    from storage.reading.snapshot_reader import row_messages
+
+    slots = table.column("slot").to_pylist()
+    for message, slot in zip(row_messages(iter(table.to_batches()), partition), slots, strict=True):
+        yield message, Slot(slot).name.lower()
+
+
+class _Shown:
+    """Prints lines as JSON."""
+
+    def __init__(self, keys_only: bool, key_encoding: TextEncoding, value_encoding: TextEncoding) -> None:
+        self._keys_only = keys_only
+        self._key_encoding = key_encoding
+        self._value_encoding = value_encoding
+
+    def lines(self, lines: Iterator[Line]) -> bool:
+        """Print them all; whether nothing is damaged."""
+        import msgspec
+
+        encode: Callable[[Line], bytes] = msgspec.json.Encoder().encode
+        good, output = True, data_stream()
+        for line in lines:
+            good = good and line["frame"] == "ok"
+            message = line.pop("message", None)
+            output.write(encode(line if message is None else line | self._document(message)) + b"\n")
+        output.flush()
+        return good
+
+    def _document(self, message: Message) -> Line:
+        known = message.offset >= 0
+        document: Line = {
+            "message_id": str(message.message_id) if known else None,
+            "offset": message.offset if known else None,
+            "key": _text(message.key, self._key_encoding),
+            "publish_time": message.publish_time,
+        }
+        if not self._keys_only:
+            document["value"] = _text(message.payload, self._value_encoding)
+            document["properties"] = dict(message.properties)
+        return document
+
+
+def _text(data: bytes | None, encoding: TextEncoding) -> str | None:
+    """Bytes as text; what is no UTF-8 is shown with escapes, because a dump must not fail."""
+    from api.formats.encoding import TextEncoding, to_text
+
+    if data is None:
+        return None
+    return to_text(data, encoding) if encoding is TextEncoding.BASE64 else data.decode(errors="backslashreplace")

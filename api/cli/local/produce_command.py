@@ -1,0 +1,129 @@
+"""`compactor produce`."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.cli.kit.names import TOPIC_HELP, EncodingName
+from api.cli.kit.stderr import abandon_output, counted, say
+from api.cli.local.import_command import check_quota, name_file, say_who_is_waited_for
+from api.components import open_for_writing
+from storage.errors import CompactorError, Unavailable
+from storage.model import MessageId, TopicName
+
+if TYPE_CHECKING:
+    from storage.log.group_commit import Answer
+    from storage.log.segment import Appended
+
+
+_REMEDY = "correct it and produce from there on; the lines before it, if any, were appended"
+
+
+class CompressionName(StrEnum):
+    """Compressions of entries by name; `storage.ledger.rows.Codec` has them (a test keeps the two equal)."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZLIB = "zlib"
+    ZSTD = "zstd"
+    SNAPPY = "snappy"
+
+
+def produce_messages(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON Lines; - is standard input.")] = "-",
+    key: Annotated[str | None, typer.Option(metavar="K", help="The key of lines that have none.")] = None,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, max=262_144, help="Messages an entry, at most.")] = 1,
+    linger: Annotated[
+        int, typer.Option(metavar="MS", min=1, help="How long a batch that is not full waits for more lines.")
+    ] = 100,
+    compression: Annotated[CompressionName, typer.Option(help="Of entries.")] = CompressionName.NONE,
+    ids: Annotated[bool, typer.Option("--ids", help="Print the id of each message once it is acknowledged.")] = False,
+    wait: Annotated[int, typer.Option(metavar="SECONDS", min=0, help="How long to wait for another writer.")] = 30,
+    key_encoding: Annotated[EncodingName, typer.Option(help="How keys stand in the lines, and in --key.")] = (
+        EncodingName.UTF8
+    ),
+    value_encoding: Annotated[EncodingName, typer.Option(help="How values stand in the lines.")] = EncodingName.UTF8,
+) -> None:
+    """Append messages to a topic's log, each line as it comes.
+
+    They are acknowledged as the topic's flush policy says, by default when they are flushed to disk. The topic is made
+    if it does not exist. Segments that fill up are sealed in the background.
+    """
+    name = TopicName.parse(topic)
+    from api.background.sealer_process import BackgroundSealer
+    from api.formats.encoding import TextEncoding, to_bytes
+    from api.formats.entries import Entries, lingering
+    from api.formats.inputs import check_file
+    from api.formats.jsonl import read_rows
+    from storage.errors import InvalidInput, InvalidRecord
+    from storage.ledger.rows import Codec
+
+    encodings = TextEncoding(key_encoding.value), TextEncoding(value_encoding.value)
+    try:
+        given_key = None if key is None else to_bytes(key, encodings[0])
+    except ValueError as error:
+        raise InvalidInput(f"the key of --key cannot be taken: {error}", "see --key-encoding") from error
+    if file != "-":
+        check_file(file)
+    started = time.perf_counter()
+    with open_for_writing(context.obj) as components, BackgroundSealer(context.obj, name) as sealer:
+        opened = components.create_topic(name)
+        check_quota(components, opened.record)
+        rows = read_rows(file, *encodings, _REMEDY, given_key)
+        limit = components.metadata.policies.effective(opened.record).max_message_bytes
+        entries = Entries(batch, limit, Codec[compression.name], components.clock)
+        produced = Produced(name.partition, ids)
+        try:
+            with opened.append_log(wait * 1000, sealer.wake, on_held=say_who_is_waited_for(wait)) as log:
+                for entry in entries.of(lingering(rows, linger / 1000) if batch > 1 else rows):
+                    # What comes behind a message that failed must not come in front of it.
+                    log.submit(entry, produced.answered, produced.check)
+        except InvalidRecord as error:
+            raise InvalidRecord(name_file(entries.naming_lines(error.message), file), error.remedy) from error
+        finally:
+            say(f"{counted(produced.messages, 'message')} acknowledged in {time.perf_counter() - started:.2f} s")
+        produced.check()
+
+
+class Produced:
+    """What came of the entries, as the log answers: in their order, from a thread of its own."""
+
+    def __init__(self, partition: int, show_ids: bool) -> None:
+        self.messages = 0
+        self._partition = partition
+        self._show_ids = show_ids
+        self._error: CompactorError | None = None
+
+    def answered(self, answer: Answer) -> None:
+        """One entry's answer."""
+        if isinstance(answer, CompactorError):
+            self._error = self._error or answer
+            return
+        self.messages += answer.messages
+        if self._show_ids:
+            try:
+                self._show(answer)
+            except OSError as error:  # the log takes no errors from here, and goes on with what it has
+                self._show_ids = False
+                abandon_output()
+                self._error = self._error or Unavailable(
+                    f"the id of an acknowledged message cannot be printed, {error.strerror or error}",
+                    "what was acknowledged is kept: see with `compactor read`, then produce the lines behind it",
+                )
+
+    def _show(self, appended: Appended) -> None:
+        first = appended.first.message_id
+        for number in range(appended.messages):
+            index = first.batch_index + number if first.batch_index >= 0 else -1
+            print(MessageId(first.ledger_id, first.entry_id, self._partition, index), flush=True)  # noqa: T201
+
+    def check(self) -> None:
+        """Raises the first error that the log answered, or that kept an id from being printed."""
+        if self._error is not None:
+            raise self._error

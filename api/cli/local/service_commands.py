@@ -1,0 +1,76 @@
+"""`compactor store check`, `compactor store adopt` and `compactor db upgrade`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from api.cli.kit.stderr import say
+from api.cli.kit.terminal import put
+from api.components import open_components, open_metadata, open_object_store
+from storage.errors import InvalidInput
+
+
+def check_store(context: typer.Context) -> None:
+    """Try out the object store.
+
+    Everything that compactor relies on, races included; the objects of the trial are removed again.
+    """
+    store = open_object_store(context.obj)
+    try:
+        report = store.check()
+    finally:
+        store.close()
+    for capability in report.capabilities:
+        print(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")  # noqa: T201
+    report.require()
+    print(f"{report.url} can serve as object store")  # noqa: T201
+
+
+def adopt_store(
+    context: typer.Context,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, only show what belongs to what.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if the store lacks an object that the database names.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what belongs to what; so does leaving out --yes.")
+    ] = False,
+) -> None:
+    """Use this object store with this database from now on.
+
+    A database knows its store by an object there, `store.uid`, and writes to no other one. After the objects were moved
+    without it, or the database was made again or restored from before, this binds the two again.
+    """
+    if dry_run and yes:
+        raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
+    with open_components(context.obj) as components:
+        from storage.store_identity import StoreIdentity
+
+        identity = StoreIdentity(components.metadata, components.store)
+        found = identity.adopt(force=force) if yes else identity.adoption()
+        database = components.metadata.url
+    put(f"{found.url}: {'no uid' if found.theirs is None else f'uid {found.theirs}'}")
+    put(f"{database}: {'no store' if found.ours is None else f'the store with the uid {found.ours}'}")
+    if found.some is not None:
+        put(f"{found.some}: {'is there' if found.has_it else 'is NOT there'}")
+    if yes:
+        say("They belong together now")
+    elif found.is_bound:
+        say("They belong together: nothing is to be done")
+    else:
+        say("Nothing was changed: give --yes if they are to belong together")
+
+
+def upgrade_database(context: typer.Context) -> None:
+    """Bring the database to the newest schema.
+
+    Does nothing when it is there.
+    """
+    metadata = open_metadata(context.obj)
+    try:
+        metadata.upgrade()
+        print(f"{metadata.url} has the newest schema")  # noqa: T201
+    finally:
+        metadata.close()

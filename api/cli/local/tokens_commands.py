@@ -1,0 +1,180 @@
+"""`compactor tokens`: keys and tokens, as `bin/pulsar tokens` makes them; a broker takes ours, and we take its.
+
+Secrets go to standard output or to a file that nobody else may read, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import secrets
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.cli.kit.stderr import say
+from api.settings.settings import Settings
+from storage.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from api.http.tokens import PrivateKey
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
+_MOST_SECONDS = 100 * _SECONDS["y"]
+SecretKey = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", help="file:///… or data:;base64,… of a secret key (default: auth.token-secret-key)."),
+]
+Token = Annotated[str | None, typer.Argument(metavar="[TOKEN]", help="The token, or - for standard input.")]
+
+
+class SignatureName(StrEnum):
+    """What key pairs are for."""
+
+    RS256 = "RS256"
+    ES256 = "ES256"
+
+
+def create_secret_key(
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there, not to stdout.")] = None,
+    base64_: Annotated[bool, typer.Option("--base64", help="As Base64.")] = False,
+) -> None:
+    """Make a secret key, for tokens signed by HS256."""
+    from api.http.tokens import new_secret_key
+
+    key = new_secret_key()
+    _put(output, base64.b64encode(key) + (b"" if output else b"\n") if base64_ else key)
+
+
+def create_key_pair(
+    output_private_key: Annotated[Path, typer.Option(metavar="FILE", help="Write the private key there.")],
+    output_public_key: Annotated[Path, typer.Option(metavar="FILE", help="Write the public key there.")],
+    signature_algorithm: Annotated[SignatureName, typer.Option(help="What it is for.")] = SignatureName.RS256,
+) -> None:
+    """Make a key pair: the private key signs tokens, services need the public key alone."""
+    from api.http.tokens import new_key_pair
+
+    private, public = new_key_pair(signature_algorithm.value)
+    _put(output_private_key, private)
+    _put(output_public_key, public)
+
+
+def create_token(
+    context: typer.Context,
+    subject: Annotated[str, typer.Option(metavar="ROLE", help="The role of who bears it.")],
+    secret_key: SecretKey = None,
+    private_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="file:///… or data:;base64,… of a private key, instead.")
+    ] = None,
+    expiry_time: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How long it holds: 90s, 12h, 30d, 4w, 1y (default: for ever)."),
+    ] = None,
+) -> None:
+    """Make a token, and print it."""
+    from api.http.tokens import create
+    from storage.clock import SystemClock
+
+    if not subject or not subject.isprintable():
+        raise InvalidInput("a role without a name cannot be", "give --subject ROLE")
+    settings: Settings = context.obj
+    key = _signing_key(settings, secret_key, private_key)
+    now = SystemClock().now_ms() // 1000
+    claims: dict[str, object] = {"iat": now, "jti": secrets.token_hex(16), settings.auth_role_claim: subject}
+    if settings.auth_audience:
+        claims["aud"] = settings.auth_audience
+    if expiry_time is not None:
+        claims["exp"] = now + _seconds(expiry_time)
+    else:
+        say("compactor: this token holds for ever: give --expiry-time, unless that is what you want")
+    print(create(key, subject, claims))  # noqa: T201
+
+
+def show_token(token: Token = None) -> None:
+    """Show what a token says. It is not checked."""
+    from api.http.tokens import shown
+
+    print(json.dumps(shown(_given(token)), indent=2))  # noqa: T201
+
+
+def validate_token(
+    context: typer.Context,
+    token: Token = None,
+    secret_key: SecretKey = None,
+    public_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="file:///… or data:;base64,… of a public key (default: the settings')."),
+    ] = None,
+) -> None:
+    """Check a token as a service does, by the keys that are given or the settings', and show its claims."""
+    from api.http.tokens import BadToken, Verifier
+    from storage.clock import SystemClock
+
+    settings: Settings = context.obj
+    if secret_key is not None or public_key is not None:
+        settings = Settings(
+            auth_token_secret_key=secret_key or "",
+            auth_token_public_key=public_key or "",
+            auth_role_claim=settings.auth_role_claim,
+            auth_audience=settings.auth_audience,
+            auth_leeway_ms=settings.auth_leeway_ms,
+        )
+    verifier = Verifier.of(settings, SystemClock())
+    if not verifier.keys:
+        raise InvalidInput("there is no key to check the token with", "give --secret-key or --public-key")
+    given = _given(token)
+    try:
+        verifier.role(given)
+        claims = verifier.claims(given)
+    except BadToken as error:
+        raise InvalidInput(f"the token is refused: {error}", "make another, with `compactor tokens create`") from error
+    print(json.dumps(claims, indent=2))  # noqa: T201
+
+
+def _signing_key(settings: Settings, secret_key: str | None, private_key: str | None) -> bytes | PrivateKey:
+    from api.http import tokens
+
+    if private_key is not None:
+        if secret_key is not None:
+            raise InvalidInput("a token is signed by one key", "give --secret-key or --private-key")
+        return tokens.private_key("--private-key", private_key)
+    given = secret_key or settings.auth_token_secret_key
+    if not given:
+        raise InvalidInput(
+            "there is no key to sign the token with", "give --secret-key or --private-key, or set auth.token-secret-key"
+        )
+    return tokens.secret_keys("--secret-key" if secret_key else "auth.token-secret-key", given)[0]
+
+
+def _seconds(text: str) -> int:
+    match = re.fullmatch(r"([1-9][0-9]{0,9})([smhdwy])", text, re.ASCII)
+    if match is None or int(match[1]) * _SECONDS[match[2]] > _MOST_SECONDS:
+        raise InvalidInput(
+            f"{text!r} is no duration for --expiry-time", "give a number with s, m, h, d, w or y, of at most 100y"
+        )
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def _given(token: str | None) -> str:
+    """The token that is meant; from standard input, so that it need not be in the list of processes."""
+    text = sys.stdin.read() if token in (None, "-") else str(token)
+    return text.strip()
+
+
+def _put(file: Path | None, content: bytes) -> None:
+    """To a new file that only its owner may read, or to stdout."""
+    if file is None:
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+        return
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise InvalidInput(f"{file} is there already, and a key is never overwritten", "name another file") from error
+    with os.fdopen(descriptor, "wb") as target:
+        target.write(content)

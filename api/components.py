@@ -1,0 +1,129 @@
+"""Makes the components that settings describe. Heavy libraries are imported only when what needs them is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from api.settings.settings import Settings
+from storage.errors import ObjectMissing, Unavailable
+
+if TYPE_CHECKING:
+    from storage.clock import Clock
+    from storage.log.directory import LogDirectory
+    from storage.metadata.store import MetadataStore
+    from storage.model import TopicName
+    from storage.objects.interface import ObjectStore
+    from storage.topic import Topic
+
+
+@dataclass(frozen=True)
+class Components:
+    """An open database and store, the directory of the hot tail, and the clock."""
+
+    metadata: MetadataStore
+    store: ObjectStore
+    clock: Clock
+    log: LogDirectory
+
+    def topic(self, name: TopicName) -> Topic:
+        """The topic of that name. Raises TopicNotFound."""
+        from storage.topic import Topic
+
+        return Topic.open(self.metadata, self.store, self.clock, name, self.log)
+
+    def create_topic(self, name: TopicName) -> Topic:
+        """The topic of that name, made if it does not exist."""
+        from storage.topic import Topic
+
+        return Topic.create(self.metadata, self.store, self.clock, name, self.log)
+
+
+@contextmanager
+def open_components(settings: Settings) -> Iterator[Components]:
+    """Open what `settings` name; closed at the end of the context.
+
+    The embedded database is brought to the newest schema by itself; any other must have been, by
+    `compactor db upgrade`. For readers: nothing is made in the store. If an object is
+    missing because the store is another one, the error says so.
+    """
+    metadata = open_metadata(settings)
+    try:
+        if settings.embedded_database:
+            metadata.upgrade()
+        else:
+            metadata.check_schema()
+        metadata.keep_reserve()
+        store = open_object_store(settings)
+        try:
+            from storage.clock import SystemClock
+
+            clock = SystemClock()
+            try:
+                yield Components(metadata, store, clock, _log_directory(settings, metadata, clock))
+            except ObjectMissing:
+                from storage.store_identity import StoreIdentity
+
+                StoreIdentity(metadata, store).check()
+                raise
+        finally:
+            store.close()
+    finally:
+        metadata.close()
+
+
+@contextmanager
+def open_for_writing(settings: Settings) -> Iterator[Components]:
+    """As `open_components`, for writers. Raises Misconfigured unless the store is the database's.
+
+    One small GET. A store that is away now is asked again before something is written to it: appends need no store.
+    """
+    with open_components(settings) as components:
+        from storage.store_identity import StoreIdentity
+
+        with suppress(Unavailable):
+            StoreIdentity(components.metadata, components.store).require()
+        yield components
+
+
+def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) -> LogDirectory:
+    from storage.log.directory import LogDirectory
+    from storage.log.room import Room
+
+    bare = LogDirectory(settings.log_directory)
+
+    def rolled_bytes() -> int:
+        uid = bare.known_uid
+        return metadata.log.rolled_bytes(uid) if uid is not None else 0
+
+    room = Room(
+        clock,
+        bare.path,
+        rolled_bytes,
+        max_rolled_bytes=settings.limits_rolled_bytes,
+        min_free_bytes=settings.limits_log_free_bytes,
+    )
+    return replace(bare, room=room)
+
+
+def open_metadata(settings: Settings) -> MetadataStore:
+    """The database, whatever its schema."""
+    from storage.clock import SystemClock
+    from storage.metadata.store import MetadataStore
+
+    if settings.embedded_database:
+        settings.make_data_directory()
+    run_dead_ms = settings.compaction_run_dead_after_ms
+    return MetadataStore(settings.database_url, SystemClock(), settings.policies, run_dead_ms)
+
+
+def open_object_store(settings: Settings) -> ObjectStore:
+    """The object store."""
+    from storage.objects.interface import StoreLocation
+    from storage.objects.registry import open_store
+
+    if not settings.store:
+        settings.make_data_directory()
+    return open_store(StoreLocation(settings.store_url, settings.s3_endpoint or None))

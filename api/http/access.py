@@ -1,0 +1,297 @@
+"""Who may do what: the actions that routes ask for, and the one place that allows or refuses them.
+
+A route says what it needs, `dependencies=[allowed(Action.COMPACT)]`; the path's tenant, namespace and topic say where.
+Several actions: any of them is enough. Rules, the first that fits:
+
+- access control is off (only on loopback): everything is allowed;
+- no token, or one that does not hold: 401;
+- a superuser may do everything; SUPERUSER, or a path without a tenant, wants one; ANYONE wants but a token;
+- a role in a tenant's adminRoles, or with `admin` granted in the tenant, may do everything in it;
+- a role may do what its tenant or namespace grants it, and with a topic what the topic, or the partitioned topic that
+  it belongs to, grants it; `admin` of a namespace or topic is everything in it;
+- everything else: 403. What does not exist grants nothing, so a stranger does not learn what there is.
+
+Pulsar's actions `functions`, `sources`, `sinks` and `packages` can be granted and allow nothing here. Grants are read
+with each request, so a change counts at once. Lists are not filtered: who may list sees all names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.http.paths import decoded
+from api.http.problems import Problem
+from api.http.thread_pools import WaitsFor, pools_of
+from storage.errors import InvalidInput, NotFound
+from storage.model import TopicName
+
+if TYPE_CHECKING:
+    from api.http.token_keys import TokenKeys
+    from api.http.tokens import Verifier
+    from api.settings.settings import Settings
+    from storage.clock import Clock
+    from storage.metadata.tenancy_store import TenancyStore
+
+
+class Action(StrEnum):
+    """What a role may be permitted, for a tenant, a namespace or a topic. SUPERUSER: for the service; ANYONE: with a
+    token."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    COMPACT = "compact"
+    ADMIN = "admin"
+    SUPERUSER = "superuser"
+    ANYONE = "anyone"
+
+
+Where = tuple[str | None, str | None, str | None]
+"""Tenant, namespace and topic, as far as there are any."""
+GRANTABLE = ("produce", "consume", "compact", "admin", "functions", "sources", "sinks", "packages")
+"""What Pulsar's and our tools may grant; the last four allow nothing here."""
+_SCHEME = HTTPBearer(scheme_name="token", bearerFormat="JWT", auto_error=False)
+"""Says in the OpenAPI document that a route wants a token; it decides nothing."""
+PROBES = ("/livez", "/readyz")
+"""Paths that are answered whoever asks, however busy the service is."""
+_CHECKED = "compactor.checked"
+"""Where a request's scope says which permissions were checked."""
+_CHALLENGE: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="compactor"'}
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sent a request: a role by its token; no role: `refused` says why."""
+
+    address: str
+    role: str | None = None
+    refused: str = ""
+
+    @property
+    def name(self) -> str:
+        """By what name it is written down."""
+        return self.role or f"anonymous@{self.address}"
+
+
+@dataclass(frozen=True)
+class Access:
+    """The rules, over what is granted in SQL.
+
+    `keys`: what tokens are checked with; None: access control is off.
+    """
+
+    tenancy: TenancyStore
+    superusers: frozenset[str]
+    keys: TokenKeys | None
+
+    @classmethod
+    def of(cls, settings: Settings, tenancy: TenancyStore, clock: Clock) -> Access:
+        """As the settings say. Raises Misconfigured for keys that cannot be used."""
+        from api.http.token_keys import TokenKeys
+
+        keys = TokenKeys(settings, clock) if settings.access_control else None
+        return cls(tenancy, frozenset(settings.auth_superuser_roles), keys)
+
+    @property
+    def verifier(self) -> Verifier | None:
+        """What tokens are checked with now."""
+        return None if self.keys is None else self.keys.verifier
+
+    def caller(self, scope: Scope) -> Caller:
+        """Who sent this request, by its header."""
+        from api.http.tokens import BadToken
+
+        address = (scope.get("client") or ("unknown", 0))[0]
+        if self.verifier is None:
+            return Caller(address)
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, token = given[0].decode("latin-1").strip().partition(" ") if len(given) == 1 else ("", "", "")
+        if scheme.lower() != "bearer" or not token.strip():
+            said = "a token is needed, in the header" if not given else "the header is not"
+            return Caller(address, refused=f"{said} Authorization: Bearer TOKEN")
+        try:
+            return Caller(address, self.verifier.role(token.strip()))
+        except BadToken as error:
+            return Caller(address, refused=str(error))
+
+    def require(
+        self,
+        caller: Caller,
+        actions: tuple[Action, ...],
+        tenant: str | None,
+        namespace: str | None,
+        topic: str | None = None,
+    ) -> None:
+        """Returns if the caller may do any of `actions` there. Raises Problem: 401, 403."""
+        if self.verifier is None:
+            return
+        if caller.role is None:
+            raise unauthenticated(caller)
+        if caller.role in self.superusers or Action.ANYONE in actions:
+            return
+        if tenant is None or Action.SUPERUSER in actions:
+            raise Problem(403, f"role {caller.role!r} is no superuser, and only superusers may do this")
+        granted = self._granted(caller.role, tenant, namespace, topic)
+        if "admin" not in granted and not granted & {action.value for action in actions}:
+            where = "/".join(one for one in (tenant, namespace, topic) if one is not None)
+            wanted = " or ".join(action.value for action in actions)
+            raise Problem(403, f"role {caller.role!r} has no permission to {wanted} in {where}: ask its administrator")
+
+    def is_superuser(self, caller: Caller) -> bool:
+        """Whether the caller may know everything of the service; anyone may if access control is off."""
+        return self.verifier is None or (caller.role is not None and caller.role in self.superusers)
+
+    def asks_sql(self, caller: Caller, actions: tuple[Action, ...]) -> bool:
+        """Whether `require` may look at grants, so that it wants a thread."""
+        decided = self.verifier is None or caller.role is None or caller.role in self.superusers
+        return not decided and not {Action.ANYONE, Action.SUPERUSER} & set(actions)
+
+    def _granted(self, role: str, tenant: str, namespace: str | None, topic: str | None) -> frozenset[str]:
+        """What a role may do there, `admin` standing for everything."""
+        found: set[str] = set()
+        try:
+            record = self.tenancy.tenant(tenant)
+            if role in record.admin_roles:
+                return frozenset({"admin"})
+            found.update(record.permissions.get(role, ()))
+            if namespace is not None:
+                found.update(self.tenancy.namespace(f"{tenant}/{namespace}").permissions.get(role, ()))
+                if topic is not None:
+                    for granted in topic_grants(self.tenancy, TopicName(tenant, namespace, topic)):
+                        found.update(granted.get(role, ()))
+        except (NotFound, InvalidInput):
+            pass
+        return frozenset(found)
+
+
+def topic_grants(tenancy: TenancyStore, topic: TopicName) -> list[Mapping[str, tuple[str, ...]]]:
+    """What a topic itself grants by role, and what the partitioned topic does that it is a partition of."""
+    whole = topic.whole
+    return list(tenancy.topic_permissions([topic] if whole is None else [topic, whole]).values())
+
+
+def unauthenticated(caller: Caller) -> Problem:
+    """The refusal of a caller without a role."""
+    return Problem(401, f"not authenticated: {caller.refused}", _CHALLENGE)
+
+
+class Authentication:
+    """Middleware: finds out who sent a request, once, as `request.state.caller`; it refuses nobody."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if self._access.keys is not None and scope["path"] not in PROBES:
+                await self._access.keys.keep_up()
+            scope.setdefault("state", {})["caller"] = self._access.caller(scope)
+        await self._app(scope, receive, send)
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sent the request."""
+    return cast(Caller, request.state.caller)
+
+
+async def caller_name(request: Request) -> str:
+    """By what name the caller is written down."""
+    return caller_of(request).name
+
+
+CallerName = Annotated[str, Depends(caller_name)]
+"""A route's parameter: by what name the caller is written down, as `by` of what it asks for."""
+
+
+async def knows_places(request: Request) -> bool:
+    """Whether the caller may know where database and store are."""
+    return cast(Access, request.app.state.access).is_superuser(caller_of(request))
+
+
+InFull = Annotated[bool, Depends(knows_places)]
+"""A route's parameter: errors are shown in full, as operators need them."""
+
+
+def allowed(*actions: Action) -> Any:
+    """A route's dependency: the caller may do any of `actions` on what the path names. 401, 403."""
+    return Depends(Permission(actions, _where))
+
+
+def allowed_on(where: Callable[[Request], TopicName | None], *actions: Action) -> Any:
+    """As `allowed`, on the topic that `where` finds, in a thread, for a request whose path names none.
+
+    None: there is none. 401; 403 in the same words whether there is one or not.
+    """
+
+    def found(request: Request) -> Where:
+        topic = where(request)
+        return (None, None, None) if topic is None else (topic.tenant, topic.namespace, topic.topic)
+
+    return Depends(Permission(actions, found, is_told=False))
+
+
+def require_here(request: Request, *actions: Action) -> None:
+    """As `allowed`, for what only the request itself decides. Wants a thread. Raises Problem: 401, 403."""
+    access = cast(Access, request.app.state.access)
+    access.require(caller_of(request), actions, *_where(request))
+
+
+def _where(request: Request) -> Where:
+    """Tenant, namespace and topic of the request's path, as far as it has them."""
+    tenant, namespace, topic = (
+        decoded(request.path_params[name]) if name in request.path_params else None
+        for name in ("tenant", "namespace", "topic")
+    )
+    return tenant, namespace, topic
+
+
+class Permission:
+    """What a route wants of its caller. `api/http/routes.py` checks it before the body is read; as a dependency it says
+    in the OpenAPI document that a token is wanted, and checks what nobody has checked yet.
+
+    `is_told`: the refusal may say where permission is missing, since the path says it, too.
+    """
+
+    def __init__(
+        self,
+        actions: tuple[Action, ...],
+        where: Callable[[Request], Where],
+        *,
+        is_told: bool = True,
+    ) -> None:
+        assert actions, "a route says what it needs"
+        self._actions = actions
+        self._where = where
+        self._is_told = is_told
+
+    async def __call__(self, request: Request, _: Annotated[object, Depends(_SCHEME)]) -> None:
+        if self not in request.scope.get(_CHECKED, ()):
+            await self.check(request)
+
+    async def check(self, request: Request) -> None:
+        """Raises Problem: 401, 403."""
+        access = cast(Access, request.app.state.access)
+        caller = caller_of(request)
+        if access.asks_sql(caller, self._actions):
+            await pools_of(request)[WaitsFor.DATABASE].run(self._look, access, caller, request)
+        else:
+            access.require(caller, self._actions, None, None)  # wherever it is, that decides nothing
+        request.scope.setdefault(_CHECKED, []).append(self)
+
+    def _look(self, access: Access, caller: Caller, request: Request) -> None:
+        try:
+            access.require(caller, self._actions, *self._where(request))
+        except Problem as problem:
+            if self._is_told or problem.status_code != 403:
+                raise
+            wanted = " or ".join(action.value for action in self._actions)
+            raise Problem(
+                403, f"role {caller.role!r} has no permission to {wanted} what this names, or nothing is named so"
+            ) from problem

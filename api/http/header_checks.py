@@ -1,0 +1,78 @@
+"""What is refused of a request whoever sends it: headers that are too large, two framings, another site's names.
+
+    headers   request line and headers together are no larger than `limits.header-bytes`: 431
+    framing   a request with Content-Length and Transfer-Encoding means two things to two servers: 400, and the
+              connection ends
+    names     without access control whoever reaches loopback may do everything, a browser on the machine included. So
+              every request names this service: its `Host` is loopback, `host`, `advertised-url` or one of
+              `allowed-hosts`, and so is its `Origin`, which is also where it came to. A page whose owner lets its name
+              lead to 127.0.0.1 has a `Host` of its own (DNS rebinding): 403
+
+With access control a browser sends no token by itself, so names are not looked at. Pure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from api.http.problems import Problem
+from api.settings.settings import Settings
+
+_LINE_BYTES = len(b": \r\n")
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The rules. `hosts`: names of this service besides loopback's; None: names are not looked at."""
+
+    header_bytes: int
+    hosts: frozenset[str] | None
+
+    @classmethod
+    def of(cls, settings: Settings) -> Wire:
+        """As the settings say."""
+        if settings.access_control:
+            return cls(settings.limits_header_bytes, None)
+        names = (settings.host, urlsplit(settings.url).hostname, *settings.allowed_hosts)
+        return cls(settings.limits_header_bytes, frozenset(one.lower().strip("[]") for one in names if one))
+
+    def refusal(self, scope: Scope, *, names: bool) -> Problem | None:
+        """Why a request is refused; None: it is not. `names`: whether those that it uses are looked at."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        line = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+        size = line + sum(len(name) + len(value) + _LINE_BYTES for name, value in headers)
+        if size > self.header_bytes:
+            return Problem(431, f"request line and headers are larger than {self.header_bytes} bytes", _CLOSE)
+        named = {name for name, _ in headers}
+        if {b"content-length", b"transfer-encoding"} <= named:
+            return Problem(400, "a request has Content-Length or Transfer-Encoding, not both", _CLOSE)
+        return self._of_another_site(headers) if names and self.hosts is not None else None
+
+    def _of_another_site(self, headers: list[tuple[bytes, bytes]]) -> Problem | None:
+        hosts = [value for name, value in headers if name == b"host"]
+        origins = [value for name, value in headers if name == b"origin"]
+        if all(map(self._is_ours, hosts)) and all(
+            self._is_ours(site) and site in hosts for site in (one.partition(b"://")[2] for one in origins)
+        ):
+            return None
+        return Problem(
+            403,
+            "the request names another site, as the page of one does, and without tokens only this service's names "
+            "are answered: set advertised-url, or allowed-hosts, to the name that a proxy gives it",
+        )
+
+    def _is_ours(self, host: bytes) -> bool:
+        """Whether host and port name this service. Any other name can be made to lead here by whoever it belongs to."""
+        assert self.hosts is not None
+        try:
+            name = urlsplit(f"//{host.decode('latin-1')}").hostname or ""
+            return name in self.hosts or name == "localhost" or ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+
+_CLOSE = {"Connection": "close"}

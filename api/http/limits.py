@@ -1,0 +1,175 @@
+"""Limits of the service's face: how large a body is, how often one asks, how many ask at once.
+
+Middleware, before any route. What may change something and comes without a token that holds is refused here, before its
+body is read: 401; bodies of strangers take no memory. A body is counted while it is read, so one without a length, or
+with a false one, is refused at the limit and never held as a whole: 413; nor are all bodies together larger than
+theirs: 503. Requests a second are counted by role, or by
+address for whoever has none (so guessing tokens is slow, too), in buckets of one second's worth: 429 with Retry-After.
+What is under way at once is counted for the whole process: 503; half of it is the most that one role has, so that its
+long polls do not keep all others out. Probes (/livez, /readyz) always pass.
+
+What is wrong with a request before anybody asks who sent it is refused by `api/http/header_checks.py`; connections are
+limited in `api/http/connections.py`. Time through the clock that is handed in.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.http.access import PROBES, Caller, unauthenticated
+from api.http.audit import CHANGING
+from api.http.header_checks import Wire
+from api.http.problems import Problem, answer
+from api.settings.settings import Settings
+from storage.clock import Clock
+
+BODY_BYTES = 1 << 20
+"""Largest body of a request that produces nothing."""
+_BODY = "body"
+MOST_BUCKETS = 10_000
+_SHOWN_KIB = 1024
+
+
+@dataclass
+class _Bucket:
+    left: float
+    at_ms: int
+
+
+class Buckets:
+    """Token buckets by name: `rate` a second, as many at once. The least used are forgotten, which forgives them."""
+
+    def __init__(self, rate: float, clock: Clock, most: int = MOST_BUCKETS) -> None:
+        self._rate = rate
+        self._room = max(1.0, rate)
+        self._clock = clock
+        self._most = most
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, name: str) -> float:
+        """Take one; 0, or after how many seconds there will be one."""
+        if not self._rate:
+            return 0.0
+        now = self._clock.now_ms()
+        with self._lock:
+            bucket = self._buckets.setdefault(name, _Bucket(self._room, now))
+            self._buckets.move_to_end(name)
+            passed = max(0, now - bucket.at_ms) / 1000
+            bucket.left, bucket.at_ms = min(self._room, bucket.left + passed * self._rate), now
+            while len(self._buckets) > self._most:
+                self._buckets.popitem(last=False)
+            if bucket.left >= 1:
+                bucket.left -= 1
+                return 0.0
+            return (1 - bucket.left) / self._rate
+
+
+class Limits:
+    """The middleware. Wants the caller in the request's state (`access.Authentication`)."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, clock: Clock) -> None:
+        self._app = app
+        self._wire = Wire.of(settings)
+        self._body = settings.limits_body_bytes
+        self._at_once = settings.limits_requests_at_once
+        self._buckets = Buckets(settings.limits_requests_per_second, clock)
+        self._bodies = max(settings.limits_bodies_bytes, settings.limits_body_bytes)
+        self._held = 0
+        self._under_way = 0
+        self._of_role: Counter[str | None] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        probes = scope["path"] in PROBES
+        refusal = self._wire.refusal(scope, names=not probes) or (None if probes else self._refusal(scope))
+        if refusal is not None:
+            await answer(refusal.status_code, refusal.detail, refusal.headers)(scope, receive, send)
+            return
+        if probes:
+            await self._app(scope, receive, send)
+            return
+        role = scope["state"]["caller"].role
+        counted = scope["state"][_BODY] = _Counted(receive, self, self._body)
+        self._under_way += 1  # only the event loop's thread comes here
+        self._of_role[role] += 1
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._held -= counted.taken
+            self._under_way -= 1
+            self._of_role[role] -= 1
+            if not self._of_role[role]:
+                del self._of_role[role]
+
+    def _refusal(self, scope: Scope) -> Problem | None:
+        if self._under_way >= self._at_once:
+            return Problem(503, f"{self._at_once} requests are under way: try again", {"Retry-After": "1"})
+        caller: Caller = scope["state"]["caller"]
+        if caller.role and self._of_role[caller.role] >= max(1, self._at_once // 2):
+            told = f"{self._of_role[caller.role]} requests of the role are under way, half of what may be: try again"
+            return Problem(503, told, {"Retry-After": "1"})
+        if seconds := self._buckets.take(f"role {caller.role}" if caller.role else f"address {caller.address}"):
+            return Problem(429, "too many requests: slow down", {"Retry-After": str(math.ceil(seconds))})
+        if caller.refused and scope["method"] in CHANGING:
+            return unauthenticated(caller)
+        return self.too_large(self._body) if _length(scope) > self._body else None
+
+    def take(self, before: int, more: int, most: int) -> None:
+        """Count bytes of a body of which `before` were taken. Raises Problem: 413, 503."""
+        if before + more > most:
+            raise self.too_large(most)
+        if self._held + more > self._bodies:
+            told = f"requests with {self._held // _SHOWN_KIB} KiB of bodies are under way: try again"
+            raise Problem(503, told, {"Retry-After": "1", "Connection": "close"})
+        self._held += more
+
+    def too_large(self, most: int) -> Problem:
+        """The refusal of a body of more than `most` bytes."""
+        raised = ", or raise limits.body-bytes" if most == self._body else ""
+        return Problem(
+            413, f"the body is larger than {most // _SHOWN_KIB} KiB: send less at once{raised}", {"Connection": "close"}
+        )
+
+
+def hold_body_to(scope: Scope, most: int) -> None:
+    """Let no more than so many bytes of a request's body be read. Raises Problem (413) where its length says more."""
+    counted: _Counted | None = scope["state"].get(_BODY)
+    if counted is not None:
+        counted.hold_to(most, _length(scope))
+
+
+def _length(scope: Scope) -> int:
+    """What a request says of its body's length; 0: nothing."""
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    return int(lengths[0][:20]) if lengths and lengths[0].isdigit() else 0
+
+
+class _Counted:
+    """What a request's body is received by: it ends with the refusal when more comes than may."""
+
+    def __init__(self, receive: Receive, limits: Limits, most: int) -> None:
+        self._receive = receive
+        self._limits = limits
+        self._most = most
+        self.taken = 0
+
+    def hold_to(self, most: int, length: int) -> None:
+        """Take no more than that, nor a body that says it is longer. Raises Problem (413)."""
+        self._most = min(self._most, most)
+        if length > self._most:
+            raise self._limits.too_large(self._most)
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        more = len(message.get("body") or b"")
+        self._limits.take(self.taken, more, self._most)
+        self.taken += more
+        return message

@@ -1,0 +1,77 @@
+"""The OpenAPI document: what every route may answer beside what it declares itself, and how a caller shows who it is.
+
+Any route may answer 400 (a request that cannot be taken; FastAPI's 422 is never given), and, but for the pages that
+need no token, 401 and 403; 413, 429, 431 and 503 come from the limits, 500 never by intention. Operation ids are
+unique.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.http.paths import NAMES
+
+_REASON = {
+    "title": "Reason",
+    "type": "object",
+    "properties": {"reason": {"title": "Reason", "type": "string"}},
+    "required": ["reason"],
+}
+_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/Reason"}}}
+_ANY = {
+    "400": "The request cannot be taken.",
+    "413": "The body is too large.",
+    "429": "Too many requests.",
+    "431": "Request line and headers are too large.",
+    "503": "The service, its database or its store cannot answer now.",
+}
+_SECURED = {"401": "No token, or none that holds.", "403": "The role may not do this."}
+_METHODS = frozenset({"get", "put", "post", "delete", "patch", "head", "options"})
+_DESCRIPTION = (
+    "Pulsar's admin REST, and what goes beyond it. An answer other than success has the body "
+    '`{"reason": …}`. Tokens: `Authorization: Bearer TOKEN` (docs/security.md).'
+)
+
+
+def install(app: FastAPI) -> None:
+    """Let the application describe itself so."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = describe(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The document of an application."""
+    document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {}).setdefault("Reason", _REASON)
+    for name in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(name, None)
+    for path, operations in document["paths"].items():
+        for method in _METHODS & set(operations):
+            _complete(path, operations[method])
+    return document
+
+
+def _complete(path: str, operation: dict[str, Any]) -> None:
+    names = [_parameter(name, said) for name, said in NAMES.items() if f"{{{name}}}" in path]
+    if names:
+        operation["parameters"] = [*names, *operation.get("parameters", ())]
+    responses: dict[str, Any] = operation["responses"]
+    responses.pop("422", None)
+    if "requestBody" in operation:
+        responses.setdefault("415", {"description": "The body is not said to be JSON.", "content": _CONTENT})
+    for status, said in {**_ANY, **(_SECURED if "security" in operation else {})}.items():
+        responses.setdefault(status, {"description": said, "content": _CONTENT})
+
+
+def _parameter(name: str, said: str) -> dict[str, Any]:
+    schema = {"type": "string", "description": said, "title": name.title()}
+    return {"name": name, "in": "path", "required": True, "schema": schema, "description": said}

@@ -1,0 +1,299 @@
+"""Requests for topics that another service of the same database has at hand go there, once.
+
+    a write   to the service in whose log directory the topic's open segment lies, or that holds its lease
+    a read    to the service that lives in whose log directory the first messages lie that the read comes to and that
+              no ledger holds yet; where it needs the newest ones, to the service with the last of them
+
+What no living service has is no reason to refuse a read: what the store has is given here, and a read that comes to the
+rest is told so (SegmentElsewhere). Services look at the same rows, so they agree on where a request belongs.
+
+A request that was forwarded says so in a header and is forwarded no more. Headers go along, the caller's Authorization
+too, and bodies as they come, both ways; if the other service breaks off, so does the answer. Where nobody can serve
+now, the answer is 503 with Retry-After: a writer that is no service (an import) has the topic, a service died, or its
+log directory is on no machine that lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from api.http.paths import kept
+from api.http.problems import Problem, answer
+from storage.clock import Clock
+from storage.ledger.seek import Start
+from storage.log.directory import LogDirectory
+from storage.metadata.compaction_state_records import ServiceRecord
+from storage.metadata.records import Lease, SegmentState, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.owner import Owner, same_process
+from storage.reading.snapshot_reader import may_come_to
+
+if TYPE_CHECKING:
+    # Imported with the first request that is sent: it takes a while, and most services start without sending any.
+    import httpx
+
+FORWARDED = "x-compactor-forwarded"
+"""The header that says by which process a request was forwarded."""
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_NOT_PASSED = _HOP_BY_HOP | {"host", "origin"}
+"""Of the two that name this service, one was compared with the other here (`api/http/limits.py`)."""
+_CONNECT_SECONDS = 5.0
+MOST_CONNECTIONS = 512
+_KEPT_CONNECTIONS = 20
+_CAUSE_CHARACTERS = 200
+
+
+class Elsewhere(Exception):
+    """Another service is to answer this request."""
+
+    def __init__(self, service: ServiceRecord, topic: TopicRecord) -> None:
+        super().__init__(f"{topic.name} is at hand at {service.name}, {service.url}")
+        self.service = service
+        self.topic = topic
+
+
+class Forwarding:
+    """Knows who has a topic at hand, and sends requests there. Safe to share between threads."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        clock: Clock,
+        log: LogDirectory,
+        timeout_ms: int,
+        transport: httpx.AsyncBaseTransport | None = None,
+        ca_file: str = "",
+        most: int = MOST_CONNECTIONS,
+    ) -> None:
+        """`transport`: as httpx has it; `ca_file`: certificates that others' are checked with, besides the usual ones;
+        `most`: requests that are forwarded at once."""
+        self._metadata = metadata
+        self._clock = clock
+        self._log = log
+        self._seconds = timeout_ms / 1000
+        self._transport = transport
+        self._most = most
+        # The file may be gone, or half written, when the first request is sent.
+        self._trusted = _trusted(ca_file) if ca_file else None
+        self._owner = Owner.current()
+        self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
+
+    def for_writing(self, topic: TopicRecord) -> None:
+        """Raises Elsewhere, or Problem (503), unless this service may try to write the topic."""
+        segment = self._metadata.log.open_segment_of(topic.id)
+        if segment is not None and segment.log_uid != self._log.known_uid:
+            raise Elsewhere(self._having(segment.log_uid, topic), topic)
+        lease = self._metadata.log.lease_of(topic.id)
+        if lease is None or same_process(lease.holder, str(self._owner)):
+            return
+        service = self._metadata.services.of_owner(lease.holder)
+        if service is not None:
+            raise Elsewhere(service, topic)
+        raise self.held(lease, topic)
+
+    def held(self, lease: Lease, topic: TopicRecord) -> Problem:
+        """Why a topic cannot be written now, and what to do."""
+        seconds = max(1, -(-(lease.expires_at - self._clock.now_ms()) // 1000))
+        owner = Owner.parse(lease.holder)
+        process = "it" if owner is None else f"the process {owner.pid} on {owner.host}"
+        return Problem(
+            503,
+            f"{lease.holder} is writing to {topic.name}, and is no service that lives but a `compactor produce`, an "
+            f"import or a service that died, which keeps the topic for as long as it runs: end {process}, "
+            f"or write through it; if it has ended, try again",
+            {"Retry-After": str(seconds)},
+        )
+
+    def for_reading(self, topic: TopicRecord, start: Start | None = None) -> None:
+        """Raises Elsewhere if another service can give more. `start`: where the read begins; None: it needs the newest
+        messages."""
+        unsealed = [one for one in self._metadata.log.segments(topic.id) if one.state is not SegmentState.SEALED]
+        if not unsealed:
+            return
+        here = self._log.known_uid
+        if all(one.log_uid == here for one in unsealed):
+            return
+        wanted = unsealed[::-1] if start is None else [one for one in unsealed if may_come_to(start, one)][:1]
+        living = {one.log_uid: one for one in self._metadata.services.services() if one.url}
+        for segment in wanted:
+            if segment.log_uid == here:
+                return
+            if segment.log_uid in living:
+                raise Elsewhere(living[segment.log_uid], topic)
+
+    def _having(self, log_uid: str, topic: TopicRecord) -> ServiceRecord:
+        for service in self._metadata.services.services():
+            if service.log_uid == log_uid and service.url:
+                return service
+        raise Problem(
+            503,
+            f"messages of {topic.name} lie in the log directory {log_uid}, which no living service has: start one on "
+            "the machine where it lies",
+            {"Retry-After": "5"},
+        )
+
+    async def forward(self, request: Request, service: ServiceRecord) -> Response:
+        """The other service's answer, as it comes."""
+        if FORWARDED in request.headers:
+            return self._not_again(request, service)
+        client = await self._of_this_loop()
+        import httpx  # the client's thread has loaded it
+
+        length = request.headers.get("content-length")
+        has_body = length not in (None, "0") or "transfer-encoding" in request.headers
+        made = client.build_request(
+            request.method,
+            _url(service, request.scope),
+            headers=self._headers(request.headers.items()),
+            content=request.stream() if has_body else None,
+        )
+        try:
+            found = await client.send(made, stream=True)
+        except httpx.HTTPError as error:
+            return _unreachable(service, error)
+        headers = {name: value for name, value in found.headers.items() if name.lower() not in _HOP_BY_HOP}
+        return _Passed(found, headers)
+
+    async def send(
+        self,
+        request: Request,
+        service: ServiceRecord,
+        method: str,
+        target: str,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """A part of a request, sent to another path there. `headers`: instead of the request's own of those names.
+
+        Raises Problem (503).
+        """
+        if FORWARDED in request.headers:
+            raise Problem(503, f"{service.name} does not have at hand what it was asked for", {"Retry-After": "1"})
+        client = await self._of_this_loop()
+        import httpx  # the client's thread has loaded it
+
+        url = f"{service.url.rstrip('/')}{target}"
+        try:
+            return await client.request(method, url, content=body, headers=self._of_part(request) | dict(headers or {}))
+        except httpx.HTTPError as error:
+            raise Problem(503, _told(service, error), {"Retry-After": "1"}) from error
+
+    async def send_here(self, request: Request, target: str, body: bytes) -> httpx.Response:
+        """A part of a request, with its headers, to another path of this application, for the same caller."""
+        import httpx
+
+        headers = self._of_part(request)
+        client = (request.client.host, request.client.port) if request.client else ("127.0.0.1", 0)
+        transport = httpx.ASGITransport(request.app, raise_app_exceptions=False, client=client)
+        async with httpx.AsyncClient(transport=transport, base_url=str(request.base_url)) as here:
+            return await here.request(request.method, target, content=body, headers=headers)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client[1].aclose()
+            self._client = None
+
+    def _of_part(self, request: Request) -> dict[str, str]:
+        return self._headers((name, value) for name, value in request.headers.items() if name != "content-length")
+
+    def _headers(self, given: Any) -> dict[str, str]:
+        passed = {name: value for name, value in given if name.lower() not in _NOT_PASSED}
+        return passed | {FORWARDED: f"{self._owner.host}:{self._owner.pid}"}
+
+    def _not_again(self, request: Request, service: ServiceRecord) -> JSONResponse:
+        by = request.headers[FORWARDED]
+        return answer(
+            503,
+            f"the request came from {by} and would be forwarded again, to {service.name}: whoever has the topic is "
+            "changing",
+            {"Retry-After": "1"},
+        )
+
+    async def _of_this_loop(self) -> httpx.AsyncClient:
+        """The connections to other services, made with the first request by a thread: that reads files."""
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._client[0] is not loop:
+            made = await asyncio.to_thread(self._new_client)
+            if self._client is None or self._client[0] is not loop:  # another request may have been faster
+                self._client = (loop, made)
+        return self._client[1]
+
+    def _new_client(self) -> httpx.AsyncClient:
+        import httpx
+
+        # No proxy of the environment: tokens go to the other service alone.
+        return httpx.AsyncClient(
+            timeout=httpx.Timeout(self._seconds, connect=min(_CONNECT_SECONDS, self._seconds)),
+            transport=self._transport,
+            verify=self._trusted or _trusted(),
+            trust_env=False,
+            limits=httpx.Limits(max_connections=self._most, max_keepalive_connections=_KEPT_CONNECTIONS),
+        )
+
+
+def _trusted(ca_file: str = "") -> ssl.SSLContext:
+    """Whose certificates are trusted: the usual authorities, and those of a file. Reads files."""
+    import httpx
+
+    context = httpx.create_ssl_context(trust_env=False)
+    if ca_file:
+        context.load_verify_locations(ca_file)
+    return context
+
+
+def _url(service: ServiceRecord, scope: Mapping[str, Any]) -> str:
+    path = kept((scope.get("raw_path") or scope["path"].encode()).decode("latin-1"))
+    query = scope.get("query_string", b"").decode("latin-1")
+    return f"{service.url.rstrip('/')}{path}" + (f"?{query}" if query else "")
+
+
+class _Passed(StreamingResponse):
+    """An answer of another service, as it comes; its connection is given back, also if nobody takes the answer."""
+
+    def __init__(self, found: httpx.Response, headers: Mapping[str, str]) -> None:
+        super().__init__(found.aiter_raw(), found.status_code, headers)
+        self._found = found
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._found.aclose()
+
+
+def _unreachable(service: ServiceRecord, error: httpx.HTTPError) -> JSONResponse:
+    return answer(503, _told(service, error), {"Retry-After": "1"})
+
+
+def _told(service: ServiceRecord, error: httpx.HTTPError) -> str:
+    """Why the other service gave no answer, as far as the connection says."""
+    import httpx
+
+    if isinstance(error, httpx.TimeoutException):
+        what, then = "has not answered in time", "try again"
+    elif "CERTIFICATE_VERIFY_FAILED" in str(error):
+        what, then = "has a certificate that is not trusted here", "name its authority in tls.ca"
+    else:
+        what, then = "cannot be reached", "try again"
+    cause = " ".join(str(error).split())[:_CAUSE_CHARACTERS] or type(error).__name__
+    return f"{service.name} has the topic at hand, but {what} at {service.url} ({cause}): {then}"

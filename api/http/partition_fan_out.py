@@ -1,0 +1,123 @@
+"""A request for a partitioned topic whose partitions lie with several services: asked of each partition, where it lies.
+
+Before anything was done here the request is taken apart into one a partition; those that lie here go to this same
+application. The answers become one: lists are joined, objects merged, of the messages of a key the newest counts, also
+where it is a tombstone. The first answer that is a refusal is the answer, but for those that say no more than that
+another partition has it: a key that one partition does not have, a subscription that one has already. Partitions that
+were deleted by themselves are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response
+
+from api.admin import resolve
+from api.admin.messages.messages import AGE
+from api.http.owner_proxy import Elsewhere, Forwarding
+from api.http.paths import segment
+from api.http.problems import Problem, answer
+from api.http.thread_pools import WaitsFor, pools_of
+from storage.errors import TopicNotFound
+from storage.metadata.records import TopicRecord
+from storage.metadata.tenancy_records import PartitionedTopic
+from storage.model import TopicName
+
+if TYPE_CHECKING:
+    import httpx
+
+_PREFIX = "/admin/v2/persistent/"
+_TOPIC_AT = 6
+"""Where the topic stands among the segments of the path."""
+_TOLERATED = frozenset({404, 409})
+
+
+def install(app: FastAPI) -> None:
+    """Let `app` send on what its service does not have at hand."""
+    app.add_exception_handler(Elsewhere, _elsewhere)
+
+
+async def _elsewhere(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Elsewhere)
+    return await answered(request, error)
+
+
+async def answered(request: Request, other: Elsewhere) -> Response:
+    """The answer to a request of which `other` is to be asked something."""
+    forwarding: Forwarding = request.app.state.service.forwarding
+    name = other.topic.name
+    whole = name.whole
+    path = raw_path(request).split("/")
+    # Compared decoded: clients differ in what they encode, and what is asked of one partition is not for all.
+    if whole is None or not request.url.path.startswith(_PREFIX) or unquote(path[_TOPIC_AT]) == name.topic:
+        return await forwarding.forward(request, other.service)
+    metadata = request.app.state.service.components.metadata
+    looking = pools_of(request)[WaitsFor.DATABASE]
+    partitioned: PartitionedTopic | None = await looking.run(metadata.tenancy.partitioned, whole)
+    if partitioned is None:
+        return await forwarding.forward(request, other.service)
+    body = await request.body()
+    found = []
+    for one in resolve.partition_names(partitioned):
+        path[_TOPIC_AT] = segment(one.topic)
+        try:
+            found.append(await _asked(request, forwarding, metadata, one, "/".join(path), body))
+        except TopicNotFound:
+            continue  # each can be deleted by itself
+        except Problem as problem:
+            return answer(problem.status_code, str(problem.detail), problem.headers)
+    if not found:
+        return answer(404, "Topic partitions were not yet created")
+    return await pools_of(request)[WaitsFor.PARSING].run(together, request.method, found)
+
+
+async def _asked(
+    request: Request, forwarding: Forwarding, metadata: Any, name: TopicName, path: str, body: bytes
+) -> httpx.Response:
+    """The answer of one partition."""
+    query = request.scope.get("query_string", b"").decode("latin-1")
+    target = f"{path}?{query}" if query else path
+    looking = pools_of(request)[WaitsFor.DATABASE]
+    record: TopicRecord = await looking.run(metadata.topic, name)
+    try:
+        await looking.run(forwarding.for_reading, record)
+    except Elsewhere as other:
+        return await forwarding.send(request, other.service, request.method, target, body)
+    return await forwarding.send_here(request, target, body)
+
+
+def together(method: str, found: Sequence[httpx.Response]) -> Response:
+    """One answer of those of the partitions, which are at least one."""
+    dated = [one for one in found if AGE in one.headers]
+    good = [one for one in found if one.is_success]
+    bad = [one for one in found if not one.is_success and AGE not in one.headers]
+    tolerated = bool(good or dated) and all(one.status_code in _TOLERATED for one in bad) and method in ("GET", "PUT")
+    if bad and not tolerated:
+        return _passed(bad[0])
+    if dated:
+        return _passed(max(dated, key=_age))
+    contents = [json.loads(one.content) for one in good if one.content]
+    if not contents:
+        return Response(status_code=204)
+    if isinstance(contents[0], list):
+        return JSONResponse([item for content in contents for item in content])
+    return JSONResponse({name: value for content in contents for name, value in content.items()})
+
+
+def _age(answer: httpx.Response) -> tuple[int, ...]:
+    return tuple(map(int, answer.headers[AGE].split(":")))
+
+
+def _passed(answer: httpx.Response) -> Response:
+    return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
+
+
+def raw_path(request: Request) -> str:
+    """The path as it came, percent-encoded."""
+    raw: bytes = request.scope.get("raw_path") or quote(request.url.path).encode()
+    return raw.decode("latin-1")

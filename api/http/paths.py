@@ -1,0 +1,90 @@
+"""Topics and namespaces as URL paths name them, in Pulsar's way.
+
+A slash inside a name comes encoded (`%2F`). Servers decode a path before routes are matched, and the name would fall
+apart: `EncodedSlashes` keeps it encoded until the route is found, and with it the percent sign (`%25`), so that a name
+may hold `%2F` itself. Then names are decoded and checked here. They are
+taken from the request as they are; `NAMES` is what the OpenAPI document says of them. That FastAPI looks at them
+itself, for each of so many routes, would take a tenth of the service's start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+from urllib.parse import quote, unquote
+
+from fastapi import Depends, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.http.problems import Problem
+from storage.errors import InvalidTopicName
+from storage.model import TopicName
+
+_KEPT = re.compile(rb"%(2[fF5])")
+_ENCODED = re.compile("%2[fF5]")
+NOT_VALID = "Topic name is not valid"
+NAMES: Mapping[str, str] = {
+    "tenant": "Tenant.",
+    "namespace": "Namespace, without its tenant.",
+    "topic": "Topic, percent-encoded.",
+}
+"""Parameters of paths that are read here, and what they are."""
+
+
+class EncodedSlashes:
+    """Middleware: a slash that came encoded does not part the path."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw = scope.get("raw_path") or b""
+        if scope["type"] == "http" and _KEPT.search(raw):
+            # "%252F" is what decoding once makes "%2F" of.
+            scope = {**scope, "path": unquote(_KEPT.sub(rb"%25\1", raw).decode("latin-1"), errors="replace")}
+        await self._app(scope, receive, send)
+
+
+def decoded(part: str) -> str:
+    """A part of the path with its slashes and percent signs; everything else is decoded already."""
+    return _ENCODED.sub(lambda found: "%" if found[0] == "%25" else "/", part) if "%" in part else part
+
+
+def named(request: Request, name: str) -> str:
+    """One of `NAMES` in the request's path."""
+    return decoded(request.path_params[name])
+
+
+def segment(name: str) -> str:
+    """A name as one segment of a path, also where it is `.` or `..`, which clients and proxies would resolve."""
+    return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
+
+
+def kept(raw_path: str) -> str:
+    """A path as it came, percent-encoded, in which no client resolves `.` or `..`: they are names here."""
+    return "/".join(one if one.strip(".") else one.replace(".", "%2E") for one in raw_path.split("/"))
+
+
+async def topic_name(request: Request) -> TopicName:
+    """The topic of a path. 412 for one that cannot be, in Pulsar's words."""
+    try:
+        return TopicName(*(named(request, name) for name in NAMES))
+    except InvalidTopicName as error:
+        raise Problem(412, NOT_VALID) from error
+
+
+async def namespace_name(request: Request) -> str:
+    """`tenant/namespace` of a path. 412 for one that cannot be."""
+    tenant, namespace = named(request, "tenant"), named(request, "namespace")
+    try:
+        TopicName(tenant, namespace, "any")
+    except InvalidTopicName as error:
+        raise Problem(412, "Namespace name is not valid") from error
+    return f"{tenant}/{namespace}"
+
+
+Topic = Annotated[TopicName, Depends(topic_name)]
+"""A route's parameter: the topic that the path names; it need not exist."""
+Namespace = Annotated[str, Depends(namespace_name)]
+"""A route's parameter: `tenant/namespace`; it need not exist."""

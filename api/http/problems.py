@@ -1,0 +1,201 @@
+"""Errors as HTTP has them: one table from kinds to statuses, and Pulsar's body, `{"reason": …}`.
+
+A reason says what happened, to what, and what to do; never a traceback. What nobody foresaw is logged with its
+traceback, and told as a 500 that names the request. Pulsar's own words stand where a real broker has some
+(docs/rest.md): a route raises them as `Problem`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
+from starlette.types import Scope
+
+from api.observability.logs import Seldom
+from api.observability.redaction import shown
+from storage import errors
+from storage.clock import SystemClock
+
+LOG = logging.getLogger(__name__)
+_SHOWN = 200
+
+BY_KIND: Mapping[type[Exception], int] = {
+    errors.InvalidTopicName: 412,
+    errors.OffsetOutOfRange: 416,
+    errors.InvalidInput: 400,
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.Misconfigured: 503,
+    errors.Unavailable: 503,
+    errors.DataLoss: 507,
+}
+"""The first that fits decides. 507: what was stored cannot be given (R8); 503: an operator, or time, helps."""
+
+
+_ERRORS = 10
+"""So many of a request's errors are told."""
+_RETRY_AFTER: Mapping[type[Exception], str] = {errors.StorageFull: "10", errors.Unavailable: "1"}
+"""Seconds; the first that fits."""
+_OVER_HTTP = tuple(
+    (re.compile(local), over_http)
+    for local, over_http in (
+        (r"`compactor compactions list`", "GET …/{topic}/compactions"),
+        (r"`compactor compactions show (\d+)`", r"GET /admin/v2/compactions/\1"),
+        (r"`compactor compactions cancel (\d+)`", r"DELETE /admin/v2/compactions/\1"),
+        (r"`compactor topics list`", "GET /admin/v2/persistent/{tenant}/{namespace}"),
+        (r"leave out --before\b", "leave out `before`"),
+        (r"leave out --read-compacted\b", "leave out readCompacted"),
+    )
+)
+"""Advice that names what is at hand on the service's machine, and what is for who asks over HTTP."""
+
+
+class Problem(HTTPException):
+    """An answer other than success, with its status and reason in the words of a real broker."""
+
+    def __init__(self, status: int, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(status, reason, dict(headers) if headers else None)
+
+
+class Unreadable(HTTPException):
+    """A body that is no JSON of the asked kind, told as a broker's JSON parser tells it: 400, in plain text."""
+
+    media_type = "text/plain"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(400, reason)
+
+
+class Reason(BaseModel):
+    """The body of every answer that tells of a problem."""
+
+    reason: str
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route declares of the answers it may give besides success: `responses=refusals(404, 409)`."""
+    return {status: {"model": Reason} for status in statuses}
+
+
+@contextmanager
+def missing_told(reason: str) -> Iterator[None]:
+    """Inside it, what does not exist is told in these words of a broker: 404."""
+    try:
+        yield
+    except errors.NotFound as error:
+        raise Problem(404, reason) from error
+
+
+def status_of(error: Exception) -> int:
+    """The status of an error; 500 for one that nobody foresaw."""
+    return next((status for kind, status in BY_KIND.items() if isinstance(error, kind)), 500)
+
+
+def told(error: errors.CompactorError) -> str:
+    """An error in one line, for whoever asks over HTTP."""
+    said = " ".join(errors.public_text(error).split())
+    for local, over_http in _OVER_HTTP:
+        said = local.sub(over_http, said)
+    return said
+
+
+def log_for_operators(request: Request, error: Exception) -> None:
+    """Log an error, of which the answer has only the public text, in full."""
+    if isinstance(error, errors.Misconfigured | errors.Unavailable | errors.DataLoss):
+        route = getattr(request.scope.get("route"), "path", "")
+        text = f"{request.method} {route} is answered {status_of(error)}: {' '.join(str(error).split())}"
+        condition = f"{type(error).__name__} {request.method} {route}"
+        if isinstance(error, errors.DataLoss):  # of each topic it is news of its own
+            condition += f" {'/'.join(map(str, request.path_params.values()))}"
+        request.app.state.seldom.warn(text, condition)
+
+
+def answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The body that Pulsar's clients read; secrets are hidden in it, and what is long is cut."""
+    return JSONResponse({"reason": shown(reason)}, status, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Let `app` answer every error in this way."""
+    app.state.seldom = Seldom(SystemClock(), LOG)
+    app.add_exception_handler(errors.CompactorError, _known)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _unforeseen)
+
+
+async def _known(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.CompactorError)
+    if isinstance(error, errors.SegmentElsewhere):
+        remedy = "start the service on the machine where it lies; what is sealed is served without it"
+        return answer(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
+    log_for_operators(request, error)
+    said = told(error)
+    wait = next((seconds for kind, seconds in _RETRY_AFTER.items() if isinstance(error, kind)), None)
+    retry = None if wait is None else {"Retry-After": wait}
+    return answer(status_of(error), said, retry)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if isinstance(error, Unreadable):
+        return Response(error.detail, error.status_code, {"content-type": error.media_type})
+    headers = dict(error.headers or {})
+    knows = isinstance(error, Problem) and "Allow" in headers
+    if error.status_code == 405 and not knows and (verbs := _verbs(request)):
+        headers["Allow"] = ", ".join(verbs)
+    said = str(error.detail)
+    if error.status_code == 404 and not isinstance(error, Problem):  # no route fits: it is not a topic that is missing
+        said = f"{said}: there is no call {request.method} {request.url.path[:_SHOWN]} here"
+    return answer(error.status_code, said, headers)
+
+
+def _verbs(request: Request) -> list[str]:
+    """What can be done at this path: the router that refused a verb knows one route of several."""
+    routes = [route for router in getattr(request.app.state, "routers", ()) for route in router.routes]
+    there = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({verb for route in there for verb in getattr(route, "methods", None) or ()})
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if any(one["loc"] == ("body",) for one in error.errors()) and not re.fullmatch(r"application/(.+\+)?json", kind):
+        sent = f"it came as {kind[:100]}" if kind else "it has none"
+        if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+            return answer(415, f"a JSON body needs the header Content-Type: application/json, and {sent}")
+    return answer(400, f"the request cannot be taken: {shown_errors(error)}")
+
+
+def shown_errors(error: RequestValidationError | ValidationError) -> str:
+    """The first errors of a body or a query, each with its place."""
+    shown = (f"{'.'.join(str(part)[:_SHOWN] for part in one['loc'])}: {one['msg']}" for one in error.errors()[:_ERRORS])
+    return "; ".join(shown)
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    return answer(400, "the client went away before its body was whole")  # for the log alone
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    return unforeseen(request.scope, error)
+
+
+def unforeseen(scope: Scope, error: Exception) -> Response:
+    """The answer to an error that nobody foresaw, which is logged with its traceback and names the request."""
+    LOG.error("unexpected error in %s %s", scope["method"], scope["path"], exc_info=error)
+    request = scope.get("state", {}).get("request_id", "without an id")
+    reason = f"unexpected {type(error).__name__} in request {request}: the service's log tells more; report it"
+    return answer(500, reason)

@@ -1,0 +1,36 @@
+"""Query parameters that no route knows: a slip of the finger in one must not be passed over.
+
+For routes that go beyond Pulsar: its own clients may send what a broker knows and this service need not.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+
+from api.http.problems import Problem
+
+_ANYWHERE = "authoritative"
+"""Pulsar's clients send it with everything."""
+
+
+async def known_query(request: Request) -> None:
+    """Raises Problem (400) for a parameter that the route does not have."""
+    if not request.query_params:
+        return
+    known = sorted(_names(request.scope["route"].dependant))
+    for name in request.query_params:
+        if name not in known and name != _ANYWHERE:
+            near = difflib.get_close_matches(name, known, n=1) or [one for one in known if one.lower() == name.lower()]
+            advice = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise Problem(400, f"there is no query parameter {name[:100]!r} here: {advice}")
+
+
+KNOWN_QUERY = Depends(known_query)
+"""A route's dependency, behind `allowed`."""
+
+
+def _names(dependant: Dependant) -> set[str]:
+    return {one.alias for one in dependant.query_params}.union(*map(_names, dependant.dependencies))

@@ -1,0 +1,302 @@
+"""What a request waits for, and the threads that wait: each kind of waiting has a pool of its own.
+
+A route says what it waits for, `@waits_for(WaitsFor.STORE)`; without that, the database. A store that hangs holds the
+threads of the routes that need it, and no other route notices.
+
+A pool has a bound for each thing that a hanging part could use up: threads, requests that wait for one, and the time
+until the answer. A request beyond the last two is answered 503 with Retry-After; so is, at once, a request that comes
+while all threads are held and none has got anywhere for `STUCK_MS`. A thread cannot be stopped: it keeps its place in
+the pool until what it waits for ends by itself (the store's and the database's own time-outs), and its result is
+dropped. What no thread has begun at the deadline is never begun.
+
+The threads are daemons, so one that hangs does not hold up the end of the process. Must not know: routes, HTTP but for
+the refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar, cast
+
+from fastapi import HTTPException, Request
+
+from api.http.problems import Problem
+from api.observability.logs import Seldom
+from api.settings.settings import Settings
+from storage.clock import Clock
+from storage.errors import CompactorError
+
+LOG = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+STUCK_MS = 5_000
+"""How long all threads may be held without one of them ending before the pool takes no more requests."""
+PARSERS = 2
+"""Threads that parse bodies: they wait for nothing, and each may hold a body many times over."""
+_PARSED_HERE_BYTES = 4 << 10
+"""A body up to this size takes less time to parse than to hand to a thread."""
+_PER_THREAD = 16
+"""Requests that wait for a thread, for each thread there is."""
+_ATTRIBUTE = "_waits_for"
+
+
+class WaitsFor(StrEnum):
+    """What the thread of a route waits for."""
+
+    DATABASE = "database"
+    LOG = "log directory"
+    STORE = "object store"
+    WORK = "long work over the object store"
+    PARSING = "parsing of bodies"
+
+
+def waits_for(what: WaitsFor) -> Callable[[Endpoint], Endpoint]:
+    """Say of an endpoint what it waits for."""
+
+    def marked(endpoint: Endpoint) -> Endpoint:
+        setattr(endpoint, _ATTRIBUTE, what)
+        return endpoint
+
+    return marked
+
+
+def waited_for(endpoint: Callable[..., Any]) -> WaitsFor:
+    """What an endpoint waits for: the database, unless it says something else."""
+    found: WaitsFor = getattr(endpoint, _ATTRIBUTE, WaitsFor.DATABASE)
+    return found
+
+
+@dataclass(eq=False)
+class _Job:
+    """A call that a thread makes. `dropped`: the request has its answer already. `ends_other`: it is made all the same,
+    and no request waits for it."""
+
+    work: Callable[[], Any]
+    context: contextvars.Context
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    dropped: bool = False
+    ends_other: bool = False
+
+
+def _job(work: Callable[[], Any]) -> _Job:
+    loop = asyncio.get_running_loop()
+    return _Job(work, contextvars.copy_context(), loop, loop.create_future())
+
+
+class _Steps(Generic[Answer]):
+    """The steps of a generator. It cannot be closed during one, so the thread that makes the step closes it behind."""
+
+    def __init__(self, parts: Generator[Answer, None, None]) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._is_running = False
+        self._is_left = False
+
+    def take(self, end: object) -> Answer | object:
+        """What the next step yields; `end` behind the last one."""
+        with self._lock:
+            if self._is_left:
+                return end
+            self._is_running = True
+        try:
+            return next(self._parts, end)
+        finally:
+            with self._lock:
+                self._is_running = False
+                is_left = self._is_left
+            if is_left:
+                self._parts.close()
+
+    def leave(self) -> None:
+        """Close the generator, or let the step that runs close it."""
+        with self._lock:
+            self._is_left = True
+            if self._is_running:
+                return
+        self._parts.close()
+
+
+class Pool:
+    """Threads for one kind of waiting. For the tasks of any event loop."""
+
+    def __init__(self, what: WaitsFor, threads: int, deadline_ms: int | None, clock: Clock) -> None:
+        """`deadline_ms` None: the work may take as long as it takes."""
+        self._what = what
+        self._threads = threads
+        self._deadline_ms = deadline_ms
+        self._clock = clock
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = 0
+        self._waiting = 0
+        self._running = 0
+        self._moved_at = clock.now_ms()
+        self._seldom = Seldom(clock, LOG)
+
+    async def run(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+        """What `work` returns or raises, called by a thread of the pool. Raises Problem (503)."""
+        job = self._begin(lambda: work(*arguments))
+        try:
+            await asyncio.wait({job.future}, timeout=None if self._deadline_ms is None else self._deadline_ms / 1000)
+        finally:
+            job.dropped = True
+        if not job.future.done():
+            raise self._refused("deadline", f"has not answered within {self._deadline_ms} ms")
+        found: Answer = job.future.result()
+        return found
+
+    async def each(self, parts: Generator[Answer, None, None]) -> AsyncGenerator[Answer, None]:
+        """What a generator yields, each step made by a thread of the pool.
+
+        A thread closes it, too, also when the client goes away or a step misses its deadline.
+        """
+        steps, end = _Steps(parts), object()
+        try:
+            while (found := await self.run(steps.take, end)) is not end:
+                yield cast(Answer, found)
+        finally:  # the client may have gone away: nothing is waited for
+            self._finish(steps.leave)
+
+    def close(self) -> None:
+        """Begin nothing more. Threads that hang are left to end with the process."""
+        for _ in range(self._started):
+            self._jobs.put(None)
+
+    def _finish(self, work: Callable[[], Any]) -> None:
+        """Queue what ends other work: it is never refused or dropped, and nobody waits for it."""
+        job = _job(work)
+        job.ends_other = True
+        with self._lock:
+            self._waiting += 1
+        self._jobs.put(job)
+
+    def _begin(self, work: Callable[[], Any]) -> _Job:
+        """Queue a call, and start a thread if none is free. Raises Problem (503)."""
+        job = _job(work)
+        with self._lock:
+            if self._running >= self._threads:
+                stuck_ms = self._clock.now_ms() - self._moved_at
+                if stuck_ms >= STUCK_MS:
+                    raise self._refused("stuck", f"has not answered any of {self._running} requests for {stuck_ms} ms")
+                if self._waiting >= self._threads * _PER_THREAD:
+                    raise self._refused("queue", f"is waited for by {self._running + self._waiting} requests already")
+            if self._running + self._waiting >= self._started < self._threads:
+                self._start()
+            self._waiting += 1
+        self._jobs.put(job)
+        return job
+
+    def _start(self) -> None:
+        """Start one thread more; if that cannot be, those that there are go on. Raises Problem (503) if none is."""
+        try:
+            threading.Thread(target=self._serve, name=f"{self._what.name.lower()}-pool", daemon=True).start()
+        except RuntimeError as error:
+            if not self._started:
+                raise self._refused("threads", f"has no thread ({error})") from error
+            self._seldom.warn(
+                f"{self._started} threads, and not {self._threads}, wait for the {self._what} ({error}): raise the "
+                "limit of threads (ulimit -u, TasksMax)",
+                "threads",
+            )
+        else:
+            self._started += 1
+
+    def _refused(self, kind: str, said: str) -> Problem:
+        """The refusal, which is logged once a minute for each kind."""
+        self._seldom.warn(f"requests are answered 503: the {self._what} {said}", kind)
+        return Problem(503, f"the {self._what} {said}: try again", {"Retry-After": "1"})
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            with self._lock:
+                self._waiting -= 1
+                self._running += 1
+                self._moved_at = self._clock.now_ms()
+            try:
+                if job.ends_other or not job.dropped:
+                    self._call(job)
+            finally:
+                with self._lock:
+                    self._running -= 1
+                    self._moved_at = self._clock.now_ms()
+            del job
+
+    def _call(self, job: _Job) -> None:
+        try:
+            found, error = job.context.run(job.work), None
+        except BaseException as raised:  # the task that waits raises it
+            found, error = None, raised
+
+        def tell() -> None:
+            if job.future.done():
+                return
+            if error is None:
+                job.future.set_result(found)
+            elif isinstance(error, StopIteration):  # no future takes one
+                job.future.set_exception(RuntimeError("a generator ended where none was"))
+            else:
+                job.future.set_exception(error)
+                job.future.exception()  # it counts as seen, also if nobody waits any more
+            if error is not None and (job.dropped or job.ends_other):
+                self._log_late(error)
+
+        with suppress(RuntimeError):  # the loop has ended
+            job.loop.call_soon_threadsafe(tell, context=job.context)
+
+    def _log_late(self, error: BaseException) -> None:
+        """Log an error that no request gets any more; one that was not foreseen with its traceback."""
+        told = f"the {self._what} failed for a request that has ended already: {type(error).__name__}: {error}"
+        if isinstance(error, CompactorError | HTTPException):
+            self._seldom.warn(told, f"late {type(error).__name__}")
+        else:
+            LOG.error(told, exc_info=error)
+
+
+@dataclass(frozen=True)
+class Pools:
+    """A pool for each kind of waiting."""
+
+    by_kind: dict[WaitsFor, Pool]
+
+    @classmethod
+    def of(cls, settings: Settings, clock: Clock) -> Pools:
+        """As the settings say."""
+        deadline = settings.limits_request_timeout_ms
+        sizes = {
+            WaitsFor.DATABASE: (settings.threads_database, deadline),
+            WaitsFor.LOG: (settings.threads_log, deadline),
+            WaitsFor.STORE: (settings.threads_store, deadline),
+            WaitsFor.WORK: (settings.threads_work, None),
+            WaitsFor.PARSING: (PARSERS, deadline),
+        }
+        return cls({what: Pool(what, threads, most, clock) for what, (threads, most) in sizes.items()})
+
+    def __getitem__(self, what: WaitsFor) -> Pool:
+        return self.by_kind[what]
+
+    def close(self) -> None:
+        for pool in self.by_kind.values():
+            pool.close()
+
+
+def pools_of(request: Request) -> Pools:
+    """The pools of the service that a request came to."""
+    return cast(Pools, request.app.state.pools)
+
+
+async def parse_body(request: Request, parse: Callable[[bytes], Answer]) -> Answer:
+    """What `parse` makes of the request's body, called by a thread if the body is large."""
+    body = await request.body()
+    if len(body) <= _PARSED_HERE_BYTES:
+        return parse(body)
+    return await pools_of(request)[WaitsFor.PARSING].run(parse, body)

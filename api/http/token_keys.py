@@ -1,0 +1,148 @@
+"""The keys that tokens are checked with, looked at again while the service runs: rotation and revocation.
+
+Keys, JWKS and the list of revoked tokens stand in files. Every `auth.reload-interval` after the last look the next
+request looks, in a thread of its own, whether one of them has changed (its inode, time or size), and reads that one
+again. The list of revoked tokens comes first, and counts at once. A file that cannot be read or used changes nothing:
+what it held before goes on to count, and the log says so, until it is right again; the other files are read all the
+same. One look is made at a time, and a request waits `WAIT_MS` for it and no longer: a file that hangs (NFS) holds one
+thread, and delays one request.
+
+The list of revoked tokens has one id (the claim `jti`) a line; `#` begins a comment. Must not know: HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from api.http.tokens import (
+    Key,
+    Verifier,
+    file_of,
+    key_sources,
+    revoked_tokens,
+)
+from api.settings.settings import Settings
+from storage.clock import Clock
+from storage.errors import Misconfigured
+
+LOG = logging.getLogger(__name__)
+WAIT_MS = 1000
+"""How long the request that looks waits for the look."""
+Content = TypeVar("Content")
+_Stamp = tuple[int, int, int] | None
+
+
+class _Source(Generic[Content]):
+    """Keys or ids, from where a setting says that they stand; `content` is what was read of them last."""
+
+    def __init__(self, given: str, read: Callable[[], Content]) -> None:
+        """Raises Misconfigured."""
+        self.file = file_of(given)
+        self._read = read
+        self._stamp = _stamp(self.file)
+        self._said = ""
+        self.content = read()
+
+    def look(self) -> bool:
+        """Read the file again if it has changed; whether it was."""
+        stamp = _stamp(self.file)  # before it is read: what changes meanwhile is read again the next time
+        if stamp == self._stamp:
+            return False
+        try:
+            self.content = self._read()
+        except Exception as error:  # whatever is wrong with a file, the request that looks is not
+            if str(error) != self._said:
+                self._said = str(error)
+                defect = None if isinstance(error, Misconfigured) else error
+                LOG.warning("what was read before goes on to count: %s", error, exc_info=defect)
+            return False
+        self._stamp, self._said = stamp, ""
+        LOG.info("read again: %s", self.file)
+        return True
+
+
+class TokenKeys:
+    """A verifier that follows its files. Safe to share between threads."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        """Raises Misconfigured for keys that cannot be used."""
+        self._clock = clock
+        self._interval_ms = settings.auth_reload_interval_ms
+        self._keys = [_Source(given, read) for given, read in key_sources(settings)]
+        listed = settings.auth_revoked_tokens_file
+        self._revoked: _Source[frozenset[str]] | None = None
+        if listed:
+            self._revoked = _Source(listed, lambda: revoked_tokens(listed))
+        self._has_files = listed != "" or any(one.file is not None for one in self._keys)
+        self.verifier = Verifier(
+            self._all_keys(),
+            clock,
+            settings.auth_role_claim,
+            settings.auth_audience,
+            settings.auth_leeway_ms,
+            frozenset() if self._revoked is None else self._revoked.content,
+        )
+        self._lock = threading.Lock()
+        self._looking = False
+        self._looked_at = clock.now_ms()
+
+    async def keep_up(self) -> None:
+        """Look at the files, in a thread, if that is due; the look may outlast this call."""
+        if not self.is_due():
+            return
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def look() -> None:
+            self.look()
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(done.cancel)
+
+        try:
+            threading.Thread(target=look, name="token-keys", daemon=True).start()
+        except RuntimeError as error:  # no thread is left: a later request looks
+            LOG.warning("the files of keys are not looked at: %s", error)
+            self._ended()
+            return
+        await asyncio.wait({done}, timeout=WAIT_MS / 1000)
+
+    def is_due(self) -> bool:
+        """Whether the files are to be looked at now; it is said to one who asks, who then calls `look`."""
+        with self._lock:
+            if not self._has_files or self._looking or 0 <= self._clock.now_ms() - self._looked_at < self._interval_ms:
+                return False
+            self._looking = True
+            return True
+
+    def look(self) -> None:
+        """Read again each file that has changed."""
+        try:
+            if self._revoked is not None and self._revoked.look():
+                self.verifier = replace(self.verifier, revoked=self._revoked.content)
+            for one in self._keys:
+                if one.look():
+                    self.verifier = replace(self.verifier, keys=self._all_keys())
+        finally:
+            self._ended()
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._looking, self._looked_at = False, self._clock.now_ms()
+
+    def _all_keys(self) -> list[Key]:
+        return [key for one in self._keys for key in one.content]
+
+
+def _stamp(file: Path | None) -> _Stamp:
+    with suppress(OSError):
+        if file is not None:
+            found = file.stat()
+            return found.st_ino, found.st_mtime_ns, found.st_size
+    return None

@@ -1,0 +1,348 @@
+"""Tokens: JSON Web Tokens as Pulsar's `bin/pulsar tokens` makes and its brokers check them.
+
+Signed by HS256 (a secret key) or by RS256 or ES256 (a key pair). A key stands where Pulsar's settings name it:
+`file:///path`, a path, `data:;base64,…`, or Base64 as it is; in a file it is raw, Base64 or PEM (DER for key pairs).
+Invariants: a key works with the one algorithm of its kind, so no token can choose another (`none`, or a public key
+taken for a secret); `exp` and `nbf` are honoured by the injected clock; what is wrong with a token is told without the
+token. Raises Misconfigured for keys, BadToken for tokens. Must not know: HTTP, roles' permissions.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from jwt.types import Options
+
+from api.settings.settings import Settings
+from storage.clock import Clock
+from storage.errors import InvalidInput, Misconfigured
+
+HS256, RS256, ES256 = "HS256", "RS256", "ES256"
+ALGORITHMS = (HS256, RS256, ES256)
+SECRET_BYTES = 32
+MAX_TOKEN_BYTES = 16 << 10
+_RSA_BITS = 2048
+
+PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
+PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
+_KEPT = "give file:///… of a key, or data:;base64,…; `compactor tokens create-secret-key` or `create-key-pair` make one"
+_UNCHECKED: Options = {
+    "verify_signature": True,
+    "verify_exp": False,
+    "verify_nbf": False,
+    "verify_iat": False,
+    "verify_aud": False,
+    "verify_iss": False,
+    "verify_sub": False,
+    "verify_jti": False,
+}
+"""Of a token's contents, all is looked at here: by our clock, and with our words."""
+
+
+class BadToken(Exception):
+    """A token that does not say who its bearer is; the text says why, without the token."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key that verifies tokens of one algorithm. `key_id`: only tokens that name it, or name none."""
+
+    algorithm: str
+    key: bytes | PublicKey
+    key_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """Who bears a token, by some keys."""
+
+    keys: Sequence[Key]
+    clock: Clock
+    role_claim: str = "sub"
+    audience: str = ""
+    leeway_ms: int = 0
+    revoked: frozenset[str] = frozenset()
+    """Ids (`jti`) of tokens that hold no more."""
+
+    @classmethod
+    def of(cls, settings: Settings, clock: Clock) -> Verifier:
+        """By the keys that the settings name."""
+        keys = [key for _, read in key_sources(settings) for key in read()]
+        given = settings.auth_revoked_tokens_file
+        revoked = revoked_tokens(given) if given else frozenset()
+        return cls(keys, clock, settings.auth_role_claim, settings.auth_audience, settings.auth_leeway_ms, revoked)
+
+    def role(self, token: str) -> str:
+        """The role that the token's bearer has. Raises BadToken."""
+        role = self.claims(token).get(self.role_claim)
+        if isinstance(role, list) and role:
+            role = role[0]  # as Pulsar does
+        if not isinstance(role, str) or not role or not role.isprintable():
+            raise BadToken(f"the token has no role in its claim {self.role_claim!r}")
+        return role
+
+    def claims(self, token: str) -> Mapping[str, Any]:
+        """What a token says, if it holds now. Raises BadToken."""
+        claims = self._signed(token)
+        now = self.clock.now_ms()
+        if (expires := _time(claims, "exp")) is not None and now >= expires * 1000 + self.leeway_ms:
+            raise BadToken("the token has expired")
+        if (begins := _time(claims, "nbf")) is not None and now < begins * 1000 - self.leeway_ms:
+            raise BadToken("the token does not hold yet")
+        audience = claims.get("aud")
+        if self.audience and self.audience not in (audience if isinstance(audience, list) else [audience]):
+            raise BadToken("the token is for another audience")
+        if self.revoked and str(claims.get("jti")) in self.revoked:
+            raise BadToken("the token was revoked")
+        return claims
+
+    def _signed(self, token: str) -> Mapping[str, Any]:
+        if len(token) > MAX_TOKEN_BYTES:
+            raise BadToken("the token is too long")
+        try:
+            header = jwt.get_unverified_header(token)
+        except (jwt.PyJWTError, ValueError, RecursionError) as error:
+            raise BadToken("it is no JSON Web Token") from error
+        algorithm, key_id = header.get("alg"), header.get("kid")
+        for key in self.keys:
+            if key.algorithm != algorithm or (key_id and key.key_id and key_id != key.key_id):
+                continue
+            try:
+                return jwt.decode(token, key.key, algorithms=[key.algorithm], options=_UNCHECKED)
+            except jwt.InvalidSignatureError:
+                continue
+            except (jwt.PyJWTError, ValueError, RecursionError) as error:
+                raise BadToken("the token cannot be read") from error
+        raise BadToken("no key of this service has signed the token")
+
+
+def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[Key]]]]:
+    """Where the settings say that keys stand, and what reads those of each. Reading raises Misconfigured."""
+    secret, public, key_set = settings.auth_token_secret_key, settings.auth_token_public_key, settings.auth_jwks_file
+
+    def secrets() -> list[Key]:
+        return [Key(HS256, one) for one in secret_keys("auth.token-secret-key", secret)]
+
+    def publics() -> list[Key]:
+        key = public_key("auth.token-public-key", public)
+        return [Key(algorithm_of(key), key)]
+
+    sources = ((secret, secrets), (public, publics), (key_set, lambda: jwks(key_set)))
+    return [(given, read) for given, read in sources if given]
+
+
+def _time(claims: Mapping[str, Any], name: str) -> float | None:
+    """A claim that is a time, in seconds. Raises BadToken if it is none."""
+    value = claims.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
+        raise BadToken(f"the token's {name} is no time")
+    return value
+
+
+def create(key: bytes | PrivateKey, subject: str, claims: Mapping[str, object]) -> str:
+    """A token whose bearer is `subject`."""
+    algorithm = HS256 if isinstance(key, bytes) else algorithm_of(key.public_key())
+    return jwt.encode({"sub": subject, **claims}, key, algorithm=algorithm, headers={"typ": None})
+
+
+def shown(token: str) -> dict[str, object]:
+    """Header and claims of a token that nobody vouches for. Raises InvalidInput."""
+    try:
+        return {
+            "header": jwt.get_unverified_header(token),
+            "claims": jwt.decode(token, options={"verify_signature": False}),
+        }
+    except (jwt.PyJWTError, ValueError, RecursionError) as error:
+        raise InvalidInput("that is no JSON Web Token", "give one as `compactor tokens create` prints it") from error
+
+
+# Keys
+
+
+def new_secret_key() -> bytes:
+    """A key for HS256."""
+    return os.urandom(SECRET_BYTES)
+
+
+def new_key_pair(algorithm: str) -> tuple[bytes, bytes]:
+    """Private and public key for RS256 or ES256, as DER, as Pulsar keeps them."""
+    private: PrivateKey
+    if algorithm == RS256:
+        private = rsa.generate_private_key(public_exponent=65_537, key_size=_RSA_BITS)
+    else:
+        private = ec.generate_private_key(ec.SECP256R1())
+    encoded = private.private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public = private.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return encoded, public
+
+
+def secret_keys(name: str, given: str) -> list[bytes]:
+    """What a secret key may be: what Base64 says, then the bytes as they are (which Pulsar takes of a file)."""
+    content = _content(name, given)
+    if _is_of_a_pair(content):
+        raise Misconfigured(f"{name} holds a key of a pair, which others may know: it is no secret", _KEPT)
+    found = [one for one in (_unbase64(content), content) if one is not None and len(one) >= SECRET_BYTES]
+    if not found:
+        what = f"the secret key of {name} is shorter than {SECRET_BYTES} bytes"
+        if not given.startswith(("data:", "file:")) and not Path(given).exists():
+            what = f"{name} names no file that exists, and taken for Base64 it is shorter than {SECRET_BYTES} bytes"
+        raise Misconfigured(what, _KEPT)
+    return found
+
+
+def _is_of_a_pair(content: bytes) -> bool:
+    """Whether it is a public or private key: who has the public one could sign with it, taken for a secret."""
+    if b"-----BEGIN" in content:
+        return True
+    for der in (content, _unbase64(content) or b""):
+        with suppress(ValueError, TypeError, UnsupportedAlgorithm):
+            serialization.load_der_public_key(der)
+            return True
+        with suppress(ValueError, TypeError, UnsupportedAlgorithm):
+            serialization.load_der_private_key(der, None)
+            return True
+    return False
+
+
+def public_key(name: str, given: str) -> PublicKey:
+    """A public key, for RS256 or ES256."""
+    content = _content(name, given)
+    try:
+        if b"-----BEGIN" in content:
+            found: object = serialization.load_pem_public_key(content)
+        else:
+            found = serialization.load_der_public_key(_unbase64(content) or content)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise Misconfigured(f"{name} holds no public key", _KEPT) from error
+    return _usable(name, found)
+
+
+def private_key(name: str, given: str) -> PrivateKey:
+    """A private key, for RS256 or ES256."""
+    content = _content(name, given)
+    try:
+        if b"-----BEGIN" in content:
+            found: object = serialization.load_pem_private_key(content, None)
+        else:
+            found = serialization.load_der_private_key(_unbase64(content) or content, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise Misconfigured(f"{name} holds no private key without a password", _KEPT) from error
+    if isinstance(found, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
+        _usable(name, found.public_key())
+        return found
+    raise _unusable(name)
+
+
+def jwks(path: str) -> list[Key]:
+    """The public keys of a JWKS file that sign tokens; others are passed over."""
+    content = _content("auth.jwks-file", path)
+    try:
+        found = json.loads(content)["keys"]
+        keys = []
+        for one in found:
+            if one["kty"] not in ("RSA", "EC") or one.get("use", "sig") != "sig" or "d" in one:
+                continue
+            public = _usable("auth.jwks-file", jwt.PyJWK(one, RS256 if one["kty"] == "RSA" else ES256).key)
+            keys.append(Key(algorithm_of(public), public, one.get("kid")))
+    except (ValueError, KeyError, TypeError, RecursionError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
+        raise Misconfigured(
+            f"auth.jwks-file {path} is no list of keys", 'give a file {"keys": […]} of RSA and P-256 public keys'
+        ) from error
+    if not keys:
+        raise Misconfigured(f"auth.jwks-file {path} has no key that signs tokens", "give RSA or P-256 public keys")
+    return keys
+
+
+def revoked_tokens(given: str) -> frozenset[str]:
+    """The ids of a file of revoked tokens: one a line; `#` begins a comment."""
+    try:
+        path = file_of(given) or Path(given)
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise Misconfigured(
+            f"auth.revoked-tokens-file cannot be read from {given} ({error.strerror})", "name a text file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise Misconfigured(f"auth.revoked-tokens-file {given} is no text", "give one id (jti) a line") from error
+    return frozenset(one for line in lines if (one := line.partition("#")[0].strip()))
+
+
+def file_of(given: str) -> Path | None:
+    """The file that a setting names for a key; None: the key stands in the setting itself."""
+    if given.startswith("data:"):
+        return None
+    path = Path(unquote(urlsplit(given).path) if given.startswith("file:") else given)
+    with suppress(OSError, ValueError):
+        return path if given.startswith("file:") or "/" in given[:2] or path.exists() else None
+    return path
+
+
+def algorithm_of(key: PublicKey) -> str:
+    """The one algorithm that a public key works with."""
+    return RS256 if isinstance(key, rsa.RSAPublicKey) else ES256
+
+
+def _usable(name: str, key: object) -> PublicKey:
+    if isinstance(key, rsa.RSAPublicKey) and key.key_size >= _RSA_BITS:
+        return key
+    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
+        return key
+    raise _unusable(name)
+
+
+def _unusable(name: str) -> Misconfigured:
+    return Misconfigured(f"the key of {name} cannot be used", "give RSA of 2048 bits or more, or EC P-256")
+
+
+def _content(name: str, given: str) -> bytes:
+    """The bytes of a key, from where it stands. Never shows them."""
+    if given.startswith("data:"):
+        kind, comma, data = given[5:].partition(",")
+        if comma and kind.endswith(";base64"):
+            found = _unbase64(data.encode())
+            if found is not None:
+                return found
+        raise Misconfigured(f"the key of {name} is no data:;base64,…", _KEPT)
+    path = file_of(given)
+    try:
+        if path is not None:
+            return path.read_bytes().strip(b"\r\n") if path.suffix in (".pem", ".json") else path.read_bytes()
+    except (OSError, ValueError) as error:
+        if given.startswith("file:") or isinstance(error, PermissionError):
+            reason = getattr(error, "strerror", None) or "no such file"
+            raise Misconfigured(f"the key of {name} cannot be read from {path} ({reason})", _KEPT) from error
+    decoded = _unbase64(given.encode())
+    if decoded is None:
+        raise Misconfigured(f"the key of {name} is neither a file nor Base64", _KEPT)
+    return decoded
+
+
+def _unbase64(content: bytes) -> bytes | None:
+    """What a text in Base64 (either alphabet, with line ends) means, or None if it is none."""
+    text = b"".join(content.split())
+    if not text or not re.fullmatch(rb"[A-Za-z0-9+/_-]+={0,2}", text):
+        return None
+    try:
+        return base64.b64decode(text.replace(b"-", b"+").replace(b"_", b"/") + b"=" * (-len(text) % 4), validate=True)
+    except (ValueError, binascii.Error):
+        return None

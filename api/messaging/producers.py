@@ -1,0 +1,277 @@
+"""The topics that this service writes: open logs, shared by all requests, given back when not used for long.
+
+An open log holds the topic's writer lease, a file and perhaps a thread, so their number is bounded: beyond, the one
+that was used longest ago makes room, and if all are in use the request is refused (Unavailable). One that lost its
+lease, or whose topic was deleted and made again, is closed and opened anew by the next request. Requests to one topic
+share its flushes (group commit): each waits only for its own messages.
+
+Whoever asks for a topic that another process writes gets LeaseHeld soon; `api/http/owner_proxy.py` decides what then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from storage.clock import Clock
+from storage.errors import CompactorError, Fenced, InvalidRecord, Unavailable
+from storage.log.group_commit import Answer
+from storage.log.lease_renewer import LogWatch
+from storage.log.topic_log import TopicLog
+from storage.metadata.records import TopicRecord
+from storage.topic import Topic
+
+OPEN_WAIT_MS = 2_000
+"""How long to wait for the lease: a compaction here has it for a moment, to roll."""
+LOOK_SECONDS = 1.0
+"""How often idle logs are looked for."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Open:
+    """A topic's log; `ready` is set when it is open, or could not be: `error`."""
+
+    topic: TopicRecord
+    ready: threading.Event
+    log: TopicLog | None = None
+    error: Exception | None = None
+    users: int = 0
+    used_at: int = 0
+    dropped: bool = False
+
+
+class Producers:
+    """Appends to topics. Safe to share between threads. Start it, and drain it at the end: what was taken is kept."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        most: int,
+        idle_ms: int,
+        on_rolled: Callable[[], object] = lambda: None,
+        watch: LogWatch | None = None,
+    ) -> None:
+        """`most` open at once; `on_rolled`: a segment waits to be sealed; `watch`: over all of them, outlives this."""
+        self._clock = clock
+        self._most = most
+        self._idle_ms = idle_ms
+        self._on_rolled = on_rolled
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._open: dict[int, _Open] = {}
+        self.appended_entries = 0
+        self.appended_bytes = 0
+        self._closed = False
+        self._turns = itertools.count()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="producers", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look for idle logs."""
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Take nothing more; close all when what was taken is acknowledged."""
+        with self._lock:
+            self._closed = True
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._close(self._taken(lambda _: True))
+
+    @property
+    def topics(self) -> list[TopicRecord]:
+        """Those that are open."""
+        with self._lock:
+            return [one.topic for one in self._open.values()]
+
+    def append(self, topic: Topic, entries: Sequence[bytes]) -> list[Answer]:
+        """Append entries, in order; what came of each. Returns when all are acknowledged, or are not going to be.
+
+        Raises LeaseHeld, Unavailable, what opening raises; then nothing was appended.
+        """
+        one = self._use(topic)
+        try:
+            assert one.log is not None
+            answers = _appended(one.log, entries, lambda: self._drop(one))
+            taken = [len(entry) for entry, answer in zip(entries, answers, strict=True) if not _refused(answer)]
+            with self._lock:
+                self.appended_entries += len(taken)
+                self.appended_bytes += sum(taken)
+            return answers
+        finally:
+            self._release(one)
+
+    def is_open(self, topic: TopicRecord) -> bool:
+        """Whether this service writes the topic now."""
+        with self._lock:
+            one = self._open.get(topic.id)
+            return one is not None and one.topic.uid == topic.uid and one.ready.is_set()
+
+    def turn(self) -> int:
+        """A number that is one more each time: for messages without a key."""
+        return next(self._turns)
+
+    def close_topic(self, topic_id: int) -> None:
+        """Give one topic back now, when whoever writes it has finished."""
+        self._close(self._taken(lambda one: one.topic.id == topic_id))
+
+    def close_idle(self) -> int:
+        """Give back what nobody has used for so long; how many."""
+        now = self._clock.now_ms()
+        # Or as long in the future: the clock was set back.
+        idle = self._taken(lambda one: not one.users and abs(now - one.used_at) >= self._idle_ms)
+        self._close(idle)
+        return len(idle)
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_SECONDS):
+            try:
+                self.close_idle()
+            except Exception:  # a thread that ends here would leave every log open
+                _log.exception("logs that nobody uses cannot be given back now")
+
+    def _use(self, topic: Topic) -> _Open:
+        """The topic's open log, which stays open until it is released."""
+        room: list[_Open] = []
+        with self._lock:
+            if self._closed:
+                raise Unavailable(
+                    "the service is ending and takes no more messages", "ask another one, or try again", is_public=True
+                )
+            one = self._open.get(topic.record.id)
+            mine = one is None or one.topic.uid != topic.record.uid
+            if mine:
+                room = self._room(None if one is None else topic.record.id)
+                one = _Open(topic.record, threading.Event())
+                self._open[topic.record.id] = one
+            assert one is not None
+            one.users += 1
+        self._close(room)
+        try:
+            if mine:
+                self._opened(one, topic)
+            one.ready.wait()
+            if one.error is not None:
+                raise one.error
+        except BaseException:
+            self._release(one)
+            raise
+        return one
+
+    def _room(self, same: int | None) -> list[_Open]:
+        """Take out what must be closed for another one. Raises Unavailable. For the holder of the lock."""
+        if same is not None:
+            old = self._open.pop(same)
+            old.dropped = bool(old.users)
+            return [] if old.dropped else [old]
+        if len(self._open) < self._most:
+            return []
+        idle = [one for one in self._open.values() if not one.users]
+        if not idle:
+            raise Unavailable(
+                f"{self._most} topics are written at once, as many as may be",
+                "try again, or raise producers.max",
+                is_public=True,
+            )
+        oldest = min(idle, key=lambda one: one.used_at)
+        return [self._open.pop(oldest.topic.id)]
+
+    def _opened(self, one: _Open, topic: Topic) -> None:
+        try:
+            log = topic.append_log(OPEN_WAIT_MS, self._on_rolled, self._watch)
+            log.__enter__()
+            one.log = log
+        except Exception as error:
+            one.error = error
+            self._drop(one)
+        finally:
+            one.ready.set()
+
+    def _drop(self, one: _Open) -> None:
+        """Let the next request open the topic anew; this log is closed by whoever releases it last."""
+        with self._lock:
+            one.dropped = True
+            if self._open.get(one.topic.id) is one:
+                del self._open[one.topic.id]
+
+    def _release(self, one: _Open) -> None:
+        with self._lock:
+            one.users -= 1
+            one.used_at = self._clock.now_ms()
+            last = one.dropped and not one.users
+        if last:
+            self._close([one])
+
+    def _taken(self, wanted: Callable[[_Open], bool]) -> list[_Open]:
+        """Take out those that are wanted; those in use are closed by whoever releases them last."""
+        with self._lock:
+            found = [one for one in self._open.values() if wanted(one)]
+            for one in found:
+                del self._open[one.topic.id]
+                one.dropped = bool(one.users)
+        return [one for one in found if not one.dropped]
+
+    @staticmethod
+    def _close(some: Sequence[_Open]) -> None:
+        for one in some:
+            log, one.log = one.log, None
+            if log is not None:
+                try:
+                    log.__exit__(None, None, None)
+                except CompactorError:
+                    pass  # what was acknowledged is flushed; the rest was never acknowledged
+                except Exception:  # whoever makes room, or gives back others, goes on
+                    _log.exception("the log of %s did not end as it should", one.topic.name)
+
+
+def _refused(answer: Answer) -> bool:
+    return isinstance(answer, Exception)
+
+
+def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], object]) -> list[Answer]:
+    """The answers of entries, in order. `on_lost`: the log is nobody's any more.
+
+    Behind an entry that failed, and may be sent again, none is appended. A client that repeats only what failed would
+    else turn the order of a key's messages round.
+    """
+    answers: list[Answer | None] = [None] * len(entries)
+    failed: list[CompactorError] = []
+    left = threading.Semaphore(0)
+
+    def answered(number: int) -> Callable[[Answer], None]:
+        def done(answer: Answer) -> None:
+            answers[number] = answer
+            if isinstance(answer, CompactorError) and not isinstance(answer, InvalidRecord):
+                failed.append(answer)
+            left.release()
+
+        return done
+
+    def check() -> None:
+        if failed:
+            told = "a message before it in the request failed"
+            raise Unavailable(f"{told}: {failed[0].message}", "send both again", public=told)
+
+    if len(entries) == 1:
+        try:
+            return [log.append(entries[0])]
+        except CompactorError as error:
+            if isinstance(error, Fenced):
+                on_lost()
+            return [error]
+    for number, entry in enumerate(entries):
+        done = answered(number)
+        try:
+            log.submit(entry, done, check)
+        except CompactorError as error:
+            done(error)
+    for _ in entries:
+        left.acquire()
+    if any(isinstance(answer, Fenced) for answer in answers):
+        on_lost()
+    return [answer for answer in answers if answer is not None]

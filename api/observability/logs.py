@@ -1,0 +1,119 @@
+"""The service's log: one line a record on stderr, JSON or for a console, with secrets masked.
+
+`storage` and `compactor` log by the standard library; structlog renders what comes from anywhere. Fields: `event`,
+`level`, `logger`, `timestamp`, what `extra=` gave, and what is bound while something goes on: `request_id` of a
+request, `topic` and `run` of a compaction. Masking is the last thing before rendering and covers messages, fields and
+tracebacks (`api/observability/redaction.py`); values of fields whose name says that they are secret are hidden whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from api.observability.redaction import HIDDEN, LOGGED, shown
+from api.settings.settings import Settings
+from storage.clock import Clock
+
+_SECRET_NAME = re.compile(
+    r"(?i)(^|[_.-])(password|passwd|secret|token|authorization|credentials?|api_?key)([_.-]key)?$"
+)
+SELDOM_MS = 60_000
+_QUIET = (
+    "uvicorn.error",
+    "uvicorn.access",
+    "sqlalchemy",
+    "alembic",
+    "botocore",
+    "boto3",
+    "urllib3",
+    "py4j",
+    "s3transfer",
+    "httpx",
+    "asyncio",
+)
+"""Loggers whose talk below WARNING tells nothing to who runs the service, or holds what nobody should see."""
+
+
+class Seldom:
+    """A warning that is logged once a minute, with how often it would have been."""
+
+    def __init__(self, clock: Clock, log: logging.Logger) -> None:
+        self._clock = clock
+        self._log = log
+        self._at: dict[str, int] = {}
+        self._more: Counter[str] = Counter()
+
+    def warn(self, what: str, condition: str = "") -> None:
+        """Say it, or count it. `condition`: what is the case, if the text does not say that alone; there are few."""
+        condition, now = condition or what, self._clock.now_ms()
+        if 0 <= now - self._at.get(condition, -SELDOM_MS) < SELDOM_MS:
+            self._more[condition] += 1
+            return
+        more = self._more.pop(condition, 0)
+        self._at[condition] = now
+        self._log.warning("%s%s", what, f" ({more} times more since this was logged last)" if more else "")
+
+
+def configure(settings: Settings, stream: TextIO | None = None) -> logging.Handler:
+    """Let all that is logged go to `stream` (stderr) in the format of the settings. The handler, to remove it."""
+    out = stream or sys.stderr
+    as_json = settings.logging_format == "json" or (settings.logging_format == "auto" and not out.isatty())
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(formatter(as_json))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(settings.logging_level)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[settings.logging_level]))
+    logging.captureWarnings(True)
+    return handler
+
+
+def formatter(as_json: bool) -> logging.Formatter:
+    """What makes a line of a record."""
+    before: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        _without_renderings,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    last: Processor = (
+        structlog.processors.JSONRenderer(default=str)
+        if as_json
+        else structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    )
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=before,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, mask, last],
+    )
+
+
+def _without_renderings(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Leave out what other formatters, and uvicorn, put into a record beside its message."""
+    return {name: value for name, value in event.items() if name not in ("message", "asctime", "color_message")}
+
+
+def mask(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Hide secrets in every value."""
+    return {name: HIDDEN if value and _SECRET_NAME.search(name) else _masked(value) for name, value in event.items()}
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, str):
+        return shown(value, LOGGED)
+    if isinstance(value, Mapping):
+        return {str(name): HIDDEN if _SECRET_NAME.search(str(name)) else _masked(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_masked(one) for one in value]
+    return value if isinstance(value, int | float | bool) or value is None else shown(str(value), LOGGED)

@@ -1,0 +1,340 @@
+"""Metrics for Prometheus: one table of what there is, and a registry that makes them in the scrape.
+
+`METRICS` names every metric with its kind, labels and meaning; docs/metrics.md is the same table, and a test compares
+them. Pulsar's `pulsar_compaction_*` keep a broker's names, kinds, meanings and labels (cluster, namespace, topic);
+Kafka's cleaner gauges have our names with units. What SQL knows is read in the scrape, at most every `REFRESH_MS`; what
+the leader's last look at all topics saw is asked of the control loop. A database that cannot answer does not fail the
+scrape: `compactor_up` is 0, and what SQL knows is left out. Topics with series of their own are bounded by a setting,
+those that ran last; the sums are of all. No globals: each service has a registry of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from api.observability.run_totals import RunTotals, TopicTotals
+from compactor.scheduling.due import Check
+from storage.clock import Clock
+from storage.errors import CompactorError
+from storage.metadata.metrics_store import MetricsStore, Standing
+from storage.metadata.tenancy_records import CLUSTER
+
+LOG = logging.getLogger(__name__)
+REFRESH_MS = 2_000
+_TOPIC = ("cluster", "namespace", "topic")
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+@dataclass(frozen=True)
+class MetricDefinition:
+    """One metric: kind is gauge, counter or histogram, as Prometheus has them."""
+
+    name: str
+    kind: str
+    doc: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What this process appended since its start."""
+
+    entries: int = 0
+    bytes: int = 0
+    open_topics: int = 0
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the process's own numbers come from; asked in the scrape."""
+
+    leads: Callable[[], bool] = lambda: False
+    last_check: Callable[[], Check | None] = lambda: None
+    appended: Callable[[], Appended] = Appended
+    engine_error: Callable[[], str | None] = lambda: None
+
+
+METRICS: Mapping[str, MetricDefinition] = {
+    one.name: one
+    for one in (
+        MetricDefinition(
+            "pulsar_compaction_removed_event_count", "gauge", "Messages that compactions have removed, in all.", _TOPIC
+        ),
+        MetricDefinition("pulsar_compaction_succeed_count", "gauge", "Compactions that succeeded.", _TOPIC),
+        MetricDefinition("pulsar_compaction_failed_count", "gauge", "Compactions that failed.", _TOPIC),
+        MetricDefinition(
+            "pulsar_compaction_duration_time_in_mills", "gauge", "How long the last one took, in milliseconds.", _TOPIC
+        ),
+        MetricDefinition(
+            "pulsar_compaction_read_throughput", "gauge", "Bytes a second that the last one read.", _TOPIC
+        ),
+        MetricDefinition(
+            "pulsar_compaction_write_throughput", "gauge", "Bytes a second that the last one wrote.", _TOPIC
+        ),
+        MetricDefinition(
+            "pulsar_compaction_compacted_entries_count", "gauge", "Messages in the compacted ledger.", _TOPIC
+        ),
+        MetricDefinition(
+            "pulsar_compaction_compacted_entries_size", "gauge", "Logical bytes of the compacted ledger.", _TOPIC
+        ),
+        MetricDefinition("compactor_up", "gauge", "1 if the database answered this scrape."),
+        MetricDefinition("compactor_topics", "gauge", "Topics that there are."),
+        MetricDefinition(
+            "compactor_runs", "gauge", "Compaction runs of topics that there are, by outcome.", ("state",)
+        ),
+        MetricDefinition("compactor_runs_running", "gauge", "Runs under way, by their heartbeats, in all services."),
+        MetricDefinition("compactor_read_bytes", "gauge", "Bytes that successful runs have read, in all."),
+        MetricDefinition("compactor_written_bytes", "gauge", "Bytes that successful runs have written, in all."),
+        MetricDefinition(
+            "compactor_recopy_ratio", "gauge", "Bytes written to bytes read by runs (Kafka: cleaner-recopy-percent)."
+        ),
+        MetricDefinition(
+            "compactor_max_clean_time_seconds", "gauge", "The longest successful run (Kafka: max-clean-time-secs)."
+        ),
+        MetricDefinition(
+            "compactor_time_since_last_run_seconds",
+            "gauge",
+            "Since a run ended; absent if none has (Kafka: time-since-last-run-ms).",
+        ),
+        MetricDefinition("compactor_queue_topics", "gauge", "Topics that wait for a run."),
+        MetricDefinition("compactor_queue_oldest_seconds", "gauge", "How long the first of them has waited."),
+        MetricDefinition("compactor_paused_topics", "gauge", "Topics whose compaction is paused."),
+        MetricDefinition(
+            "compactor_failing_topics", "gauge", "Topics whose last compaction failed, tried again later."
+        ),
+        MetricDefinition(
+            "compactor_engine_up",
+            "gauge",
+            "1 if compactions can begin in this service, 0 if Spark or its executors are missing.",
+        ),
+        MetricDefinition("compactor_leader", "gauge", "1 in the service that schedules, 0 in the others."),
+        MetricDefinition(
+            "compactor_last_check_seconds", "gauge", "Since the leader's last look at all topics; only in the leader."
+        ),
+        MetricDefinition("compactor_due_topics", "gauge", "Topics that were due then; only in the leader."),
+        MetricDefinition("compactor_dirty_bytes", "gauge", "Bytes that no run has seen; only in the leader."),
+        MetricDefinition(
+            "compactor_max_dirty_ratio",
+            "gauge",
+            "The dirtiest topic's share of dirty bytes, 0 to 1; only in the leader (Kafka: max-dirty-percent).",
+        ),
+        MetricDefinition(
+            "compactor_max_compaction_delay_seconds",
+            "gauge",
+            "How far a topic is behind its maximum lag; only in the leader (Kafka: max-compaction-delay-secs).",
+        ),
+        MetricDefinition(
+            "compactor_uncleanable_topics",
+            "gauge",
+            "Topics that fail; only in the leader (Kafka: uncleanable-partitions-count).",
+        ),
+        MetricDefinition(
+            "compactor_uncleanable_bytes",
+            "gauge",
+            "Dirty bytes of topics that fail; only in the leader (Kafka: uncleanable-bytes).",
+        ),
+        MetricDefinition(
+            "compactor_unreadable_policies",
+            "gauge",
+            "Stored policies that this version cannot read; only in the leader.",
+        ),
+        MetricDefinition("compactor_log_segments", "gauge", "Segments of the hot tail, by state.", ("state",)),
+        MetricDefinition("compactor_log_rolled_bytes", "gauge", "Bytes of rolled segments that wait to be sealed."),
+        MetricDefinition(
+            "compactor_log_segments_given_up", "gauge", "Rolled segments whose sealing was given up: seal them by hand."
+        ),
+        MetricDefinition(
+            "compactor_log_appended_entries_total", "counter", "Entries that this process has appended for clients."
+        ),
+        MetricDefinition("compactor_log_appended_bytes_total", "counter", "Bytes of entries that it has appended."),
+        MetricDefinition("compactor_log_open_topics", "gauge", "Topics that it has open for writing."),
+        MetricDefinition(
+            "compactor_http_request_duration_seconds",
+            "histogram",
+            "Requests, until their answer was sent; `route` is the path's pattern.",
+            ("method", "route", "status"),
+        ),
+    )
+}
+"""Every metric of our own, by name. The process's (`process_*`) are prometheus-client's."""
+
+
+class Metrics:
+    """The registry of a service, and what is counted as it happens."""
+
+    def __init__(
+        self, store: MetricsStore, clock: Clock, max_topics: int, sources: Sources, cluster: str = CLUSTER
+    ) -> None:
+        self.registry = CollectorRegistry()
+        http = METRICS["compactor_http_request_duration_seconds"]
+        self.http = Histogram(http.name, http.doc, http.labels, registry=self.registry, buckets=_BUCKETS)
+        self.registry.register(_Scrape(store, clock, max_topics, sources, cluster))
+        ProcessCollector(registry=self.registry)
+
+    def exposition(self) -> bytes:
+        """All of them, as Prometheus reads text."""
+        return generate_latest(self.registry)
+
+
+class _Scrape(Collector):
+    """Makes metrics of what SQL and the process know."""
+
+    def __init__(self, store: MetricsStore, clock: Clock, max_topics: int, sources: Sources, cluster: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._max_topics = max_topics
+        self._sources = sources
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._totals = RunTotals(store)
+        self._standing: Standing | None = None
+        self._read_at: int | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering does not read SQL."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of this moment."""
+        with self._lock:
+            now = self._clock.now_ms()
+            up = self._refresh(now)
+            yield _plain("compactor_up", int(up))
+            if up and self._standing:
+                yield from self._of_database(self._standing, now)
+                yield from self._of_topics()
+        yield from self._of_process(now)
+
+    def _refresh(self, now: int) -> bool:
+        if self._read_at is not None and 0 <= now - self._read_at < REFRESH_MS:
+            return True
+        try:
+            self._standing = self._store.standing()
+            self._totals.refresh()
+        except CompactorError as error:
+            LOG.warning("no metrics of the database: %s", error)
+            self._read_at = None
+            return False
+        self._read_at = now
+        return True
+
+    def _of_database(self, standing: Standing, now: int) -> Iterator[Metric]:
+        totals = self._totals
+        yield _plain("compactor_topics", standing.topics)
+        by_state = {
+            "SUCCESS": sum(one.succeeded for one in totals.topics.values()),
+            "ERROR": sum(one.failed for one in totals.topics.values()),
+            "CANCELLED": sum(one.cancelled for one in totals.topics.values()),
+        }
+        yield _labelled("compactor_runs", by_state)
+        yield _plain("compactor_runs_running", totals.alive(now))
+        yield _plain("compactor_read_bytes", totals.bytes_read)
+        yield _plain("compactor_written_bytes", totals.bytes_written)
+        yield _plain("compactor_recopy_ratio", totals.bytes_written / totals.bytes_read if totals.bytes_read else 0)
+        yield _plain("compactor_max_clean_time_seconds", totals.max_duration_ms / 1000)
+        yield _plain("compactor_time_since_last_run_seconds", _since(totals.last_finished_at, now))
+        yield _plain("compactor_queue_topics", standing.requested)
+        yield _plain("compactor_queue_oldest_seconds", _since(standing.oldest_request_at, now) or 0)
+        yield _plain("compactor_paused_topics", standing.paused)
+        yield _plain("compactor_failing_topics", standing.failing)
+        yield _labelled("compactor_log_segments", {state: standing.segments.get(state, 0) for state in _SEGMENTS})
+        yield _plain("compactor_log_rolled_bytes", standing.rolled_bytes)
+        yield _plain("compactor_log_segments_given_up", standing.given_up)
+
+    def _of_topics(self) -> Iterator[Metric]:
+        latest = sorted(self._totals.topics.items(), key=lambda one: -one[1].last_run_id)[: self._max_topics]
+        for name, value in _BY_TOPIC.items():
+            family = _family(name)
+            for topic_id, totals in latest:
+                topic = self._totals.names[topic_id]
+                family.add_metric((self._cluster, f"{topic.tenant}/{topic.namespace}", str(topic)), value(totals))
+            yield family
+
+    def _of_process(self, now: int) -> Iterator[Metric]:
+        appended = self._sources.appended()
+        yield _plain("compactor_log_appended_entries_total", appended.entries)
+        yield _plain("compactor_log_appended_bytes_total", appended.bytes)
+        yield _plain("compactor_log_open_topics", appended.open_topics)
+        error = self._sources.engine_error()
+        yield _plain("compactor_engine_up", None if error is None else int(not error))
+        leads = self._sources.leads()
+        yield _plain("compactor_leader", int(leads))
+        check = self._sources.last_check() if leads else None
+        seen = _of_check(check, now) if check else dict.fromkeys(_CHECKED)
+        for name in _CHECKED:
+            yield _plain(name, seen[name])
+
+
+_SEGMENTS = ("OPEN", "ROLLED", "SEALED")
+_BY_TOPIC: Mapping[str, Callable[[TopicTotals], float]] = {
+    "pulsar_compaction_removed_event_count": lambda one: one.removed_messages,
+    "pulsar_compaction_succeed_count": lambda one: one.succeeded,
+    "pulsar_compaction_failed_count": lambda one: one.failed,
+    "pulsar_compaction_duration_time_in_mills": lambda one: one.duration_ms,
+    "pulsar_compaction_read_throughput": lambda one: one.read_rate,
+    "pulsar_compaction_write_throughput": lambda one: one.write_rate,
+    "pulsar_compaction_compacted_entries_count": lambda one: one.compacted_messages,
+    "pulsar_compaction_compacted_entries_size": lambda one: one.compacted_bytes,
+}
+_CHECKED = (
+    "compactor_last_check_seconds",
+    "compactor_due_topics",
+    "compactor_dirty_bytes",
+    "compactor_max_dirty_ratio",
+    "compactor_max_compaction_delay_seconds",
+    "compactor_uncleanable_topics",
+    "compactor_uncleanable_bytes",
+    "compactor_unreadable_policies",
+)
+
+
+def _of_check(check: Check, now: int) -> dict[str, float | None]:
+    values = (
+        (now - check.at) / 1000,
+        check.due,
+        check.dirty_bytes,
+        check.max_dirty_ratio,
+        check.max_delay_ms / 1000,
+        check.uncleanable,
+        check.uncleanable_bytes,
+        check.unreadable_policies,
+    )
+    return dict(zip(_CHECKED, values, strict=True))
+
+
+def _family(name: str) -> Any:
+    known = METRICS[name]
+    kind = CounterMetricFamily if known.kind == "counter" else GaugeMetricFamily
+    return kind(name, known.doc, labels=known.labels)
+
+
+def _plain(name: str, value: float | None) -> Metric:
+    """A metric without labels; None: without a sample."""
+    family = _family(name)
+    if value is not None:
+        family.add_metric((), value)
+    assert isinstance(family, Metric)
+    return family
+
+
+def _labelled(name: str, values: Mapping[str, float]) -> Metric:
+    """A metric of one label."""
+    family = _family(name)
+    for label, value in values.items():
+        family.add_metric((label,), value)
+    assert isinstance(family, Metric)
+    return family
+
+
+def _since(at: int | None, now: int) -> float | None:
+    return None if at is None else max(0, now - at) / 1000

@@ -1,0 +1,161 @@
+"""What is known of runs, verifications, trims and policies, as plain values: one form for the command line and REST.
+
+Times are milliseconds since 1970. `in_full`: for operators, who may know where database and store are.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import TYPE_CHECKING, Any
+
+from api.observability.redaction import masked, shown
+from storage.errors import full_part, public_part
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from compactor.maintenance.retention import Gone, Trimmed
+    from compactor.verify.findings import Difference
+    from compactor.verify.report import Report
+    from storage.metadata.records import RunRecord
+    from storage.model import TopicName
+    from storage.options.policies import Unreadable
+    from storage.options.resolution import Origin, Resolved
+
+_LOCATION = re.compile(r"\b(?:s3|file|sqlite|postgres(?:ql)?(?:\+\w+)?|https?)://[^\s'\"]*[^\s'\",:;.)]")
+
+
+def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = True) -> dict[str, Any]:
+    """All that is known of a run, as plain values; times in milliseconds since 1970."""
+    from compactor.two_phase import HEARTBEAT_MS
+    from storage.metadata.liveness import is_alive
+
+    statistics = dict(run.statistics)
+    if "tail_left" in statistics:
+        statistics["tail_left"] = shown_error(statistics["tail_left"], in_full=in_full)
+    going = {name: statistics.pop(name, None) for name in ("tasks_done", "tasks_total", "bytes_done")}
+    running = run.state.value == "RUNNING"
+    return {
+        "run": run.run_id,
+        "topic": str(topic),
+        "state": run.state.value,
+        "cause": run.cause or None,
+        "phase": run.phase,
+        **going,
+        "started_at": run.started_at,
+        "heartbeat_at": run.heartbeat_at,
+        "heartbeat_expired": not is_alive(run.holder, run.heartbeat_at, HEARTBEAT_MS, now) if running else None,
+        "finished_at": run.finished_at,
+        "error": shown_error(run.error, in_full=in_full),
+        "compacted_ledger": run.compacted_ledger_id,
+        "horizon": None if run.horizon is None else str(run.horizon.message_id),
+        "horizon_offset": None if run.horizon is None else run.horizon.offset,
+        "epoch": run.epoch,
+        "attempt": run.attempt_id,
+        "holder": run.holder,
+        "policies": dict(run.policies),
+        "statistics": statistics,
+    }
+
+
+def shown_error(text: object, *, in_full: bool = True) -> str | None:
+    """What a document says of an error that was recorded, without secrets; None: there was none."""
+    if not text:
+        return None
+    return masked(full_part(str(text))) if in_full else shown(without_places(public_part(str(text))))
+
+
+def without_places(text: str) -> str:
+    """A text without the URLs in it: an error that an older version kept has nothing that says which part is public."""
+    return _LOCATION.sub("…", text)
+
+
+def verify_document(report: Report, *, in_full: bool = True) -> dict[str, Any]:
+    """A report as plain values."""
+    return {
+        "topic": str(report.topic),
+        "compacted_ledger": report.compacted_ledger,
+        "generation": report.generation,
+        "checked": {noun.replace(" ", "_"): count for noun, count in report.checked.items()},
+        "unchecked": [masked(one) for one in report.unchecked],
+        "differences": [_difference(one, in_full) for one in report.differences],
+        "counts": {str(kind): count for kind, count in sorted(report.counts.items())},
+        "total": report.total,
+    }
+
+
+def _difference(one: Difference, in_full: bool) -> dict[str, Any]:
+    return {
+        "kind": str(one.kind),
+        "where": one.where,
+        "what": shown_error(one.what, in_full=in_full),
+        "offset": one.offset,
+        "key": None if one.key is None else one.key.decode(errors="replace"),
+        "key_base64": None if one.key is None else base64.b64encode(one.key).decode(),
+        "key_hash": one.key_hash,
+    }
+
+
+def trim_document(trimmed: Trimmed, *, in_full: bool = True) -> dict[str, Any]:
+    """As JSON has it."""
+    plan = trimmed.plan
+    held = None
+    if plan.hold is not None:
+        mark = plan.hold.mark_delete
+        held = {
+            "cursor": plan.hold.cursor,
+            "mark_delete": None if mark is None else str(mark.message_id),
+            "mark_delete_offset": None if mark is None else mark.offset,
+            "ledgers": [trimmed_ledger(gone) for gone in plan.held],
+            "start_offset": plan.wanted_start,
+        }
+    return {
+        "topic": str(trimmed.topic.name),
+        "dry_run": not trimmed.trimmed,
+        "start_offset": plan.start_offset,
+        "ledgers": [trimmed_ledger(gone) for gone in plan.going],
+        "held": held,
+        "tail_left": shown_error(trimmed.tail_left, in_full=in_full),
+    }
+
+
+def trimmed_ledger(gone: Gone) -> dict[str, Any]:
+    piece = gone.piece
+    return {
+        "ledger": piece.ledger_id,
+        "first_offset": piece.first_offset,
+        "last_offset": piece.last_offset,
+        "messages": piece.messages,
+        "logical_bytes": piece.logical_bytes,
+        "why": gone.why.value,
+    }
+
+
+def policies_document(resolved: Resolved) -> dict[str, dict[str, Any]]:
+    """The policies of a topic: value and origin by name; and the value that would count, where that cannot be read."""
+    from storage.options.policies import POLICIES
+
+    document: dict[str, dict[str, Any]] = {}
+    for policy in POLICIES.values():
+        value = policy.kind.shown(getattr(resolved.policies, policy.attribute))
+        document[policy.name] = {"value": value, "origin": resolved.origins[policy.name].value}
+        if (unreadable := resolved.unreadable.get(policy.name)) is not None:
+            document[policy.name]["unreadable"] = _unreadable(unreadable.stored, unreadable.origin)
+    return document
+
+
+def settings_document(settings: Mapping[str, object], origin: Origin) -> dict[str, dict[str, Any]]:
+    """What one scope sets: value and origin by name; what cannot be read as it is stored."""
+    from storage.options.policies import Unreadable, shown
+
+    return {
+        name: {"value": value.value, "origin": origin.value, "unreadable": _unreadable(value, origin)}
+        if isinstance(value, Unreadable)
+        else {"value": shown(name, value), "origin": origin.value}
+        for name, value in settings.items()
+    }
+
+
+def _unreadable(stored: Unreadable, origin: Origin) -> dict[str, Any]:
+    return {"value": stored.value, "origin": origin.value, "reason": stored.reason}

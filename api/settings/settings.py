@@ -1,0 +1,467 @@
+"""Every setting, in one typed table: what it is called, what it takes, what it means, what it is by default.
+
+Origins, the first that has one wins: a flag of the command line, the environment (`COMPACTOR_…`), the file (`--config`
+or `COMPACTOR_CONFIG`; `api/settings/sources.py`), the default. A new setting is a field here and a line in
+docs/settings.md, which a test compares. Names are dotted; the field has underscores, and `_ms` where it is a duration.
+Pulsar's and Kafka's own names are aliases, each in its own unit. A file may also hold policies: they are the broker's
+defaults, below what was set for the broker (`storage/options/policies.py`).
+
+Values only; components (clock, store, database) are made from them in `api/components.py`. Secrets are in no `repr`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from api.settings.kinds import (
+    BOOLEAN,
+    Choice,
+    Decimal,
+    List,
+    Optional,
+    Size,
+    Text,
+    Url,
+    Whole,
+    WithUnit,
+)
+from api.settings.setting import Alias, Setting
+from api.settings.setting import setting as _setting
+from storage.errors import Misconfigured
+from storage.private import make_private
+
+_PORT = Whole("the port", most=65_535)
+_COUNT = Whole("pieces", least=1)
+_THREADS = Whole("threads", least=1, most=1024)
+CONFIG_VARIABLE = "COMPACTOR_CONFIG"
+
+
+@dataclass(frozen=True, repr=False)
+class Settings:
+    """The settings of one process. Durations are milliseconds, sizes bytes."""
+
+    # Where things are
+
+    data: str = _setting(".compactor", "data", Text("a directory"), "Directory of the embedded parts.")
+    store: str = _setting(
+        "", "store", Url("a URL"), "Object store, file:///… or s3://bucket/prefix; empty: in the data directory."
+    )
+    s3_endpoint: str = _setting("", "s3-endpoint", Url("a URL"), "Endpoint of an S3 server other than AWS.")
+    database: str = _setting(
+        "", "database", Url("a URL"), "Database; empty: SQLite in the data directory. Its password is never shown."
+    )
+    log: str = _setting(
+        "", "log", Text("a directory"), "Directory of the hot tail, on a local disk; empty: in the data directory."
+    )
+    spark_master: str = _setting(
+        "local[*]", "spark-master", Text("a Spark master"), "Spark master; in-process: no Spark, for small topics."
+    )
+
+    # The service's face
+
+    host: str = _setting("127.0.0.1", "host", Text("an address"), "Address to bind to.", "bindAddress")
+    port: int = _setting(8080, "port", _PORT, "Port; 0: any that is free, which is told.", "webServicePort")
+    advertised_url: str = _setting(
+        "",
+        "advertised-url",
+        Url("a URL or host"),
+        "How clients and other services reach this one; empty: host and port. A bare host gets scheme and port.",
+        "advertisedAddress",
+    )
+    allowed_hosts: tuple[str, ...] = _setting(
+        (),
+        "allowed-hosts",
+        List("names"),
+        "Names that requests may use for this service besides loopback, host and advertised-url, while access control "
+        "is off.",
+    )
+    cluster_name: str = _setting("standalone", "cluster-name", Text("a name"), "The one cluster's name.", "clusterName")
+    tls_certificate: str = _setting(
+        "", "tls.certificate", Text("a PEM file"), "Certificate, and what it hangs on; with it HTTPS is served alone."
+    )
+    tls_key: str = _setting("", "tls.key", Text("a PEM file"), "The certificate's private key.")
+    tls_ca: str = _setting(
+        "",
+        "tls.ca",
+        Text("a PEM file"),
+        "Authorities that other services' certificates may be from, besides the usual ones.",
+        "brokerClientTrustCertsFilePath",
+    )
+    shutdown_grace_ms: int = _setting(
+        30_000,
+        "shutdown.grace",
+        WithUnit(),
+        "How long requests and runs may take to end after SIGTERM.",
+        Alias("brokerShutdownTimeoutMs", unit=1),
+    )
+    forwarding_timeout_ms: int = _setting(
+        30_000, "forwarding.timeout", WithUnit(least=1), "How long another service may take for a forwarded request."
+    )
+
+    # Compaction by itself
+
+    compaction_automatic: bool = _setting(
+        True,
+        "compaction.automatic",
+        BOOLEAN,
+        "Compact what is due. Requests are executed either way.",
+        "log.cleaner.enable",
+    )
+    compaction_monitor_interval_ms: int = _setting(
+        60_000,
+        "compaction.monitor-interval",
+        WithUnit(least=1),
+        "How often all topics are looked at.",
+        Alias("brokerServiceCompactionMonitorIntervalInSeconds", unit=1000),
+        Alias("log.cleaner.backoff.ms", unit=1),
+    )
+    compaction_max_runs: int = _setting(
+        4,
+        "compaction.max-runs",
+        Whole("runs", least=1),
+        "Compactions at once: of one large topic each, or of a batch of small ones.",
+        "log.cleaner.threads",
+    )
+    compaction_batch_topics: int = _setting(
+        100, "compaction.batch-topics", Whole("topics", least=1), "Small topics in one Spark job at most."
+    )
+    compaction_batch_bytes: int = _setting(
+        64 << 20, "compaction.batch-bytes", Size(), "Dirty bytes up to which a topic is a small one."
+    )
+    compaction_max_read_rate: int = _setting(
+        0,
+        "compaction.max-read-rate",
+        Size(),
+        "Bytes a second that runs read at most, all together; 0: no limit. Kafka's limit is of both, half for each.",
+        Alias("log.cleaner.io.max.bytes.per.second", part=0.5),
+    )
+    compaction_max_write_rate: int = _setting(
+        0,
+        "compaction.max-write-rate",
+        Size(),
+        "Bytes a second that runs write at most, all together; 0: no limit.",
+        Alias("log.cleaner.io.max.bytes.per.second", part=0.5),
+    )
+    compaction_retry_first_ms: int = _setting(
+        30_000, "compaction.retry-first", WithUnit(least=1), "How long after its first failure a topic is tried again."
+    )
+    compaction_retry_most_ms: int = _setting(
+        3_600_000, "compaction.retry-most", WithUnit(least=1), "What that grows to, doubling with each failure."
+    )
+    compaction_run_dead_after_ms: int = _setting(
+        30_000,
+        "compaction.run-dead-after",
+        WithUnit(least=1000),
+        "A run that says nothing for so long is held for dead, and made again. The same in all services.",
+    )
+    compaction_stalled_after_ms: int = _setting(
+        1_800_000,
+        "compaction.stalled-after",
+        WithUnit(least=1000),
+        "A run of whose tasks none ends for so long fails, and is tried again; waiting for cores does not count. "
+        "Longer than a task may take.",
+    )
+    leader_lease_term_ms: int = _setting(
+        10_000,
+        "leader.lease-term",
+        WithUnit(least=100),
+        "The one service that schedules says so this often, three times over; another takes over after its end.",
+    )
+
+    # Keeping house
+
+    maintenance_seal_interval_ms: int = _setting(
+        5_000, "maintenance.seal-interval", WithUnit(least=1), "How often rolled segments become ledgers."
+    )
+    maintenance_interval_ms: int = _setting(
+        300_000,
+        "maintenance.interval",
+        WithUnit(least=1),
+        "How often cleanup policies and retention are applied; limits of backlogs every minute, or as often if that is "
+        "more.",
+        Alias("log.retention.check.interval.ms", unit=1),
+    )
+    gc_interval_ms: int = _setting(3_600_000, "gc.interval", WithUnit(least=1), "How often garbage is collected.")
+    gc_grace_ms: int = _setting(
+        3_600_000, "gc.grace", WithUnit(least=60_000), "How long garbage stays, and how long an attempt may be silent."
+    )
+    producers_max: int = _setting(1000, "producers.max", _COUNT, "Topics that are open for writing at once.")
+    producers_idle_ms: int = _setting(
+        5_000, "producers.idle", WithUnit(least=1), "How long a topic stays open for writing without a message."
+    )
+
+    # Limits
+
+    limits_body_bytes: int = _setting(
+        16 << 20, "limits.body-bytes", Size(least=1024), "Largest body of a request; 413 above."
+    )
+    limits_bodies_bytes: int = _setting(
+        256 << 20, "limits.bodies-bytes", Size(least=1024), "All bodies that are held at once, together; 503 above."
+    )
+    limits_header_bytes: int = _setting(
+        64 << 10,
+        "limits.header-bytes",
+        Size(least=4096),
+        "Largest request line and headers together.",
+        "httpMaxRequestHeaderSize",
+    )
+    limits_requests_per_second: float = _setting(
+        1000.0,
+        "limits.requests-per-second",
+        Decimal(),
+        "Requests a second of one role, or of one address without a role; 429 above; 0: no limit.",
+    )
+    limits_requests_at_once: int = _setting(
+        512, "limits.requests-at-once", Whole("requests", least=1), "Requests under way at once; 503 above."
+    )
+    limits_rolled_bytes: int = _setting(
+        0,
+        "limits.rolled-bytes",
+        Size(),
+        "Rolled segments in the log directory that wait to be sealed, together; no appends above; 0: no limit.",
+    )
+    limits_log_free_bytes: int = _setting(
+        128 << 20, "limits.log-free-bytes", Size(), "What stays free on the log's disk: no appends below it."
+    )
+    limits_messages: int = _setting(
+        10_000, "limits.messages", Whole("messages", least=1), "Messages in the body of a produce request; 413 above."
+    )
+    limits_request_timeout_ms: int = _setting(
+        30_000,
+        "limits.request-timeout",
+        WithUnit(least=100),
+        "How long a request may wait for database, log directory or object store; 503 then. "
+        "Streams, verifying, trimming and garbage collection may take longer.",
+    )
+    limits_waiting_polls: int = _setting(
+        128,
+        "limits.waiting-polls",
+        Whole("requests", least=1),
+        "Reads with waitMs that wait at once, of one role or, without a role, of one address; 503 above.",
+    )
+    limits_connections: int = _setting(
+        1024,
+        "limits.connections",
+        Whole("connections", least=1),
+        "Connections at once, at most half of the file descriptors that the process may have; closed above.",
+    )
+    limits_header_timeout_ms: int = _setting(
+        10_000,
+        "limits.header-timeout",
+        WithUnit(least=1),
+        "How long request line and headers may take to arrive, with TLS its handshake too.",
+    )
+    limits_body_timeout_ms: int = _setting(
+        60_000, "limits.body-timeout", WithUnit(least=1), "How long a body may take to arrive; 408 then."
+    )
+    limits_answer_timeout_ms: int = _setting(
+        60_000,
+        "limits.answer-timeout",
+        WithUnit(least=1),
+        "How long a client may take for the next 64 KiB of its answer; its connection is cut off then.",
+    )
+    threads_database: int = _setting(
+        16, "threads.database", _THREADS, "Requests at once that wait for the database alone."
+    )
+    threads_log: int = _setting(
+        40, "threads.log", _THREADS, "Requests at once that wait for the log directory: they produce, or ask for stats."
+    )
+    threads_store: int = _setting(
+        16, "threads.store", _THREADS, "Requests at once that wait for the object store: they read."
+    )
+    threads_work: int = _setting(
+        4, "threads.work", _THREADS, "Requests at once that verify, trim, truncate or collect garbage."
+    )
+    read_max_messages: int = _setting(10_000, "read.max-messages", Whole("messages", least=1), "Messages in a page.")
+    read_max_bytes: int = _setting(
+        16 << 20, "read.max-bytes", Size(least=1), "Bytes in a page of messages; one message always fits."
+    )
+
+    # Access
+
+    auth_enabled: bool | None = _setting(
+        None,
+        "auth.enabled",
+        Optional(BOOLEAN),
+        "Whether requests need a token; none: if there is a key to check tokens with.",
+        "authenticationEnabled",
+    )
+    auth_token_secret_key: str = _setting(
+        "",
+        "auth.token-secret-key",
+        Text("file:///… or data:;base64,…"),
+        "Key of tokens signed by HS256.",
+        "tokenSecretKey",
+        secret=True,
+    )
+    auth_token_public_key: str = _setting(
+        "",
+        "auth.token-public-key",
+        Text("file:///… or data:;base64,…"),
+        "Public key of tokens signed by RS256 or ES256; the key says which.",
+        "tokenPublicKey",
+    )
+    auth_jwks_file: str = _setting("", "auth.jwks-file", Text("a JSON file"), "Public keys by their id (JWKS).")
+    auth_revoked_tokens_file: str = _setting(
+        "", "auth.revoked-tokens-file", Text("a text file"), "Ids (jti) of tokens that hold no more, one a line."
+    )
+    auth_reload_interval_ms: int = _setting(
+        10_000,
+        "auth.reload-interval",
+        WithUnit(least=1),
+        "How often the files of keys and of revoked tokens are looked at again.",
+    )
+    auth_role_claim: str = _setting(
+        "sub", "auth.role-claim", Text("a claim"), "Claim that is the role.", "tokenAuthClaim"
+    )
+    auth_audience: str = _setting("", "auth.audience", Text("a text"), "`aud` that tokens must have.", "tokenAudience")
+    auth_leeway_ms: int = _setting(
+        0,
+        "auth.leeway",
+        WithUnit(),
+        "How far clocks may differ when a token's times are checked.",
+        Alias("tokenAllowedClockSkewSeconds", unit=1000),
+    )
+    auth_superuser_roles: tuple[str, ...] = _setting(
+        (), "auth.superuser-roles", List("roles"), "Roles that may do everything.", "superUserRoles", "super.users"
+    )
+
+    # What is seen from outside
+
+    metrics_authenticate: bool = _setting(
+        False,
+        "metrics.authenticate",
+        BOOLEAN,
+        "Whether /metrics needs a superuser's token.",
+        "authenticateMetricsEndpoint",
+    )
+    metrics_max_topics: int = _setting(
+        1000, "metrics.max-topics", Whole("topics"), "Topics with series of their own; the rest are summed."
+    )
+    logging_format: str = _setting(
+        "auto",
+        "logging.format",
+        Choice(("auto", "json", "console")),
+        "How `compactor serve` logs; auto: console on a terminal, JSON elsewhere.",
+    )
+    logging_level: str = _setting(
+        "INFO", "logging.level", Choice(("DEBUG", "INFO", "WARNING", "ERROR")), "The least that is logged."
+    )
+
+    # Not settings, but where they come from
+
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """By setting's or policy's name: `flag`, `environment COMPACTOR_…` or `file …`; the others are defaults."""
+    policies: Mapping[str, object] = field(default_factory=dict)
+    """The broker's defaults that the file sets, by the policies' own names, as `storage.options.policies.parse` gives
+    them.
+    """
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What a person should be told about the sources."""
+
+    @classmethod
+    def load(cls, environment: Mapping[str, str] = os.environ, config: str | None = None, **flags: object) -> Settings:
+        """From flags (by attribute; None: not given), the environment, the file, defaults.
+
+        Raises Misconfigured, which names where the value stands.
+        """
+        from api.settings.sources import read_file, read_values
+
+        file = config or environment.get(CONFIG_VARIABLE) or ""
+        found = read_file(Path(file)) if file else None
+        values: dict[str, Any] = dict(found.settings) if found else {}
+        origins = dict.fromkeys([*values, *found.policies], f"file {file}") if found else {}
+        given, from_ = read_values(environment, flags)
+        return cls(
+            **{SETTINGS[name].attribute: value for name, value in {**values, **given}.items()},
+            origins={**origins, **from_},
+            policies=found.policies if found else {},
+            notes=found.notes if found else (),
+        )
+
+    def with_flags(self, **flags: object) -> Settings:
+        """These, but for the flags (by attribute) that are given. Raises Misconfigured."""
+        from api.settings.sources import read_values
+
+        given, from_ = read_values({}, flags)
+        changed: dict[str, Any] = {SETTINGS[name].attribute: value for name, value in given.items()}
+        return replace(self, **changed, origins={**self.origins, **from_})
+
+    def __repr__(self) -> str:
+        shown = {
+            one.name: one.shown(getattr(self, one.attribute)) for one in SETTINGS.values() if self.origin(one.name)
+        }
+        return f"Settings({shown})"
+
+    def origin(self, name: str) -> str:
+        """Where a setting or policy comes from; empty: it is the default."""
+        return self.origins.get(name, "")
+
+    @property
+    def data_directory(self) -> Path:
+        """The data directory, absolute."""
+        return Path(self.data).expanduser().absolute()
+
+    @property
+    def store_url(self) -> str:
+        """The object store's URL."""
+        return self.store or (self.data_directory / "objects").as_uri()
+
+    @property
+    def log_directory(self) -> Path:
+        """Where segments lie, absolute."""
+        return Path(self.log).expanduser().absolute() if self.log else self.data_directory / "log"
+
+    @property
+    def database_url(self) -> str:
+        """The database's URL."""
+        return self.database or f"sqlite:///{self.data_directory / 'metadata.db'}"
+
+    @property
+    def embedded_database(self) -> bool:
+        """Whether the database is the embedded default, which upgrades itself."""
+        return not self.database
+
+    @property
+    def access_control(self) -> bool:
+        """Whether requests need a token."""
+        keys = self.auth_token_secret_key or self.auth_token_public_key or self.auth_jwks_file
+        return bool(keys) if self.auth_enabled is None else self.auth_enabled
+
+    @property
+    def url(self) -> str:
+        """How others reach the service, once `port` is the one that was bound."""
+        scheme = "https" if self.tls_certificate else "http"
+        if "://" in self.advertised_url:
+            return self.advertised_url.rstrip("/")
+        if re.fullmatch(r"([^:\[\]]+|\[[^\[\]]+\]):\d{1,5}", self.advertised_url, re.ASCII):
+            return f"{scheme}://{self.advertised_url}"
+        host = self.advertised_url.strip("[]") or self.host
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def make_data_directory(self) -> Path:
+        """The data directory, made if need be: embedded parts and Spark's log live there. Raises Misconfigured."""
+        try:
+            make_private(self.data_directory)
+        except OSError as error:
+            raise Misconfigured(
+                f"the data directory {self.data_directory} cannot be made ({error.strerror})",
+                "set COMPACTOR_DATA, or --data, to a directory that can be written",
+            ) from error
+        return self.data_directory
+
+
+SETTINGS: Mapping[str, Setting] = MappingProxyType(
+    {
+        one.metadata["setting"].name: replace(one.metadata["setting"], attribute=one.name)
+        for one in fields(Settings)
+        if "setting" in one.metadata
+    }
+)
+"""All settings by name, in the order in which they are shown."""

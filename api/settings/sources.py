@@ -1,0 +1,229 @@
+"""Where settings come from: a file, the environment, flags. Reads texts and gives typed values by setting's name.
+
+A file is TOML, in which every name must be known, or, if its name ends in `.conf` or `.properties`, Java properties as
+Pulsar's `broker.conf` and Kafka's `server.properties` are: of these the names that are known count, and the rest are
+named in one note. A name is a setting's, an alias (Pulsar's and Kafka's, each in its own unit), or a policy's, which
+then is the broker's default. The same thing said twice in different words, with different values, is refused.
+Raises Misconfigured, which names file, name and what is allowed; values of secrets are not repeated.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from api.settings.kinds import WithUnit
+from api.settings.setting import Alias, Setting
+from api.settings.settings import SETTINGS
+from storage.errors import InvalidInput, Misconfigured
+from storage.options import policies
+
+_PROPERTIES = (".conf", ".properties")
+_NAMES_TOLD = 8
+_OF_OTHERS = ("COMPACTOR_TOKEN", "COMPACTOR_TOKEN_FILE", "COMPACTOR_CA_CERT", "COMPACTOR_MAVEN_REPOSITORY")
+"""Variables of `compactor-admin`, and of the installation of Spark."""
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a file says: settings and policies by their own names."""
+
+    settings: Mapping[str, object]
+    policies: Mapping[str, object]
+    notes: tuple[str, ...]
+
+
+def read_values(
+    environment: Mapping[str, str], flags: Mapping[str, object]
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Values by name, and where each comes from. An empty one is not given."""
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for setting in SETTINGS.values():
+        flag = flags.get(setting.attribute)
+        given, origin = flag, "flag"
+        if flag is None:
+            given, origin = environment.get(setting.variable), f"environment {setting.variable}"
+        if given not in (None, "", (), []):
+            values[setting.name] = _parsed(
+                setting,
+                given if isinstance(given, list | bool | int) else str(given),
+                f"--{setting.name.replace('.', '-')}" if flag is not None else origin,
+            )
+            origins[setting.name] = origin
+    return values, origins
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Variables that look like settings and are none, as a slip of the finger makes them."""
+    known = {setting.variable for setting in SETTINGS.values()} | {"COMPACTOR_CONFIG"}
+    others = ("COMPACTOR_ADMIN_", "COMPACTOR_TEST_", "COMPACTOR_SOAK_", *_OF_OTHERS)
+    return sorted(
+        name
+        for name in environment
+        if name.startswith("COMPACTOR_") and name not in known and not name.startswith(others)
+    )
+
+
+def variable_notes(environment: Mapping[str, str]) -> list[str]:
+    """What a person should be told about each of them, in a line."""
+    known = {setting.variable.removeprefix("COMPACTOR_"): setting.variable for setting in SETTINGS.values()}
+    notes = []
+    for name in unknown_variables(environment):
+        near = difflib.get_close_matches(name.removeprefix("COMPACTOR_"), known, n=1)
+        advice = f"did you mean {known[near[0]]}?" if near else "see docs/settings.md"
+        notes.append(f"{name} is no setting, and passed over: {advice}")
+    return notes
+
+
+def read_file(path: Path) -> Found:
+    """What the file says."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misconfigured(
+            f"the settings file {path} cannot be read ({getattr(error, 'strerror', None) or 'it is not UTF-8'})",
+            "name one that can be, with --config or COMPACTOR_CONFIG",
+        ) from error
+    if path.suffix in _PROPERTIES:
+        # Such a file lists all there is, much of it empty, which means the default.
+        return _found(path, {name: value for name, value in _properties(text).items() if value}, strict=False)
+    try:
+        return _found(path, dict(_flat("", tomllib.loads(text))), strict=True)
+    except tomllib.TOMLDecodeError as error:
+        raise Misconfigured(
+            f"the settings file {path} is no TOML ({error})",
+            "correct it; Java properties are read from names that end in .conf or .properties",
+        ) from error
+
+
+def _found(path: Path, given: Mapping[str, object], strict: bool) -> Found:
+    settings: dict[str, object] = {}
+    found: dict[str, object] = {}
+    unknown: list[str] = []
+
+    def put(into: dict[str, object], name: str, value: object, called: str) -> None:
+        if name in into and into[name] != value:
+            raise Misconfigured(f"{path}: {called} says something else about {name} than another line", "leave one out")
+        into[name] = value
+
+    for name, value in given.items():
+        meant = _BY_NAME.get(name, ())
+        for setting, alias in meant:
+            put(settings, setting.name, _parsed(setting, _converted(alias, value), f"{path}: {name}", alias), name)
+        if meant:
+            continue
+        try:
+            known = policies.policy(name)
+        except InvalidInput:
+            unknown.append(name)
+            continue
+        try:
+            put(found, known.name, policies.parse(name, value)[1], name)
+        except InvalidInput as error:
+            raise Misconfigured(f"{path}: {error.message}", error.remedy) from error
+    if unknown and strict:
+        near = difflib.get_close_matches(unknown[0], [*SETTINGS, *policies.POLICIES], n=1)
+        raise Misconfigured(
+            f"{path}: there is no setting or policy {unknown[0]!r}",
+            f"{f'did you mean {near[0]}? ' if near else ''}see `compactor config show` and docs/settings.md",
+        )
+    try:
+        policies.check(found)
+    except InvalidInput as error:
+        raise Misconfigured(f"{path}: {error.message}", error.remedy) from error
+    return Found(settings, found, (_note(path, unknown),) if unknown else ())
+
+
+def _note(path: Path, unknown: list[str]) -> str:
+    told = ", ".join(unknown[:_NAMES_TOLD])
+    more = f" and {len(unknown) - _NAMES_TOLD} more" if len(unknown) > _NAMES_TOLD else ""
+    return f"{path}: not known here, and passed over: {told}{more}"
+
+
+def _names() -> dict[str, tuple[tuple[Setting, Alias | None], ...]]:
+    names: dict[str, tuple[tuple[Setting, Alias | None], ...]] = {
+        setting.name: ((setting, None),) for setting in SETTINGS.values()
+    }
+    for setting in SETTINGS.values():
+        for alias in setting.aliases:
+            names[alias.name] = (*names.get(alias.name, ()), (setting, alias))
+    return names
+
+
+_BY_NAME = _names()
+
+
+def _converted(alias: Alias | None, value: object) -> object:
+    """A value in its alias's unit, as the setting takes it."""
+    if alias is None or isinstance(value, bool):
+        return value
+    text = str(value).strip()
+    if alias.unit and re.fullmatch(r"\d{1,15}", text, re.ASCII):
+        return f"{int(text) * alias.unit}ms"
+    if alias.part != 1.0:
+        try:
+            number = float(text) * alias.part
+        except ValueError:
+            return value
+        return int(number) if 0 <= number < float(1 << 62) else 0  # Kafka's "no limit" is the largest double
+    return value
+
+
+def _parsed(setting: Setting, given: object, where: str, alias: Alias | None = None) -> object:
+    try:
+        return setting.kind.parse(setting.name, given)
+    except InvalidInput as error:
+        said = f"the value of {setting.name} cannot be taken" if setting.secret else error.message
+        said = said.replace("the policy ", "")
+        unit = f" ({alias.name} in its own unit)" if alias and isinstance(setting.kind, WithUnit) else ""
+        raise Misconfigured(f"{where}: {said}", f"give {setting.kind.allowed}{unit}") from error
+
+
+def _flat(prefix: str, table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(f"{prefix}{name}.", value)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _properties(text: str) -> dict[str, str]:
+    """Java properties by name; the last of a name counts."""
+    values: dict[str, str] = {}
+    for line in _logical_lines(text):
+        match = re.match(r"((?:\\.|[^\\\s=:])*)\s*[=:]?\s*(.*)", line, re.DOTALL)
+        assert match, "every line matches"
+        values[_unescaped(match[1])] = _unescaped(match[2]).strip()
+    return values
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Lines without comments; one that ends in a backslash goes on in the next."""
+    begun = ""
+    for raw in text.splitlines():
+        line = raw.lstrip()
+        if not begun and (not line or line[0] in "#!"):
+            continue
+        odd = (len(line) - len(line.rstrip("\\"))) % 2
+        begun += line[:-1] if odd else line
+        if not odd:
+            yield begun
+            begun = ""
+    if begun:
+        yield begun
+
+
+def _unescaped(text: str) -> str:
+    named = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+    def one(match: re.Match[str]) -> str:
+        said = match[1]
+        return chr(int(said[1:], 16)) if len(said) == 5 else named.get(said, said)
+
+    return _ESCAPE.sub(one, text)

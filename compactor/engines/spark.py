@@ -1,0 +1,473 @@
+"""Spark, and nothing else: the session, and phases as Spark jobs.
+
+The only module that imports pyspark. A phase is one Spark job over task numbers, as an RDD: a DataFrame's `mapInArrow`
+costs 50 ms more each time. Spark schedules, retries and speculates; the data goes from the object store through a
+Python worker to the object store, never through the JVM or the driver. One warm session serves many runs
+(spark_sessions.py); a first job pays for starting Python workers. To executors of a cluster our package travels with
+the session; no credentials do. Jobs are watched (driver.py): one that nobody works on does not wait for ever.
+
+Java has a process group of its own, so that a signal to ours ends us first, and us alone: it ends when its stdin does,
+or is killed while it starts (jvm.py).
+
+What may go wrong: Misconfigured (no usable Java, a session that cannot start, executors without a package that tasks
+need), Unavailable (no master, Spark gave up on a task, or its driver was given up), Fenced (the job was cancelled).
+What fails in a task comes back in its place, as `Failed`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import pickle
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
+from py4j.java_gateway import java_import
+from pyspark import SparkConf, SparkContext, StatusTracker, TaskContext
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql import SparkSession
+
+from compactor.engines import cluster
+from compactor.engines.driver import JobWatch, Look, Watched
+from compactor.engines.engine import (
+    Divided,
+    Failed,
+    answers,
+    pack,
+)
+from compactor.engines.java import find_java_home
+from compactor.engines.jvm import Jvm
+from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable
+
+Answer = TypeVar("Answer")
+
+_POLL_SECONDS = 0.2
+_EXECUTORS_WITHIN_SECONDS = 10.0
+_EXECUTORS_SETTLE_SECONDS = 1.0
+_STARTS_WITHIN_SECONDS = 300.0
+_JAVA_ENDS_WITHIN_SECONDS = 10.0
+JAVA_NAMES = (
+    "org.apache.spark.SparkConf",
+    "org.apache.spark.api.java.*",
+    "org.apache.spark.api.python.*",
+    "org.apache.spark.ml.python.*",
+    "org.apache.spark.mllib.api.python.*",
+    "org.apache.spark.resource.*",
+    "org.apache.spark.sql.Encoders",
+    "org.apache.spark.sql.OnSuccessCall",
+    "org.apache.spark.sql.functions",
+    "org.apache.spark.sql.classic.*",
+    "org.apache.spark.sql.api.python.*",
+    "org.apache.spark.sql.hive.*",
+    "scala.Tuple2",
+)
+"""What PySpark finds in Java without its package: the imports of its `launch_gateway`."""
+_NO_PYTHON = "Cannot run program"
+_OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
+
+
+@dataclass(frozen=True)
+class SparkSettings:
+    """How to reach or start Spark. `driver_memory`: the driver's heap; `log_file`: where the driver's log goes."""
+
+    log_file: Path
+    master: str = "local[*]"
+    driver_memory: str = "2g"
+    app_name: str = "compactor"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether driver and executors are one process on this machine."""
+        return cluster.is_local(self.master)
+
+
+def open_session(
+    settings: SparkSettings, say: Callable[[str], None] = lambda _: None, jvm: Jvm | None = None
+) -> SparkSession:
+    """A session, started quietly; `say` gets a line for the user when something deserves one. `jvm`: to give the start
+    up with, which Ctrl-C does in any case.
+
+    Settings count only for the first session of a process: there is one JVM. On a cluster it is Spark's own files
+    that say the rest (`spark-defaults.conf` in SPARK_CONF_DIR). Raises Misconfigured, Unavailable.
+    """
+    cluster.check_master(settings.master)
+    # Py4J logs stack traces when a call is interrupted or Java dies; what matters is raised. Python prints what no
+    # handler takes, so give it one that an application's own handlers stand beside.
+    logging.getLogger("py4j").addHandler(logging.NullHandler())
+    facing = cluster.reach_master(settings.master) if settings.master.startswith("spark://") else None
+    java = find_java_home(os.environ)
+    if shutil.which("bash") is None:
+        raise Misconfigured("Spark's start scripts need bash, and PATH has none", "install bash")
+    if java.note:
+        say(java.note)
+    os.environ["JAVA_HOME"] = str(java.path)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if settings.is_local:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if facing and not {"SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"} & os.environ.keys():
+            # Spark would take the first address of this machine's name, which executors may not reach.
+            os.environ["SPARK_LOCAL_IP"] = os.environ["SPARK_LOCAL_HOSTNAME"] = facing
+    with tempfile.TemporaryDirectory(prefix="compactor-spark-") as folder:
+        configuration = SparkConf().setMaster(settings.master).setAppName(settings.app_name)
+        configuration.setAll(list(_configuration(settings, Path(folder)).items()))
+        jvm = jvm or Jvm()
+        try:
+            session = _start(configuration, settings.log_file, jvm)
+        except BaseException as error:
+            if jvm.process is not None:
+                jvm.end()
+                _forget_java()
+            if not isinstance(error, Exception):
+                raise
+            if _passed_on_an_interrupt(error):
+                raise KeyboardInterrupt from error
+            raise Misconfigured(
+                f"Spark could not start with master {settings.master} ({_first_line(error)})",
+                f"set COMPACTOR_SPARK_MASTER to local[*] or to a master that can be reached; see {settings.log_file}",
+            ) from error
+    if not settings.is_local:
+        _equip_executors(session, settings, say)
+    return session
+
+
+def _start(configuration: SparkConf, log_file: Path, jvm: Jvm) -> SparkSession:
+    """Start the JVM, if this process has none, with the log file as its stderr, which Python workers inherit.
+
+    They write stack traces there that mean nothing to a user, as when Spark hangs up on an idle worker.
+    """
+    if SparkContext._gateway is not None:
+        return SparkSession.builder.config(conf=configuration).getOrCreate()
+    # Whatever it waits for, as a Java that is stopped: then what waits for it ends with an error.
+    late = threading.Timer(_STARTS_WITHIN_SECONDS, jvm.end)
+    late.daemon = True
+    late.start()
+    try:
+        with open(log_file, "ab", opener=lambda file, flags: os.open(file, flags, 0o600)) as log:
+            submit = Path(_find_spark_home()) / "bin" / "spark-submit"
+            port, secret = jvm.launch(submit, configuration.getAll(), log)
+        SparkContext(conf=configuration, gateway=_gateway(port, secret, jvm))
+        return SparkSession.builder.config(conf=configuration).getOrCreate()
+    finally:
+        late.cancel()
+
+
+def _gateway(port: int, secret: str, jvm: Jvm) -> Any:
+    """PySpark's way to a JVM that runs already, with a thread of Java's for each of ours.
+
+    As `launch_gateway` makes it, but that takes port and secret from the environment, which a process that is started
+    meanwhile would inherit.
+    """
+    gateway = ClientServer(
+        java_parameters=JavaParameters(port=port, auth_token=secret, auto_convert=True),
+        python_parameters=PythonParameters(port=0, eager_load=False),
+    )
+    gateway.proc = jvm.process
+    for name in JAVA_NAMES:
+        java_import(gateway.jvm, name)
+    return gateway
+
+
+def _equip_executors(session: SparkSession, settings: SparkSettings, say: Callable[[str], None]) -> None:
+    """Hand our package to the executors, and wait a moment for them: a run is cut by the cores that are there."""
+    folder = Path(tempfile.mkdtemp(prefix="compactor-package-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # executors that come later fetch it then
+    # Spark refuses a second file of one name, which a second session of this process would bring.
+    session.sparkContext.addPyFile(str(cluster.zip_packages(folder / f"{folder.name}.zip")))
+    java_context = session.sparkContext._jsc.sc()
+    began = settled = time.monotonic()
+    executors = 0
+    while executors == 0 or time.monotonic() - settled < _EXECUTORS_SETTLE_SECONDS:
+        if time.monotonic() - began > _EXECUTORS_WITHIN_SECONDS:
+            if executors == 0:
+                say(f"{settings.master} has given no executors yet: waiting; see its web page, and {settings.log_file}")
+            return
+        time.sleep(_POLL_SECONDS)
+        if (now := java_context.getExecutorMemoryStatus().size() - 1) != executors:  # the driver is one of them
+            executors, settled = now, time.monotonic()
+
+
+def _configuration(settings: SparkSettings, folder: Path) -> dict[str, str]:
+    """Spark's own settings. `folder` is needed only until the JVM has started."""
+    logging = folder / "log4j2.properties"
+    logging.write_text(_LOGGING, encoding="utf-8")
+    log_file = shlex.quote(f"-Dcompactor.spark.log={settings.log_file}")
+    configuration = {
+        "spark.driver.memory": settings.driver_memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.as_uri()} {log_file}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.adaptive.enabled": "false",
+        # Over TCP every second task begins 40 ms later: a delayed acknowledgement between JVM and Python worker.
+        "spark.python.unix.domain.socket.enabled": "true",
+    }
+    if settings.is_local:
+        configuration |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return configuration
+
+
+_LOGGING = """\
+appenders = file
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = ${sys:compactor.engines.spark.log}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+logger.repl.name = org.apache.spark.api.python.PythonGatewayServer
+logger.repl.level = warn
+"""
+
+
+class SparkDriver:
+    """The driver of a session, asked without any deadline; a `Driver`. Only `kill` may be called from any thread."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self._java = getattr(SparkContext._gateway, "proc", None)  # None: it was started by somebody else
+        self._has_executors: bool | None = None
+
+    def look(self, group: str) -> Look:
+        context = self._session.sparkContext
+        java_context = context._jsc.sc()
+        if java_context.isStopped():
+            return Look(stopped=True, executors=None)
+        tracker = self._session.sparkContext.statusTracker()
+        ended, running = _tasks(tracker, tracker.getJobIdsForGroup(group)) if group else (0, 0)
+        # Spark gives the cores to the job that came first (FIFO).
+        is_waiting = bool(group) and not running and _tasks(tracker, tracker.getActiveJobsIds())[1] > 0
+        return Look(False, self._executors(java_context), ended, is_waiting)
+
+    def cancel(self, group: str) -> None:
+        self._session.sparkContext.cancelJobGroup(group)
+
+    def kill(self) -> None:
+        if self._java is not None:
+            self._java.kill()
+
+    def _executors(self, java_context: Any) -> int | None:
+        """Executors that live; None: they are not counted, since they come with jobs, or are the driver itself."""
+        if self._has_executors is None:
+            dynamic = str(java_context.conf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
+            self._has_executors = not dynamic and not cluster.is_local(str(java_context.master()))
+        if not self._has_executors:
+            return None
+        return int(java_context.getExecutorMemoryStatus().size()) - 1  # the driver is one of them
+
+
+def _tasks(tracker: StatusTracker, job_ids: Iterable[int]) -> tuple[int, int]:
+    """Of some jobs the tasks that have ended, and those that run."""
+    jobs = [info for info in map(tracker.getJobInfo, job_ids) if info]
+    stages = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
+    return sum(one.numCompletedTasks for one in stages), sum(one.numActiveTasks for one in stages)
+
+
+class SparkEngine:
+    """Runs the tasks of a phase as one Spark job each; an `Engine`.
+
+    `watched`: what all engines of a session share; None: this is the only one.
+    """
+
+    def __init__(self, session: SparkSession, watched: Watched | None = None) -> None:
+        self._session = session
+        self._watched = watched or Watched(SparkDriver(session))
+        self._group = self._cancelled_group = ""
+        self._watch: JobWatch | None = None
+
+    @property
+    def parallelism(self) -> int:
+        """Tasks that can run at once: Spark's default parallelism. Raises Unavailable."""
+        try:
+            return int(self._watched.ask(lambda: self._session.sparkContext.defaultParallelism))
+        except Exception as error:  # NoAnswer, or a Java that has died
+            raise self._failure(error) from error
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether other jobs of the session have all cores, so that no task of this engine's job runs."""
+        return self._watch is not None and self._watch.is_waiting
+
+    def warm_up(self) -> None:
+        """Start the Python workers and let them import what tasks need; given up after some minutes."""
+        late = threading.Timer(_STARTS_WITHIN_SECONDS, self.cancel)
+        late.daemon = True
+        late.start()
+        try:
+            answers(self.run(self.parallelism, _import_phases, lambda _: None))
+        finally:
+            late.cancel()
+
+    def run(
+        self,
+        count: int,
+        task: Callable[[int], Answer],
+        on_done: Callable[[int], None],
+        weights: Sequence[float] | None = None,
+    ) -> list[Answer | Failed]:
+        if count == 0:
+            return []
+        self._group = f"compactor-{os.urandom(8).hex()}"
+        common, inputs = (task.task, task.inputs) if isinstance(task, Divided) else (task, range(count))
+        pickled = _pickled(common)
+        partitions = pack(count, weights, self.parallelism)
+
+        def tell(ended: int) -> None:
+            on_done(ended * count // len(partitions))
+
+        try:  # a Java that has died shows at any call; one that is stopped is killed by the watch
+            with JobWatch(self._watched, self._group, tell) as self._watch:
+                context = self._session.sparkContext
+                context.setJobGroup(self._group, "compaction", interruptOnCancel=True)
+                failures = cluster.max_failures(str(context.master), context.getConf().get("spark.task.maxFailures"))
+                packed = [[(number, _pickled(inputs[number])) for number in numbers] for numbers in partitions]
+                rows = context.parallelize(packed, len(packed)).mapPartitions(_task_body(pickled, failures)).collect()
+        except Exception as error:
+            if _passed_on_an_interrupt(error):
+                raise KeyboardInterrupt from error
+            raise self._failure(error) from error
+        outcomes = {number: pickle.loads(outcome) for number, outcome in rows}  # noqa: S301  our own workers'
+        return [outcomes[number] for number in range(count)]
+
+    def cancel(self) -> None:
+        """Stop the running job; safe from another thread, which waits for nothing."""
+        self._cancelled_group = self._group
+        self._watched.cancel(self._cancelled_group)
+
+    def close(self) -> None:
+        """Stop the session, of which this is the only engine; a Java that does not answer is killed."""
+        with contextlib.suppress(Exception):  # stopping a Java that has died fails, too, and would hide why
+            self._watched.ask(self._session.stop)
+        self._watched.close()
+
+    def _failure(self, error: Exception) -> CompactorError:
+        if self._watched.given_up:
+            return Unavailable(
+                self._watched.given_up, "the next run gets a new Spark session; look at Spark's master and workers"
+            )
+        if self._cancelled_group == self._group:
+            return Fenced("the compaction was cancelled", "start it again if it is still wanted")
+        if any(sign in str(error) for sign in (_NO_PYTHON, _OTHER_PYTHON)):
+            here = ".".join(map(str, sys.version_info[:2]))
+            return Misconfigured(
+                f"Spark's executors have no Python {here} at {self._session.sparkContext.pythonExec}",
+                f"set PYSPARK_PYTHON to the path of a Python {here} that every executor has",
+            )
+        return Unavailable(
+            f"Spark gave up on a task ({_first_line(error)})",
+            "look at the executors' logs (more memory a worker helps against killed ones), then run it again",
+        )
+
+
+def end_session(session: SparkSession, watched: Watched) -> None:
+    """Stop a session and its Java, also one that does not answer; PySpark forgets both, so that others can follow."""
+    java = getattr(SparkContext._gateway, "proc", None)
+    with contextlib.suppress(Exception):  # a Java that has died
+        watched.ask(session.stop)
+    watched.close()
+    if java is not None:
+        with contextlib.suppress(OSError):
+            java.stdin.close()  # then it ends by itself, and tidies up
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            java.wait(_JAVA_ENDS_WITHIN_SECONDS)
+        java.kill()
+        java.wait()
+    _forget_java()
+
+
+def _forget_java() -> None:
+    """Let PySpark forget a Java that is gone, so that the next session gets a new one."""
+    with contextlib.suppress(Exception):
+        if SparkContext._active_spark_context is not None:
+            SparkContext._active_spark_context.stop()
+    SparkContext._active_spark_context = None
+    if SparkContext._gateway is not None:
+        with contextlib.suppress(Exception):
+            SparkContext._gateway.shutdown()
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None  # type: ignore[attr-defined,unused-ignore]
+
+
+def _passed_on_an_interrupt(error: BaseException) -> bool:
+    """Whether a Ctrl-C is behind an error: PySpark asks Java once more on its way out, and may stumble over that."""
+    context = error.__context__
+    return context is not None and (isinstance(context, KeyboardInterrupt) or _passed_on_an_interrupt(context))
+
+
+def _pickled(task: object) -> bytes:
+    """Pickled apart from the function around it, so that an import that fails in a worker is seen by that function."""
+    return bytes(CPickleSerializer().dumps(task))  # type: ignore[no-untyped-call]
+
+
+Inputs = list[tuple[int, bytes]]
+"""The tasks of one partition: their numbers, and what each is called with, pickled."""
+
+
+def _task_body(pickled_task: bytes, max_failures: int) -> Callable[[Iterable[Inputs]], Iterable[tuple[int, bytes]]]:
+    """The function that Spark workers run over a partition: each task's number, and its outcome pickled."""
+
+    def body(partition: Iterable[Inputs]) -> Iterator[tuple[int, bytes]]:
+        context = TaskContext.get()
+        last = context is None or context.attemptNumber() + 1 >= max_failures
+        task: Callable[[Any], Any] | None = None
+        for number, pickled_input in chain.from_iterable(partition):
+            outcome: object
+            try:
+                task = task or pickle.loads(pickled_task)  # noqa: S301  our own driver's
+                outcome = task(pickle.loads(pickled_input))  # noqa: S301  our own driver's
+            except Exception as error:
+                if not last and not (isinstance(error, CompactorError) and not isinstance(error, Unavailable)):
+                    raise  # Spark's retry may find the store back, or more memory
+                outcome = Failed(_told(error))
+            yield number, pickle.dumps(outcome)
+
+    return body
+
+
+def _told(error: Exception) -> Exception:
+    """The error as it goes to the driver. W3: of one that is left to Spark, only Java's stack trace would be seen."""
+    if isinstance(error, CompactorError):
+        return error
+    if isinstance(error, ImportError):
+        return Misconfigured(
+            f"Spark's executors cannot import a package that tasks need ({error}; Python is {sys.executable})",
+            "install the packages of requirements/runtime.lock there, and set PYSPARK_PYTHON to that Python's path",
+        )
+    if isinstance(error, MemoryError):
+        return Unavailable(
+            "a task ran out of memory", "give Spark's Python workers more memory, then run it again", is_public=True
+        )
+    defect = RuntimeError(f"a task failed with {type(error).__name__}: {error}")
+    defect.add_note(traceback.format_exc())
+    return defect
+
+
+def _import_phases(_: int) -> None:
+    import compactor.phase_one
+    import compactor.phase_two  # noqa: F401
+
+
+def _first_line(error: Exception) -> str:
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    # Py4J says first that something went wrong in Java, then what.
+    cause = lines[1] if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else lines[0]
+    return cause.removeprefix(": ")[:300]

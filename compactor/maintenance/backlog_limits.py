@@ -1,0 +1,292 @@
+"""Limits of what may lie before a topic's subscriptions: message time to live, and backlog quotas, as Pulsar has them.
+
+    time to live   every subscription counts messages older than `message.ttl.seconds` as acknowledged
+    quota          the slowest subscription has more than `backlog.quota.bytes` before it, or its oldest message is
+                   older than `backlog.quota.seconds`; then messages are refused, for now (`producer_request_hold`) or
+                   at all (`producer_exception`), or the oldest count as acknowledged until 90 % of the limit are left
+                   (`consumer_backlog_eviction`)
+
+Invariants: `__compaction` is exempt from all of it (S9): it holds back what no run has seen, and no consumer can move
+it. A subscription never goes back, and never beyond the topic's end.
+
+Bytes are those that producers sent; within a ledger every message counts alike, so a backlog that begins inside one is
+an estimate, as a broker's is. The end of the topic must be at hand: this is for the process in whose log directory the
+tail lies. Of a rolled segment in another one, which waits to be sealed, only the row is known: limits then do less. May
+go wrong: TopicNotFound, DataLoss, Unavailable. Must not know: who produces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from storage.clock import Clock
+from storage.cursor import Cursor
+from storage.errors import (
+    CompactorError,
+    Conflict,
+    Fenced,
+    NotFound,
+    ObjectDamaged,
+    ObjectMissing,
+    SegmentElsewhere,
+    Unavailable,
+)
+from storage.ledger.seek import AtOffset
+from storage.log.directory import LogDirectory
+from storage.log.unsealed_end import open_end
+from storage.metadata.records import (
+    COMPACTION_CURSOR,
+    CursorRecord,
+    LedgerRecord,
+    SegmentRecord,
+    TopicRecord,
+    TopicSnapshot,
+)
+from storage.metadata.store import MetadataStore
+from storage.model import Position, TopicName
+from storage.objects.interface import ObjectStore
+from storage.options.policies import EVICT, HOLD, TopicPolicies
+from storage.reading.snapshot_reader import SnapshotReader, last_of
+from storage.topic import Topic
+
+LEFT_AFTER_EVICTION = 0.9
+"""So much of a limit is left where it was exceeded (Pulsar's `BacklogQuotaManager`)."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A ledger or segment with its bytes; offsets are inclusive."""
+
+    first_offset: int
+    last_offset: int
+    size: int
+
+    def behind(self, offset: int) -> int:
+        """About how many of its bytes lie at this offset or behind it."""
+        left = self.last_offset + 1 - max(offset, self.first_offset)
+        return self.size * max(left, 0) // (self.last_offset + 1 - self.first_offset)
+
+
+@dataclass(frozen=True)
+class OverQuota:
+    """A topic whose subscription `cursor` is farther behind than it may be. `unit`: bytes or seconds."""
+
+    topic: TopicName
+    cursor: str
+    backlog: int
+    limit: int
+    unit: str
+    action: str
+
+    @property
+    def error(self) -> CompactorError:
+        """Why messages are refused."""
+        kind = Unavailable if self.action == HOLD else Conflict
+        return kind(
+            f"{self.topic} takes no messages: its subscription {self.cursor} has a backlog of {self.backlog} "
+            f"{self.unit}, and backlog.quota.{self.unit} is {self.limit}",
+            f"have the subscription read on, skip its backlog, delete it, or raise backlog.quota.{self.unit}",
+        )
+
+
+def has_limits(policies: TopicPolicies) -> bool:
+    """Whether any limit is set."""
+    quotas = (policies.backlog_quota_bytes, policies.backlog_quota_seconds)
+    return bool(policies.message_ttl_seconds) or max(quotas) >= 0
+
+
+def extents(snapshot: TopicSnapshot, log: LogDirectory | None) -> list[Extent]:
+    """The topic's ledgers and segments in order, as far as they hold something; an open one if it lies in `log`."""
+    found = []
+    for piece in snapshot.pieces:
+        if isinstance(piece, LedgerRecord):
+            found.append(Extent(piece.first_offset, piece.last_offset, piece.logical_bytes))
+        elif piece.content is not None:
+            found.append(Extent(piece.first_offset, piece.content.last_offset, piece.content.logical_bytes))
+        elif log is not None and (end := open_end(log, snapshot.topic, piece)) and end.next_offset > piece.first_offset:
+            found.append(Extent(piece.first_offset, end.next_offset - 1, end.size))
+    return found
+
+
+def bytes_behind(some: Sequence[Extent], offset: int) -> int:
+    """About how many bytes lie at this offset or behind it."""
+    return sum(extent.behind(offset) for extent in some)
+
+
+def first_of_last(some: Sequence[Extent], size: int) -> int:
+    """The smallest offset behind which, itself included, lie at most so many bytes."""
+    end = 0
+    for extent in reversed(some):
+        end = end or extent.last_offset + 1
+        if extent.size > size:
+            kept = size * (extent.last_offset + 1 - extent.first_offset) // extent.size
+            return extent.last_offset + 1 - kept
+        size -= extent.size
+        end = extent.first_offset
+    return end
+
+
+@dataclass(frozen=True)
+class BacklogLimits:
+    """Applies the limits of topics."""
+
+    metadata: MetadataStore
+    store: ObjectStore
+    clock: Clock
+    log: LogDirectory | None = None
+
+    def apply(self, topic: TopicRecord, policies: TopicPolicies) -> OverQuota | None:
+        """Move the topic's subscriptions as its policies say; why it is to take no messages, if it is not."""
+        if policies.message_ttl_seconds:
+            self._acknowledge_older(topic, self.clock.now_ms() - policies.message_ttl_seconds * 1000)
+        over = self.over_quota(topic, policies)
+        for one in over:
+            if one.action == EVICT:
+                self._evict(topic, one)
+        return next((one for one in over if one.action != EVICT), None)
+
+    def check(self, topic: TopicRecord) -> None:
+        """Raises Unavailable or Conflict if the topic is to take no messages now."""
+        policies = self.metadata.policies.effective(topic)
+        for one in self.over_quota(topic, policies) if has_limits(policies) else ():
+            if one.action != EVICT:
+                raise one.error
+
+    def over_quota(self, topic: TopicRecord, policies: TopicPolicies) -> list[OverQuota]:
+        """The quotas that the topic is over."""
+        slowest = min(self._cursors(topic), key=_next_offset, default=None)
+        if slowest is None:
+            return []
+        found = []
+        for unit, limit, action in (
+            ("bytes", policies.backlog_quota_bytes, policies.backlog_quota_bytes_action),
+            ("seconds", policies.backlog_quota_seconds, policies.backlog_quota_seconds_action),
+        ):
+            if limit < 0:
+                continue
+            if unit == "bytes":
+                backlog = bytes_behind(extents(self.metadata.snapshot(topic.id), self.log), _next_offset(slowest))
+            else:
+                backlog = self._age_seconds(topic, _next_offset(slowest), limit)
+            if backlog > limit:
+                found.append(OverQuota(topic.name, slowest.name, backlog, limit, unit, action))
+        return found
+
+    def _evict(self, topic: TopicRecord, over: OverQuota) -> None:
+        """Let the subscriptions that are too far behind miss the oldest messages."""
+        left = int(over.limit * LEFT_AFTER_EVICTION)
+        if over.unit == "bytes":
+            some = extents(self.metadata.snapshot(topic.id), self.log)
+            self._acknowledge_below(self._opened(topic), self._cursors(topic), first_of_last(some, left))
+        else:
+            self._acknowledge_older(topic, self.clock.now_ms() - left * 1000)
+
+    def _acknowledge_older(self, topic: TopicRecord, publish_time: int) -> None:
+        """Let every subscription go on at the first message that was published then or later."""
+        waiting = self._cursors(topic)
+        if not waiting:
+            return
+        opened = self._opened(topic)
+        reader = opened.snapshot_reader()
+        try:
+            offset = self._first_since(reader, min(map(_next_offset, waiting)), publish_time)
+        except (ObjectMissing, ObjectDamaged):
+            if opened.snapshot().pieces == reader.pieces:
+                raise
+            return  # it was sealed or trimmed meanwhile: the next time looks again
+        self._acknowledge_below(opened, waiting, offset)
+
+    def _first_since(self, reader: SnapshotReader, offset: int, publish_time: int) -> int:
+        """The first message at or behind an offset that was published then or later; the topic's end if none was.
+
+        Rows of ledgers and segments say it but for the one piece in which messages of both kinds lie. Of that, if it
+        lies in another log directory, all messages count as later.
+        """
+        end = reader.end  # before the look: what is appended during it is no older message
+        for piece in _behind(reader, offset, end):
+            first, (oldest, newest) = max(piece.first_offset, offset), _published(piece)
+            if newest is not None and newest < publish_time:
+                continue
+            if (oldest is not None and oldest >= publish_time) or self._is_elsewhere(piece):
+                return first
+            found = reader.first_since(piece, publish_time, first)
+            if found is not None:
+                return found
+        return end
+
+    def _acknowledge_below(self, opened: Topic, waiting: Sequence[CursorRecord], offset: int) -> None:
+        """Let these subscriptions go on at an offset, or where they are if that is behind it."""
+        moving = [record for record in waiting if _next_offset(record) < offset]
+        lasts = {one.offset: one for one in map(last_of, opened.snapshot().pieces) if one} if moving else {}
+
+        def locate(wanted: int) -> Position | None:
+            try:
+                return lasts.get(wanted) or opened.locate(wanted)
+            except SegmentElsewhere:
+                return None  # only its row is known here
+
+        for record in moving:
+            with suppress(Fenced, NotFound):  # another owner moved or deleted it: the next time looks again
+                cursor = Cursor(
+                    self.metadata,
+                    self.clock,
+                    opened.record,
+                    record.name,
+                    locate,
+                    lambda: opened.snapshot_reader().end,
+                )
+                cursor.acknowledge_below(offset)
+                cursor.close()
+
+    def _age_seconds(self, topic: TopicRecord, offset: int, limit: int) -> int:
+        """The age of the first message at or behind an offset; 0: there is none. One up to `limit` may be less.
+
+        A message in another log directory counts as the newest of its segment.
+        """
+        opened, now = self._opened(topic), self.clock.now_ms()
+        reader = opened.snapshot_reader()
+        piece = next(_behind(reader, offset, reader.end), None)
+        if piece is None:
+            return 0
+        published, newest = _published(piece)
+        if published is None or (now - published) // 1000 > limit:
+            published = newest if self._is_elsewhere(piece) else _first_published(opened, offset)
+        return 0 if published is None else max(now - published, 0) // 1000
+
+    def _is_elsewhere(self, piece: LedgerRecord | SegmentRecord) -> bool:
+        """Whether a piece's messages lie in another log directory."""
+        return isinstance(piece, SegmentRecord) and (self.log is None or piece.log_uid != self.log.known_uid)
+
+    def _opened(self, topic: TopicRecord) -> Topic:
+        return Topic(self.metadata, self.store, self.clock, topic, log=self.log)
+
+    def _cursors(self, topic: TopicRecord) -> list[CursorRecord]:
+        """The subscriptions that limits are for."""
+        return [one for one in self.metadata.cursors(topic.id) if one.name != COMPACTION_CURSOR]
+
+
+def _next_offset(cursor: CursorRecord) -> int:
+    return cursor.mark_delete.offset + 1 if cursor.mark_delete else 0
+
+
+def _behind(reader: SnapshotReader, offset: int, end: int) -> Iterator[LedgerRecord | SegmentRecord]:
+    """The pieces that hold messages from an offset on; `end`: of the topic."""
+    for piece in reader.pieces if offset < end else ():
+        last = last_of(piece)
+        if last is None or last.offset >= offset:
+            yield piece
+
+
+def _published(piece: LedgerRecord | SegmentRecord) -> tuple[int | None, int | None]:
+    """The smallest and the largest publish time of a piece's messages, as its row says; None, None of an open one."""
+    content = piece if isinstance(piece, LedgerRecord) else piece.content
+    return (None, None) if content is None else (content.min_publish_time, content.max_publish_time)
+
+
+def _first_published(topic: Topic, offset: int) -> int | None:
+    """When the first raw message at or behind an offset was published; None: there is none."""
+    for batch in topic.read(AtOffset(offset), max_messages=1):
+        return int(batch.column("publish_time")[0].as_py())
+    return None

@@ -1,0 +1,305 @@
+"""Garbage collection: delete the objects that no row and no manifest refers to, and nobody may still need (A3).
+
+Per topic, in this order, which is what makes it safe beside imports, runs, readers and other collectors:
+
+    list      all objects of the topic, first: whatever is written later is not looked at
+    give up   attempts whose heartbeat is older than the grace time are finished: fenced in SQL, before an object goes
+    collect   the rows of compacted ledgers that retired a grace time ago and that no live pin holds
+    forget    the rows of raw ledgers that were trimmed `file.delete.delay` ago (C3); their objects need no other grace
+    refer     in one snapshot: rows of ledgers and compacted ledgers, attempts; then every manifest of those
+    delete    what was listed and is not referred to, unless its attempt is unfinished, or finished less than a grace
+              time ago; of an attempt that nobody knows any more, unless the store modified it less than a grace time
+              and `skew_ms` ago
+    forget    rows of attempts that were finished a grace time ago and have no object left, referred to or not
+
+Where one snapshot shows that there is nothing to do in any of these steps, as of most topics at most times, the
+collection ends with it.
+
+A new row or manifest refers to objects of its own attempt, which was known before its first object, and to what the
+generation before it refers to, which serves until then. So nothing that is deleted is ever referred to again.
+
+A topic that was deleted (S8) has no rows, so nobody can refer to its objects, nor make one count: all of them go
+`file.delete.delay` after the topic, so that whoever was reading may finish. One that comes later, of a writer that had
+not heard, goes with the next collection.
+
+Each step can be cut off and done again. A manifest that cannot be read makes an error that names it, and nothing of
+its topic is deleted: what it refers to is not guessed. Names that are no names of ours are left alone and counted.
+Times decide only how long garbage stays and when a reader loses its pin; no clock, however wrong, costs what serves.
+
+Memory: the names of one topic's objects, and of those that it refers to. Must not know: Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from storage.clock import Clock
+from storage.errors import DataLoss, NotFound
+from storage.failpoints import Step, reached
+from storage.ledger import names
+from storage.ledger.manifest import read_manifest
+from storage.ledger.names import ObjectKind, ParsedName
+from storage.metadata.liveness import beating
+from storage.metadata.policy_store import namespace_scope
+from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, LedgerRecord, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.metadata.tenancy_records import DeletedTopic
+from storage.model import TopicName
+from storage.objects.interface import ObjectInfo, ObjectStore
+from storage.store_identity import StoreIdentity
+
+GRACE_MS = 3_600_000
+"""The default grace time: an hour."""
+SKEW_MS = 300_000
+"""How far the store's clock and ours may be apart."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Objects, and their bytes in the store."""
+
+    count: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(self.count + other.count, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What the collection of one topic did; or would do, unless `deleted`.
+
+    `topic` None: the database knows no topic with this uid. `over`: the topic was deleted (S8). `foreign`: objects
+    below its prefix that are not ours. `error`: why nothing of it was deleted.
+    """
+
+    topic: TopicName | None
+    topic_uid: str
+    deleted: bool
+    objects: Mapping[ObjectKind, Totals] = field(default_factory=dict)
+    attempts_given_up: int = 0
+    compacted_ledgers: int = 0
+    foreign: int = 0
+    trimmed_ledgers: int = 0
+    error: DataLoss | NotFound | None = None
+    over: bool = False
+
+    @property
+    def total(self) -> Totals:
+        """Over all kinds of objects."""
+        return sum(self.objects.values(), Totals())
+
+
+@dataclass(frozen=True)
+class GarbageCollector:
+    """Collects topic by topic. `on_object` hears of each object that was deleted, or would be."""
+
+    metadata: MetadataStore
+    store: ObjectStore
+    clock: Clock
+    grace_ms: int = GRACE_MS
+    skew_ms: int = SKEW_MS
+    on_object: Callable[[ObjectInfo], object] = lambda _: None
+
+    def collect(self, topic: TopicRecord, dry_run: bool = False) -> Collected:
+        """Collect one topic. Raises DataLoss (nothing was deleted then), TopicNotFound; Misconfigured for a store that
+        is another database's."""
+        self._refuse_other_store(dry_run)
+        return self._collect(topic, list(self.store.list(names.topic_prefix(topic.uid))), dry_run)
+
+    def collect_all(self, dry_run: bool = False, unknown_topics: bool = False) -> Iterator[Collected]:
+        """Collect every topic, in one listing; a topic that fails does so alone, and is told by `error`.
+
+        Topics that the database does not know are deleted whole after the grace time with `unknown_topics`, else only
+        counted: they may be another database's. Raises Misconfigured for a store that is.
+        """
+        self._refuse_other_store(dry_run)
+        known = {topic.uid: topic for topic in self.metadata.topics()}
+        seen = set()
+        for uid, listed in self._by_topic():
+            if uid not in known:  # made since, or of a topic whose row is gone: rows come before objects, and go before
+                known = {topic.uid: topic for topic in self.metadata.topics()}
+            seen.add(uid)
+            if uid in known:
+                yield self._alone(known[uid], listed, dry_run)
+            elif deleted := self.metadata.tenancy.deleted_topic(uid):
+                yield self._collect_deleted(deleted, listed, dry_run)
+            else:
+                yield self._unknown(uid, listed, dry_run, unknown_topics)
+        for uid, topic in known.items():
+            if uid not in seen:
+                yield self._alone(topic, [], dry_run)
+
+    def _refuse_other_store(self, dry_run: bool) -> None:
+        identity = StoreIdentity(self.metadata, self.store)
+        identity.check() if dry_run else identity.require()
+
+    def _by_topic(self) -> Iterator[tuple[str, list[ObjectInfo]]]:
+        """The objects of each topic, by its uid: a whole listing of it, in memory one at a time."""
+        for uid, listed in groupby(self.store.list(names.TOPICS), lambda info: info.name.split("/")[1]):
+            yield uid, list(listed)
+
+    def _alone(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> Collected:
+        try:
+            return self._collect(topic, listed, dry_run)
+        except (DataLoss, NotFound) as error:
+            return Collected(topic.name, topic.uid, False, error=error)
+
+    def _collect(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> Collected:
+        reached(Step.GC_LISTED)
+        now = self.clock.now_ms()
+        if self._is_clean(self.metadata.referenced(topic.id), listed, now):
+            return Collected(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
+        given_up = 0 if dry_run else len(self.metadata.expire_attempts(topic.id, self.grace_ms))
+        reached(Step.GC_ATTEMPTS_FENCED)
+        retired = 0 if dry_run else self._collect_retired(topic)
+        marked_before = now - self.metadata.policies.effective(topic).file_delete_delay_ms
+        going = [one for one in self.metadata.log.trimmed_ledgers(topic.id) if _was_marked(one, marked_before)]
+        trimmed = len(going) if dry_run else self._forget_trimmed(topic, marked_before)
+        snapshot = self.metadata.referenced(topic.id)
+        kept = list(snapshot.compacted)
+        if dry_run:
+            given_up = sum(
+                one.finished_at is None and not beating(self.grace_ms, now).has(one.heartbeat_at)
+                for one in snapshot.attempts
+            )
+            kept = [one for one in kept if not self._may_go(snapshot, one, now)]
+            retired = len(snapshot.compacted) - len(kept)
+            snapshot = replace(snapshot, ledgers=tuple(one for one in snapshot.ledgers if one not in going))
+        garbage = self._garbage(listed, self._references(snapshot, kept), snapshot, now, _objects_of(going))
+        reached(Step.GC_REFERENCES_READ)
+        objects = self._delete(garbage, dry_run, self.on_object)
+        if not dry_run:
+            left = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
+            self.metadata.forget_attempts(topic.id, now - self.grace_ms, keep=left)
+        reached(Step.GC_DONE)
+        foreign = _foreign(listed)
+        return Collected(topic.name, topic.uid, not dry_run, objects, given_up, retired, foreign, trimmed)
+
+    def _is_clean(self, snapshot: GcSnapshot, listed: list[ObjectInfo], now: int) -> bool:
+        """Whether there is nothing to give up, to collect, to forget or to delete, and nobody is at work."""
+        if any(one.retired_at is not None for one in snapshot.compacted):
+            return False
+        if any(one.deleted_at is not None for one in snapshot.ledgers):
+            return False
+        left = _attempts_of(info.name for info in listed)
+        if any(one.finished_at is None or one.attempt_id not in left for one in snapshot.attempts):
+            return False
+        references = self._references(snapshot, list(snapshot.compacted))
+        return not self._garbage(listed, references, snapshot, now, set())
+
+    def _collect_retired(self, topic: TopicRecord) -> int:
+        """The rows go first, each in one transaction with the look at the pins; then nobody can pin them any more."""
+        collected = 0
+        for compacted in self.metadata.retired_compacted(topic.id):
+            if self.metadata.collect_compacted(topic.id, compacted.ledger_id, self.grace_ms):
+                collected += 1
+                reached(Step.GC_COMPACTED_COLLECTED)
+        return collected
+
+    def _forget_trimmed(self, topic: TopicRecord, marked_before: int) -> int:
+        """Whoever began to read these ledgers before they were marked had the delay to finish."""
+        forgotten = self.metadata.log.forget_trimmed(topic.id, marked_before)
+        if forgotten:
+            reached(Step.TRIM_FORGOTTEN)
+        return forgotten
+
+    def _may_go(self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int) -> bool:
+        """For a dry run: what `collect_compacted` would say."""
+        pinned = any(pin.ledger_id == compacted.ledger_id for pin in snapshot.pins)
+        return compacted.retired_at is not None and now - compacted.retired_at >= self.grace_ms and not pinned
+
+    def _references(self, snapshot: GcSnapshot, kept: list[CompactedLedgerRecord]) -> set[str]:
+        """The names of all objects that rows, and manifests that rows name, refer to."""
+        referenced = {ledger.rows.name for ledger in snapshot.ledgers}
+        referenced |= {ledger.index.name for ledger in snapshot.ledgers}
+        for compacted in kept:
+            referenced.add(compacted.manifest.name)
+            try:
+                referenced |= read_manifest(self.store, compacted.manifest).objects
+            except DataLoss as error:
+                raise type(error)(
+                    f"nothing of {snapshot.topic.name} was collected, because what its compacted ledger "
+                    f"{compacted.ledger_id} refers to is not known: {error.message}",
+                    "restore the object; or delete the cursor __compaction if that ledger serves: a grace time after "
+                    "it was retired, a compacted ledger is collected without its manifest",
+                ) from error
+        return referenced
+
+    def _garbage(
+        self, listed: list[ObjectInfo], referenced: set[str], snapshot: GcSnapshot, now: int, trimmed: set[str]
+    ) -> list[tuple[ObjectInfo, ParsedName]]:
+        """What of `listed` may go; objects of `trimmed` ledgers have had their delay, and need no grace time."""
+        garbage = []
+        finished = {attempt.attempt_id: attempt.finished_at for attempt in snapshot.attempts}
+        for info in listed:
+            parsed = names.parse(info.name)
+            if parsed is None or info.name in referenced:
+                continue
+            if info.name in trimmed:
+                unneeded = True
+            elif parsed.attempt_id in finished:
+                ended = finished[parsed.attempt_id]
+                unneeded = ended is not None and ended <= now - self.grace_ms
+            else:
+                unneeded = self._old(info, now)
+            if unneeded:
+                garbage.append((info, parsed))
+        return garbage
+
+    def _old(self, info: ObjectInfo, now: int) -> bool:
+        return info.modified_ms < now - self.grace_ms - self.skew_ms
+
+    def _collect_deleted(self, deleted: DeletedTopic, listed: list[ObjectInfo], dry_run: bool) -> Collected:
+        """What a deleted topic left; nothing while its delay is not over."""
+        reached(Step.GC_LISTED)
+        scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
+        policies = self.metadata.policies.resolved_around(scope).policies
+        due = deleted.deleted_at <= self.clock.now_ms() - policies.file_delete_delay_ms
+        parsed = ((info, names.parse(info.name)) for info in listed if due)
+        garbage = [(info, one) for info, one in parsed if one is not None]
+        objects = self._delete(garbage, dry_run, self.on_object)
+        return Collected(deleted.name, deleted.uid, not dry_run, objects, foreign=_foreign(listed), over=True)
+
+    def _unknown(self, uid: str, listed: list[ObjectInfo], dry_run: bool, wanted: bool) -> Collected:
+        """A topic without a row: nobody can write or read it any more, if the row was ever in this database."""
+        reached(Step.GC_LISTED)
+        now = self.clock.now_ms()
+        parsed = ((info, names.parse(info.name)) for info in listed)
+        garbage = ((info, one) for info, one in parsed if one is not None and self._old(info, now))
+        deleted = wanted and not dry_run
+        objects = self._delete(garbage, not deleted, self.on_object if wanted else lambda _: None)
+        return Collected(None, uid, deleted, objects, foreign=_foreign(listed))
+
+    def _delete(
+        self, garbage: Iterable[tuple[ObjectInfo, ParsedName]], dry_run: bool, tell: Callable[[ObjectInfo], object]
+    ) -> dict[ObjectKind, Totals]:
+        objects: dict[ObjectKind, Totals] = {}
+        for info, parsed in garbage:
+            if not dry_run:
+                reached(Step.GC_BEFORE_DELETE)
+                self.store.delete(info.name)
+                reached(Step.GC_DELETED_ONE)
+            objects[parsed.kind] = objects.get(parsed.kind, Totals()) + Totals(1, info.size)
+            tell(info)
+        return objects
+
+
+def _attempts_of(object_names: Iterable[str]) -> set[str]:
+    """The ids of the attempts that wrote these objects."""
+    return {parsed.attempt_id for parsed in map(names.parse, object_names) if parsed is not None}
+
+
+def _was_marked(ledger: LedgerRecord, before: int) -> bool:
+    """Whether the ledger was trimmed at that time (ms) or earlier."""
+    return ledger.deleted_at is not None and ledger.deleted_at <= before
+
+
+def _objects_of(ledgers: Iterable[LedgerRecord]) -> set[str]:
+    return {name for ledger in ledgers for name in (ledger.rows.name, ledger.index.name)}
+
+
+def _foreign(listed: Iterable[ObjectInfo]) -> int:
+    return sum(names.parse(info.name) is None for info in listed)

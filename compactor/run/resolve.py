@@ -1,0 +1,212 @@
+"""Who wins: the rules of phase one as pure functions over records, apart from where they are read and written.
+
+`resolve` takes the winners of the dirty ledgers and the index levels of the previous compacted ledger, all of one hash
+range, and says which dirty rows survive, which older rows are superseded, and what the new index level holds. Levels
+are probed by the dirty keys; only the levels that are merged are gone through.
+
+The invariant that it needs and keeps: of all records of a key, the one in the newest level counts; it has no MARKER
+exactly if its row is alive in the parts. So a superseded offset was alive until now, and sums of promises are exact.
+
+Rules: semantics.md P3–P5, P9, T1, T2. Oracle: compactor/reference.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from compactor.run.plan import Policies
+from storage.ledger import key_index
+from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, Records, concatenated
+
+Mask = npt.NDArray[np.bool_]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What decides besides the records: policies, the run's clock, and the offset that slow cursors have passed."""
+
+    policies: Policies
+    now: int
+    cursor_floor: int | None = None
+
+    def retained(self, tombstones: U64) -> Mask:
+        """Which tombstones that win now stay for a while, by their offsets (T1)."""
+        kept = np.full(len(tombstones), self.policies.tombstone_retention_ms > 0)
+        if self.cursor_floor is not None:
+            kept |= tombstones.astype(np.int64) > self.cursor_floor
+        return kept
+
+    def remembered(self, event_time: I64 | None, count: int) -> Mask:
+        """Which markers still count in event-time order (P9): an older late value must not revive their key."""
+        if event_time is None or not self.policies.event_time_order:
+            return np.zeros(count, dtype=np.bool_)
+        lateness = self.policies.event_time_max_lateness_ms
+        counts: Mask = (event_time != NO_EVENT_TIME) & (event_time > self.now - lateness)
+        return counts
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Offsets in no order, shape (n,). `level`: the new level in hash order; the rest as in plan.RangeStatistics."""
+
+    survivors: U64
+    superseded: U64
+    level: Records
+    keys: int
+    tombstones: int
+    tombstones_removed: int
+    tombstones_kept: int
+    expired: int
+    dropped_to: int
+
+
+def newest_of(runs: Sequence[Records], by_event: bool) -> Records:
+    """The winner of each key, in hash order; `runs` oldest first, each in hash order with one record a key."""
+    if not by_event:
+        dirty = concatenated([Records(run.hi, run.lo, run.offset) for run in runs])
+        return dirty.take(key_index.latest(dirty.hi, dirty.lo))
+    dirty = concatenated([run.by_event() for run in runs])
+    if dirty.event_time is None:
+        return dirty
+    return dirty.take(key_index.latest_by_event(dirty.hi, dirty.lo, dirty.event_time))
+
+
+def without_expired(winners: Records, expired: U64) -> Records:
+    """The winners, those whose row is at an offset of `expired` (ascending) as markers (T2). Tombstones stay."""
+    return _marked(winners, _at(winners, expired) & (winners.offset & TOMBSTONE == 0))
+
+
+def without_gone(winners: Records, gone: U64) -> Records:
+    """The winners, those whose row is at an offset of `gone` (ascending) as markers, tombstones too (C2)."""
+    return _marked(winners, _at(winners, gone))
+
+
+def _at(winners: Records, offsets: U64) -> Mask:
+    """Which winners lie at one of some ascending offsets."""
+    if not len(offsets):
+        return np.zeros(len(winners), dtype=np.bool_)
+    plain = winners.offset & OFFSET_MASK
+    found: Mask = offsets[np.minimum(np.searchsorted(offsets, plain), len(offsets) - 1)] == plain
+    return found
+
+
+def _marked(winners: Records, dead: Mask) -> Records:
+    if not dead.any():
+        return winners
+    flagged = np.where(dead, winners.offset | MARKER, winners.offset)
+    return Records(winners.hi, winners.lo, flagged, winners.event_offset, winners.event_time)
+
+
+def resolve(winners: Records, levels: Sequence[Records], merged: int, rules: Rules) -> Resolved:
+    """`winners`: the winner of each dirty key, a marker for what expired; `levels`: newest first.
+
+    Of the first `merged` levels all records are here, of the others at least those of the dirty keys.
+    """
+    by_event = rules.policies.event_time_order
+    front = _first_hits(levels[:merged], winners)
+    behind = _first_hits(levels[merged:], winners)
+    old = front.or_else(behind)
+    if by_event:
+        wins = ~_beaten(winners, old, rules)
+        winners, behind, old = winners.take(wins), behind.take(wins), old.take(wins)
+
+    marker = winners.offset & MARKER != 0
+    tombstone = ~marker & (winners.offset & TOMBSTONE != 0)
+    retained = tombstone.copy()
+    retained[tombstone] = rules.retained(winners.offset[tombstone] & OFFSET_MASK)
+    dropped = tombstone & ~retained
+    gone = marker | dropped
+    flagged = np.where(gone, winners.offset | MARKER, winners.offset)
+    needed = ~gone | behind.visible | rules.remembered(winners.event_time, len(winners))
+    new = Records(winners.hi, winners.lo, flagged, flagged if by_event else None, winners.event_time)
+
+    superseded = old.offset[old.visible]
+    replaced_tombstones = int(np.count_nonzero(superseded & TOMBSTONE))
+    values = len(winners) - int(np.count_nonzero(gone)) - int(np.count_nonzero(retained))
+    gone_offsets = winners.offset[gone] & OFFSET_MASK
+    tombstones_removed = int(np.count_nonzero(winners.offset[gone] & TOMBSTONE))
+    return Resolved(
+        survivors=winners.offset[~gone] & OFFSET_MASK,
+        superseded=superseded & OFFSET_MASK,
+        level=_merge(new, needed, levels[:merged], merged == len(levels), rules),
+        keys=values - (len(superseded) - replaced_tombstones),
+        tombstones=int(np.count_nonzero(retained)) - replaced_tombstones,
+        tombstones_removed=tombstones_removed,
+        tombstones_kept=int(np.count_nonzero(retained)),
+        expired=len(gone_offsets) - tombstones_removed,
+        dropped_to=int(gone_offsets.max()) if len(gone_offsets) else -1,
+    )
+
+
+@dataclass(frozen=True)
+class _Hits:
+    """The record that counts of each key asked for: its flagged offset and event time, where there is one."""
+
+    found: Mask
+    offset: U64
+    event_time: I64
+
+    @property
+    def visible(self) -> Mask:
+        """Whether there is a record with a row."""
+        rows: Mask = self.found & (self.offset & MARKER == 0)
+        return rows
+
+    def take(self, mask: Mask) -> _Hits:
+        return _Hits(self.found[mask], self.offset[mask], self.event_time[mask])
+
+    def or_else(self, older: _Hits) -> _Hits:
+        return _Hits(
+            self.found | older.found,
+            np.where(self.found, self.offset, older.offset),
+            np.where(self.found, self.event_time, older.event_time),
+        )
+
+
+def _first_hits(levels: Sequence[Records], keys: Records) -> _Hits:
+    """Of each key the record in the first of `levels` that has one."""
+    found = np.zeros(len(keys), dtype=np.bool_)
+    offset = np.zeros(len(keys), dtype=np.uint64)
+    event_time = np.full(len(keys), NO_EVENT_TIME, dtype=np.int64)
+    open_keys = np.arange(len(keys))
+    for level in levels:
+        at = key_index.find(level, keys.hi[open_keys], keys.lo[open_keys])
+        here = at >= 0
+        which, at = open_keys[here], at[here]
+        found[which] = True
+        offset[which] = level.offset[at]
+        if level.event_time is not None:
+            event_time[which] = level.event_time[at]
+        open_keys = open_keys[~here]
+    return _Hits(found, offset, event_time)
+
+
+def _beaten(winners: Records, old: _Hits, rules: Rules) -> Mask:
+    """Whether the record that counted until now has the larger event time, or of equal ones the larger offset (P9)."""
+    assert winners.event_time is not None or not len(winners)
+    event_time = winners.event_time if winners.event_time is not None else np.empty(0, dtype=np.int64)
+    counts = old.visible | (old.found & rules.remembered(old.event_time, len(winners)))
+    later = (old.event_time == event_time) & (old.offset & OFFSET_MASK > winners.offset & OFFSET_MASK)
+    beaten: Mask = counts & ((old.event_time > event_time) | later)
+    return beaten
+
+
+def _merge(new: Records, needed: Mask, front: Sequence[Records], merges_all: bool, rules: Rules) -> Records:
+    """The new level: `new` in front of the levels that are merged into it, without markers that hide nothing."""
+    if not front:
+        return new.take(needed)
+    older = [level.by_event() for level in front] if rules.policies.event_time_order else list(front)
+    together = concatenated([*reversed(older), new])
+    needs = []
+    for level in reversed(older):
+        alive = level.offset & MARKER == 0
+        hides = np.full(len(level), not merges_all)
+        needs.append(alive | hides | rules.remembered(level.event_time, len(level)))
+    winners = key_index.latest(together.hi, together.lo)
+    wanted = np.concatenate([*needs, needed])[winners]
+    return together.take(winners[wanted])

@@ -1,0 +1,294 @@
+"""What is dirty: where a run ends, what it reads, and whether there is anything to do at all.
+
+Pure functions over a topic's snapshot and the manifest that serves. Nothing is opened here.
+Rules: semantics.md P2 (end position), P3 (input), P11 (nothing new), T1 and T2 (what is due), S3 (minimum lag).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import takewhile
+
+from compactor.run.plan import (
+    Policies,
+    RunPlan,
+    ScanPlan,
+    ScanResult,
+    Sizing,
+    Source,
+    merged_levels,
+    range_bits,
+)
+from storage.ledger.chunk_table import RECORD, ChunkTable
+from storage.ledger.hashing import KeyHasher
+from storage.ledger.key_index import FENCE_RECORDS, RECORD_BYTES, IndexDirectory
+from storage.ledger.manifest import Manifest, Part
+from storage.ledger.rows_file import RowsObject
+from storage.metadata.records import IndexLocation, LedgerRecord, RunState, TopicSnapshot
+from storage.model import Position
+from storage.objects.interface import StoreLocation
+from storage.objects.throttled import Rates
+
+CHUNK_WEIGHT = 4
+"""As many index records as a chunk takes memory of, in a phase-one task."""
+
+
+def dirty_ledgers(snapshot: TopicSnapshot, policies: Policies, now: int) -> tuple[LedgerRecord, ...]:
+    """The ledgers after the horizon, up to the first that holds a message younger than the minimum lag (P2).
+
+    And up to the first segment that is not sealed yet: an import may have put ledgers behind it, and a horizon there
+    would pass over what the segment holds.
+    """
+    horizon = snapshot.horizon.offset if snapshot.horizon else -1
+    unsealed = min((segment.first_offset for segment in snapshot.segments), default=None)
+    after = (
+        ledger
+        for ledger in snapshot.ledgers
+        if ledger.last_offset > horizon and (unsealed is None or ledger.last_offset < unsealed)
+    )
+    old_enough = now - policies.min_lag_ms
+    return tuple(takewhile(lambda ledger: not policies.min_lag_ms or ledger.newest <= old_enough, after))
+
+
+def end_position(snapshot: TopicSnapshot, policies: Policies, now: int) -> Position | None:
+    """P2: the end of the last dirty ledger; the horizon if there is none; None: nothing to compact, ever before."""
+    dirty = dirty_ledgers(snapshot, policies, now)
+    return Position(dirty[-1].last_offset, dirty[-1].last_message_id) if dirty else snapshot.horizon
+
+
+def nothing_new(snapshot: TopicSnapshot, policies: Policies, now: int) -> bool:
+    """P11, apart from what may be due: no dirty ledger, and the last run, a success, had the same policies."""
+    last = snapshot.last_run
+    if last is None or last.state != RunState.SUCCESS:
+        return False
+    if {**last.policies, "start_offset": policies.start_offset} != asdict(policies):
+        return False
+    return not dirty_ledgers(snapshot, policies, now)
+
+
+def goes_by_time(snapshot: TopicSnapshot, policies: Policies) -> bool:
+    """Whether something can become due without a new message: by policy, or because the last run left incomplete
+    chunked messages (P10)."""
+    return (
+        policies.key_ttl_ms is not None
+        or policies.tombstone_retention_ms > 0
+        or policies.tombstones_wait_for_cursors
+        or policies.retention_ms is not None
+        or policies.start_offset > 0
+        or (snapshot.last_run is not None and bool(snapshot.last_run.statistics.get("incomplete_chunks")))
+    )
+
+
+def anything_due(manifest: Manifest, policies: Policies, now: int, cursor_floor: int | None) -> bool:
+    """Whether a value's time to live, a tombstone's retention, a row's, or an incomplete message's age is over (T1, T2,
+    C2, P10)."""
+    since = began_at(manifest)
+    if any(_scan_of(0, part, policies, now, cursor_floor, since, reindex=False) for part in manifest.parts):
+        return True
+    too_old = policies.incomplete_to(now)
+    return any(
+        values_due(table, policies, now) is not None
+        or tombstones_due(table, policies, now, cursor_floor) is not None
+        or (too_old is not None and table.oldest_pending is not None and table.oldest_pending <= too_old)
+        for table in manifest.chunks
+    )
+
+
+def began_at(previous: Manifest | None) -> int:
+    """The start offset of the run that made a compacted ledger: below it nothing is left."""
+    return int(previous.policies.get("start_offset", 0)) if previous is not None else 0
+
+
+def first_plan(
+    store: StoreLocation,
+    snapshot: TopicSnapshot,
+    previous: Manifest | None,
+    policies: Policies,
+    now: int,
+    attempt_id: str,
+    hasher: KeyHasher,
+    cursor_floor: int | None,
+    rates: Rates,
+) -> RunPlan:
+    """The plan as far as SQL and the manifest tell: sources and indexes, oldest first (P3)."""
+    topic = snapshot.topic
+    dirty = _from(topic.start_offset, dirty_ledgers(snapshot, policies, now))
+    parts = previous.parts if previous else ()
+    return RunPlan(
+        store=store,
+        topic_uid=topic.uid,
+        partition=topic.name.partition,
+        attempt_id=attempt_id,
+        policies=policies,
+        now=now,
+        hasher=hasher,
+        sources=(*map(_part_source, parts), *(_ledger_source(ledger, topic.start_offset) for ledger in dirty)),
+        old_parts=len(parts),
+        indexes=tuple(ledger.index for ledger in dirty),
+        levels=previous.index if previous else (),
+        chunk_tables=previous.chunks if previous else (),
+        cursor_floor=cursor_floor,
+        raw_from=topic.start_offset,
+        rates=rates,
+    )
+
+
+def changes_order(previous: Manifest | None, policies: Policies) -> bool:
+    """Whether old parts need event times in their index (P9), which an index by offset does not have."""
+    return previous is not None and policies.event_time_order and not previous.policies.get("event_time_order")
+
+
+def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[ScanPlan, ...]:
+    """The scans that the policies ask for, and a ledger that the topic's start lies within; usually none."""
+    found: list[ScanPlan | None] = []
+    if previous is not None:
+        reindex = changes_order(previous, plan.policies)
+        for number, part in enumerate(previous.parts):
+            found.append(
+                _scan_of(number, part, plan.policies, plan.now, plan.cursor_floor, began_at(previous), reindex=reindex)
+            )
+    found += [
+        _scan_of_ledger(number, ledger, plan.policies, plan.now, plan.raw_from)
+        for number, ledger in enumerate(_from(plan.raw_from, dirty), plan.old_parts)
+    ]
+    return tuple(scan for scan in found if scan is not None)
+
+
+def with_scans(plan: RunPlan, results: Sequence[ScanResult], *, reindexed: bool) -> RunPlan:
+    """The plan with what the scans found: markers in front of the dirty indexes, new ones for ledgers that the topic
+    begins in, new levels for old parts."""
+    due = tuple(result.due for result in results if result.due is not None)
+    expired = tuple((result.source, result.expired) for result in results if result.expired is not None)
+    gone = tuple((result.source, result.gone) for result in results if result.gone is not None)
+    anew = {result.source: result.index for result in results if result.index is not None}
+    indexes = tuple(anew.get(source, index) for source, index in enumerate(plan.indexes, plan.old_parts))
+    levels = plan.levels
+    if reindexed:
+        levels = (tuple(index for source, index in anew.items() if source < plan.old_parts),)
+    return replace(plan, indexes=due + indexes, expired=expired, gone=gone, levels=levels, reindexed=reindexed)
+
+
+def sized(plan: RunPlan, previous: Manifest | None, sizing: Sizing, *, reindexed: bool) -> RunPlan:
+    """The plan with its hash ranges, and how many levels it merges."""
+    dirty_indexes = plan.indexes[len(plan.indexes) - (len(plan.sources) - plan.old_parts) :]
+    merged = merged_levels(_weight(plan.indexes), [_weight(level) for level in plan.levels])
+    unkeyed_go = any(source < plan.old_parts for source, _ in plan.gone)
+    if reindexed or unkeyed_go or (not plan.policies.retain_null_key and _has_null_keys(plan.levels)):
+        # a level of parts, each by itself; or rows outside the key map that were kept and now go, from any level
+        merged = len(plan.levels)
+    dirty = _records(plan.indexes)
+    records = dirty + sum(map(_records, plan.levels[:merged]))
+    for level in plan.levels[merged:]:  # of these, a task reads the fences of its dirty keys at most
+        records += min(_records(level), dirty * FENCE_RECORDS)
+    # Rows outside the key map have no record, but take as much memory.
+    unkeyed = sum(
+        source.messages
+        for source, index in zip(plan.sources[plan.old_parts :], dirty_indexes, strict=True)
+        if any(_directory(index).unkeyed_sizes.values())
+    )
+    if previous is not None and any(map(_has_unkeyed, plan.levels[:merged])):
+        unkeyed += previous.messages - previous.keys - previous.tombstones
+    records = max(records, unkeyed) + CHUNK_WEIGHT * _chunks(plan)
+    return replace(plan, merged=merged, range_bits=range_bits(records, sizing))
+
+
+def range_costs(plan: RunPlan) -> list[float]:
+    """Bytes of index that each hash range reads and writes, about."""
+    dirty = sum(location.length for location in plan.indexes)
+    old = sum(location.length for level in plan.levels for location in level)
+    return [(2 * dirty + old) / len(plan.ranges)] * len(plan.ranges)
+
+
+def _scan_of(
+    number: int, part: Part, policies: Policies, now: int, cursor_floor: int | None, began_at: int, *, reindex: bool
+) -> ScanPlan | None:
+    values_to = values_due(part, policies, now)
+    tombstones_to = tombstones_due(part, policies, now, cursor_floor)
+    oldest = part.min_publish_time if part.oldest_row is None else part.oldest_row
+    rows_to = _reached(policies.rows_to(now), oldest)
+    start = policies.start_offset
+    rows_below = start if start > began_at and part.first.offset < start else 0
+    if (values_to, tombstones_to, rows_to, rows_below) == (None, None, None, 0) and not reindex:
+        return None
+    return ScanPlan(number, reindex, values_to, tombstones_to, rows_to, rows_below)
+
+
+def _scan_of_ledger(number: int, ledger: LedgerRecord, policies: Policies, now: int, raw_from: int) -> ScanPlan | None:
+    values_to = None if policies.key_ttl_ms is None else _reached(now - policies.key_ttl_ms, ledger.min_publish_time)
+    rows_to = _reached(policies.rows_to(now), ledger.min_publish_time)
+    rows_below = policies.start_offset if max(ledger.first_offset, raw_from) < policies.start_offset else 0
+    reindex = ledger.first_offset < raw_from
+    if (values_to, rows_to, rows_below) == (None, None, 0) and not reindex:
+        return None
+    return ScanPlan(number, reindex, values_to=values_to, rows_to=rows_to, rows_below=rows_below)
+
+
+def _reached(limit: int | None, oldest: int) -> int | None:
+    """The limit, if something is that old."""
+    return limit if limit is not None and oldest <= limit else None
+
+
+def values_due(held: Part | ChunkTable, policies: Policies, now: int) -> int | None:
+    """The publish time up to which values go, if that of any may be so early (T2)."""
+    if policies.key_ttl_ms is None or held.oldest_value is None:
+        return None
+    limit = now - policies.key_ttl_ms
+    return limit if held.oldest_value <= limit else None
+
+
+def tombstones_due(held: Part | ChunkTable, policies: Policies, now: int, cursor_floor: int | None) -> int | None:
+    """The time of being kept first up to which tombstones go, if any may (T1)."""
+    if held.oldest_tombstone is None or held.first_tombstone is None:
+        return None
+    # What came earlier was kept earlier: if the first tombstone is not due, none is.
+    limit = now - policies.tombstone_retention_ms
+    passed = cursor_floor is None or cursor_floor >= held.first_tombstone
+    return limit if held.oldest_tombstone <= limit and passed else None
+
+
+def _part_source(part: Part) -> Source:
+    return Source(part.rows, part.first.offset, part.last.offset, part.live, part.deleted, part.offset_sum)
+
+
+def _ledger_source(ledger: LedgerRecord, raw_from: int) -> Source:
+    rows_object = RowsObject(ledger.rows, ledger.footer_size)
+    if ledger.first_offset >= raw_from:
+        return Source(rows_object, ledger.first_offset, ledger.last_offset, ledger.messages)
+    left = min(ledger.messages, ledger.last_offset - raw_from + 1)  # at most: what was lost in the log has no rows
+    return Source(rows_object, raw_from, ledger.last_offset, left)
+
+
+def _from(raw_from: int, ledgers: Sequence[LedgerRecord]) -> tuple[LedgerRecord, ...]:
+    """The ledgers that have rows at or behind the topic's start: what lies below it is not there any more."""
+    return tuple(ledger for ledger in ledgers if ledger.last_offset >= raw_from)
+
+
+def _directory(location: IndexLocation) -> IndexDirectory:
+    return IndexDirectory.decode(location.directory)
+
+
+def _weight(level: Sequence[IndexLocation]) -> int:
+    """The records of a level, and its unkeyed rows by their size: one of those alone must count as well."""
+    directories = [_directory(location) for location in level]
+    unkeyed = sum(sum(directory.unkeyed_sizes.values()) for directory in directories)
+    return sum(directory.records for directory in directories) + -(-unkeyed // RECORD_BYTES)
+
+
+def _records(level: Sequence[IndexLocation]) -> int:
+    return sum(_directory(location).records for location in level)
+
+
+def _has_unkeyed(level: Sequence[IndexLocation]) -> bool:
+    return any(any(_directory(location).unkeyed_sizes.values()) for location in level)
+
+
+def _chunks(plan: RunPlan) -> int:
+    """Chunks of the dirty ledgers and of the previous compacted ledger."""
+    tables = [_directory(location).chunk_table for location in plan.indexes]
+    dirty = sum(table[0] // RECORD.itemsize for table in tables if table is not None)
+    return dirty + sum(table.records for table in plan.chunk_tables)
+
+
+def _has_null_keys(levels: Sequence[Sequence[IndexLocation]]) -> bool:
+    return any(_directory(location).unkeyed_sizes["null_keys"] for level in levels for location in level)

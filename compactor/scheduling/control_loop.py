@@ -1,0 +1,297 @@
+"""The control loop of a service: it says that the service lives, stands for leadership, and, as leader, sees to it that
+what is requested or due is compacted.
+
+Two threads: one beats for the service and for its leadership, so that neither waits for anything; one looks. Requests
+are looked for once a second, and at once after `wake`; what is due by itself every monitor interval, and at once when
+leadership begins. What is due is requested when a lane is free for it, not before, so the order stays the dirtiest
+first; it is remembered only until the next look, and a new leader looks anew.
+
+At the beginning of a leadership, and then at each look, runs whose heart has stopped are requested again. Tests drive
+`beat` and `look` themselves, with a clock of their own, and start no thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+
+from compactor.engines.engine import Engines
+from compactor.scheduling.backlog import Backlogs
+from compactor.scheduling.due import (
+    Check,
+    Due,
+    Lanes,
+    due,
+    jobs,
+    without,
+)
+from compactor.scheduling.leadership import RENEWALS, Leadership
+from compactor.scheduling.worker import Worker, WorkerSettings
+from storage.clock import Clock
+from storage.errors import CompactionPaused, CompactionRunning, CompactorError
+from storage.log.directory import LogDirectory
+from storage.metadata.compaction_state_records import SERVICE_DEAD_MS, ControlRecord, ServiceRecord
+from storage.metadata.records import TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.objects.interface import ObjectStore
+from storage.options.policies import Unreadable
+from storage.owner import owner_name
+
+LOOK_SECONDS = 1.0
+_PAUSE_POLL_SECONDS = 0.1
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Times in milliseconds. `automatic`: whether what is due is compacted; requests are executed either way."""
+
+    monitor_interval_ms: int = 60_000
+    lease_term_ms: int = 10_000
+    service_dead_ms: int = SERVICE_DEAD_MS
+    automatic: bool = True
+    small_bytes: int = 64 << 20
+    batch: int = 100
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+
+
+class ControlLoop:
+    """One service's control loop. `start` and `drain` once each; everything else from any thread, any time."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        store: ObjectStore,
+        clock: Clock,
+        log: LogDirectory | None,
+        engines: Engines,
+        settings: LoopSettings = LoopSettings(),
+        *,
+        url: str = "",
+        name: str | None = None,
+        random: Random | None = None,
+    ) -> None:
+        """`url`: how others reach this service; may be told later (`serve_at`)."""
+        self.name = name or owner_name()
+        self._metadata = metadata
+        self._clock = clock
+        self._log = log
+        self._engines = engines
+        self._settings = settings
+        self._url = url
+        self._started_at = clock.now_ms()
+        self._lanes = Lanes(settings.worker.lanes, settings.small_bytes, settings.batch)
+        self._leadership = Leadership(metadata.services, clock, self.name, settings.lease_term_ms)
+        self._backlogs = Backlogs(metadata, log)
+        self._worker = Worker(
+            metadata,
+            store,
+            clock,
+            log,
+            engines,
+            self._leadership,
+            settings.worker,
+            random or Random(),  # noqa: S311  jitter, no secret
+            self.wake,
+        )
+        self._due: list[Due] = []
+        self._led: int | None = None
+        """The leadership in which was looked last."""
+        self._looked_at = 0
+        self.last_check: Check | None = None
+        """What the last look at all topics saw, for metrics."""
+        self._logged_policies: list[tuple[str, str, Unreadable]] = []
+        self._warm = False
+        self._wake = threading.Event()
+        self._ending = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    # For faces
+
+    def trigger(self, topic: TopicRecord, cause: str = "manual", by: str = "") -> ControlRecord:
+        """Ask for a compaction; whichever service leads executes it. Raises CompactionRunning, CompactionPaused."""
+        dead_ms = self._settings.worker.run_dead_ms
+        made = self._metadata.control.request(topic.id, cause, by or self.name, dead_ms)
+        self.wake()
+        return made
+
+    def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> ControlRecord:
+        """Pause the topic's compaction (S5), and wait up to so long for a running one to end."""
+        made = self._metadata.control.pause(topic.id, self._settings.worker.run_dead_ms)
+        deadline = self._clock.now_ms() + wait_seconds * 1000
+        while made.aborting and self._clock.now_ms() < deadline:
+            self._clock.wait(_PAUSE_POLL_SECONDS)
+            made = self._metadata.control.control(topic.id)
+        return made
+
+    def wake(self) -> None:
+        """Look now."""
+        self._wake.set()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this service schedules."""
+        return self._leadership.token is not None
+
+    @property
+    def engine_error(self) -> str | None:
+        """Why compactions cannot begin here; empty: they can; None: no engine was asked for yet."""
+        return self._worker.engine_error
+
+    def serve_at(self, url: str) -> None:
+        """How others reach this service, once that is known."""
+        self._url = url
+        self._guarded(self._beat_service)
+
+    # Its life
+
+    def start(self) -> None:
+        """Begin to beat and to look."""
+        for name, step, seconds in (
+            (
+                "leadership",
+                self.beat,
+                min(self._settings.lease_term_ms, self._settings.service_dead_ms) / 1000 / RENEWALS,
+            ),
+            ("scheduler", self.look, LOOK_SECONDS),
+        ):
+            waits = self._ending.wait if step == self.beat else self._wait_for_wake
+            thread = threading.Thread(target=self._repeat, args=(step, waits, seconds), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def drain(self, grace_seconds: float = 30.0) -> None:
+        """Begin nothing more, let another service lead, let runs finish for so long; then hand them over, and leave."""
+        self._ending.set()
+        self._wake.set()
+        self._engines.end()
+        self._leadership.resign()
+        self._worker.drain(grace_seconds)
+        for thread in self._threads:
+            thread.join()
+        self._guarded(lambda: self._metadata.services.leave(self.name, self._settings.service_dead_ms))
+        self._engines.close()
+
+    def _rest(self, seconds: float) -> None:
+        """Between pages of very many topics; not while somebody waits for a look, nor where tests do the looking."""
+        if self._threads:
+            self._wake.wait(seconds)
+
+    def _wait_for_wake(self, seconds: float) -> bool:
+        self._wake.wait(seconds)
+        self._wake.clear()
+        return self._ending.is_set()
+
+    def _repeat(self, step: Callable[[], object], waits: Callable[[float], bool], seconds: float) -> None:
+        while not self._ending.is_set():
+            self._guarded(step)
+            if waits(seconds):
+                return
+
+    def _guarded(self, step: Callable[[], object]) -> None:
+        """A loop that stops at a fault would stop for ever."""
+        try:
+            step()
+        except CompactorError as error:
+            _log.warning("the control loop cannot go on for now: %s", error)
+        except Exception:
+            _log.exception("the control loop failed in an unexpected way, and goes on")
+
+    # One step of each thread
+
+    def beat(self) -> None:
+        """Say that the service lives, and take or renew the leadership."""
+        led = self._leadership.token
+        token = self._leadership.attempt()
+        self._beat_service()
+        if token is not None and token != led:
+            self._warm_up()
+            self.wake()
+
+    def look(self) -> None:
+        """As leader: ask again for what was interrupted, see what is due, and begin what there are lanes for."""
+        token = self._leadership.token
+        if token is None:
+            self._due, self._led = [], None
+            return
+        control = self._metadata.control
+        control.request_interrupted(self.name, self._settings.worker.run_dead_ms)
+        for topic in control.retries(self._settings.worker.retry_most_ms):
+            self._request(topic, "retry")
+        now = self._clock.now_ms()
+        waits = self._looked_at <= now < self._looked_at + self._settings.monitor_interval_ms  # not if it was set back
+        if token != self._led or not waits:
+            self._led, self._looked_at = token, now
+            self._guarded(lambda: self._metadata.services.forget_dead(self._settings.service_dead_ms))
+            unreadable = self._unreadable_policies()
+            if self._settings.automatic:
+                backlogs, controls = self._backlogs.of_all(self._clock, self._rest), control.controls()
+                self._due = due(backlogs, controls, now)
+                self.last_check = Check.of(backlogs, controls, len(self._due), now, unreadable)
+        self._begin()
+
+    def _unreadable_policies(self) -> int:
+        """How many stored policies this version cannot read; each is logged once, and when it is another value."""
+        found = self._metadata.policies.unreadable()
+        for one in found:
+            if (one.scope, one.name, one.stored) not in self._logged_policies:
+                _log.warning(
+                    "the policy %s of %s cannot be read (%s): a value that deletes nothing counts instead; set it "
+                    "again, or remove it",
+                    one.name,
+                    one.scope,
+                    one.stored.reason,
+                )
+        self._logged_policies = [(one.scope, one.name, one.stored) for one in found]
+        return len(found)
+
+    def _begin(self) -> None:
+        """Fill the free lanes, if there are any: who asks first, then what is due, the dirtiest first."""
+        large, small = self._worker.busy()
+        if large + small >= self._lanes.lanes:
+            return
+        away = self._worker.out_of_reach()
+        asked = [topic.id for topic, _ in self._metadata.control.requests() if topic.id not in away]
+        self._due = without(self._due, away.union(asked))
+        if not asked and not self._due:
+            return
+        measured = {one.topic.id: one for one in self._backlogs.of(asked)} if asked else {}
+        wanted = [measured[topic_id] for topic_id in asked if topic_id in measured]
+        wanted += [one.backlog for one in self._due]
+        causes = {one.topic.id: one.cause for one in self._due}
+        small_ids = {one.topic.id for one in wanted if self._lanes.is_small(one)}
+        for topics in jobs(wanted, large, small, self._lanes):
+            begun = [topic for topic in topics if topic.id in measured or self._request(topic, causes[topic.id])]
+            self._due = without(self._due, {topic.id for topic in topics})
+            if begun and self._leadership.token is not None:
+                self._worker.begin(begun, large=begun[0].id not in small_ids)
+
+    def _request(self, topic: TopicRecord, cause: str) -> bool:
+        """Ask for a compaction that nobody asked for; whether it is asked for now."""
+        try:
+            self._metadata.control.request(topic.id, cause, self.name, self._settings.worker.run_dead_ms)
+        except (CompactionRunning, CompactionPaused):
+            return False
+        except CompactorError as error:
+            _log.warning("a compaction of %s cannot be asked for: %s", topic.name, error.message)
+            return False
+        return True
+
+    def _beat_service(self) -> None:
+        uid = self._log.known_uid if self._log is not None else None
+        now = self._clock.now_ms()
+        self._metadata.services.beat(ServiceRecord(self.name, self._url, uid, self._started_at, now))
+
+    def _warm_up(self) -> None:
+        """Start the engines' machinery, beside everything else, so that the first run need not wait for it."""
+        if not self._warm and self._threads:
+            self._warm = True
+            threading.Thread(target=self._open_engine, name="warm-up", daemon=True).start()
+
+    def _open_engine(self) -> None:
+        with suppress(CompactorError):  # the worker has logged it
+            self._worker.open_engine()

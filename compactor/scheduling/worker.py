@@ -1,0 +1,329 @@
+"""Executes requests: claims their runs, drives them, and records what came of it.
+
+A job is one large topic, or several small ones that share the jobs of the engine; each has a thread and an engine of
+its own, so it is cancelled by itself. What was requested stays requested until its run is claimed, in the transaction
+of the claim and for the leadership that began it; so whatever dies here, or sleeps, loses and doubles nothing.
+
+What comes of a topic:
+    its run succeeded                     nothing is left to do: a success clears the failures by itself; but a topic
+                                          whose tail had to be left is tried again, as after a failure, which the
+                                          transaction that publishes says
+    nothing was new (P11)                 the request is withdrawn
+    fenced, cancelled, paused, taken      no failure: somebody decided it, and the request says what is to come
+    anything else                         a failure: recorded with the time of the next try (S6), in the transaction
+                                          that ends its run, if there is one; others go on
+
+A worker that ends lets its runs finish for a time, then hands them over: each is cancelled and requested again in one
+transaction, so another service makes it anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
+
+from compactor.batch import Outcome
+from compactor.engines.engine import Engine, Engines
+from compactor.run.options import stored_policies
+from compactor.run.plan import Sizing
+from compactor.scheduling.due import retry_delay_ms
+from compactor.scheduling.leadership import Leadership
+from compactor.two_phase import TwoPhaseCompactor
+from storage.clock import Clock
+from storage.errors import (
+    CompactionPaused,
+    CompactionRunning,
+    CompactorError,
+    Conflict,
+    Fenced,
+    TopicNotFound,
+    full_part,
+    recorded,
+)
+from storage.log.directory import LogDirectory
+from storage.metadata.compaction_state_records import RUN_DEAD_MS
+from storage.metadata.records import RunRecord, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.objects.interface import ObjectStore
+from storage.objects.throttled import Rates
+
+ENDS_WITHIN_SECONDS = 10.0
+"""How long runs that were handed over may take to notice."""
+NOT_BEFORE_MS = 5_000
+"""When a topic is tried again that somebody else holds at the moment."""
+ENDING = "its service is ending; another one compacts the topic"
+_NO_FAILURES = (CompactionPaused, Fenced, TopicNotFound)
+_CLAIMS_AT_ONCE = 4
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """How a worker works. Times in milliseconds; `run_dead_ms`: a run without a heartbeat for so long is dead;
+    `stalled_ms`: one of whose tasks none ends for so long fails."""
+
+    lanes: int = 4
+    retry_first_ms: int = 30_000
+    retry_most_ms: int = 3_600_000
+    run_dead_ms: int = RUN_DEAD_MS
+    stalled_ms: int = 1_800_000
+    rates: Rates = field(default_factory=Rates)
+    sizing: Sizing | None = None
+
+
+class Job:
+    """Topics that go together. `large`: it is one that goes alone."""
+
+    def __init__(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
+        self.topics = list(topics)
+        self.large = large
+        self.engine: Engine | None = None
+        self.runs: list[RunRecord] = []
+        self.requested_at: dict[int, int] = {}
+        """When they were requested, by topic id, as of before they are looked at: a later request is another one."""
+
+
+class Worker:
+    """Runs jobs in threads. Safe to share between threads; `drain` ends it."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        store: ObjectStore,
+        clock: Clock,
+        log: LogDirectory | None,
+        engines: Engines,
+        leadership: Leadership,
+        settings: WorkerSettings,
+        random: Random,
+        on_ended: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`on_ended`: called when a lane is free again."""
+        self._metadata = metadata
+        self._store = store
+        self._clock = clock
+        self._log = log
+        self._engines = engines
+        self._leadership = leadership
+        self._settings = settings
+        self._random = random
+        self._on_ended = on_ended
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(settings.lanes, "compaction")
+        self._jobs: dict[Future[None], Job] = {}
+        self._held_until: dict[int, int] = {}
+        self._ending = False
+        self.engine_error: str | None = None
+        """Why there was no engine when it was asked for last; empty: there was one; None: none was asked for yet."""
+
+    def begin(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
+        """Execute the requests of these topics, in a thread. The caller sees that a lane is free."""
+        job = Job(topics, large=large)
+        with self._lock:
+            if self._ending:
+                return
+            future = self._pool.submit(self._execute, job)
+            self._jobs[future] = job
+        future.add_done_callback(self._end)
+
+    def open_engine(self) -> Engine:
+        """An engine. Raises what the engines raise; it is logged once, until another reason, or an engine, comes."""
+        try:
+            engine = self._engines.open()
+        except CompactorError as error:
+            with self._lock:
+                is_new, self.engine_error = str(error) != self.engine_error, str(error)
+            if is_new:
+                _log.warning("compactions cannot begin, and wait: %s", error)
+            raise
+        with self._lock:
+            waited, self.engine_error = bool(self.engine_error), ""
+        if waited:
+            _log.info("compactions can begin again")
+        return engine
+
+    def busy(self) -> tuple[int, int]:
+        """Lanes that are taken: by large topics, by small ones."""
+        with self._lock:
+            large = sum(job.large for job in self._jobs.values())
+            return large, len(self._jobs) - large
+
+    def out_of_reach(self) -> set[int]:
+        """Ids of topics that are not to be begun now: they are at work, or somebody else has them for the moment."""
+        now = self._clock.now_ms()
+        with self._lock:
+            # Not for longer than it was meant if the clock was set back.
+            held = self._held_until.items()
+            self._held_until = {one: until for one, until in held if now < until <= now + NOT_BEFORE_MS}
+            at_work = {topic.id for job in self._jobs.values() for topic in job.topics}
+            return at_work | self._held_until.keys()
+
+    def drain(self, grace_seconds: float) -> None:
+        """Begin nothing more; let what runs finish for so long, then hand it over to whoever leads next."""
+        with self._lock:
+            self._ending = True
+            left = set(self._jobs)
+        _, unfinished = wait(left, grace_seconds)
+        for future in unfinished:
+            with self._lock:
+                job = self._jobs.get(future)
+            if job is not None:
+                self._hand_over(job)
+        wait(unfinished, ENDS_WITHIN_SECONDS)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _hand_over(self, job: Job) -> None:
+        for run in list(job.runs):
+            try:
+                if self._metadata.control.hand_over(run, ENDING, run.holder):
+                    _log.warning("run %d is handed over: it did not end in time", run.run_id)
+            except CompactorError as error:  # its heart stops: it is taken for dead, and requested again
+                _log.warning("run %d could not be handed over: %s", run.run_id, error.message)
+        if job.engine is not None:
+            job.engine.cancel()
+
+    def _end(self, future: Future[None]) -> None:
+        with self._lock:
+            job = self._jobs.pop(future, None)
+        error = None if future.cancelled() else future.exception()
+        if error is not None and job is not None:
+            names = ", ".join(str(topic.name) for topic in job.topics[:3])
+            _log.error("compacting %s (%d topics) failed", names, len(job.topics), exc_info=error)
+            self._hold(job.topics)
+        self._on_ended()
+
+    def _execute(self, job: Job) -> None:
+        by_name = {topic.name: topic for topic in job.topics}
+        try:
+            job.engine = self.open_engine()
+        except CompactorError:
+            # Nothing of this is a topic's fault (no Java, no executors), and their requests are still there.
+            self._hold(job.topics)
+            return
+        try:
+            asked = {topic.id: control.requested_at for topic, control in self._metadata.control.requests()}
+            job.requested_at = {topic.id: at for topic in job.topics if (at := asked.get(topic.id)) is not None}
+            made = self._compactor(job, job.engine).compact_all(by_name, partial(stored_policies, self._metadata))
+            for outcome in made:
+                self._settle(job, by_name[outcome.topic], outcome)
+        except CompactorError as error:
+            # Nor is this, as a database that is away.
+            _log.warning("compactions cannot begin: %s", error)
+            self._hold(job.topics)
+
+    def _compactor(self, job: Job, engine: Engine) -> TwoPhaseCompactor:
+        settings = self._settings
+        sizing = settings.sizing or Sizing(engine.parallelism)
+        by_id = {topic.id: topic for topic in job.topics}
+        return TwoPhaseCompactor(
+            self._metadata,
+            self._store,
+            self._clock,
+            engine,
+            sizing=replace(sizing, topics_per_job=max(1, len(job.topics))),
+            rates=settings.rates,
+            log=self._log,
+            heartbeat_ms=settings.run_dead_ms,
+            leader=self._token,
+            on_claimed=partial(_begun, job),
+            claims_at_once=_CLAIMS_AT_ONCE,
+            on_failed=partial(self._run_failed, by_id),
+            retry_tail_at=lambda: self._retry_at(1),
+            stalled_ms=settings.stalled_ms,
+        )
+
+    def _token(self) -> int:
+        """Of the leadership for which a run is claimed. Raises Fenced."""
+        with self._lock:
+            ending = self._ending
+        if ending:
+            raise Fenced("this service is ending", "another one compacts the topic")
+        return self._leadership.required_token()
+
+    def _settle(self, job: Job, topic: TopicRecord, outcome: Outcome) -> None:
+        """Record what came of a topic."""
+        error = outcome.error
+        if outcome.run is not None:
+            # Of what failed, more was told when it did.
+            state = "succeeded" if error is None else f"stopped: {error}" if isinstance(error, Conflict) else "stopped"
+            _log.info("compaction %s", state, extra={"topic": str(topic.name), "run": outcome.run.run_id})
+        requested_at = job.requested_at.get(topic.id)
+        try:
+            if error is None and outcome.run is None:
+                if requested_at is not None:
+                    leader = self._leadership.required_token()
+                    self._metadata.control.withdraw(topic.id, leader=leader, requested_at=requested_at)
+                self._metadata.control.succeeded(topic.id)
+            elif isinstance(error, CompactionRunning):
+                self._hold([topic])
+            elif error is not None and outcome.run is None and not isinstance(error, _NO_FAILURES):
+                self._fail(topic, requested_at, error)
+            elif error is None and outcome.run is not None and (left := outcome.run.statistics.get("tail_left")):
+                named = {"topic": str(topic.name), "run": outcome.run.run_id}
+                _log.warning(
+                    "compaction of %s left what is not sealed: %s", topic.name, full_part(str(left)), extra=named
+                )
+        except CompactorError as second:
+            _log.warning("what came of %s is not recorded: %s", topic.name, second.message)
+            self._hold([topic])
+
+    def _fail(self, topic: TopicRecord, requested_at: int | None, error: Exception) -> None:
+        """Record a failure that came before a run was claimed; the request is still there."""
+        failures = self._metadata.control.control(topic.id).failures + 1
+        leader = self._leadership.required_token() if requested_at is not None else None
+        told = recorded(error)
+        retry_at = self._retry_at(failures)
+        self._metadata.control.failed(topic.id, told, retry_at, leader=leader, requested_at=requested_at)
+        _log_failure(topic, None, failures, error)
+
+    def _run_failed(self, topics: Mapping[int, TopicRecord], run: RunRecord, error: BaseException, told: str) -> None:
+        """Record that a run did not succeed. Raises CompactorError: then its heart has stopped, and it is requested
+        again."""
+        topic = topics[run.topic_id]
+        try:
+            self._end_failed(topic, run, error, told)
+        except CompactorError as second:
+            named = {"topic": str(topic.name), "run": run.run_id}
+            _log.warning(
+                "compaction of %s failed: %s; not recorded: %s", topic.name, error, second.message, extra=named
+            )
+            raise
+
+    def _end_failed(self, topic: TopicRecord, run: RunRecord, error: BaseException, told: str) -> None:
+        if not isinstance(error, _NO_FAILURES):
+            failures = self._metadata.control.run_failed(run, told, self._retry_at)
+            if failures is not None:
+                _log_failure(topic, run, failures, error)
+            return
+        with self._lock:
+            ending = self._ending
+        if ending and isinstance(error, Fenced):
+            # Its engine was stopped, for all runs of the job; of one that could not be handed over, nobody knows.
+            self._metadata.control.hand_over(run, ENDING, run.holder)
+        self._metadata.fail_run(run, told)
+
+    def _retry_at(self, failures: int) -> int:
+        settings, chance = self._settings, self._random.random()
+        return self._clock.now_ms() + retry_delay_ms(failures, settings.retry_first_ms, settings.retry_most_ms, chance)
+
+    def _hold(self, topics: Collection[TopicRecord]) -> None:
+        until = self._clock.now_ms() + NOT_BEFORE_MS
+        with self._lock:
+            self._held_until |= {topic.id: until for topic in topics}
+
+
+def _log_failure(topic: TopicRecord, run: RunRecord | None, failures: int, error: BaseException) -> None:
+    named = {"topic": str(topic.name), "run": run.run_id if run else None}
+    _log.warning("compaction of %s failed (%d in a row): %s", topic.name, failures, error, extra=named)
+
+
+def _begun(job: Job, run: RunRecord) -> None:
+    """A run of the job is claimed."""
+    job.runs.append(run)
+    name = next((str(topic.name) for topic in job.topics if topic.id == run.topic_id), None)
+    _log.info("compaction begun", extra={"topic": name, "run": run.run_id})

@@ -1,0 +1,202 @@
+"""The messages of one batch: its uncompressed bytes become lists, a value a message.
+
+    for each message: size, SingleMessageMetadata, payload
+
+This is the loop that every batched message goes through once, so it reads the layout that producers write by hand:
+properties, then a key, each shorter than 128 bytes, then fields that are numbers. Whatever else comes (a longer key, a
+field of another kind, an unknown one, another order) goes to protobuf, and a property test holds the two equal.
+
+May go wrong: Undecodable, and nothing else, whatever the bytes are. A batch is all or nothing.
+
+Must not know: entries, offsets, Arrow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from struct import error as StructError  # noqa: N812
+
+from google.protobuf.message import DecodeError
+
+from storage.entries.compression import Undecodable
+from storage.entries.entry import U32, decode_key
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
+from storage.ledger.rows import Slot
+
+# A field's tag: its number and, in the three low bits, its kind.
+_PROPERTIES, _KEY, _PAYLOAD_SIZE, _COMPACTED_OUT = 0x0A, 0x12, 0x18, 0x20
+_EVENT_TIME, _BASE64, _SEQUENCE_ID, _NULL_VALUE = 0x28, 0x30, 0x40, 0x48
+_FIELD_KEY, _FIELD_VALUE = 0x0A, 0x12
+_SINGLE_FIELDS = tuple(known.name for known in SingleMessageMetadata.DESCRIPTOR.fields)
+_MORE = 0x80
+_LONGEST_SHIFT = 63
+"""Numbers of 10 bytes, which may be too large, go to protobuf."""
+
+
+@dataclass(slots=True)
+class Messages:
+    """Messages in lists. `keys`, `payloads`, `sequence_ids`: one a message; the others name what few messages have.
+
+    Numbers are as on the wire, unsigned. `property_counts`: (message, how many of `properties` are its own), ascending.
+    """
+
+    keys: list[bytes | None] = field(default_factory=list)
+    payloads: list[bytes | None] = field(default_factory=list)
+    sequence_ids: list[int] = field(default_factory=list)
+    base64_keys: list[int] = field(default_factory=list)
+    event_times: list[tuple[int, int]] = field(default_factory=list)
+    slots: list[tuple[int, int]] = field(default_factory=list)
+    property_counts: list[tuple[int, int]] = field(default_factory=list)
+    property_keys: list[str] = field(default_factory=list)
+    property_values: list[str] = field(default_factory=list)
+    metadata: list[tuple[int, bytes]] = field(default_factory=list)
+    """The rest of the metadata of messages that have some of their own."""
+
+
+def split_batch(
+    data: bytes, count: int, sequence_id: int, event_time: int, rest: MessageMetadata, by_hand: bool = True
+) -> Messages:
+    """The `count` messages that `data` holds. Raises Undecodable unless it holds just these.
+
+    `sequence_id`, `event_time`: the batch's, for messages without their own; `rest`: what is left of its metadata.
+    """
+    try:
+        return _split(data, count, sequence_id, event_time, rest, by_hand)
+    except (IndexError, StructError, ValueError, DecodeError) as error:
+        if by_hand:  # what is not the common layout may have been read beyond its end
+            return split_batch(data, count, sequence_id, event_time, rest, by_hand=False)
+        raise Undecodable(f"a batch of {count} messages is damaged: {error}") from error
+
+
+def _split(
+    data: bytes, count: int, batch_sequence_id: int, batch_event_time: int, rest: MessageMetadata, by_hand: bool
+) -> Messages:
+    found = Messages()
+    keys, payloads, sequence_ids = found.keys, found.payloads, found.sequence_ids
+    property_keys, property_values = found.property_keys, found.property_values
+    size_at = U32.unpack_from
+    position = 0
+    for row in range(count):
+        at = position + 4
+        end = at + size_at(data, position)[0]
+        known = by_hand
+        key: bytes | None = None
+        payload_size, sequence_id, event_time, in_base64, is_null, dropped = -1, batch_sequence_id, -1, 0, 0, 0
+        before = len(property_keys)
+        while at < end and data[at] == _PROPERTIES and known:
+            value_at = at + 4 + data[at + 3]
+            if _plain_property(data, at, value_at):
+                property_keys.append(data[at + 4 : value_at].decode())
+                at += 2 + data[at + 1]
+                property_values.append(data[value_at + 2 : at].decode())
+            else:
+                known = False
+        if at < end and data[at] == _KEY:
+            length = data[at + 1]
+            known &= length < _MORE
+            key = data[at + 2 : at + 2 + length]
+            at += 2 + length
+        while at < end and known:
+            tag, value = data[at], data[at + 1]
+            at += 2
+            if value >= _MORE:
+                value &= 0x7F
+                shift = 7
+                while (byte := data[at]) >= _MORE:
+                    value |= (byte & 0x7F) << shift
+                    shift += 7
+                    at += 1
+                value |= byte << shift
+                at += 1
+                known = shift < _LONGEST_SHIFT
+            if tag == _PAYLOAD_SIZE:
+                payload_size = value
+                known &= value < 1 << 31
+            elif tag == _SEQUENCE_ID:
+                sequence_id = value
+            elif tag == _BASE64:
+                in_base64 = value
+            elif tag == _EVENT_TIME:
+                event_time = value
+            elif tag == _NULL_VALUE:
+                is_null = value
+            elif tag == _COMPACTED_OUT:
+                dropped = value
+            else:
+                known = False
+        if not known or at != end:
+            del property_keys[before:], property_values[before:]
+            single = SingleMessageMetadata.FromString(data[position + 4 : end])
+            if not single.IsInitialized():
+                raise Undecodable(f"message {row} of a batch leaves out what its metadata must hold")
+            key = single.partition_key if single.HasField("partition_key") else None
+            payload_size, dropped, is_null = single.payload_size, single.compacted_out, single.null_value
+            in_base64 = single.partition_key_b64_encoded
+            sequence_id = single.sequence_id if single.HasField("sequence_id") else batch_sequence_id
+            event_time = single.event_time if single.HasField("event_time") else -1
+            add_properties(single, property_keys, property_values)
+            own = _own_rest(single, rest)
+            if own is not None:
+                found.metadata.append((row, own))
+        position = end + payload_size
+        if payload_size < 0:
+            raise Undecodable(f"message {row} of a batch does not say how large it is")
+        if in_base64 and key is not None:
+            key = decode_key(key, True)
+            found.base64_keys.append(row)
+        keys.append(key)
+        payloads.append(None if is_null or dropped else data[end:position])
+        sequence_ids.append(sequence_id)
+        if dropped:
+            found.slots.append((row, Slot.COMPACTED_OUT))
+        if event_time < 0:
+            event_time = batch_event_time
+        if event_time:
+            found.event_times.append((row, event_time))
+        if len(property_keys) > before:
+            found.property_counts.append((row, len(property_keys) - before))
+    if position != len(data):  # also where a message ends behind the batch
+        raise Undecodable(f"a batch of {count} messages has {len(data)} bytes, its messages {position}")
+    return found
+
+
+def _plain_property(data: bytes, at: int, value_at: int) -> bool:
+    """Whether a property lies at `at` as producers write it: its two fields and no more, each length in one byte."""
+    return (
+        data[at + 1] < _MORE
+        and data[at + 2] == _FIELD_KEY
+        and data[value_at] == _FIELD_VALUE
+        and value_at + 2 + data[value_at + 1] == at + 2 + data[at + 1]
+    )
+
+
+def add_properties(
+    described: MessageMetadata | SingleMessageMetadata, property_keys: list[str], property_values: list[str]
+) -> None:
+    """Append what it has. Raises Undecodable if any of it is not UTF-8."""
+    for item in described.properties:
+        # protobuf gives bytes that are not UTF-8 as they are
+        if not isinstance(item.key, str) or not isinstance(item.value, str):
+            raise Undecodable("a property is not UTF-8")
+        property_keys.append(item.key)
+        property_values.append(item.value)
+
+
+def _own_rest(single: SingleMessageMetadata, rest: MessageMetadata) -> bytes | None:
+    """`rest` with what the message has besides its columns, or None if that is nothing."""
+    own = MessageMetadata()
+    if single.HasField("ordering_key"):
+        own.ordering_key = single.ordering_key
+    if single.HasField("null_partition_key"):
+        own.null_partition_key = single.null_partition_key
+    for name in _SINGLE_FIELDS:
+        single.ClearField(name)
+    unknown = single.SerializePartialToString()
+    if unknown:
+        own.single_message_rest = unknown
+    if not own.ListFields():
+        return None
+    whole = MessageMetadata()
+    whole.CopyFrom(rest)
+    whole.MergeFrom(own)
+    return whole.SerializePartialToString()

@@ -1,0 +1,149 @@
+"""Chunked messages for readers: chunks in, one message out at its last chunk (P10).
+
+Chunks with one uuid, key and count are one message if they come in order: chunk 0 begins it, and begins it anew if it
+comes again (a producer that restarts uses its uuids again); each next one continues it; the last one ends it. Any other
+is a stray, a repeat or one behind a gap, and is left out. This is what Pulsar's consumers do. The message that comes
+out has the payloads joined, id, offset and publish time of its last chunk, event time and properties of its first.
+Incomplete messages are never delivered.
+
+`storage/ledger/chunk_table.py: assemble` is the same rule over records; a test keeps the two equal.
+
+Memory: pending messages are bounded in number and bytes (`ChunkLimits`). Beyond, the one that began first is given up,
+counted and logged: a reader then goes without that message, as Pulsar's do. What comes out is no larger, either.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from storage.entries.compression import Undecodable, decompress
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from storage.ledger.rows import Codec, Slot
+from storage.model import Message
+
+_log = logging.getLogger(__name__)
+
+MAX_PENDING = 100
+"""The default for how many chunked messages may be incomplete at once (Pulsar's consumers: 10)."""
+MAX_PENDING_BYTES = 512 << 20
+"""The default for their payload bytes; a message of more is never delivered."""
+
+
+@dataclass(frozen=True)
+class ChunkLimits:
+    """How much of incomplete messages a reader holds: messages, and bytes of their payloads."""
+
+    messages: int = MAX_PENDING
+    bytes: int = MAX_PENDING_BYTES
+
+
+@dataclass
+class _Pending:
+    """A message that is not complete yet; `bytes` of its payloads."""
+
+    chunks: list[Message] = field(default_factory=list)
+    bytes: int = 0
+
+
+class ChunkAssembler:
+    """Takes chunks in order. `given_up`: incomplete messages that were dropped because of the limits."""
+
+    def __init__(self, limits: ChunkLimits = ChunkLimits()) -> None:
+        self._limits = limits
+        self._pending: dict[tuple[str | None, bytes | None, int | None], _Pending] = {}
+        self._bytes = 0
+        self.given_up = 0
+
+    @property
+    def oldest(self) -> Message | None:
+        """The first chunk of the incomplete message that began first; None: none is incomplete."""
+        return next(iter(self._pending.values())).chunks[0] if self._pending else None
+
+    def add(self, chunk: Message) -> Message | None:
+        """The message that `chunk` completes, or None."""
+        identity = (chunk.chunk_uuid, chunk.key, chunk.chunk_count)
+        if chunk.chunk_index == 0:
+            self._forget(identity)
+            self._pending[identity] = _Pending()
+        pending = self._pending.get(identity)
+        if pending is None or chunk.chunk_index != len(pending.chunks):
+            return None
+        pending.chunks.append(chunk)
+        if len(pending.chunks) == chunk.chunk_count:
+            self._forget(identity)
+            return joined(pending.chunks)
+        pending.bytes += len(chunk.payload or b"")
+        self._bytes += len(chunk.payload or b"")
+        while len(self._pending) > self._limits.messages or self._bytes > self._limits.bytes:
+            self._give_up_oldest()
+        return None
+
+    def _give_up_oldest(self) -> None:
+        identity = next(iter(self._pending))
+        first = self._pending[identity].chunks[0]
+        self._forget(identity)
+        self.given_up += 1
+        _log.warning(
+            "gave up the chunked message %s, which began at %s: more than %d messages or %d bytes were incomplete",
+            identity[0], first.message_id, self._limits.messages, self._limits.bytes,
+        )  # fmt: skip
+
+    def _forget(self, identity: tuple[str | None, bytes | None, int | None]) -> None:
+        pending = self._pending.pop(identity, None)
+        self._bytes -= pending.bytes if pending else 0
+
+
+def assembled(messages: Iterable[Message], assembler: ChunkAssembler | None = None) -> Iterator[Message]:
+    """`messages` in order, each chunked one once, at its last chunk."""
+    assembler = assembler or ChunkAssembler()
+    for message in messages:
+        whole = assembler.add(message) if message.is_chunk else message
+        if whole is not None:
+            yield whole
+
+
+def joined(chunks: Sequence[Message]) -> Message:
+    """One message of all its chunks, in order, decompressed; its payload is None if none of them has one.
+
+    A few bytes may say to hold any number: a payload of more than MAX_PENDING_BYTES is given as it is stored.
+    """
+    payloads = [chunk.payload for chunk in chunks if chunk.payload is not None]
+    payload = b"".join(payloads) if payloads else None
+    if payload and chunks[0].chunk_codec and chunks[0].chunk_size <= MAX_PENDING_BYTES:
+        with suppress(Undecodable):  # then it is given as it is stored, as an entry that cannot be decoded is (P8)
+            payload = decompress(Codec(chunks[0].chunk_codec), payload, chunks[0].chunk_size)
+    return replace(
+        chunks[-1],
+        payload=payload,
+        event_time=chunks[0].event_time,
+        properties=chunks[0].properties,
+        chunk_uuid=None,
+        chunk_index=None,
+        chunk_count=None,
+        chunk_codec=0,
+        chunk_size=0,
+    )
+
+
+def chunk_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The chunk fields of a `Message` from a row; none for a row that is no chunk, or one that belongs to no message.
+
+    Such a chunk, without uuid or with a number that cannot be, passes whole, like an entry that cannot be decoded.
+    """
+    uuid, index, count = row["chunk_uuid"], row["chunk_index"], row["chunk_count"]
+    if row["slot"] != int(Slot.CHUNK) or uuid is None or index is None or count is None or not 0 <= index < count:
+        return {}
+    fields = {"chunk_uuid": uuid, "chunk_index": index, "chunk_count": count}
+    if row["codec"]:
+        rest = MessageMetadata()
+        with suppress(DecodeError):
+            rest.MergeFromString(row["metadata"] or b"")
+        if not rest.encryption_keys:  # else the payload is a ciphertext, and stays one
+            fields |= {"chunk_codec": row["codec"], "chunk_size": rest.uncompressed_size}
+    return fields

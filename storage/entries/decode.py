@@ -1,0 +1,220 @@
+"""Entries of the log become rows of a ledger: a message a row, what cannot be taken apart whole in one row.
+
+Invariants: an entry makes just as many rows as it takes offsets, so offsets stay dense; nothing of what was stored is
+lost; no entry, however damaged, makes it fail (P8).
+
+| entry | rows |
+|---|---|
+| a message, or a batch | slot MESSAGE; in a batch what was compacted out before: COMPACTED_OUT (W2) |
+| a chunk (P10) | slot CHUNK; its payload as stored, as the whole message was compressed before it was cut |
+| an encrypted message | slot MESSAGE, the payload its ciphertext, or null if its null_value flag says so (P5) |
+| an encrypted batch | slot WHOLE_ENTRY, one row, the payload all bytes of the entry |
+| a marker | slot MARKER, its payload as stored, never delivered |
+| one that cannot be decoded | slot WHOLE_ENTRY, then COMPACTED_OUT rows for the other offsets that it took |
+
+Must not know: files, segments, how rows are sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from storage.entries.batch import Messages, add_properties, split_batch
+from storage.entries.columns import ChunkRow, EntryRows, RowColumns
+from storage.entries.compression import Undecodable, decompress
+from storage.entries.entry import (
+    EntryHeader,
+    decode_key,
+    inspect,
+    parse,
+)
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from storage.errors import InvalidRecord
+from storage.ledger.rows import Codec, Slot
+
+_CODECS = {int(codec): codec for codec in Codec}
+_COLUMN_FIELDS = ("producer_name", "sequence_id", "publish_time", "single_message_rest", "encrypted_null_value")
+_PAYLOAD_FIELDS = (
+    "partition_key",
+    "partition_key_b64_encoded",
+    "compression",
+    "event_time",
+    "null_value",
+    "num_messages_in_batch",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """An entry of the log: its place, its first offset, its bytes. `header` None: not looked at yet."""
+
+    entry_id: int
+    offset: int
+    data: bytes
+    header: EntryHeader | None
+
+
+def unpack(entries: Sequence[StoredEntry], ledger_id: int) -> pa.Table:
+    """The rows (rows.SCHEMA) of `entries`, which follow each other in one ledger.
+
+    An entry that was never inspected and cannot be takes the offsets up to the next one, the last of all one offset.
+    """
+    columns = RowColumns()
+    for number, entry in enumerate(entries):
+        header = entry.header
+        try:
+            header = header or inspect(entry.data)
+            _add(columns, entry, header)
+        except (InvalidRecord, Undecodable):
+            if header is not None:
+                count = header.messages
+            else:
+                following = entries[number + 1].offset if number + 1 < len(entries) else 0
+                count = max(1, following - entry.offset)
+            _add_whole(columns, entry, header, count)
+    return columns.table(ledger_id)
+
+
+def _add(columns: RowColumns, entry: StoredEntry, header: EntryHeader) -> None:
+    """Add the rows of an entry. Raises InvalidRecord or Undecodable, and then has added none."""
+    metadata, payload_at = parse(entry.data, checked=True)
+    if metadata.HasField("marker_type"):
+        _add_marker(columns, entry, header, metadata, payload_at)
+    elif header.encrypted and header.batched:
+        _add_whole(columns, entry, header, 1)
+    elif header.batched:
+        _add_batch(columns, entry, header, metadata, payload_at)
+    else:
+        _add_message(columns, entry, header, metadata, payload_at)
+
+
+def _add_batch(
+    columns: RowColumns, entry: StoredEntry, header: EntryHeader, metadata: MessageMetadata, payload_at: int
+) -> None:
+    codec = _codec(metadata)
+    data = decompress(codec, entry.data[payload_at:], metadata.uncompressed_size)
+    sequence_id, event_time = metadata.sequence_id, metadata.event_time
+    # What is the batch's own goes with each of its messages. A key and an ordering key are each message's own.
+    _clear(metadata, *_COLUMN_FIELDS, *_PAYLOAD_FIELDS, "uncompressed_size", "ordering_key")
+    messages = split_batch(data, header.messages, sequence_id, event_time, metadata)
+    rest = metadata.SerializePartialToString() or None
+    common = _entry_rows(entry, header, batched=True, batch_size=header.messages, codec=codec, rest=rest)
+    columns.add(common, messages)
+
+
+def _add_message(
+    columns: RowColumns, entry: StoredEntry, header: EntryHeader, metadata: MessageMetadata, payload_at: int
+) -> None:
+    codec = _codec(metadata)
+    is_chunk = metadata.num_chunks_from_msg > 1
+    opaque = is_chunk or header.encrypted
+    stored = entry.data[payload_at:]
+    messages = Messages(sequence_ids=[metadata.sequence_id])
+    if metadata.HasField("partition_key"):
+        messages.keys.append(_key(metadata))
+        messages.base64_keys += [0] * metadata.partition_key_b64_encoded
+    else:
+        messages.keys.append(None)
+    is_null = metadata.null_value and not is_chunk
+    if opaque and not stored and not is_null:
+        raise Undecodable("a ciphertext or a chunk without a byte would read as a tombstone")
+    messages.payloads.append(
+        None if is_null else stored if opaque else decompress(codec, stored, metadata.uncompressed_size)
+    )
+    if metadata.event_time:
+        messages.event_times.append((0, metadata.event_time))
+    add_properties(metadata, messages.property_keys, messages.property_values)
+    if messages.property_keys:
+        messages.property_counts.append((0, len(messages.property_keys)))
+    chunk = _chunk(metadata) if is_chunk else None
+    _clear(metadata, *_COLUMN_FIELDS, *_PAYLOAD_FIELDS, "properties")
+    if chunk is not None:
+        messages.slots.append((0, Slot.CHUNK))
+        _clear(metadata, "uuid", "chunk_id", "num_chunks_from_msg")
+    if not opaque:
+        _clear(metadata, "uncompressed_size")
+    if header.encrypted and is_null and stored:
+        metadata.encrypted_null_value = stored
+    rest = metadata.SerializePartialToString() or None
+    columns.add(_entry_rows(entry, header, codec=codec, rest=rest), messages, chunk)
+
+
+def _add_marker(
+    columns: RowColumns, entry: StoredEntry, header: EntryHeader, metadata: MessageMetadata, payload_at: int
+) -> None:
+    sequence_id = metadata.sequence_id
+    _clear(metadata, *_COLUMN_FIELDS)
+    messages = _one_and_fillers(entry.data[payload_at:], Slot.MARKER, sequence_id, header.messages)
+    rest = metadata.SerializePartialToString() or None
+    columns.add(_entry_rows(entry, header, batch_size=_size_of_many(header.messages), rest=rest), messages)
+
+
+def _add_whole(columns: RowColumns, entry: StoredEntry, header: EntryHeader | None, count: int) -> None:
+    sequence_id = header.sequence_id if header else 0
+    messages = _one_and_fillers(entry.data, Slot.WHOLE_ENTRY, sequence_id & ((1 << 64) - 1), count)
+    rows = _entry_rows(entry, header, batch_size=_size_of_many(count), publish_time=columns.last_publish_time)
+    columns.add(rows, messages)
+
+
+def _one_and_fillers(payload: bytes, slot: Slot, sequence_id: int, count: int) -> Messages:
+    messages = Messages(keys=[None] * count, payloads=[None] * count, sequence_ids=[sequence_id] * count)
+    messages.payloads[0] = payload
+    messages.slots.append((0, slot))
+    messages.slots += [(row, Slot.COMPACTED_OUT) for row in range(1, count)]
+    return messages
+
+
+def _size_of_many(count: int) -> int:
+    return count if count > 1 else 0
+
+
+def _entry_rows(
+    entry: StoredEntry,
+    header: EntryHeader | None,
+    *,
+    batched: bool = False,
+    batch_size: int = 0,
+    codec: Codec = Codec.NONE,
+    rest: bytes | None = None,
+    publish_time: int = 0,
+) -> EntryRows:
+    """`publish_time`: where the entry itself does not say."""
+    return EntryRows(
+        entry_id=entry.entry_id,
+        offset=entry.offset,
+        batched=batched,
+        batch_size=batch_size,
+        publish_time=header.publish_time if header else publish_time,
+        producer=header.producer if header else None,
+        codec=int(codec),
+        metadata=rest,
+    )
+
+
+def _codec(metadata: MessageMetadata) -> Codec:
+    codec = _CODECS.get(metadata.compression)
+    if codec is None:
+        raise Undecodable(f"compression {metadata.compression} is not known")
+    return codec
+
+
+def _key(metadata: MessageMetadata) -> bytes:
+    try:
+        return decode_key(metadata.partition_key, metadata.partition_key_b64_encoded)
+    except ValueError as error:
+        raise Undecodable("a key is said to be base64 and is not") from error
+
+
+def _chunk(metadata: MessageMetadata) -> ChunkRow:
+    uuid, index, count = metadata.uuid, metadata.chunk_id, metadata.num_chunks_from_msg
+    if not metadata.HasField("uuid") or not isinstance(uuid, str) or not 0 <= index < count:
+        raise Undecodable(f"chunk {index} of {count} does not say of which message")
+    return ChunkRow(uuid, index, count)
+
+
+def _clear(metadata: MessageMetadata, *names: str) -> None:
+    for name in names:
+        metadata.ClearField(name)

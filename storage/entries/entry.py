@@ -1,0 +1,149 @@
+"""An entry as Pulsar's producers send it and its brokers store it: what its metadata says, without its payload.
+
+    [0x0e02, size, broker entry metadata] [0x0e01, CRC32C] size, MessageMetadata, payload
+
+Numbers are big-endian; the first part is a broker's own and is skipped; the second may be left out by a client, and
+where it is there it is checked: it covers all that follows it. `inspect` is on the path of every append, so it reads
+the metadata once and never decodes a payload. What it lets through may still turn out to be undecodable (decode.py);
+but how many offsets the entry takes is settled here, once and for all.
+
+May go wrong: InvalidRecord, and nothing else, whatever the bytes are.
+
+Must not know: segments, rows, files. Sources: Pulsar's Commands.parseMessageMetadata, ConsumerImpl.messageReceived.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError  # noqa: N812
+
+from google.protobuf.message import DecodeError
+
+from storage.checksums import crc32c
+from storage.entries.pulsar_metadata_pb2 import MessageMetadata
+from storage.errors import InvalidRecord
+from storage.ledger import rows
+
+MAGIC = b"\x0e\x01"
+BROKER_MAGIC = b"\x0e\x02"
+U32 = Struct(">I")
+MAX_BATCH_MESSAGES = 1 << 18
+"""More messages than this in one entry are a mistake or an attack: each takes an offset and a row."""
+SMALLEST_IN_BATCH = 6
+"""Bytes that a message in a batch takes at least: the size of its metadata, and in that the size of its payload."""
+
+_SIGN = 1 << 63
+_COPIED_BYTES = 1 << 12
+_REMEDY = "send entries as Pulsar's clients encode them; nothing of this one was kept"
+
+
+@dataclass(frozen=True, slots=True)
+class EntryHeader:
+    """What an entry's metadata says. Times: milliseconds since the Unix epoch.
+
+    `messages`: the offsets that it takes, 1 if it is encrypted. `logical_bytes`: of its payload, uncompressed.
+    `key`: of a message that is not in a batch.
+    """
+
+    messages: int
+    batched: bool
+    publish_time: int
+    logical_bytes: int
+    encrypted: bool
+    producer: str
+    sequence_id: int
+    key: bytes | None
+
+
+def inspect(entry: bytes) -> EntryHeader:
+    """The header of an entry. Raises InvalidRecord: malformed, a wrong checksum, an implausible count or size."""
+    metadata, payload_at = parse(entry)
+    producer = metadata.producer_name
+    if not isinstance(producer, str):  # protobuf gives bytes that are not UTF-8 as they are
+        raise _invalid("its producer's name is not UTF-8")
+    encrypted = len(metadata.encryption_keys) > 0
+    batched = metadata.HasField("num_messages_in_batch")
+    stored = len(entry) - payload_at
+    opaque = encrypted or metadata.num_chunks_from_msg > 1
+    logical_bytes = metadata.uncompressed_size if metadata.compression and not opaque else stored
+    if logical_bytes > rows.MAX_MESSAGE_BYTES:
+        raise InvalidRecord(
+            f"an entry of producer {producer!r} has {logical_bytes} bytes",
+            f"an entry holds at most {rows.MAX_MESSAGE_BYTES} bytes, uncompressed; nothing of it was kept",
+        )
+    messages = 1
+    if batched and not encrypted:
+        messages = metadata.num_messages_in_batch
+        if not 1 <= messages <= min(MAX_BATCH_MESSAGES, logical_bytes // SMALLEST_IN_BATCH):
+            raise _invalid(f"it says to hold {messages} messages in {logical_bytes} bytes")
+    return EntryHeader(
+        messages,
+        batched,
+        signed(metadata.publish_time),
+        logical_bytes,
+        encrypted,
+        producer,
+        signed(metadata.sequence_id),
+        None if batched else _unbatched_key(metadata),
+    )
+
+
+def parse(entry: bytes, checked: bool = False) -> tuple[MessageMetadata, int]:
+    """An entry's metadata and where its payload begins; `checked`: its checksum was verified before.
+
+    Raises InvalidRecord.
+    """
+    at = 0
+    try:
+        if entry.startswith(BROKER_MAGIC):
+            at = 6 + U32.unpack_from(entry, 2)[0]
+        if entry.startswith(MAGIC, at):
+            at += 6
+            if not checked and _crc32c_from(entry, at) != U32.unpack_from(entry, at - 4)[0]:
+                raise _invalid("its checksum is not that of its bytes")
+        end = at + 4 + U32.unpack_from(entry, at)[0]
+    except StructError as error:
+        raise _invalid(f"it ends after {len(entry)} bytes, before its metadata") from error
+    if end > len(entry):
+        raise _invalid(f"its metadata ends at byte {end} of {len(entry)}")
+    try:
+        metadata = MessageMetadata.FromString(entry[at + 4 : end])
+    except DecodeError as error:
+        raise _invalid("its metadata is not a MessageMetadata") from error
+    if not metadata.IsInitialized():
+        raise _invalid("its metadata leaves out what it must hold")
+    return metadata, end
+
+
+def decode_key(key: bytes, in_base64: bool) -> bytes:
+    """The bytes of a partition key (P10). Raises ValueError where base64 is said and is not.
+
+    Padding may be missing, as Java allows.
+    """
+    return base64.b64decode(key + b"=" * (-len(key) % 4), validate=True) if in_base64 else key
+
+
+def signed(number: int) -> int:
+    """A uint64 of the protocol as Java's clients mean it."""
+    return number - 2 * _SIGN if number >= _SIGN else number
+
+
+def _crc32c_from(entry: bytes, at: int) -> int:
+    # a slice of a small one costs less than a view of it
+    return crc32c(entry[at:] if len(entry) < _COPIED_BYTES else memoryview(entry)[at:])
+
+
+def _unbatched_key(metadata: MessageMetadata) -> bytes | None:
+    if not metadata.HasField("partition_key"):
+        return None
+    try:
+        return decode_key(metadata.partition_key, metadata.partition_key_b64_encoded)
+    except binascii.Error as error:
+        raise _invalid("its key is said to be base64 and is not") from error
+
+
+def _invalid(what: str) -> InvalidRecord:
+    return InvalidRecord(f"an entry cannot be taken: {what}", _REMEDY)

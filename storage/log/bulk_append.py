@@ -1,0 +1,209 @@
+"""Bulk append: messages become sealed ledgers at once, and become visible together.
+
+A segment of the hot tail that is open is rolled first, so ids and offsets go on in order.
+All or nothing: objects are written while the topic's writer lease is held; one SQL transaction, fenced by the lease's
+token, makes them exist. A failure, or a crash, leaves objects that no row names.
+
+Memory: at most `workers` + 1 ledgers are in memory: `workers` that are sealed and one that is cut. Each has at most
+`ledger_bytes` logical bytes and `rows.LEDGER_ROWS` rows, and takes about four times its logical size and 250 bytes a
+row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.clock import Clock
+from storage.errors import InvalidRecord, Misconfigured
+from storage.failpoints import Step, reached
+from storage.heartbeat import Heartbeat
+from storage.ledger import rows
+from storage.ledger.hashing import KeyHasher
+from storage.ledger.sealing import Sealer
+from storage.log.directory import LogDirectory
+from storage.log.lease import OnHeld, afterwards, writer_lease
+from storage.log.lost_ids import keep_lost_ids
+from storage.log.open_segment import roll_open_segment
+from storage.log.segment import ahead_of_time
+from storage.log.unnamed import behind
+from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.objects.interface import ObjectStore
+from storage.store_identity import StoreIdentity
+
+DEFAULT_LEDGER_BYTES = 128 << 20
+DEFAULT_WAIT_MS = 30_000
+HEARTBEAT_SECONDS = 5.0
+
+INPUT_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("payload", pa.binary()),
+        pa.field("publish_time", pa.int64()),
+        pa.field("event_time", pa.int64()),
+        pa.field("properties", pa.map_(pa.string(), pa.string())),
+    ]
+)
+"""What a bulk append takes; columns as in `rows.SCHEMA`, a null publish time means now."""
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What an append made."""
+
+    ledgers: tuple[LedgerRecord, ...]
+
+    @property
+    def messages(self) -> int:
+        return sum(ledger.messages for ledger in self.ledgers)
+
+    @property
+    def logical_bytes(self) -> int:
+        return sum(ledger.logical_bytes for ledger in self.ledgers)
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(ledger.rows.size + ledger.index.length for ledger in self.ledgers)
+
+
+@dataclass(frozen=True)
+class BulkAppend:
+    """Appends to one topic; each call of `append` is one transaction. `on_held`: who is waited for (lease.py)."""
+
+    metadata: MetadataStore
+    store: ObjectStore
+    clock: Clock
+    topic: TopicRecord
+    hasher: KeyHasher
+    holder: str
+    ledger_bytes: int = DEFAULT_LEDGER_BYTES
+    workers: int = 2
+    wait_ms: int = DEFAULT_WAIT_MS
+    log: LogDirectory | None = None
+    on_held: OnHeld = lambda _: None
+
+    def append(self, tables: Iterable[pa.Table]) -> Appended:
+        """Append every message of `tables` (INPUT_SCHEMA), in order, as unbatched entries of new ledgers.
+
+        Raises LeaseHeld, Fenced, any store error, Misconfigured for a store that is another database's, and whatever
+        `tables` raises; then nothing was appended.
+        """
+        StoreIdentity(self.metadata, self.store).require()
+        with writer_lease(
+            self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms, on_held=self.on_held
+        ) as lease:
+            reached(Step.IMPORT_LEASE_TAKEN)
+            self._roll(lease)
+            attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.holder)
+            reached(Step.IMPORT_ATTEMPT_BEGUN)
+            with afterwards(lambda: self.metadata.finish_attempt(attempt.attempt_id)):
+                sealer = Sealer(self.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id)
+                with Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), HEARTBEAT_SECONDS):
+                    # The lease is ours, so nobody else moves it: read after taking it, not before.
+                    next_offset = self.metadata.topic(self.topic.name).next_offset
+                    ledgers = tuple(self._seal_all(sealer, next_offset, tables))
+                if ledgers:
+                    reached(Step.IMPORT_BEFORE_COMMIT)
+                    self.metadata.append_ledgers(lease, ledgers)
+                    reached(Step.IMPORT_AFTER_COMMIT)
+            reached(Step.IMPORT_ATTEMPT_FINISHED)
+        reached(Step.IMPORT_LEASE_RELEASED)
+        return Appended(ledgers)
+
+    def _roll(self, lease: Lease) -> None:
+        """Close the segment that is open, if there is one: what is imported comes behind it, and behind what the
+        database has lost."""
+        if self.log is not None:
+            keep_lost_ids(self.metadata, self.log)
+        segment = self.metadata.log.open_segment_of(self.topic.id)
+        if segment is None and (self.log is None or not behind(self.log.of_topic(self.topic.uid), 0)):
+            return
+        if self.log is None:
+            assert segment is not None
+            raise Misconfigured(
+                f"{self.topic.name} has an open segment from offset {segment.first_offset} on, and this import knows "
+                "no log directory",
+                "import with the log directory (COMPACTOR_LOG) with which the topic is written",
+            )
+        roll_open_segment(self.metadata, self.clock, self.log, self.topic, lease)
+
+    def _seal_all(self, sealer: Sealer, next_offset: int, tables: Iterable[pa.Table]) -> Iterator[LedgerRecord]:
+        now = self.clock.now_ms()
+        max_ahead_ms = self.metadata.policies.effective(self.topic).message_timestamp_after_max_ms
+        running: deque[Future[LedgerRecord]] = deque()
+        with ThreadPoolExecutor(self.workers, thread_name_prefix="sealer") as pool:
+            try:
+                for content in cut_ledgers(tables, self.ledger_bytes):
+                    _check_times(content, now, max_ahead_ms)
+                    if len(running) >= self.workers:
+                        yield running.popleft().result()
+                    ledger_id = self.metadata.allocate_ledger_ids(1)
+                    table = to_rows(content, ledger_id, next_offset, now)
+                    next_offset += len(table)
+                    running.append(pool.submit(sealer.seal, table, ledger_id, now))
+                while running:
+                    yield running.popleft().result()
+            finally:
+                for future in running:
+                    future.cancel()
+
+
+def _check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
+    """Raises InvalidRecord for a publish time that lies too far in the future."""
+    newest = pc.max(content.column("publish_time")).as_py()
+    if max_ahead_ms is not None and newest is not None and newest > now + max_ahead_ms:
+        raise ahead_of_time(newest, now, max_ahead_ms)
+
+
+def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Table]:
+    """Cut a stream of tables (INPUT_SCHEMA) into ledgers: `ledger_bytes` logical bytes at most, at least a message."""
+    pending: list[pa.Table] = []
+    pending_bytes = pending_rows = seen = 0
+    for table in tables:
+        sizes = rows.logical_sizes(table)
+        if len(sizes) and sizes.max() > rows.MAX_MESSAGE_BYTES:
+            raise InvalidRecord(
+                f"message {seen + int(sizes.argmax()) + 1} has {int(sizes.max())} bytes",
+                f"a message holds at most {rows.MAX_MESSAGE_BYTES} bytes; nothing was kept",
+            )
+        seen += len(table)
+        first = 0
+        while first < len(table):
+            filled = np.cumsum(sizes[first : first + rows.LEDGER_ROWS - pending_rows])
+            take = int(np.searchsorted(filled, ledger_bytes - pending_bytes, "right"))
+            if take == 0 and not pending:
+                take = 1
+            if take:
+                pending.append(table.slice(first, take))
+                pending_bytes += int(filled[take - 1])
+                pending_rows += take
+                first += take
+            if first < len(table):
+                yield pa.concat_tables(pending)
+                pending, pending_bytes, pending_rows = [], 0, 0
+    if pending:
+        yield pa.concat_tables(pending)
+
+
+def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int) -> pa.Table:
+    """INPUT_SCHEMA to `rows.SCHEMA`: ids, offsets and defaults of a bulk import filled in."""
+    count = len(content)
+    given = {
+        "offset": pa.array(np.arange(first_offset, first_offset + count)),
+        "entry_id": pa.array(np.arange(count)),
+        "ledger_id": rows.constant(ledger_id, "ledger_id", count),
+        "publish_time": content.column("publish_time").fill_null(now),
+        **{name: content.column(name) for name in ("key", "payload", "event_time", "properties")},
+    }
+    defaults = {"batch_index": -1, "batch_size": 0, "key_base64": False, "codec": 0, "slot": 0}
+    columns = [
+        given[name] if name in given else rows.constant(defaults.get(name), name, count) for name in rows.SCHEMA.names
+    ]
+    return pa.table(columns, schema=rows.SCHEMA)

@@ -1,0 +1,177 @@
+"""What can still be read of a damaged or lost segment, as the rows of the ledger that is to take its place.
+
+Its row in SQL says how many entries and offsets it held. What the file proves (scan.py) comes back as it was; for each
+offset that is lost there is a row of slot COMPACTED_OUT, which nobody is given. So offsets stay dense, and the ledger
+has the segment's counts, its last offset and its last message id, as if nothing had happened to it. What lies behind
+damage is found again from the next place that is known, at the latest from the segment's end, which the row knows.
+
+The entry ids of lost rows are made up from their neighbours: each lost entry of a gap gets one offset, the segment's
+last one as many as its row says, and the first of the gap all that are left over. Publish times are those of the
+message before; at the end, that of the newest message that the segment held, so the ledger is no older than it was.
+
+Only for whoever has decided to accept the loss. Changes nothing. May go wrong: Unavailable (the disk). Memory: as
+sealing the segment (log_manager.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from storage.entries.batch import Messages
+from storage.entries.columns import EntryRows, RowColumns
+from storage.entries.decode import StoredEntry, unpack
+from storage.entries.entry import EntryHeader
+from storage.errors import ObjectMissing
+from storage.ledger.rows import Slot
+from storage.log.frames import SegmentHeader, frame_checksum
+from storage.log.segment_dump import FrameState, ScannedFrame, scan
+from storage.metadata.records import SegmentRecord
+
+_RUN_BYTES = 4 << 20
+_Place = tuple[int, int]
+"""Entry id and offset of an entry, or of what comes behind the last one."""
+
+
+@dataclass(frozen=True)
+class Salvaged:
+    """All rows of a segment (rows.SCHEMA), and how many of its offsets are lost."""
+
+    table: pa.Table
+    lost: int
+
+
+def salvage(file: Path, topic_uid: str, segment: SegmentRecord) -> Salvaged:
+    """The rows of a rolled segment whose file may be damaged, or gone."""
+    content = segment.content
+    assert content is not None, "a segment that is open says nothing of what it held"
+    header = SegmentHeader(topic_uid, segment.ledger_id, segment.first_offset)
+    end = content.entries, content.last_offset + 1
+    tables, lost = [], 0
+    position, publish_time = (0, segment.first_offset), content.min_publish_time
+    for entries in _runs(_kept(file, header, position, end)):
+        start = entries[0].entry_id, entries[0].offset
+        if start != position:
+            tables.append(_fillers(segment.ledger_id, position, start, publish_time, 1))
+            lost += start[1] - position[1]
+        tables.append(unpack(entries, segment.ledger_id))
+        position, publish_time = _behind(entries[-1]), _known(entries[-1]).publish_time
+    if position != end:
+        last = max(1, content.last_message_id.batch_index + 1)
+        tables.append(_fillers(segment.ledger_id, position, end, content.max_publish_time, last))
+        lost += end[1] - position[1]
+    return Salvaged(pa.concat_tables(tables), lost)
+
+
+def _runs(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
+    """Entries between which nothing is lost together, not many bytes at a time."""
+    run: list[StoredEntry] = []
+    size = 0
+    for entry in entries:
+        if run and (size > _RUN_BYTES or _behind(run[-1]) != (entry.entry_id, entry.offset)):
+            yield run
+            run, size = [], 0
+        run.append(entry)
+        size += max(len(entry.data), _known(entry).logical_bytes)
+    if run:
+        yield run
+
+
+def _kept(file: Path, header: SegmentHeader, first: _Place, end: _Place) -> Iterator[StoredEntry]:
+    """The entries that can be believed, in order, as far as they leave room for those that are missing."""
+    position = first
+    try:
+        for entry in _believed(file, header, end):
+            if _fits(position, (entry.entry_id, entry.offset)) and _fits(_behind(entry), end):
+                yield entry
+                position = _behind(entry)
+    except ObjectMissing:
+        return
+
+
+def _believed(file: Path, header: SegmentHeader, end: _Place) -> Iterator[StoredEntry]:
+    """Entries whose place is proved: by their frame's checksum, or by what comes right behind them."""
+    with scan(file, expected=header) as scanned:
+        ours = scanned.header == header
+        doubtful: list[StoredEntry] = []
+        unplaced: list[ScannedFrame] = []
+        for frame in scanned.frames():
+            if frame.data is None:
+                doubtful, unplaced = [], []
+            elif frame.entry_id is None or frame.offset is None:
+                doubtful = []
+                unplaced.append(frame)
+            else:
+                yield from _placed_before(unplaced, (frame.entry_id, frame.offset), header)
+                unplaced = []
+                doubtful.append(StoredEntry(frame.entry_id, frame.offset, frame.data, frame.header))
+            if frame.state is FrameState.VALID:
+                ours = True
+                yield from doubtful
+                doubtful = []
+        yield from _placed_before(unplaced, end, header)
+        if ours and doubtful and _behind(doubtful[-1]) == end:
+            yield from doubtful
+
+
+def _placed_before(frames: list[ScannedFrame], place: _Place, header: SegmentHeader) -> list[StoredEntry]:
+    """Frames behind damage, one after the other, that end at a place: counted back, as far as their checksums agree."""
+    placed: list[StoredEntry] = []
+    entry_id, offset = place
+    for frame in reversed(frames):
+        assert frame.data is not None
+        assert frame.header is not None
+        entry_id, offset = entry_id - 1, offset - frame.header.messages
+        if (
+            entry_id < 0
+            or offset < 0
+            or frame.checksum != frame_checksum(header.checksum, entry_id, offset, frame.data)
+        ):
+            break
+        placed.append(StoredEntry(entry_id, offset, frame.data, frame.header))
+    return placed[::-1]
+
+
+def _known(entry: StoredEntry) -> EntryHeader:
+    assert entry.header is not None, "a scan looks into each entry that it can believe"
+    return entry.header
+
+
+def _behind(entry: StoredEntry) -> _Place:
+    return entry.entry_id + 1, entry.offset + _known(entry).messages
+
+
+def _fits(start: _Place, end: _Place) -> bool:
+    """Whether entries can lie between the two places: each takes an offset at least."""
+    entries, offsets = end[0] - start[0], end[1] - start[1]
+    return entries == offsets == 0 or 1 <= entries <= offsets
+
+
+def _fillers(ledger_id: int, start: _Place, end: _Place, publish_time: int, last: int) -> pa.Table:
+    """Rows for all that lay between two places. `last`: how many offsets its last entry took, if they are so many."""
+    entries, offsets = end[0] - start[0], end[1] - start[1]
+    spare = offsets - entries
+    counts = [1] * entries
+    counts[-1] += min(spare, last - 1)
+    counts[0] += offsets - sum(counts)
+    columns = RowColumns()
+    offset = start[1]
+    for number, count in enumerate(counts):
+        rows = EntryRows(
+            entry_id=start[0] + number,
+            offset=offset,
+            batched=count > 1,
+            batch_size=count if count > 1 else 0,
+            publish_time=publish_time,
+            producer=None,
+            codec=0,
+            metadata=None,
+        )
+        none: list[bytes | None] = [None] * count
+        slots = [(row, int(Slot.COMPACTED_OUT)) for row in range(count)]
+        columns.add(rows, Messages(keys=none, payloads=none, sequence_ids=[0] * count, slots=slots))
+        offset += count
+    return columns.table(ledger_id)

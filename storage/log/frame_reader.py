@@ -1,0 +1,101 @@
+"""Walks the frames of a segment, from a place whose entry id and offset are known, and checks each.
+
+Reads in chunks into one buffer; an entry that is larger than it makes it grow, doubling, for as long as it takes. So
+memory is bounded by the chunk or twice the largest entry. Each entry that is handed out has its length, its checksum
+and its own metadata checked, and its entry id and offset proved by the checksum (frames.py).
+
+A walk ends at its end, or where a frame is not valid: `problem` says what is wrong there, and what that means is for
+recovery (a torn tail) or a reader (damage) to decide. Must not know: which of them walks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from storage.entries.decode import StoredEntry
+from storage.errors import InvalidRecord
+from storage.log.frames import FRAME_BYTES, FRAME_VERSION, LARGEST_ENTRY, frame_checksum, unpack_frame
+from storage.log.segment import Inspect
+from storage.log.sparse_index import Place
+
+CHUNK_BYTES = 2 << 20
+
+
+class FrameWalk:
+    """One walk. `entry_id`, `offset` and `position` are those of the next frame; `problem` None: all is well so far."""
+
+    def __init__(
+        self, descriptor: int, seed: int, start: Place, end: int, inspect: Inspect, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        self.entry_id, self.offset, self.position = start.entry_id, start.offset, start.position
+        self.problem: str | None = None
+        self._descriptor = descriptor
+        self._seed = seed
+        self._end = end
+        self._inspect = inspect
+        self._chunk_bytes = chunk_bytes
+        self._buffer = bytearray(0)
+        self._begin = 0
+        """Position in the file of the buffer's first byte; `_filled` bytes of the buffer are from the file."""
+        self._filled = 0
+
+    def __iter__(self) -> Iterator[StoredEntry]:
+        while self.problem is None and self.position < self._end:
+            entry = self._next()
+            if entry is None:
+                return
+            yield entry
+
+    def _next(self) -> StoredEntry | None:
+        left = self._end - self.position
+        if left < FRAME_BYTES:
+            return self._stop(f"{left} bytes are left where a frame has at least {FRAME_BYTES}")
+        at = self._hold(FRAME_BYTES)
+        if at < 0:
+            return self._stop("the file ends within a frame")
+        length, version, checksum = unpack_frame(self._buffer, at)
+        if version != FRAME_VERSION:
+            return self._stop(f"a frame of version {version} does not exist")
+        if length > LARGEST_ENTRY or length > left - FRAME_BYTES:
+            return self._stop(f"a frame of {length} bytes is longer than what is left, or than any")
+        at = self._hold(FRAME_BYTES + length)
+        if at < 0:
+            return self._stop("the file ends within a frame")
+        data = bytes(memoryview(self._buffer)[at + FRAME_BYTES : at + FRAME_BYTES + length])
+        if frame_checksum(self._seed, self.entry_id, self.offset, data) != checksum:
+            return self._stop("the checksum of a frame is wrong")
+        try:
+            header = self._inspect(data)
+        except InvalidRecord as error:
+            return self._stop(f"a frame's checksum is right, but its entry cannot be: {error.message}")
+        entry = StoredEntry(self.entry_id, self.offset, data, header)
+        self.entry_id += 1
+        self.offset += header.messages
+        self.position += FRAME_BYTES + length
+        return entry
+
+    def _stop(self, problem: str) -> StoredEntry | None:
+        self.problem = problem
+        return None
+
+    def _hold(self, length: int) -> int:
+        """Where in the buffer the `length` bytes from `position` begin; -1 if the file has fewer."""
+        at = self.position - self._begin
+        if at + length <= self._filled:
+            return at
+        size = max(self._chunk_bytes, len(self._buffer))
+        while size < length:
+            size *= 2
+        size = min(size, max(LARGEST_ENTRY + FRAME_BYTES, self._chunk_bytes))
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        self._begin, self._filled = self.position, 0
+        wanted = min(size, self._end - self.position)
+        view = memoryview(self._buffer)
+        while self._filled < wanted:
+            got = os.preadv(self._descriptor, [view[self._filled : wanted]], self._begin + self._filled)
+            if not got:
+                break
+            self._filled += got
+        return 0 if length <= self._filled else -1

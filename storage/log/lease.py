@@ -1,0 +1,84 @@
+"""Holding a topic's writer lease for as long as a piece of work takes.
+
+The lease lives in SQL (`MetadataStore.acquire_lease`): it has a TTL, and a token that grows with each owner and fences
+the owners before. Here it is waited for, renewed every third of its TTL, and given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+from storage.clock import Clock
+from storage.errors import CompactorError, LeaseHeld
+from storage.heartbeat import Heartbeat
+from storage.metadata.liveness import LEASE_TTL_MS
+from storage.metadata.records import Lease
+from storage.metadata.store import MetadataStore
+
+TERM_MS = LEASE_TTL_MS
+_POLL_SECONDS = 0.2
+OnHeld = Callable[[LeaseHeld], object]
+"""Is called once when a lease is waited for, with who holds it."""
+Renewing = Callable[[Lease, Callable[[], object]], AbstractContextManager[object]]
+"""Renews a lease inside its context, and calls the function if it is lost to another."""
+
+
+@contextmanager
+def writer_lease(
+    metadata: MetadataStore,
+    clock: Clock,
+    topic_id: int,
+    holder: str,
+    wait_ms: int,
+    on_fenced: Callable[[], object] = lambda: None,
+    renewing: Renewing | None = None,
+    on_held: OnHeld = lambda _: None,
+) -> Iterator[Lease]:
+    """Inside the context the topic's lease is `holder`'s; `on_fenced` is called if it is lost to another.
+
+    Waits up to `wait_ms` for another holder to finish or expire, then raises LeaseHeld, which names it. `renewing`:
+    who renews it; None: a thread of its own (for many leases: storage/log/lease_renewer.py).
+    """
+    lease = _acquire(metadata, clock, topic_id, holder, wait_ms, on_held)
+    with (
+        afterwards(lambda: metadata.release_lease(lease)),
+        renewing(lease, on_fenced)
+        if renewing is not None
+        else Heartbeat(lambda: metadata.renew_lease(lease, TERM_MS), TERM_MS / 3000, on_fenced),
+    ):
+        yield lease
+
+
+@contextmanager
+def afterwards(give_back: Callable[[], object]) -> Iterator[None]:
+    """Call `give_back` at the end of the context; that it cannot changes nothing of what happened inside.
+
+    For what ends by itself some time later. Raised, it would hide the error before it, or make work that is committed
+    look as if it had failed: who then imports again has every message twice.
+    """
+    try:
+        yield
+    except BaseException as error:
+        try:
+            give_back()
+        except CompactorError as second:
+            error.add_note(f"and afterwards: {second}")
+        raise
+    with suppress(CompactorError):
+        give_back()
+
+
+def _acquire(metadata: MetadataStore, clock: Clock, topic_id: int, holder: str, wait_ms: int, on_held: OnHeld) -> Lease:
+    deadline = clock.now_ms() + wait_ms
+    waiting = False
+    while True:
+        try:
+            return metadata.acquire_lease(topic_id, holder, TERM_MS)
+        except LeaseHeld as error:
+            if clock.now_ms() >= deadline:
+                raise
+            if not waiting:
+                waiting = True
+                on_held(error)
+            clock.wait(_POLL_SECONDS)

@@ -1,0 +1,381 @@
+"""Keeping the log of topics: rolling tails, sealing segments, removing files that ledgers have taken the place of.
+
+    roll    the open segment is closed, by its writer if one lives, or by the service that has its log directory if it
+            is another one (they are asked through SQL), else here, under the lease; also when it is older than
+            `segment.ms` and no writer has it open
+    seal    a rolled segment becomes a sealed ledger: objects first, then one transaction; its messages keep their ids
+    sweep   files of sealed segments go after `file.delete.delay`, then their rows; so does the folder of a topic that
+            was deleted (S8); files that hold messages and that no row names are set aside (unnamed.py)
+
+A segment that its sealers die over (out of memory) is given up after `MAX_SEALING_TRIES`, and sealed by hand alone. In
+a process that must not die, only what is small is sealed; the rest is left to the process that is woken for it
+(LogDirectory.wake_sealer).
+
+Sealing may be done by any process that has the log directory and the store, beside the writer and beside other
+sealers: a segment is claimed by an attempt, and of two that seal the same one, one commits. Whatever is cut off leaves
+the segment rolled, or sealed, never both and never neither: the transaction decides which, and readers go by rows.
+
+May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentElsewhere for a segment that lies
+in another log directory, Misconfigured for a store that is another database's, any error of store and database. Memory:
+one segment, about four times its logical size (`segment.bytes`, storage/log/open_segment.py bounds it) and 250 bytes a
+message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from storage.clock import Clock
+from storage.errors import CompactorError, DataLoss, LeaseHeld, Misconfigured, TopicNotFound, Unavailable
+from storage.failpoints import Step, reached
+from storage.heartbeat import Heartbeat
+from storage.ledger.hashing import Xxh3KeyHasher
+from storage.ledger.sealing import Sealer
+from storage.log.damaged import salvage
+from storage.log.directory import LogDirectory
+from storage.log.lease import afterwards, writer_lease
+from storage.log.open_segment import roll_open_segment
+from storage.log.segment import SegmentFiles
+from storage.log.segment_tables import Tail
+from storage.log.sweep import LogSweep
+from storage.log.unnamed import behind
+from storage.metadata.liveness import is_alive
+from storage.metadata.records import Attempt, LedgerRecord, SegmentRecord, SegmentState, TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.objects.interface import ObjectStore
+from storage.owner import is_alive_here
+from storage.store_identity import StoreIdentity
+
+ROLL_WAIT_MS = 10_000
+"""How long a writer may take to roll when it is asked to; it looks every `topic_log.LOOK_SECONDS`."""
+SEALER_WAIT_MS = 60_000
+"""How long the process that is woken to seal what is large may take."""
+SMALL_BYTES = 16 << 20
+SMALL_MESSAGES = 100_000
+"""A segment of so many logical bytes and messages at most takes less than 100 MiB to seal."""
+SEALER_DEAD_MS = 60_000
+"""A sealer whose heartbeat is older than this has lost its segment."""
+_HEARTBEAT_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What a segment became, and how many of its messages are lost."""
+
+    ledger: LedgerRecord
+    lost: int
+
+
+@dataclass(frozen=True)
+class LogKeeper:
+    """Keeps the logs of topics whose segments lie in `log`. `holder` must be unique to one piece of work."""
+
+    metadata: MetadataStore
+    store: ObjectStore
+    clock: Clock
+    log: LogDirectory
+    holder: str
+
+    def settle(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS) -> tuple[LedgerRecord, ...]:
+        """Roll the tail and seal all that is rolled, so that what is there now lies in ledgers.
+
+        Raises LeaseHeld for a writer that does not roll when it is asked to, or another sealer that does not finish,
+        within `wait_ms` each; Misconfigured for a segment in another log directory that nobody there seals.
+        """
+        self.roll(topic, wait_ms)
+        end = self._rolled_end(topic)
+        sealed = list(self._seal_below(topic, end))
+        if self.log.wake_sealer is not None and self.rolled(topic, end):
+            self.log.wake_sealer()
+            wait_ms = max(wait_ms, SEALER_WAIT_MS)
+        deadline = self.clock.now_ms() + wait_ms
+        while left := self.rolled(topic, end):
+            if not self._is_kept_elsewhere(left[0]):
+                self.log.check(topic.name, left[0])
+            if self.clock.now_ms() >= deadline:
+                raise self._unsealed(topic, left[0], wait_ms)
+            self.clock.wait(_POLL_SECONDS)
+            sealed += self._seal_below(topic, end)
+        return tuple(sealed)
+
+    def settle_what_can_be(self, topic: TopicRecord) -> CompactorError | None:
+        """As `settle`; why something is left: a writer or sealer has it, it lies elsewhere, or it is damaged."""
+        try:
+            self.settle(topic)
+        except (LeaseHeld, Misconfigured, DataLoss) as error:
+            return error
+        return None
+
+    def _unsealed(self, topic: TopicRecord, segment: SegmentRecord, wait_ms: int) -> LeaseHeld:
+        """Why a segment is not sealed yet that others were waited for."""
+        claims = {one.attempt_id: one for one in self.metadata.attempts(topic.id) if one.finished_at is None}
+        claim = claims.get(segment.sealing_attempt_id or "")
+        if claim is None:
+            return LeaseHeld(
+                f"the segment {segment.ledger_id} of {topic.name} is not sealed: whoever had claimed it has let it go",
+                "try again",
+            )
+        silent = max(0, self.clock.now_ms() - claim.heartbeat_at)
+        return LeaseHeld(
+            f"the segment {segment.ledger_id} of {topic.name} is being sealed by {claim.holder}, which has not "
+            f"finished within {wait_ms} ms and was last heard of {silent} ms ago",
+            f"try again; if it died, its claim ends {SEALER_DEAD_MS // 1000} s after its last heartbeat",
+        )
+
+    def roll(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS, *, accept_loss: bool = False) -> None:
+        """Close the segment that is open now, if there is one. Raises LeaseHeld, ObjectDamaged (see open_segment.py).
+
+        `accept_loss`: also one that is damaged, with all offsets that it gave out; `seal_remains` seals what is left.
+        One whose file is gone is forgotten, and nobody knows any more which offsets it gave out: others get them.
+
+        What the database has lost of the log is taken up again, and rolled (unnamed.py); Misconfigured if it cannot be.
+        """
+        deadline = self.clock.now_ms() + wait_ms
+        asked: int | None = None
+        while (segment := self.metadata.log.open_segment_of(topic.id)) is not None:
+            if asked is not None and segment.ledger_id != asked:
+                return  # it was rolled, and the writer has gone on
+            try:
+                if self._is_kept_elsewhere(segment):
+                    raise LeaseHeld(
+                        f"the tail of {topic.name} lies in the log directory {segment.log_uid} of another service",
+                        "try again",
+                    )
+                with writer_lease(self.metadata, self.clock, topic.id, self.holder, 0) as lease:
+                    roll_open_segment(self.metadata, self.clock, self.log, topic, lease, accept_loss=accept_loss)
+                return
+            except LeaseHeld as error:
+                if asked is not None and self.clock.now_ms() >= deadline:
+                    raise LeaseHeld(
+                        f"{error.message}; it was asked to roll the segment {segment.ledger_id} and has not done so "
+                        f"for {wait_ms} ms",
+                        "try again when it has ended or answers",
+                    ) from error
+            if asked is None:
+                self.metadata.log.request_roll(topic.id)
+                asked = segment.ledger_id
+            self.clock.wait(_POLL_SECONDS)
+        if self._is_behind_its_log(topic):
+            with writer_lease(self.metadata, self.clock, topic.id, self.holder, 0) as lease:
+                roll_open_segment(self.metadata, self.clock, self.log, topic, lease, accept_loss=accept_loss)
+
+    def roll_old(self, failing: dict[str, str]) -> int:
+        """Close the open segments here that are older than `segment.ms` and that no writer has open; how many.
+
+        A writer looks at the age by itself. `failing`: why one cannot be rolled, by topic.
+        """
+        uid = self.log.known_uid
+        if uid is None:
+            return 0
+        now = self.clock.now_ms()
+        idle = self.metadata.log.open_without_writer(uid, now - self.metadata.policies.least("segment.ms"))
+        resolver = self.metadata.policies.resolver() if idle else None
+        rolled = 0
+        for topic, segment in idle:
+            assert resolver is not None
+            if segment.created_at > now - resolver.resolved(topic).policies.segment_ms:
+                continue
+            try:
+                self.roll(topic, 0)
+                rolled += 1
+            except (LeaseHeld, TopicNotFound):
+                continue  # it is written or compacted now, or was deleted
+            except CompactorError as error:
+                failing[str(topic.name)] = str(error)
+        return rolled
+
+    def _is_behind_its_log(self, topic: TopicRecord) -> bool:
+        """Whether files here hold messages from the topic's end on that no row names: the database was restored."""
+        files = behind(self.log.of_topic(topic.uid), 0)
+        if not files:
+            return False
+        try:
+            now = self.metadata.topic(topic.name)
+        except TopicNotFound:
+            return False
+        named = {one.first_offset for one in self.metadata.log.segments(topic.id)}
+        return now.uid == topic.uid and any(first >= now.next_offset and first not in named for first in files)
+
+    def _is_kept_elsewhere(self, segment: SegmentRecord) -> bool:
+        """Whether a service that lives has the segment's log directory, and this is another one: it rolls and seals
+        what it is asked to, whether it has the topic's log open or not (api/background/maintenance_loop.py)."""
+        if segment.log_uid == self.log.known_uid:
+            return False
+        return any(one.log_uid == segment.log_uid for one in self.metadata.services.services())
+
+    def seal(self, topic: TopicRecord, *, again: bool = False) -> Iterator[LedgerRecord]:
+        """Seal what of a topic is rolled now, the oldest first; segments that another sealer has are left to it.
+
+        What is rolled meanwhile is for the next call, so this ends however fast the topic is written. A segment that
+        is damaged, or was given up, is passed over, and raised as DataLoss or Misconfigured when all others had their
+        turn. `again`: seal what was given up, too.
+        """
+        yield from self._seal_below(topic, self._rolled_end(topic), again=again)
+
+    def seal_remains(self, topic: TopicRecord) -> Iterator[Remains]:
+        """As `seal` again; but of what is damaged or gone seal what is left: the rest is lost for good."""
+        end = self._rolled_end(topic)
+        while (claimed := self._claim(topic, self._sealable(topic, end), end, again=True)) is not None:
+            yield self._sealed(topic, *claimed, accept_loss=True)
+
+    def _rolled_end(self, topic: TopicRecord) -> int:
+        """The offset behind all that is rolled now."""
+        return max((one.content.last_offset + 1 for one in self.rolled(topic) if one.content), default=0)
+
+    def _seal_below(self, topic: TopicRecord, end: int, *, again: bool = False) -> Iterator[LedgerRecord]:
+        damaged: dict[int, DataLoss] = {}
+        while True:
+            waiting = self._sealable(topic, end)
+            claimed = self._claim(topic, waiting, end, damaged, again=again)
+            if claimed is None:
+                break
+            segment, attempt = claimed
+            try:
+                sealed = self._sealed(topic, segment, attempt)
+            except DataLoss as error:
+                damaged[segment.ledger_id] = error
+                continue
+            yield sealed.ledger
+        if damaged:
+            raise next(iter(damaged.values()))
+        self._check_given_up(topic, waiting)
+
+    def _sealable(self, topic: TopicRecord, end: int) -> list[SegmentRecord]:
+        """What waits to be sealed and lies here."""
+        uid = self.log.known_uid
+        return [one for one in self.rolled(topic, end) if one.log_uid == uid]
+
+    def _claim(
+        self,
+        topic: TopicRecord,
+        waiting: Sequence[SegmentRecord],
+        end: int,
+        damaged: Collection[int] = (),
+        *,
+        again: bool = False,
+    ) -> tuple[SegmentRecord, Attempt] | None:
+        """The oldest segment that may be sealed here; nothing is written where there is none."""
+        others = {*damaged, *(one.ledger_id for one in waiting if self.log.wake_sealer and not _is_small(one))}
+        given_up = () if again else self._given_up(topic, waiting)
+        if all(one.ledger_id in others or one in given_up for one in waiting):
+            return None
+        uid = self.log.known_uid
+        assert uid is not None, "a segment lies in it"
+        StoreIdentity(self.metadata, self.store).require()
+        claimed = self.metadata.log.claim_sealing(topic.id, self.holder, uid, SEALER_DEAD_MS, end, others, again=again)
+        if claimed is not None:
+            reached(Step.SEAL_CLAIMED)
+        return claimed
+
+    def _check_given_up(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> None:
+        """Raises Misconfigured for a segment that was tried too often, unless the last try may be under way."""
+        for one in self._given_up(topic, waiting):
+            if one.content is not None:
+                raise Misconfigured(
+                    f"the segment {one.ledger_id} of {topic.name} ({one.content.messages} messages, "
+                    f"{one.content.logical_bytes} bytes) is given up: of {one.sealing_tries} tries to seal "
+                    "it none was finished; their processes died, ran out of memory, or lost the database and ended",
+                    "seal it by hand where there is more memory, and lower segment.bytes (docs/operations.md)",
+                    is_public=True,
+                )
+
+    def _given_up(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> list[SegmentRecord]:
+        """Those that were tried too often, unless the last try may be under way, or stopped while its process lives."""
+        too_often = [one for one in waiting if one.tried_too_often]
+        if not too_often:
+            return []
+        now = self.clock.now_ms()
+        living = {
+            one.attempt_id
+            for one in self.metadata.attempts(topic.id)
+            if one.finished_at is None
+            and (is_alive_here(one.holder) or is_alive(one.holder, one.heartbeat_at, SEALER_DEAD_MS, now))
+        }
+        return [one for one in too_often if one.sealing_attempt_id not in living]
+
+    def _sealed(
+        self, topic: TopicRecord, segment: SegmentRecord, attempt: Attempt, *, accept_loss: bool = False
+    ) -> Remains:
+        with (
+            self._trying(attempt),
+            Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), _HEARTBEAT_SECONDS),
+        ):
+            hasher = Xxh3KeyHasher(topic.hash_seed)
+            sealer = Sealer(self.store, topic.uid, topic.name.partition, hasher, attempt.attempt_id)
+            table, lost = self._rows(topic, segment, accept_loss)
+            ledger = sealer.seal(table, segment.ledger_id, self.clock.now_ms())
+            self.metadata.log.seal_segment(attempt, ledger)
+        reached(Step.SEGMENT_SEALED)
+        return Remains(ledger, lost)
+
+    @contextmanager
+    def _trying(self, attempt: Attempt) -> Iterator[None]:
+        """Finish the attempt at the end. It counts as a try if memory runs out, or if this process dies before.
+
+        If the database is away at the end, the next claim sees that this process lives (sealing.py).
+        """
+        ran_out = False
+
+        def finish() -> None:
+            if ran_out:
+                self.metadata.finish_attempt(attempt.attempt_id)
+            else:
+                self.metadata.log.let_go_of_sealing(attempt)
+
+        with afterwards(finish):
+            try:
+                yield
+            except MemoryError:
+                ran_out = True
+                raise
+
+    def _rows(self, topic: TopicRecord, segment: SegmentRecord, accept_loss: bool) -> tuple[pa.Table, int]:
+        """All rows of a segment, and how many of its messages are not among them."""
+        try:
+            return Tail(self.log).table(topic, segment), 0
+        except DataLoss:
+            if not accept_loss:
+                raise
+        file = SegmentFiles(self.log.of_topic(topic.uid), segment.first_offset).log
+        salvaged = salvage(file, topic.uid, segment)
+        return salvaged.table, salvaged.lost
+
+    def sweep(self, topic: TopicRecord | None = None, failing: dict[str, str] | None = None) -> int:
+        """Remove the files of segments that were sealed long enough ago; how many (sweep.py).
+
+        Of one topic, cheap enough to be called all the time; or of all topics, and then what no row names, too. What
+        cannot be removed holds up nothing else: `failing` is told of one by topic (by uid, if it was deleted); where
+        there is none, Unavailable is raised when all others had their turn.
+        """
+        failed: dict[str, str] = {} if failing is None else failing
+        removed = LogSweep(self.metadata, self.clock, self.log, self._take_up).sweep(topic, failed)
+        if failing is None and failed:
+            owner, why = next(iter(failed.items()))
+            raise Unavailable(f"files of {owner} are not swept: {why}", "see to the log directory, then try again")
+        return removed
+
+    def _take_up(self, topic: TopicRecord) -> None:
+        """Let the topic have again what the database has lost of its log."""
+        if self._is_behind_its_log(topic):
+            self.roll(topic, 0)
+
+    def rolled(self, topic: TopicRecord, end: int | None = None) -> tuple[SegmentRecord, ...]:
+        """The segments that wait to be sealed; with `end`, of those that begin below this offset."""
+        return tuple(
+            one
+            for one in self.metadata.log.segments(topic.id)
+            if one.state is SegmentState.ROLLED and (end is None or one.first_offset < end)
+        )
+
+
+def _is_small(segment: SegmentRecord) -> bool:
+    """Whether sealing takes little memory, and no sealer has died over it."""
+    content = segment.content
+    if content is None or segment.sealing_tries:
+        return False
+    return content.logical_bytes <= SMALL_BYTES and content.messages <= SMALL_MESSAGES

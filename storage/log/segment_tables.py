@@ -1,0 +1,120 @@
+"""Reading segments of the hot tail as rows, as if they were ledgers.
+
+Entries are read from the file (segment_reader.py), checked, unpacked (decode.py) and handed on as tables of
+`rows.SCHEMA`, a few MiB at a time. Of an open segment what its writer lets be seen is read, and not waited for.
+
+May go wrong: ObjectMissing, ObjectDamaged, with file and position; Misconfigured for a segment that lies elsewhere.
+Memory: one table, about four times `TABLE_BYTES`, or one entry's messages if they are more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from storage.entries.decode import StoredEntry, unpack
+from storage.errors import DataLoss
+from storage.ledger import rows
+from storage.ledger.seek import (
+    Bound,
+    FromId,
+    FromOffset,
+    FromTime,
+)
+from storage.log.directory import LogDirectory
+from storage.log.segment_reader import SegmentReader
+from storage.metadata.records import SegmentRecord, TopicRecord
+from storage.model import Position
+
+TABLE_BYTES = 4 << 20
+"""Uncompressed bytes of entries that become one table."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Reads segments that lie in one log directory."""
+
+    log: LogDirectory
+
+    def tables(
+        self, topic: TopicRecord, segment: SegmentRecord, bound: Bound, after_offset: int = -1
+    ) -> Iterator[pa.Table]:
+        """The rows of a segment from `bound` on, and not much of what lies up to an offset; no table is empty."""
+        reader = self._reader(topic, segment)
+        with _naming_the_way_out(topic, segment):
+            for entries in _gathered(reader.entries(_first_wanted(reader, segment, bound, after_offset))):
+                table = unpack(entries, segment.ledger_id)
+                if first := bound.first_row(table):
+                    table = table.slice(first)
+                if len(table):
+                    if isinstance(bound, FromTime):
+                        bound = FromOffset(0)
+                    yield table
+
+    def table(self, topic: TopicRecord, segment: SegmentRecord) -> pa.Table:
+        """All rows of a segment, in memory."""
+        reader = self._reader(topic, segment)
+        with _naming_the_way_out(topic, segment):
+            tables = [unpack(entries, segment.ledger_id) for entries in _gathered(reader.entries())]
+        return pa.concat_tables(tables) if tables else rows.SCHEMA.empty_table()
+
+    def last(self, topic: TopicRecord, segment: SegmentRecord) -> Position | None:
+        """The last message of a segment that can be seen; None: there is none."""
+        with _naming_the_way_out(topic, segment):
+            return self._reader(topic, segment).last()
+
+    def _reader(self, topic: TopicRecord, segment: SegmentRecord) -> SegmentReader:
+        self.log.check(topic.name, segment)
+        return SegmentReader(
+            self.log.of_topic(topic.uid),
+            topic.uid,
+            segment.ledger_id,
+            segment.first_offset,
+            topic.name.partition,
+            end=segment.content.size if segment.content else None,
+        )
+
+
+@contextmanager
+def _naming_the_way_out(topic: TopicRecord, segment: SegmentRecord) -> Iterator[None]:
+    """Say of damage which command accepts it: that depends on whether the segment is still open."""
+    try:
+        yield
+    except DataLoss as error:
+        command = "topics roll" if segment.content is None else "log seal"
+        raise type(error)(
+            error.message,
+            f"restore the file from a backup; or look at what is left of it with `compactor log dump "
+            f"{segment.ledger_id}`, and accept the loss of the rest with `compactor {command} {topic.name} "
+            "--accept-loss`",
+        ) from error
+
+
+def _first_wanted(reader: SegmentReader, segment: SegmentRecord, bound: Bound, after_offset: int) -> int:
+    """The offset from which on a segment must be read; it may lie before the bound, never behind it."""
+    first = max(segment.first_offset, after_offset + 1)
+    if isinstance(bound, FromOffset):
+        return max(first, bound.offset)
+    if isinstance(bound, FromId) and bound.message_id.ledger_id == segment.ledger_id:
+        return max(first, reader.offset_of_entry(max(0, bound.message_id.entry_id)))
+    if isinstance(bound, FromTime):
+        return max(first, reader.offset_at_time(bound.publish_time))
+    return first
+
+
+def _gathered(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
+    """Neighbours together, up to `TABLE_BYTES` uncompressed, at least one."""
+    pending: list[StoredEntry] = []
+    size = 0
+    for entry in entries:
+        logical = len(entry.data) if entry.header is None else max(len(entry.data), entry.header.logical_bytes)
+        if pending and size + logical > TABLE_BYTES:
+            yield pending
+            pending, size = [], 0
+        pending.append(entry)
+        size += logical
+    if pending:
+        yield pending

@@ -1,0 +1,366 @@
+"""ControlStore: what is wanted of compactions: requests, pauses, failures. Reached as MetadataStore.control.
+
+    None ── a run is claimed ──► InProgress ── pause ──► Aborted(1) ── its worker stops ──► Paused(1)
+    Paused(1) ── pause ──► Paused(2) ── resume ──► Paused(1) ── resume ──► None   (S5; Kafka's LogCleanerManager)
+
+A request survives a crash: it is a row, and whoever leads executes it; `claim_run` takes it in the transaction that
+makes the run. "Running", for users, is a topic whose compaction is requested, or that has a run whose heart beats.
+
+Each method is one transaction and may raise Unavailable, Misconfigured and TopicNotFound. After Unavailable, `request`
+may have been made; `pause` finds out by itself, by the counts that it left; all others may be called again. Must not
+know: when compactions are due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from sqlalchemy import Connection, func, select
+
+from storage.clock import Clock
+from storage.errors import CompactionRunning, Conflict, TopicNotFound
+from storage.metadata import (
+    backlogs,
+    compaction_state,
+    cursors,
+    row_mapping,
+    runs,
+    services,
+    topics,
+)
+from storage.metadata.compaction_state_records import (
+    RUN_DEAD_MS,
+    Activity,
+    BacklogRecord,
+    ControlRecord,
+)
+from storage.metadata.engine import Database
+from storage.metadata.leases import shown_time
+from storage.metadata.liveness import beating, is_alive
+from storage.metadata.records import COMPACTION_CURSOR, RunRecord, RunState, TopicRecord
+from storage.metadata.tables import controls as controls_table
+from storage.metadata.tables import runs as runs_table
+from storage.metadata.tables import topics as topics_table
+
+_NAMED = 3
+"""So many topics are named in an error."""
+_ENDING = "look with `compactor-admin topics compaction-status`, and try again when it has ended"
+
+
+class ControlStore:
+    """The control part of the metadata, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock, dead_ms: int = RUN_DEAD_MS) -> None:
+        """`dead_ms`: a run without a heartbeat for so long is dead, where a method is not told otherwise."""
+        self._database = database
+        self._clock = clock
+        self._dead_ms = dead_ms
+
+    def _dead(self, dead_ms: int | None) -> int:
+        return self._dead_ms if dead_ms is None else dead_ms
+
+    # Looking
+
+    def compaction_state(self, topic_id: int) -> ControlRecord:
+        """What is wanted of the topic's compaction."""
+        with self._database.read() as connection:
+            return compaction_state.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
+
+    def controls(self) -> Mapping[int, ControlRecord]:
+        """By topic id; a topic that is not there wants nothing."""
+        with self._database.read() as connection:
+            return compaction_state.of_all(connection, self._clock.now_ms(), self._dead_ms)
+
+    def activity(self, topic_id: int, dead_ms: int | None = None) -> Activity:
+        """The topic's compaction as it is now. `dead_ms`: a run without a heartbeat for so long is dead."""
+        with self._database.snapshot() as connection:
+            now = self._clock.now_ms()
+            found = compaction_state.find(connection, topic_id, now, self._dead(dead_ms))
+            last = runs.last(connection, topic_id)
+            return Activity(found, last, found.requested_at is not None or _lives(last, self._dead(dead_ms), now))
+
+    def requests(self) -> list[tuple[TopicRecord, ControlRecord]]:
+        """The topics whose compaction is requested, the oldest request first."""
+        with self._database.snapshot() as connection:
+            found = compaction_state.requested(connection, self._clock.now_ms(), self._dead_ms)
+            records = _topics(connection, list(found))
+            return [(records[topic_id], one) for topic_id, one in found.items()]
+
+    def running(self, dead_ms: int | None = None) -> int:
+        """How many runs live, of all topics."""
+        alive = beating(self._dead(dead_ms), self._clock.now_ms()).where(runs_table.c.heartbeat_at)
+        with self._database.read() as connection:
+            statement = select(func.count()).where(runs_table.c.state == RunState.RUNNING.value, alive)
+            return int(connection.execute(statement).scalar_one())
+
+    def backlogs(self, topic_ids: Collection[int]) -> list[BacklogRecord]:
+        """What lies behind the horizon of these topics, in a few statements (S1)."""
+        with self._database.snapshot() as connection:
+            return backlogs.of(connection, topic_ids)
+
+    def backlogs_in_pages(self, count: int) -> Iterator[list[BacklogRecord]]:
+        """What lies behind the horizon of all topics, by id, so many at a time; each page is of its own moment."""
+        after = -1
+        while True:
+            with self._database.snapshot() as connection:
+                page = backlogs.page(connection, after, count)
+            if not page:
+                return
+            yield page
+            after = page[-1].topic.id
+
+    def retries(self, most_ms: int) -> list[TopicRecord]:
+        """The failing topics whose time to be tried again has come, and that are not requested or paused.
+
+        `most_ms`: the longest that one waits.
+        """
+        with self._database.snapshot() as connection:
+            now = self._clock.now_ms()
+            found = compaction_state.due_again(connection, now, most_ms)
+            records = _topics(connection, found)
+            return [records[topic_id] for topic_id in found]
+
+    # Requests
+
+    def request(self, topic_id: int, cause: str, by: str, dead_ms: int | None = None) -> ControlRecord:
+        """Ask for a run; whoever leads executes it. `by`: who asks. The topic has its cursor `__compaction` then (S9).
+
+        Raises CompactionRunning if one is requested or runs (S4), CompactionPaused.
+        """
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            topic = topics.locked(connection, topic_id)
+            found = compaction_state.find(connection, topic_id, now, self._dead(dead_ms))
+            compaction_state.check_not_paused(topic, found)
+            if found.requested_at is not None:
+                raise CompactionRunning(
+                    f"a compaction of {topic.name} is requested since {shown_time(found.requested_at)} "
+                    f"({found.cause}, by {found.requested_by})",
+                    "wait for it to finish",
+                )
+            last = runs.last(connection, topic_id)
+            if last is not None and _lives(last, self._dead(dead_ms), now):
+                raise runs.is_running(topic, last)
+            cursors.create(connection, topic_id, COMPACTION_CURSOR)
+            return _request(connection, topic_id, cause, by, now, self._dead(dead_ms))
+
+    def withdraw(self, topic_id: int, *, leader: int | None = None, requested_at: int | None = None) -> bool:
+        """Take a request back, as nothing is new (P11) or nobody wants it any more; whether there was one.
+
+        `requested_at`: only the request of that time; one that was made since then stays, as something may be new.
+        `leader`: the token of the leadership that found that nothing is new; Fenced if it was lost, since it may have
+        slept, and the request be another one.
+        """
+        with self._database.write() as connection:
+            topics.locked(connection, topic_id)
+            found = compaction_state.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
+            going = found.requested_at is not None and requested_at in (None, found.requested_at)
+            if going:
+                compaction_state.put(connection, topic_id, requested_at=None, requested_by="")
+            if leader is not None:
+                services.check_leader(connection, leader)
+            return going
+
+    def request_interrupted(self, by: str, dead_ms: int | None = None) -> list[TopicRecord]:
+        """Ask again for the runs that died with their worker; those topics. Each run is asked for once.
+
+        The dead run is ended by whoever claims the next one.
+        """
+        running = runs_table.c.state == RunState.RUNNING.value
+        waits = controls_table.c.requested_at.is_not(None) | (controls_table.c.paused > 0)
+        asked_for = select(controls_table.c.topic_id).where(waits)
+        candidates = select(runs_table.c.topic_id, runs_table.c.holder, runs_table.c.heartbeat_at).where(
+            running, runs_table.c.topic_id.not_in(asked_for)
+        )
+        now = self._clock.now_ms()
+        with self._database.read() as connection:
+            rows = connection.execute(candidates).all()
+        found = [row.topic_id for row in rows if not is_alive(row.holder, row.heartbeat_at, self._dead(dead_ms), now)]
+        asked = []
+        for topic_id in found:
+            with suppress(TopicNotFound), self._database.write() as connection:  # deleted meanwhile
+                now = self._clock.now_ms()
+                topic = topics.locked(connection, topic_id)
+                wanted = compaction_state.find(connection, topic_id, now, self._dead(dead_ms))
+                last = runs.last(connection, topic_id)
+                if last is None or last.state is not RunState.RUNNING or _lives(last, self._dead(dead_ms), now):
+                    continue
+                if wanted.requested_at is None and not wanted.paused:
+                    _request(connection, topic_id, "interrupted", by, now, self._dead(dead_ms))
+                    asked.append(topic)
+        return asked
+
+    def hand_over(self, run: RunRecord, reason: str, by: str) -> bool:
+        """End a run as CANCELLED and ask for it again, in one transaction.
+
+        False if it has ended already, or may not publish any more: nobody wants it then.
+        """
+        with self._database.write() as connection:
+            topic = topics.locked(connection, run.topic_id)
+            if runs.get(connection, run.run_id).state is not RunState.RUNNING or topic.epoch != run.epoch:
+                return False
+            now = self._clock.now_ms()
+            runs.cancel(connection, run.run_id, reason, now)
+            _request(connection, run.topic_id, "interrupted", by, now, self._dead_ms)
+            return True
+
+    # Pausing
+
+    def pause(self, topic_id: int, dead_ms: int | None = None) -> ControlRecord:
+        """Keep the topic from being compacted, until as many resumes; its request goes, its run is cancelled."""
+        return self.pause_all([topic_id], dead_ms)[0]
+
+    def pause_all(self, topic_ids: Sequence[int], dead_ms: int | None = None) -> list[ControlRecord]:
+        """As `pause`, each of these topics or none; how they are then, in their order."""
+
+        def pause(connection: Connection) -> list[ControlRecord]:
+            _lock(connection, topic_ids)
+            for topic_id in sorted(topic_ids):
+                reason = "compaction of the topic was paused"
+                found = _stop(connection, topic_id, reason, self._dead(dead_ms), self._clock.now_ms())
+                compaction_state.put(connection, topic_id, paused=found.paused + 1)
+            return self._found(connection, topic_ids, dead_ms)
+
+        def happened(connection: Connection, made: list[ControlRecord]) -> bool:
+            topics.all_locked(connection, topic_ids)
+            found = self._found(connection, topic_ids, dead_ms)
+            return [(one.paused, one.requested_at) for one in found] == [(one.paused, None) for one in made]
+
+        return self._database.write_once(pause, happened, f"whether the compaction of topics {topic_ids} was paused")
+
+    def resume(self, topic_id: int) -> ControlRecord:
+        """Take one pause back. Raises Conflict if the topic is not paused, or a run of it is being aborted still."""
+        return self.resume_all([topic_id])[0]
+
+    def resume_all(self, topic_ids: Sequence[int]) -> list[ControlRecord]:
+        """As `resume`, each of these topics that is paused, or none; how they are then, in their order.
+
+        So topics of which only some were paused come together again. Raises Conflict if none is paused.
+        """
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            records = [topics.locked(connection, topic_id) for topic_id in sorted(topic_ids)]
+            paused = [
+                (topic, found)
+                for topic in records
+                if (found := compaction_state.find(connection, topic.id, now, self._dead_ms)).paused
+            ]
+            if not paused:
+                names = ", ".join(str(topic.name) for topic in records[:_NAMED])
+                raise Conflict(f"compaction of {names} is not paused", "nothing is left to do")
+            for topic, found in paused:
+                if found.aborting:
+                    raise Conflict(f"a run of {topic.name} was aborted by a pause and has not stopped yet", _ENDING)
+                compaction_state.put(connection, topic.id, paused=found.paused - 1)
+            return self._found(connection, topic_ids)
+
+    def abort(self, topic_id: int, dead_ms: int | None = None) -> ControlRecord:
+        """End the topic's request, its run and its retries; it may be compacted again at once, if it is not paused."""
+        return self.abort_all([topic_id], dead_ms)[0]
+
+    def abort_all(self, topic_ids: Sequence[int], dead_ms: int | None = None) -> list[ControlRecord]:
+        """As `abort`, each of these topics or none; how they are then, in their order."""
+        with self._database.write() as connection:
+            _lock(connection, topic_ids)
+            for topic_id in sorted(topic_ids):
+                reason = "compaction of the topic was aborted"
+                _stop(connection, topic_id, reason, self._dead(dead_ms), self._clock.now_ms())
+                compaction_state.cleared(connection, topic_id)
+            return self._found(connection, topic_ids, dead_ms)
+
+    def _found(
+        self, connection: Connection, topic_ids: Sequence[int], dead_ms: int | None = None
+    ) -> list[ControlRecord]:
+        now = self._clock.now_ms()
+        return [compaction_state.find(connection, topic_id, now, self._dead(dead_ms)) for topic_id in topic_ids]
+
+    # Failures
+
+    def failed(
+        self,
+        topic_id: int,
+        error: str,
+        retry_at: int,
+        *,
+        leader: int | None = None,
+        requested_at: int | None = None,
+    ) -> ControlRecord:
+        """The topic's compaction failed once more, with this error and without a run; it is tried again at `retry_at`.
+
+        `leader`: its request is over with this; Fenced, and `requested_at`, as in `withdraw`.
+        """
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            topics.locked(connection, topic_id)
+            found = compaction_state.find(connection, topic_id, now, self._dead_ms)
+            told = runs.storable(error)
+            compaction_state.put(connection, topic_id, failures=found.failures + 1, retry_at=retry_at, last_error=told)
+            if leader is not None:
+                if requested_at in (None, found.requested_at):
+                    compaction_state.put(connection, topic_id, requested_at=None, requested_by="")
+                services.check_leader(connection, leader)
+            return compaction_state.find(connection, topic_id, now, self._dead_ms)
+
+    def run_failed(self, run: RunRecord, error: str, retry_at: Callable[[int], int]) -> int | None:
+        """The worker of a run has stopped, with this error: the run ends as ERROR, and its topic is tried again (S6).
+
+        In one transaction, so whoever is killed between the two loses nothing. `retry_at`: when, by the number of
+        failures in a row, which is the answer; None: the run had ended already, and that stays as it was.
+        """
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            topics.locked(connection, run.topic_id)
+            counts = runs.get(connection, run.run_id).state is RunState.RUNNING
+            runs.fail(connection, run, error, now)
+            if not counts:
+                return None
+            failures = compaction_state.find(connection, run.topic_id, now, self._dead_ms).failures + 1
+            told = runs.storable(error)
+            compaction_state.put(
+                connection, run.topic_id, failures=failures, retry_at=retry_at(failures), last_error=told
+            )
+            return failures
+
+    def succeeded(self, topic_id: int) -> None:
+        """The topic does not fail any more. A run that succeeds says so by itself."""
+        with self._database.write() as connection:
+            topics.locked(connection, topic_id)
+            compaction_state.cleared(connection, topic_id)
+
+
+def _request(connection: Connection, topic_id: int, cause: str, by: str, now: int, dead_ms: int) -> ControlRecord:
+    compaction_state.put(connection, topic_id, requested_at=now, cause=cause, requested_by=by)
+    return compaction_state.find(connection, topic_id, now, dead_ms)
+
+
+def _lock(connection: Connection, topic_ids: Collection[int]) -> None:
+    """Lock topics and their runs, in the order of locks of topics.py, before the first of them is stopped."""
+    topics.all_locked(connection, topic_ids)
+    runs.lock_running(connection, topic_ids)
+
+
+def _stop(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> ControlRecord:
+    """Drop the request and end the run, whose worker is waited for if it lives. As it was before."""
+    topics.locked(connection, topic_id)
+    found = compaction_state.find(connection, topic_id, now, dead_ms)
+    if found.requested_at is not None:
+        compaction_state.put(connection, topic_id, requested_at=None, requested_by="")
+    last = runs.last(connection, topic_id)
+    if last is not None and last.state is RunState.RUNNING:
+        lived = _lives(last, dead_ms, now)
+        runs.cancel(connection, last.run_id, reason, now)
+        compaction_state.put(connection, topic_id, aborting_run_id=last.run_id if lived else None)
+    return found
+
+
+def _lives(run: RunRecord | None, dead_ms: int, now: int) -> bool:
+    return run is not None and run.state is RunState.RUNNING and is_alive(run.holder, run.heartbeat_at, dead_ms, now)
+
+
+def _topics(connection: Connection, ids: list[int]) -> dict[int, TopicRecord]:
+    found: dict[int, TopicRecord] = {}
+    for first in range(0, len(ids), 1000):
+        some = select(topics_table).where(topics_table.c.id.in_(ids[first : first + 1000]))
+        found |= {row["id"]: row_mapping.topic(row) for row in connection.execute(some).mappings()}
+    return found

@@ -1,0 +1,383 @@
+"""The policies of a topic: one typed table of what may be set.
+
+A new policy is a field of TopicPolicies and nothing else. Names are Kafka's where Kafka has one; other names of Kafka
+and Pulsar are aliases with the same unit. How the policies of a topic follow from what is set for it and around it is
+in resolution.py.
+
+`cleanup.policy` is empty by default: everything is kept. (Kafka's default is `delete`, after 168 hours.)
+
+A stored value may be one that this version cannot read: a newer version allowed it, or the row was damaged. Then what
+counts is `Policy.unreadable`, which deletes no data and acknowledges no message:
+    WIDER   the next wider scope, for policies by which neither is done
+    NO_RUN  the next wider scope, and no compaction: any other value may choose the wrong messages
+    else    that value: the one that keeps the most
+
+Pure. Must not know: SQL, what is done with policies (the compactor makes its run's policies from these).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+from storage.errors import InvalidInput
+from storage.options.kinds import (
+    ALWAYS_MS,
+    BOOLEAN,
+    FOR_EVER,
+    RATIO,
+    Choice,
+    CleanupPolicy,
+    Duration,
+    Kind,
+    Optional,
+    Size,
+    Whole,
+)
+
+DAY_MS = 86_400_000
+HOLD, REFUSE, EVICT = "producer_request_hold", "producer_exception", "consumer_backlog_eviction"
+"""What happens where a backlog is over its quota, in Pulsar's words."""
+_OVER_QUOTA = Choice((HOLD, REFUSE, EVICT))
+_INT = (1 << 31) - 1
+_MIB = 1 << 20
+MAX_COMPACTION_LAG = "max.compaction.lag.ms"
+MIN_COMPACTION_LAG = "min.compaction.lag.ms"
+
+
+class Instead(Enum):
+    """What counts instead of a stored value that cannot be read, where it is not a value of its own."""
+
+    WIDER = "wider"
+    NO_RUN = "no run"
+
+
+WIDER, NO_RUN = Instead.WIDER, Instead.NO_RUN
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A stored value, as JSON has it, that this version cannot read, and why."""
+
+    value: object
+    reason: str
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may be set: its name, other names, what values it takes, what it does, and what counts where a stored value
+    cannot be read."""
+
+    name: str
+    kind: Kind
+    doc: str
+    aliases: tuple[str, ...] = ()
+    default: object = None
+    unreadable: object = WIDER
+    attribute: str = ""
+
+
+def _policy(default: object, name: str, kind: Kind, doc: str, *aliases: str, unreadable: object = WIDER) -> Any:
+    return field(default=default, metadata={"policy": Policy(name, kind, doc, aliases, default, unreadable)})
+
+
+@dataclass(frozen=True)
+class TopicPolicies:
+    """The policies of one topic, resolved. Times are milliseconds, sizes bytes."""
+
+    cleanup_policy: frozenset[str] = _policy(
+        frozenset(),
+        "cleanup.policy",
+        CleanupPolicy(),
+        "What a trim lets go: `delete`: old raw ledgers; `compact`: raw ledgers once they are compacted; both; or "
+        "nothing.",
+        "log.cleanup.policy",
+        unreadable=frozenset(),
+    )
+    retention_ms: int | None = _policy(
+        None,
+        "retention.ms",
+        Optional(Duration(least=FOR_EVER)),
+        "How long messages are kept under `delete`; -1: for ever. Beats minutes and hours.",
+        "log.retention.ms",
+        unreadable=FOR_EVER,
+    )
+    retention_minutes: int | None = _policy(
+        None,
+        "retention.minutes",
+        Optional(Whole("minutes", least=FOR_EVER)),
+        "The same in minutes; -1: for ever. Beats hours.",
+        "log.retention.minutes",
+        "retentionTimeInMinutes",
+        "defaultRetentionTimeInMinutes",
+        unreadable=FOR_EVER,
+    )
+    retention_hours: int = _policy(
+        168,
+        "retention.hours",
+        Whole("hours", least=FOR_EVER),
+        "The same in hours; -1: for ever.",
+        "log.retention.hours",
+        unreadable=FOR_EVER,
+    )
+    retention_bytes: int = _policy(
+        -1,
+        "retention.bytes",
+        Size(least=FOR_EVER),
+        "How many bytes of raw messages are kept under `delete`; -1: any number.",
+        "log.retention.bytes",
+        unreadable=FOR_EVER,
+    )
+    segment_bytes: int = _policy(
+        128 * _MIB,
+        "segment.bytes",
+        Size(least=1 << 14, most=(1 << 31) - 1),
+        "The size at which the open segment is rolled.",
+        "log.segment.bytes",
+    )
+    segment_ms: int = _policy(
+        4 * 3_600_000,
+        "segment.ms",
+        Duration(least=1),
+        "The age at which the open segment is rolled.",
+        "log.roll.ms",
+    )
+    flush_messages: int | None = _policy(
+        1,
+        "flush.messages",
+        Optional(Whole("messages", least=1)),
+        "A flush comes after so many messages; 1: nothing is acknowledged before it is flushed.",
+        "log.flush.interval.messages",
+        unreadable=1,
+    )
+    flush_ms: int | None = _policy(
+        None,
+        "flush.ms",
+        Optional(Duration(least=1)),
+        "A flush comes at most so long after a message.",
+        "log.flush.interval.ms",
+        unreadable=1,
+    )
+    max_message_bytes: int = _policy(
+        5 * _MIB,
+        "max.message.bytes",
+        Size(least=1, most=1 << 30),
+        "The largest entry (a message, or a batch as it was sent) that is appended, and 10 KiB more for its metadata.",
+        "message.max.bytes",
+        "maxMessageSize",
+    )
+    message_timestamp_after_max_ms: int | None = _policy(
+        3_600_000,
+        "message.timestamp.after.max.ms",
+        Optional(Duration()),
+        "How far in the future an appended or imported message's publish time may lie; else it is refused.",
+        "log.message.timestamp.after.max.ms",
+    )
+    file_delete_delay_ms: int = _policy(
+        60_000,
+        "file.delete.delay.ms",
+        Duration(),
+        "How long files and objects stay after they were marked as deleted (C3).",
+        "log.segment.delete.delay.ms",
+        unreadable=ALWAYS_MS,
+    )
+    min_compaction_lag_ms: int = _policy(
+        0,
+        MIN_COMPACTION_LAG,
+        Duration(),
+        "Younger messages are not compacted yet (S3).",
+        "log.cleaner.min.compaction.lag.ms",
+        unreadable=NO_RUN,
+    )
+    max_compaction_lag_ms: int | None = _policy(
+        None,
+        MAX_COMPACTION_LAG,
+        Optional(Duration(least=1)),
+        "Older messages are compacted whatever the dirty ratio (S3).",
+        "log.cleaner.max.compaction.lag.ms",
+    )
+    min_cleanable_dirty_ratio: float = _policy(
+        0.5,
+        "min.cleanable.dirty.ratio",
+        RATIO,
+        "A compaction is due when a larger share of the bytes is dirty (S2).",
+        "log.cleaner.min.cleanable.ratio",
+    )
+    delete_retention_ms: int = _policy(
+        0,
+        "delete.retention.ms",
+        Duration(),
+        "How long a tombstone stays in the compacted ledger, from the first run that kept it (T1).",
+        "log.cleaner.delete.retention.ms",
+        unreadable=ALWAYS_MS,
+    )
+    compaction_retain_null_key: bool = _policy(
+        False,
+        "compaction.retain-null-key",
+        BOOLEAN,
+        "Messages without a key stay, all of them (P6).",
+        "topicCompactionRetainNullKey",
+        unreadable=True,
+    )
+    compaction_tombstones_wait_for_cursors: bool = _policy(
+        False,
+        "compaction.tombstones-wait-for-cursors",
+        BOOLEAN,
+        "A tombstone stays until the slowest cursor of a compacted reader has passed it (T1).",
+        unreadable=True,
+    )
+    compaction_key_ttl_ms: int | None = _policy(
+        None,
+        "compaction.key-ttl.ms",
+        Optional(Duration(least=1)),
+        "A key whose value is so old goes from the compacted ledger (T2).",
+        unreadable=None,
+    )
+    compaction_event_time_order: bool = _policy(
+        False,
+        "compaction.event-time-order",
+        BOOLEAN,
+        "Of a key the message with the largest event time stays, not the newest one (P9).",
+        unreadable=NO_RUN,
+    )
+    compaction_event_time_max_lateness_ms: int = _policy(
+        7 * DAY_MS,
+        "compaction.event-time-max-lateness.ms",
+        Duration(),
+        "How long keys that left the data are remembered under event-time order (P9).",
+        "event-time.max-lateness",
+        unreadable=ALWAYS_MS,
+    )
+    compaction_chunk_expiry_ms: int | None = _policy(
+        DAY_MS,
+        "compaction.chunk-expiry.ms",
+        Optional(Duration(least=1)),
+        "Chunks of a message that is still incomplete after so long go (P10).",
+        unreadable=None,
+    )
+    compaction_threshold_bytes: int = _policy(
+        0,
+        "compaction.threshold.bytes",
+        Size(),
+        "A compaction is due when more bytes than this lie after the horizon (S1); 0: off.",
+        "compactionThreshold",
+        "compaction-threshold",
+        "brokerServiceCompactionThresholdInBytes",
+    )
+    compaction_threshold_messages: int = _policy(
+        0,
+        "compaction.threshold.messages",
+        Whole("messages"),
+        "A compaction is due when more messages than this lie after the horizon (S1); 0: off.",
+    )
+
+    message_ttl_seconds: int = _policy(
+        0,
+        "message.ttl.seconds",
+        Whole("seconds", most=_INT),
+        "Older messages count as acknowledged by every subscription; 0: off. `__compaction` is exempt (S9).",
+        "messageTTLInSeconds",
+        "ttlDurationDefaultInSeconds",
+        unreadable=0,
+    )
+    backlog_quota_bytes: int = _policy(
+        -1,
+        "backlog.quota.bytes",
+        Size(least=FOR_EVER),
+        "How many bytes may lie behind the slowest subscription, `__compaction` apart; -1: any number.",
+        "backlogQuotaDefaultLimitBytes",
+        unreadable=FOR_EVER,
+    )
+    backlog_quota_bytes_action: str = _policy(
+        HOLD,
+        "backlog.quota.bytes.action",
+        _OVER_QUOTA,
+        "What happens beyond: messages are refused for now, or refused, or the oldest count as acknowledged.",
+        "backlogQuotaDefaultRetentionPolicy",
+        unreadable=HOLD,
+    )
+    backlog_quota_seconds: int = _policy(
+        -1,
+        "backlog.quota.seconds",
+        Whole("seconds", least=FOR_EVER, most=_INT),
+        "How old a message may be that a subscription, `__compaction` apart, has not acknowledged; -1: any age.",
+        "backlogQuotaDefaultLimitSecond",
+        unreadable=FOR_EVER,
+    )
+    backlog_quota_seconds_action: str = _policy(
+        HOLD,
+        "backlog.quota.seconds.action",
+        _OVER_QUOTA,
+        "What happens beyond: the same choice.",
+        unreadable=HOLD,
+    )
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput if the policies contradict each other."""
+        if self.max_compaction_lag_ms is not None and self.min_compaction_lag_ms > self.max_compaction_lag_ms:
+            raise InvalidInput(
+                f"{MIN_COMPACTION_LAG} ({self.min_compaction_lag_ms}) is above {MAX_COMPACTION_LAG} "
+                f"({self.max_compaction_lag_ms})",
+                "lower the first or raise the second: a message cannot be compacted both later and sooner",
+            )
+
+    @property
+    def retention_ms_effective(self) -> int | None:
+        """How long messages are kept under `delete`, or None: for ever."""
+        found = self.retention_ms
+        if found is None and self.retention_minutes is not None:
+            found = self.retention_minutes * 60_000
+        if found is None:
+            found = self.retention_hours * 3_600_000
+        return found if found >= 0 else None
+
+
+POLICIES: Mapping[str, Policy] = MappingProxyType(
+    {one.metadata["policy"].name: replace(one.metadata["policy"], attribute=one.name) for one in fields(TopicPolicies)}
+)
+"""All policies by name, in the order in which they are shown."""
+_BY_ANY_NAME = {
+    name.lower(): policy for policy in POLICIES.values() for name in (policy.name, policy.attribute, *policy.aliases)
+}
+RETENTION_TIMES = ("retention.ms", "retention.minutes", "retention.hours")
+
+
+def policy(name: str) -> Policy:
+    """By name or alias; capitals do not matter. Raises InvalidInput."""
+    found = _BY_ANY_NAME.get(name.strip().lower())
+    if found is None:
+        near = difflib.get_close_matches(name.strip().lower(), _BY_ANY_NAME, n=1)
+        meant = f"did you mean {_BY_ANY_NAME[near[0]].name}? " if near else ""
+        raise InvalidInput(f"there is no policy {name!r}", f"{meant}there are {', '.join(POLICIES)}")
+    return found
+
+
+def parse(name: str, given: object) -> tuple[str, object]:
+    """The policy's own name, and the value, from a text or a JSON value. Raises InvalidInput."""
+    known = policy(name)
+    return known.name, known.kind.parse(known.name, given)
+
+
+def read(name: str, stored: object) -> object:
+    """The stored value of a policy, or Unreadable."""
+    try:
+        return policy(name).kind.parse(name, stored)
+    except InvalidInput as error:
+        return Unreadable(stored, str(error))
+
+
+def shown(name: str, value: object) -> object:
+    """A value as JSON has it: what `parse` gives back equal."""
+    return policy(name).kind.shown(value)
+
+
+def check(settings: Mapping[str, object]) -> None:
+    """Settings of one scope do not contradict each other; Unreadable ones contradict nothing. Raises InvalidInput."""
+    lags = {name: settings[name] for name in (MIN_COMPACTION_LAG, MAX_COMPACTION_LAG) if name in settings}
+    readable = {name: value for name, value in lags.items() if not isinstance(value, Unreadable)}
+    given: dict[str, Any] = {POLICIES[name].attribute: value for name, value in readable.items()}
+    TopicPolicies(**given)

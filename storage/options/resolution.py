@@ -1,0 +1,149 @@
+"""How the policies of a topic follow from what is set for it and around it.
+
+A policy is set for a topic, for its namespace or for the broker; the nearest setting counts, then what the service's
+settings file says (`configured`), then the default. Two groups are looked at together:
+
+- `retention.ms`, `.minutes` and `.hours` are one policy in three units: the nearest scope that sets any of them
+  counts, and of those it sets, ms beats minutes beats hours (C1).
+- A minimum compaction lag above the maximum is refused where both are set. If the two come from different scopes the
+  nearest wins and the other gives way, so that no change at the broker makes a topic's policies invalid.
+
+A stored value that cannot be read stops nothing: what counts instead is in policies.py, and the value is named here.
+Pure. Must not know: SQL, what is done with policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from storage.options.policies import (
+    MAX_COMPACTION_LAG,
+    MIN_COMPACTION_LAG,
+    POLICIES,
+    RETENTION_TIMES,
+    Instead,
+    TopicPolicies,
+    Unreadable,
+)
+
+_NONE: Mapping[str, object] = MappingProxyType({})
+_TRIGGERS = ("compaction.threshold.bytes", "compaction.threshold.messages", "cleanup.policy")
+_RATIO, _LAG = "min.cleanable.dirty.ratio", MAX_COMPACTION_LAG
+
+
+class Origin(StrEnum):
+    """Where a policy of a topic comes from, the nearest first."""
+
+    TOPIC = "topic"
+    NAMESPACE = "namespace"
+    BROKER = "broker"
+    FILE = "file"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class UnreadableSetting:
+    """A setting that would count if it could be read, and where it is set."""
+
+    origin: Origin
+    stored: Unreadable
+
+
+@dataclass(frozen=True)
+class Triggers:
+    """What makes a compaction of a topic due; 0 and None: that does not.
+
+    `dirty_ratio` and `max_lag_ms` are Kafka's, so they hold for topics that are cleaned by compaction (their
+    `cleanup.policy` has `compact`), and for those for which, or for whose namespace, somebody has set them.
+    """
+
+    threshold_bytes: int = 0
+    threshold_messages: int = 0
+    dirty_ratio: float | None = None
+    max_lag_ms: int | None = None
+    min_lag_ms: int = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether anything can become due."""
+        return bool(self.threshold_bytes or self.threshold_messages or self.dirty_ratio is not None or self.max_lag_ms)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The policies of a topic, where each comes from, and the settings among them that cannot be read; by name."""
+
+    policies: TopicPolicies
+    origins: Mapping[str, Origin]
+    unreadable: Mapping[str, UnreadableSetting]
+
+    @property
+    def triggers(self) -> Triggers:
+        """When a compaction of the topic is due by itself."""
+        policies, compact = self.policies, "compact" in self.policies.cleanup_policy
+        return Triggers(
+            policies.compaction_threshold_bytes,
+            policies.compaction_threshold_messages,
+            policies.min_cleanable_dirty_ratio if compact or self._is_near(_RATIO) else None,
+            policies.max_compaction_lag_ms if compact or self._is_near(_LAG) else None,
+            policies.min_compaction_lag_ms,
+        )
+
+    @property
+    def compaction_enabled(self) -> bool:
+        """Whether the topic is to be compacted by itself: then it has the cursor `__compaction`, and nothing that no
+        run has seen is trimmed (S9). So also where that depends on a setting that cannot be read."""
+        return self.triggers.any or any(self._may_trigger(name, one.origin) for name, one in self.unreadable.items())
+
+    def _is_near(self, name: str) -> bool:
+        return self.origins[name] in _NEAR
+
+    def _may_trigger(self, name: str, origin: Origin) -> bool:
+        return name in _TRIGGERS or (name in (_RATIO, _LAG) and origin in _NEAR)
+
+
+_NEAR = (Origin.TOPIC, Origin.NAMESPACE)
+
+
+def resolve(
+    broker: Mapping[str, object],
+    namespace: Mapping[str, object],
+    topic: Mapping[str, object],
+    configured: Mapping[str, object] = _NONE,
+) -> Resolved:
+    """The policies of a topic, from what is set: values by name, as `policies.parse` gives them, or Unreadable."""
+    values: dict[str, Any] = {policy.name: policy.default for policy in POLICIES.values()}
+    found = dict.fromkeys(POLICIES, Origin.DEFAULT)
+    unreadable: dict[str, UnreadableSetting] = {}
+    scopes = (
+        (Origin.FILE, configured),
+        (Origin.BROKER, broker),
+        (Origin.NAMESPACE, namespace),
+        (Origin.TOPIC, topic),
+    )
+    for origin, settings in scopes:
+        if any(settings.get(name) is not None for name in RETENTION_TIMES):
+            for name in RETENTION_TIMES:
+                values[name], found[name] = POLICIES[name].default, Origin.DEFAULT
+                unreadable.pop(name, None)
+        for name, value in settings.items():
+            unreadable.pop(name, None)
+            if isinstance(value, Unreadable):
+                unreadable[name] = UnreadableSetting(origin, value)
+                value = POLICIES[name].unreadable
+            if not isinstance(value, Instead):
+                values[name], found[name] = value, origin
+    least, most = values[MIN_COMPACTION_LAG], values[MAX_COMPACTION_LAG]
+    if most is not None and least > most:
+        # The nearest wins; of one scope, where `check` was raced, the one that compacts less.
+        nearest = list(Origin).index
+        if nearest(found[MAX_COMPACTION_LAG]) < nearest(found[MIN_COMPACTION_LAG]):
+            values[MIN_COMPACTION_LAG], found[MIN_COMPACTION_LAG] = most, found[MAX_COMPACTION_LAG]
+        else:
+            values[MAX_COMPACTION_LAG], found[MAX_COMPACTION_LAG] = least, found[MIN_COMPACTION_LAG]
+    policies = TopicPolicies(**{POLICIES[name].attribute: value for name, value in values.items()})
+    return Resolved(policies, MappingProxyType(found), MappingProxyType(unreadable))

@@ -1,0 +1,309 @@
+"""Reading the compacted ledger under a pin, and going on where it is gone (R7, R8).
+
+A pin keeps every object of the compacted ledger that is read. It has a TTL, which is renewed between two tables. A
+reader that is left alone for longer, or whose state travelled as a token, pins the same compacted ledger again: one
+that was replaced stays for the grace time of garbage collection. Where it is gone, or an object of it is missing or
+damaged, the topic is looked at again, and the read goes on behind the last message that it delivered:
+
+    the same compacted ledger serves       the damage is real, and the error that names it is raised (R8)
+    raw still begins at or before there    the read goes on raw
+    a newer compacted ledger serves        the read goes on in it, unless it may have missed something: StateMayBeStale
+    none stands for what raw has lost      StateMayBeStale
+
+Behind the horizon the read is raw; where raw that it has not read is trimmed, the last two lines say what follows.
+
+Invariants: no id is delivered twice; no key's newest value is passed over; no deletion of a key that was delivered, and
+no later value of it that has expired since, is missed in silence. What a newer compacted ledger lacks is told by its
+manifest (`dropped_to`); what the reader knows, by `ReaderState`: all that it delivered from the first compacted ledger
+is complete up to the horizon of that one, and from then on up to the last offset that it delivered. A read that has
+delivered nothing cannot be stale, and begins again with what serves.
+
+One instance is one read, which may go on as messages come. Nothing runs beside the reader; a pin that is never
+released ends by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import pyarrow as pa
+
+from storage.clock import Clock
+from storage.errors import CompactorError, DataLoss, Fenced, ObjectMissing, StateMayBeStale, Unavailable
+from storage.failpoints import Step, reached
+from storage.ledger.manifest import Manifest
+from storage.ledger.seek import (
+    NOWHERE,
+    AtOffset,
+    Bound,
+    FromId,
+    FromOffset,
+    Reset,
+    Start,
+    start_of,
+)
+from storage.log.lease import afterwards
+from storage.log.segment_tables import Tail
+from storage.metadata.records import CompactedLedgerRecord, Pin, TopicSnapshot
+from storage.metadata.store import MetadataStore
+from storage.model import LATEST
+from storage.objects.interface import ObjectStore
+from storage.reading.raw_reader import RawRead, last_offset
+from storage.reading.reader_state import CompactedState, ReaderState
+from storage.reading.retention_filter import Visible
+from storage.reading.snapshot_reader import Limits, SnapshotReader, limited
+
+TERM_MS = 60_000
+"""The TTL of a pin: it is renewed when a third of it is over."""
+_REMEDY = "read again from earliest, into an empty state"
+
+
+class PinnedRead:
+    """One read with the flag on, from `start`, of the topic as it is when the first message is asked for."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        store: ObjectStore,
+        clock: Clock,
+        topic_id: int,
+        holder: str,
+        start: Start,
+        tail: Tail | None = None,
+        reset: Reset = Reset.EARLIEST,
+        shown: Callable[[TopicSnapshot], Visible | None] = lambda _: None,
+    ) -> None:
+        """`shown`: what of a compacted ledger may be seen (C2)."""
+        self._metadata = metadata
+        self._store = store
+        self._clock = clock
+        self._topic_id = topic_id
+        self._holder = holder
+        self._start = start
+        self._tail = tail
+        self._shown = shown
+        self._next: Bound | None = None
+        """Where to go on; None until a time is looked up, in the first compacted ledger that is pinned."""
+        self._known_to: int | None = None
+        """Of each key that was delivered, the newest message up to this offset was delivered; None: none was."""
+        self._by_event: bool | None = None
+        """Whether the compacted ledger that it was in last is in event-time order; None: it was in none."""
+        self._ledger_id: int | None = None
+        """The compacted ledger that it was in last: a read that comes back to it has missed nothing."""
+        self._raw = RawRead(store, tail, self._look, start, reset, or_compacted=True)
+        self._is_raw = False
+
+    def go_on(self, state: ReaderState) -> None:
+        """Go on where another read was, in this process or another; before the first message is asked for."""
+        if state.compacted is None or not isinstance(state.start, AtOffset):
+            return
+        one, first = state.compacted, state.start.offset
+        self._next = FromOffset(first)
+        self._known_to = first - 1 if one.complete_to is None else one.complete_to
+        self._ledger_id, self._by_event, self._is_raw = one.ledger_id, one.by_event, one.is_raw
+        if self._is_raw:
+            self._raw.begin(self._next, first - 1)
+
+    @property
+    def state(self) -> ReaderState | None:
+        """Where the read is, behind the last table that it delivered; None: it has not found its start yet."""
+        if self._next is None:
+            return None
+        if self._known_to is None:
+            return ReaderState(start_of(self._next))
+        complete_to = self._known_to if self._known_to >= _offset_of(self._next) else None
+        compacted = CompactedState(self._ledger_id, bool(self._by_event), self._is_raw, complete_to)
+        return ReaderState(start_of(self._next), compacted=compacted)
+
+    def batches(self, limits: Limits) -> Generator[pa.RecordBatch, None, None]:
+        """As `SnapshotReader.batches`. Raises StateMayBeStale besides."""
+        return limited(self.tables(), limits)
+
+    def tables(self) -> Generator[pa.Table, None, None]:
+        """All up to the topic's end of now, as tables of rows.SCHEMA, none empty; called again, what came since.
+
+        After an error it goes on where it was.
+        """
+        snapshot: TopicSnapshot | None = None
+        while True:
+            if not self._is_raw or self._raw.is_gone:
+                snapshot = yield from self._compacted(None if self._is_raw else self._ledger_id)
+                if self._next in (None, NOWHERE, FromId(LATEST)):  # it has not come yet
+                    self._next = FromOffset(SnapshotReader(self._store, snapshot, self._tail).end)
+                assert self._next is not None
+                self._is_raw = True
+                self._raw.begin(self._next, -1 if self._known_to is None else _offset_of(self._next) - 1)
+            for table in self._raw.tables(snapshot):
+                self._next, self._known_to = FromOffset(last_offset(table) + 1), last_offset(table)
+                yield table
+            self._next = self._raw.next
+            if not self._raw.is_gone:
+                return
+
+    def _look(self) -> TopicSnapshot:
+        return self._metadata.snapshot(self._topic_id)
+
+    def _compacted(self, ledger_id: int | None) -> Generator[pa.Table, None, TopicSnapshot]:
+        """What is at or below the horizon; returns the snapshot in which to go on raw behind it.
+
+        `ledger_id`: the compacted ledger to go on in, if it is still there.
+        """
+        lost: CompactorError | None = None
+        lost_ledger: CompactedLedgerRecord | None = None
+        while True:
+            with self._pinned(ledger_id) as pinned:
+                compacted = pinned.compacted
+                if lost is not None and compacted == lost_ledger:
+                    raise lost
+                if self._next is None:
+                    self._next = self._first_bound(pinned.snapshot)
+                if self._next is None:
+                    continue
+                is_read = compacted is None or self._next.is_behind(compacted.horizon)
+                if (is_read or self._is_another(compacted)) and self._raw_lasts(pinned.snapshot):
+                    return pinned.snapshot
+                if is_read and compacted == pinned.snapshot.compacted:
+                    raise self._gap(pinned.snapshot)
+                if compacted is None or is_read:  # what follows may be in the one that serves
+                    ledger_id = None
+                    continue
+                try:
+                    yield from self._generation(pinned, compacted)
+                    return pinned.snapshot
+                except (DataLoss, Fenced) as error:  # fenced: the pin expired and the compacted ledger was collected
+                    lost, lost_ledger, ledger_id = error, compacted, None
+
+    def _first_bound(self, snapshot: TopicSnapshot) -> Bound | None:
+        """The bound of the start; None: what it was looked up in is gone, and the topic has changed since."""
+        reader = self._reader(snapshot)
+        try:
+            return reader.bound(self._start, read_compacted=True)
+        except ObjectMissing:
+            if self._look().pieces == snapshot.pieces:
+                raise
+            return None
+
+    def _generation(self, pinned: _Pinned, compacted: CompactedLedgerRecord) -> Iterator[pa.Table]:
+        assert self._next is not None
+        reader = self._reader(replace(pinned.snapshot, compacted=compacted))
+        manifest = reader.manifest(compacted)
+        by_event = bool(manifest.policies.get("event_time_order"))
+        if self._is_another(compacted):
+            self._check_nothing_dropped(manifest, by_event)
+        self._check_nothing_hidden(manifest, reader.shown)
+        known_to, horizon = self._known_to, compacted.horizon.offset
+        # What was trimmed behind the horizon before the read began, no read can know.
+        first_known = max(horizon, reader.first_offset - 1)
+        self._by_event, self._ledger_id, self._is_raw = by_event, compacted.ledger_id, False
+        for table in reader.compacted(self._next, manifest):
+            last = last_offset(table)
+            self._next = FromOffset(last + 1)
+            self._known_to = first_known if known_to is None else max(known_to, last)
+            yield table
+            pinned.renew()
+        self._next = FromOffset(horizon + 1)
+        if self._known_to is not None:
+            self._known_to = max(horizon, self._known_to)
+            self._next = FromOffset(self._known_to + 1)
+
+    def _is_another(self, compacted: CompactedLedgerRecord | None) -> bool:
+        """Whether something was delivered, and not by reading on to here in this compacted ledger."""
+        same = compacted is not None and compacted.ledger_id == self._ledger_id and not self._is_raw
+        return self._known_to is not None and not same
+
+    def _check_nothing_dropped(self, manifest: Manifest, by_event: bool) -> None:
+        """Raises StateMayBeStale where the newest message of a key that was delivered may have left."""
+        assert self._known_to is not None
+        gone = f"what a reader of {manifest.topic} read up to offset {self._known_to} is gone, and generation"
+        if manifest.dropped_to > self._known_to:
+            raise StateMayBeStale(
+                f"{gone} {manifest.generation} lacks deletions, or values that expired, up to offset "
+                f"{manifest.dropped_to}",
+                _REMEDY,
+            )
+        if by_event != bool(self._by_event):  # the key's value may now be a message that lies before what was delivered
+            raise StateMayBeStale(f"{gone} {manifest.generation} has another order", _REMEDY)
+
+    def _check_nothing_hidden(self, manifest: Manifest, shown: Visible | None) -> None:
+        """Raises StateMayBeStale where a later value of a key that was delivered may be hidden by now (C2)."""
+        if self._known_to is None or shown is None or not shown.may_hide_behind(self._known_to, manifest.parts):
+            return
+        raise StateMayBeStale(
+            f"generation {manifest.generation} of {manifest.topic} has messages behind offset {self._known_to} that "
+            "are past the topic's retention or below its start",
+            _REMEDY,
+        )
+
+    def _raw_lasts(self, snapshot: TopicSnapshot) -> bool:
+        """Whether raw has all that comes next, or what it has is good enough: nothing was delivered yet."""
+        assert self._next is not None
+        if self._known_to is None:
+            return True
+        return SnapshotReader(self._store, snapshot, self._tail).first_offset <= _offset_of(self._next)
+
+    def _gap(self, snapshot: TopicSnapshot) -> StateMayBeStale:
+        """What comes next is trimmed, and no compacted ledger stands for it."""
+        assert self._next is not None
+        first = SnapshotReader(self._store, snapshot, self._tail).first_offset
+        return StateMayBeStale(
+            f"offsets {_offset_of(self._next)} to {first - 1} of {snapshot.topic.name} are gone before a reader has "
+            "read them, and no compacted ledger stands for them",
+            _REMEDY,
+        )
+
+    def _reader(self, snapshot: TopicSnapshot) -> SnapshotReader:
+        return SnapshotReader(self._store, snapshot, self._tail, self._shown(snapshot))
+
+    @contextmanager
+    def _pinned(self, ledger_id: int | None) -> Iterator[_Pinned]:
+        snapshot, pin = self._metadata.pin_compacted(self._topic_id, self._holder, TERM_MS, ledger_id)
+        if pin is None:
+            yield _Pinned(self._metadata, self._clock, snapshot, None, None)
+            return
+        reached(Step.PIN_TAKEN)
+        with afterwards(lambda: self._metadata.release_pin(pin)):
+            yield _Pinned(self._metadata, self._clock, snapshot, pin, self._record_of(pin, snapshot))
+        reached(Step.PIN_RELEASED)
+
+    def _record_of(self, pin: Pin, snapshot: TopicSnapshot) -> CompactedLedgerRecord | None:
+        """The compacted ledger that is pinned; None: the pin expired meanwhile, and it was collected."""
+        if snapshot.compacted is not None and snapshot.compacted.ledger_id == pin.ledger_id:
+            return snapshot.compacted
+        retired = self._metadata.retired_compacted(self._topic_id)
+        found = next((one for one in retired if one.ledger_id == pin.ledger_id), None)
+        if found is None:
+            self._look()  # raises TopicNotFound: the row of what is pinned goes with its topic
+        return found
+
+
+class _Pinned:
+    """A snapshot, and the compacted ledger that is pinned, if any: the one that serves in it, or an older one."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        clock: Clock,
+        snapshot: TopicSnapshot,
+        pin: Pin | None,
+        compacted: CompactedLedgerRecord | None,
+    ) -> None:
+        self.snapshot = snapshot
+        self.compacted = compacted
+        self._metadata = metadata
+        self._clock = clock
+        self._pin = pin
+
+    def renew(self) -> None:
+        """A new TTL if a third of this one is over. Raises Fenced if the compacted ledger was collected meanwhile."""
+        if self._pin is not None and self._clock.now_ms() >= self._pin.expires_at - TERM_MS * 2 // 3:
+            with suppress(Unavailable):  # the pin lasts; if the database stays away for longer, so do collectors
+                self._pin = self._metadata.renew_pin(self._pin, TERM_MS)
+                reached(Step.PIN_RENEWED)
+
+
+def _offset_of(bound: Bound) -> int:
+    """The offset that a read goes on at that has delivered something."""
+    assert isinstance(bound, FromOffset)
+    return bound.offset

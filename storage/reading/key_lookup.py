@@ -1,0 +1,342 @@
+"""The newest message of one key, value or tombstone, from the key indexes: a point read (T4).
+
+Order of looking: raw behind the horizon, newest first, then the levels of the compacted index, newest first. A segment
+of the hot tail has no index: it is read through, on this machine's disk. All else is one ranged read of the fence that
+the key's hash falls into. The first record decides: a marker names no message; anything else names an offset, and then
+the footer and one row group are read. With event-time order (the frozen policy of the compacted ledger) the
+largest event time wins, of equal ones the later offset (P9): all of them are looked at, each in two reads. A topic that
+was never compacted has offset order.
+
+So at most 3 + 2 × levels ranged reads, where each ledger behind the horizon counts as a level, whatever the topic's
+size, and the manifest is the only object that is read whole; only a ledger that a trim cut in two may be read through,
+where event time orders and the record names what is gone. The bitmap of deleted rows is not needed: a record that no
+newer level hides and that is no marker names a row that counts (storage/ledger/manifest.py).
+
+Chunked messages (P10) are in no ledger's records: where ledgers of the tail have chunk tables, these are read, and for
+chunks of the key the tables of its hash range in the compacted ledger, where the message may have begun. A record of a
+compacted index may name the last chunk of one; then these tables name the others. The payloads come joined.
+
+The key is known by its 128-bit hash until its row is there; another key in that row is damage, or a collision of the
+hash, and an error either way, never another key's value. On a loss the topic is looked at again: if another generation
+serves, it is asked instead (R8).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.entries.chunk_assembler import joined
+from storage.errors import DataLoss, ObjectDamaged
+from storage.ledger import chunk_table, key_index, rows
+from storage.ledger.chunk_table import Assembled, Chunks, assemble, chunk_records, offsets, read_ledger_chunks
+from storage.ledger.hashing import KeyHasher
+from storage.ledger.key_index import MAX_RANGE_BITS, HashRange, read_records
+from storage.ledger.manifest import Manifest
+from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.log.segment_tables import Tail
+from storage.metadata.records import IndexLocation, LedgerRecord, SegmentRecord, TopicSnapshot
+from storage.model import Message
+from storage.objects.interface import ObjectStore
+from storage.reading.retention_filter import Visible
+from storage.reading.snapshot_reader import SnapshotReader, naming_compacted, row_messages
+
+_OFFSET = int(key_index.OFFSET_MASK)
+_MARKER = int(key_index.MARKER)
+_OF_A_KEY = (int(rows.Slot.MESSAGE), int(rows.Slot.CHUNK))
+_Place = RowsObject | SegmentRecord
+_REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
+
+
+def point_read(
+    store: ObjectStore,
+    snapshot: Callable[[], TopicSnapshot],
+    hasher: KeyHasher,
+    key: bytes,
+    now: int,
+    tail: Tail | None = None,
+    shown: Callable[[TopicSnapshot], Visible | None] = lambda _: None,
+) -> Message | None:
+    """The newest message of `key`, which may be a tombstone; None: nothing is left of the key.
+
+    `now`: in event-time order, by which lateness is over (P9). `shown`: what of a compacted ledger may be seen (C2).
+
+    Raises ObjectMissing, ObjectDamaged; SegmentElsewhere where a newer value may lie in another machine's log.
+    """
+    seen = snapshot()
+    while True:
+        try:
+            reader = SnapshotReader(store, seen, tail, shown(seen))
+            return _PointRead(store, reader, hasher, key, now).newest()
+        except DataLoss:
+            newer = snapshot()
+            if (newer.compacted, newer.pieces) == (seen.compacted, seen.pieces):
+                raise
+            seen = newer
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A record of the key. `where` None: it is index-only. `chunks`: the offsets of all chunks of a chunked message,
+    where they are known."""
+
+    event_time: int
+    offset: int
+    where: _Place | Message | None
+    chunks: tuple[int, ...] = ()
+
+
+class _PointRead:
+    """One key in one snapshot."""
+
+    def __init__(self, store: ObjectStore, reader: SnapshotReader, hasher: KeyHasher, key: bytes, now: int) -> None:
+        self._reader = reader
+        self._now = now
+        self._store = store
+        self._snapshot = reader.snapshot
+        self._key = key
+        self._hasher = hasher
+        self._segments: dict[int, tuple[Message | None, Chunks]] = {}
+        hi, lo = hasher(pa.array([key], pa.binary()))
+        self._hi, self._lo = hi[0], lo[0]
+        self._range = HashRange(int(self._hi) >> (64 - MAX_RANGE_BITS), MAX_RANGE_BITS)
+
+    def newest(self) -> Message | None:
+        compacted = self._snapshot.compacted
+        if compacted is None:
+            return self._message(self._later(next(self._in_raw(-1, False), None), None, False), None)
+        manifest = self._reader.manifest(compacted)
+        by_event = bool(manifest.policies.get("event_time_order"))
+        horizon = manifest.horizon.offset
+        records = chain(self._in_raw(horizon, by_event), self._in_compacted(manifest, by_event))
+        winner = max(records, key=_by_event, default=None) if by_event else next(records, None)
+        winner = self._later(winner, manifest, by_event)
+        if winner is not None and winner.offset <= horizon:
+            with naming_compacted(self._snapshot):
+                found = self._message(winner, manifest)
+            shown = self._reader.shown
+            hidden = found is not None and shown is not None and not shown.shows(found.offset, found.publish_time)
+            return None if hidden else found
+        return self._message(winner, manifest)
+
+    def _later(self, winner: _Found | None, manifest: Manifest | None, by_event: bool) -> _Found | None:
+        """`winner`, unless a chunked message that the tail completes comes after it."""
+        horizon = manifest.horizon.offset if manifest else -1
+        chunks = [chunk_table.none()]
+        # One that comes after the winner ends after it: what lies before need not be read where no chunk lies there.
+        after = [piece for piece in self._reader.pieces if by_event or winner is None or _ends_after(piece, winner)]
+        chunks += [self._chunks(piece, horizon, by_event) for piece in after]
+        if not any(map(len, chunks)):
+            return winner
+        before = self._reader.pieces[: len(self._reader.pieces) - len(after)]
+        chunks += [self._chunks(piece, horizon, by_event) for piece in before]
+        if manifest is not None:
+            with naming_compacted(self._snapshot):
+                chunks += map(self._mine, chunk_table.read_tables(self._store, manifest.chunks, self._range))
+        made = assemble(np.concatenate(chunks))
+        for number, offset in enumerate(made.offset.tolist()):
+            event_time = int(made.chunks["event_time"][made.first[number]] if by_event else key_index.NO_EVENT_TIME)
+            one = _Found(event_time, offset, self._place(offset, manifest), _chunks_of(made, number))
+            if offset > horizon and (winner is None or _by_event(one) > _by_event(winner)):
+                winner = one
+        return winner
+
+    def _chunks(self, piece: LedgerRecord | SegmentRecord, horizon: int, by_event: bool) -> Chunks:
+        """The key's chunks in a ledger or segment behind the horizon."""
+        if isinstance(piece, SegmentRecord):
+            return self._segment(piece, by_event)[1]
+        first = max(horizon + 1, self._snapshot.topic.start_offset)
+        if piece.last_offset < first:
+            return chunk_table.none()
+        found = self._mine(read_ledger_chunks(self._store, piece.index))
+        mine: Chunks = found[offsets(found).astype(np.int64) >= first]
+        return mine
+
+    def _mine(self, chunks: Chunks) -> Chunks:
+        """Those of the key."""
+        mine = chunk_table.keyed(chunks) & (chunks["key_hi"] == self._hi) & (chunks["key_lo"] == self._lo)
+        found: Chunks = chunks[mine]
+        return found
+
+    def _in_raw(self, horizon: int, by_event: bool) -> Iterator[_Found]:
+        """The key's record of each ledger and segment behind the horizon, the newest first."""
+        first = max(horizon + 1, self._snapshot.topic.start_offset)
+        for ledger in reversed(self._reader.pieces):
+            if isinstance(ledger, SegmentRecord):  # never compacted, so it lies behind the horizon
+                yield from self._in_segment(ledger, by_event)
+                continue
+            if ledger.last_offset < first:
+                return
+            record = self._record(ledger.index, by_event)
+            # A ledger may straddle the horizon: what of it lies below is represented in the compacted ledger. It may
+            # straddle the topic's start: what lies below that is gone, and hides nothing.
+            if record is not None and record[1] & _OFFSET >= first:
+                yield _found(record, RowsObject(ledger.rows, ledger.footer_size))
+            elif record is not None and by_event and record[1] & _OFFSET < self._snapshot.topic.start_offset:
+                yield from _as_found(self._scanned(self._reader.ledger(ledger, first), by_event)[0], by_event)
+
+    def _in_segment(self, segment: SegmentRecord, by_event: bool) -> Iterator[_Found]:
+        """The key's message that counts in a segment, chunked ones left out."""
+        yield from _as_found(self._segment(segment, by_event)[0], by_event)
+
+    def _segment(self, segment: SegmentRecord, by_event: bool) -> tuple[Message | None, Chunks]:
+        """The key's message that counts in a segment, and the key's chunks; all of it is read, once."""
+        if segment.ledger_id not in self._segments:
+            self._segments[segment.ledger_id] = self._scanned(self._reader.segment(segment), by_event)
+        return self._segments[segment.ledger_id]
+
+    def _scanned(self, tables: Iterator[pa.Table], by_event: bool) -> tuple[Message | None, Chunks]:
+        winner: Message | None = None
+        chunks = [chunk_table.none()]
+        for table in tables:
+            kinds = pc.is_in(table.column("slot"), value_set=pa.array(_OF_A_KEY, pa.int8()))
+            mine = table.filter(pc.and_kleene(pc.equal(table.column("key"), self._key), kinds))
+            chunks.append(chunk_records(mine, self._hasher))
+            for message in row_messages(iter(mine.to_batches()), self._snapshot.topic.name.partition):
+                later = winner is None or not by_event or _event_time(message) >= _event_time(winner)
+                winner = message if later and not message.is_chunk else winner
+        return winner, np.concatenate(chunks)
+
+    def _in_compacted(self, manifest: Manifest, by_event: bool) -> Iterator[_Found]:
+        """The key's record of the newest level that has one: it hides those of older levels."""
+        with naming_compacted(self._snapshot):
+            for location in chain.from_iterable(manifest.index):
+                record = self._record(location, by_event)
+                if record is not None:
+                    if not (by_event and self._forgotten(record, manifest)):
+                        yield _found(record, _part_of(manifest, record[1]))
+                    return
+
+    def _forgotten(self, record: tuple[int, int], manifest: Manifest) -> bool:
+        """Whether a record is a marker whose lateness is over (P9): it hides older levels, and beats nothing newer."""
+        event_time, flagged = record
+        lateness = manifest.policies.get("event_time_max_lateness_ms")
+        over = lateness is not None and event_time <= self._now - lateness
+        return over and bool(flagged & int(key_index.MARKER))
+
+    def _record(self, location: IndexLocation, by_event: bool) -> tuple[int, int] | None:
+        """The key's event time and flagged offset in one index: one ranged read, two by event time, at most."""
+        records = read_records(self._store, location, self._range, events=by_event)
+        here = np.flatnonzero((records.hi == self._hi) & (records.lo == self._lo))
+        if not len(here):
+            return None
+        if records.event_offset is None or records.event_time is None:
+            return int(key_index.NO_EVENT_TIME), int(records.offset[here[0]])
+        return int(records.event_time[here[0]]), int(records.event_offset[here[0]])
+
+    def _message(self, found: _Found | None, manifest: Manifest | None) -> Message | None:
+        """The message that a record names, if it names one: of each row the footer and one row group are read."""
+        if found is None or found.where is None:
+            return None
+        if isinstance(found.where, Message):
+            return found.where
+        last = self._row(found.where, found.offset)
+        if not last.is_chunk:
+            return last
+        others = (found.chunks or self._compacted_chunks(found, manifest))[:-1]
+        chunks = [*(self._row(self._place(offset, manifest), offset) for offset in others), last]
+        if manifest is not None and (shown := self._reader.shown) is not None:
+            compacted = (one for one in chunks if one.offset <= manifest.horizon.offset)
+            if not all(shown.shows(one.offset, one.publish_time) for one in compacted):
+                return None
+        return joined(chunks)
+
+    def _compacted_chunks(self, found: _Found, manifest: Manifest | None) -> tuple[int, ...]:
+        """The offsets of all chunks of a message of the compacted ledger."""
+        tables = manifest.chunks if manifest else ()
+        chunks = map(self._mine, chunk_table.read_tables(self._store, tables, self._range))
+        made = assemble(np.concatenate([chunk_table.none(), *chunks]))
+        for number in np.flatnonzero(made.offset == np.uint64(found.offset)):
+            return _chunks_of(made, int(number))
+        raise ObjectDamaged(
+            f"no chunk table has the chunked message of offset {found.offset}, which the index names",
+            _REMEDY,
+            is_public=True,
+        )
+
+    def _place(self, offset: int, manifest: Manifest | None) -> _Place:
+        """What holds the row of an offset: a part, or a ledger or segment behind the horizon."""
+        if manifest is not None and offset <= manifest.horizon.offset:
+            return _part_at(manifest, offset)
+        number = bisect_right(self._reader.pieces, offset, key=lambda piece: piece.first_offset) - 1
+        piece = self._reader.pieces[number]
+        return piece if isinstance(piece, SegmentRecord) else RowsObject(piece.rows, piece.footer_size)
+
+    def _row(self, place: _Place, offset: int) -> Message:
+        where = f"segment {place.ledger_id}" if isinstance(place, SegmentRecord) else place.stored.name
+        for table in self._tables_with(place, offset):
+            row = table.filter(pc.equal(table.column("offset"), offset))
+            if len(row) == 1:
+                (message,) = row_messages(iter(row.to_batches()), self._snapshot.topic.name.partition)
+                return self._checked(message, where)
+        raise ObjectDamaged(f"{where} has no row of offset {offset}, which its index names", _REMEDY, is_public=True)
+
+    def _tables_with(self, place: _Place, offset: int) -> Iterator[pa.Table]:
+        """Tables of which one has the row of an offset, if any has."""
+        if isinstance(place, SegmentRecord):
+            yield from self._reader.segment(place)
+            return
+        reader = RowsReader(self._store, place)
+        for number, group in enumerate(reader.groups):
+            if group.first_offset <= offset <= group.last_offset:
+                yield reader.read(number)
+
+    def _checked(self, message: Message, where: str) -> Message:
+        if message.key == self._key:
+            return message
+        raise ObjectDamaged(
+            f"the row of offset {message.offset} in {where} has another key than the one whose hash "
+            f"led there ({self._hi:016x}{self._lo:016x}): the index is damaged, or two keys share a 128-bit hash",
+            "restore the index from a backup; if both keys exist, one of them must be renamed",
+        )
+
+
+def _ends_after(piece: LedgerRecord | SegmentRecord, winner: _Found) -> bool:
+    """Whether a ledger or segment has messages after the winner, or may get some."""
+    if isinstance(piece, LedgerRecord):
+        return piece.last_offset > winner.offset
+    return piece.content is None or piece.content.last_offset > winner.offset
+
+
+def _found(record: tuple[int, int], rows_object: RowsObject | None) -> _Found:
+    event_time, flagged = record
+    return _Found(event_time, flagged & _OFFSET, None if flagged & _MARKER else rows_object)
+
+
+def _as_found(message: Message | None, by_event: bool) -> Iterator[_Found]:
+    if message is not None:
+        event_time = _event_time(message) if by_event else int(key_index.NO_EVENT_TIME)
+        yield _Found(event_time, message.offset, message)
+
+
+def _event_time(message: Message) -> int:
+    return int(key_index.NO_EVENT_TIME) if message.event_time is None else message.event_time
+
+
+def _by_event(found: _Found) -> tuple[int, int]:
+    return found.event_time, found.offset
+
+
+def _part_of(manifest: Manifest, flagged: int) -> RowsObject | None:
+    """The part that holds a record's row; None if the record is a marker."""
+    return None if flagged & _MARKER else _part_at(manifest, flagged & _OFFSET)
+
+
+def _chunks_of(made: Assembled, number: int) -> tuple[int, ...]:
+    return tuple(offsets(made.chunks[made.message == number]).tolist())
+
+
+def _part_at(manifest: Manifest, offset: int) -> RowsObject:
+    """The part that holds the row of an offset."""
+    number = bisect_right(manifest.parts, offset, key=lambda part: part.first.offset) - 1
+    if number < 0 or manifest.parts[number].last.offset < offset:
+        raise ObjectDamaged(
+            f"the key index names offset {offset}, which no part of the compacted ledger has", _REMEDY, is_public=True
+        )
+    return manifest.parts[number].rows

@@ -1,0 +1,195 @@
+"""Places in a topic as people give them, and cursors as they are shown: the words of all faces.
+
+A read begins at a start; a cursor is moved to the first message that it shall deliver, and what is kept is the message
+before that, as mark-delete.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from storage.errors import InvalidInput, InvalidMessageId, ObjectMissing, OffsetOutOfRange, SegmentElsewhere
+from storage.model import EARLIEST, LATEST, MessageId, Position
+
+if TYPE_CHECKING:
+    from storage.ledger.seek import Start
+    from storage.metadata.cursor_ranges import RangesSummary
+    from storage.metadata.records import CursorRecord
+    from storage.reading.snapshot_reader import SnapshotReader
+    from storage.topic import Topic
+
+PLACES = "earliest|latest|MESSAGE_ID|OFFSET"
+
+
+def parse_start(text: str) -> Start:
+    """`earliest`, `latest`, an offset, `@` and a publish time, or a message id. Raises InvalidMessageId."""
+    from storage.ledger.seek import AtOffset, AtTime
+
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        return AtOffset(int(text))
+    if text.startswith("@"):
+        return AtTime(parse_time(text[1:]))
+    return {"earliest": EARLIEST, "latest": LATEST}.get(text) or MessageId.parse(text)
+
+
+def parse_time(text: str) -> int:
+    """Milliseconds since the Unix epoch, from a number of them or an ISO 8601 time (UTC if it says nothing else)."""
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput(
+            f"{text!r} is not a time", "give milliseconds since 1970, or an ISO time: @2026-11-21T12:00:00Z"
+        ) from error
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def parse_place(text: str) -> MessageId | int:
+    """`earliest`, `latest`, a message id, or an offset. Raises InvalidMessageId."""
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    named = {"earliest": EARLIEST, "latest": LATEST}.get(text)
+    if named is not None:
+        return named
+    if ":" not in text:
+        raise InvalidMessageId(f"{text!r} is no place in a topic", f"use {PLACES}")
+    return MessageId.parse(text)
+
+
+def mark_delete_before(topic: Topic, place: MessageId | int) -> Position | None:
+    """The message before the first one at or after `place`; None: nothing lies before that, or `place` itself is gone.
+
+    Where that message is gone, or a slot without a message, its id is the one right before the next message's. Raises
+    InvalidInput for an offset behind the end.
+    """
+    from storage.ledger.seek import AtOffset, bound_of
+    from storage.reading.raw_reader import is_below
+
+    reader = topic.snapshot_reader()
+    start = AtOffset(place) if isinstance(place, int) else place
+    if isinstance(place, int) and not _is_known(reader, start) and place > end_of(reader):
+        raise InvalidInput(
+            f"the offset {place} of {topic.name} lies behind its end, which is {end_of(reader)}", "use latest"
+        )
+    if place == EARLIEST or is_below(bound_of(start), reader):
+        return None
+    found = first_at(topic, start)
+    if found is None:
+        # Where no raw message is left, the horizon is the last one that there was.
+        return reader.last_position() or topic.snapshot().horizon
+    if found.offset == 0:
+        return None
+    before = topic.locate(found.offset - 1)
+    if before is not None and before.offset == found.offset - 1:
+        return before
+    return Position(found.offset - 1, _right_before(found.message_id))
+
+
+def check_begins(topic: Topic, start: Start) -> None:
+    """Raises OffsetOutOfRange for a start behind the end: whoever waits there misses all that comes before it.
+
+    Right at the end is where one waits; a time is never behind it.
+    """
+    if is_behind_end(topic, start):
+        shown = f"the offset {start.offset}" if hasattr(start, "offset") else f"the message {start}"
+        raise OffsetOutOfRange(
+            f"{shown} lies behind the end of {topic.name}, which is at offset {end_of(topic.snapshot_reader())}",
+            "read from a place that is there, from earliest or from latest",
+        )
+
+
+def is_behind_end(topic: Topic, start: Start) -> bool:
+    """Whether a start lies behind where the next message comes."""
+    from storage.ledger.seek import AtOffset, AtTime
+
+    if isinstance(start, AtTime):
+        return False
+    while True:
+        reader = topic.snapshot_reader()
+        if _is_known(reader, start):
+            return False
+        try:
+            return start.offset > reader.end if isinstance(start, AtOffset) else _is_unknown_id(reader, start)
+        except ObjectMissing:  # it was sealed, or trimmed, between the look and the read
+            if topic.snapshot().pieces == reader.pieces:
+                raise
+
+
+def _is_known(reader: SnapshotReader, start: Start) -> bool:
+    """Whether a start lies before the end of what is sealed or rolled: rows tell that, and no segment is read."""
+    from storage.reading.snapshot_reader import last_of, may_come_to
+
+    return any(last_of(piece) is not None and may_come_to(start, piece) for piece in reader.pieces)
+
+
+def _is_unknown_id(reader: SnapshotReader, asked: MessageId) -> bool:
+    """Whether an id is larger than that of the next message can be."""
+    if asked in (EARLIEST, LATEST):
+        return False
+    last, compacted = reader.last_position(), reader.snapshot.compacted
+    known = [last.message_id] if last else []
+    known += [compacted.horizon.message_id] if compacted else []
+    if known and asked.ledger_id <= max(known).ledger_id:
+        return asked.ledger_id == max(known).ledger_id and asked.entry_id > max(known).entry_id + 1
+    if asked.ledger_id in {piece.ledger_id for piece in reader.pieces}:  # of a segment that is empty yet
+        return asked.entry_id > 0
+    newest = max((piece.ledger_id for piece in reader.pieces), default=None)
+    if known or newest is not None:
+        return newest is None or asked.ledger_id > newest
+    return reader.end == 0  # of what was truncated no id is known any more
+
+
+def first_at(topic: Topic, start: Start, read_compacted: bool = False) -> Position | None:
+    """The first message, or chunk of one, from a start on; None: there is none."""
+    from storage.ledger.rows import message_id
+
+    for batch in topic.read(start, read_compacted, max_messages=1):
+        return Position(batch.column("offset")[0].as_py(), message_id(batch, 0, topic.name.partition))
+    return None
+
+
+def end_of(reader: SnapshotReader) -> int:
+    """The offset that the next message gets."""
+    last = reader.last_position()
+    return last.offset + 1 if last is not None else reader.first_offset
+
+
+def described(reader: SnapshotReader, record: CursorRecord, summary: RangesSummary) -> dict[str, Any]:
+    """A cursor as plain values. `backlog`: messages that are left and not acknowledged; None: the end is not known,
+    since messages that are not sealed yet lie in a log directory that is not here."""
+    mark = record.mark_delete
+    behind = max(mark.offset + 1 if mark else 0, reader.first_offset)
+    try:
+        backlog = max(end_of(reader) - behind - summary.messages, 0)
+    except SegmentElsewhere:
+        backlog = None
+    return {
+        "cursor": record.name,
+        "mark_delete": str(mark.message_id) if mark else None,
+        "mark_delete_offset": mark.offset if mark else None,
+        "backlog": backlog,
+        "ranges": summary.ranges,
+        "acknowledged_above": summary.messages,
+        "stored_bytes": summary.stored_bytes,
+        "properties": dict(record.properties),
+    }
+
+
+def _right_before(message_id: MessageId) -> MessageId:
+    """An id that lies before this one and behind all others that do (Pulsar's position before a first entry: -1)."""
+    if message_id.batch_index > 0:
+        return MessageId(message_id.ledger_id, message_id.entry_id, message_id.partition, message_id.batch_index - 1)
+    return MessageId(message_id.ledger_id, message_id.entry_id - 1, message_id.partition)
+
+
+def parse_trim_place(text: str) -> int | MessageId:
+    """An offset, or a message id. Raises InvalidMessageId."""
+    if re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
+        return int(text)
+    try:
+        return MessageId.parse(text)
+    except InvalidMessageId as error:
+        raise InvalidMessageId(f"{text!r} is neither an offset nor a message id", error.remedy) from error

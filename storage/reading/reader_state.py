@@ -1,0 +1,85 @@
+"""Where a read goes on, as a value and as text: the continuation token of a page.
+
+A token says where the next page begins. Of a compacted read that has delivered something it also names the compacted
+ledger that the read is in, so that the next page, in any process, keeps R7 (compacted_reader.py):
+
+    17              from offset 17 on. Any start (`earliest`, a message id, `@` and a time) is a token, too
+    17~5h103        the read is in compacted ledger 5, and complete up to offset 103; `e`: 5 is in event-time order
+    17~5r, 17~r     the read has left compacted ledger 5, or was in none, and goes on raw
+    17.29, 17.29~r  a chunked message that began at 17 was not complete; messages up to 29 were delivered already
+
+A read that has delivered nothing holds no state that could be stale: its token is its start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from storage.ledger.seek import AtOffset, AtTime, Start
+from storage.model import EARLIEST, LATEST
+
+_TOKEN = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?(?:~(\d{0,18})(?:h(\d{1,18}))?(e?)(r?))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class CompactedState:
+    """What a compacted read must remember of what it has delivered (R7).
+
+    `ledger_id`: the compacted ledger that it was in last; None: it was in none. `by_event`: whether that one is in
+    event-time order. `is_raw`: the read has left it. `complete_to`: of each key that was delivered, the newest message
+    up to this offset was delivered; None: up to the last offset that was delivered.
+    """
+
+    ledger_id: int | None = None
+    by_event: bool = False
+    is_raw: bool = False
+    complete_to: int | None = None
+
+
+@dataclass(frozen=True)
+class ReaderState:
+    """Where a read goes on: at `start`. Messages up to the offset `delivered` are not delivered again.
+
+    `compacted` None: a raw read, or a read that has delivered nothing.
+    """
+
+    start: Start
+    delivered: int = -1
+    compacted: CompactedState | None = None
+
+    @classmethod
+    def from_token(cls, token: str, parse_start: Callable[[str], Start]) -> ReaderState:
+        """The inverse of `to_token`; what is no token of a page before is left to `parse_start`."""
+        match = _TOKEN.fullmatch(token)
+        if match is None:
+            return cls(parse_start(token))
+        start, delivered, ledger_id, complete_to, by_event, raw = match.groups()
+        compacted = None
+        if ledger_id is not None:
+            compacted = CompactedState(
+                int(ledger_id) if ledger_id else None,
+                bool(by_event),
+                bool(raw),
+                None if complete_to is None else int(complete_to),
+            )
+        return cls(AtOffset(int(start)), -1 if delivered is None else int(delivered), compacted)
+
+    def to_token(self) -> str:
+        """The state as text: letters, digits and `.:-~@`."""
+        text = _start_text(self.start) + (f".{self.delivered}" if self.delivered >= 0 else "")
+        if self.compacted is None:
+            return text
+        one = self.compacted
+        ledger_id = "" if one.ledger_id is None else str(one.ledger_id)
+        complete_to = "" if one.complete_to is None else f"h{one.complete_to}"
+        return f"{text}~{ledger_id}{complete_to}{'e' * one.by_event}{'r' * one.is_raw}"
+
+
+def _start_text(start: Start) -> str:
+    if isinstance(start, AtOffset):
+        return str(start.offset)
+    if isinstance(start, AtTime):
+        return f"@{start.publish_time}"
+    return {EARLIEST: "earliest", LATEST: "latest"}.get(start) or str(start)

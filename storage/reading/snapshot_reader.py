@@ -1,0 +1,327 @@
+"""Reading a topic from one snapshot: raw, or the compacted ledger and then raw.
+
+The rule (semantics.md R1–R4): with the flag on and a start at or below the horizon, the first compacted message at or
+after the start, to the end of the compacted ledger, then raw right after the horizon. Otherwise raw. Raw is one
+sequence of sealed ledgers and segments of the hot tail, in the order of offsets, from the topic's start offset on
+(storage/log/segment_tables.py reads the segments). A reader keeps the snapshot that it began with, so a compaction
+beside it changes nothing that it sees. That what the snapshot names stays there is not seen to here:
+`compacted_reader.py` and `raw_reader.py` do, and go on where it does not.
+
+May go wrong: ObjectMissing, ObjectDamaged, for the object or file that was read, with the ledger it belongs to (R8); a
+compacted ledger that is lost never turns into a shorter key set. SegmentElsewhere, where a read comes to messages that
+lie in another machine's log: what comes before them is given.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from storage.entries.chunk_assembler import assembled, chunk_fields
+from storage.errors import DataLoss, Misconfigured
+from storage.ledger import rows
+from storage.ledger.deletion_bitmap import alive, read_deleted
+from storage.ledger.manifest import Manifest, read_manifest
+from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.ledger.seek import (
+    NOWHERE,
+    AtTime,
+    Bound,
+    FromOffset,
+    FromTime,
+    Start,
+    bound_of,
+)
+from storage.log.segment_tables import Tail
+from storage.metadata.records import CompactedLedgerRecord, LedgerRecord, SegmentRecord, TopicSnapshot
+from storage.model import Message, MessageId, Position
+from storage.objects.interface import ObjectStore
+from storage.reading.retention_filter import Visible
+
+_COMPACTED_REMEDY = (
+    "raw reads still work (leave out --read-compacted); restore the object, or delete the cursor __compaction to clear "
+    "the compacted ledger and compact again from raw"
+)
+_NEVER = 2**63 - 1
+_ROWS = 1024
+"""Rows that become messages together."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one read may give (R10). At least one message is given whatever its size (L3)."""
+
+    messages: int | None = None
+    bytes: int | None = None
+
+
+class SnapshotReader:
+    """Reads what one `TopicSnapshot` shows.
+
+    `tail` None: nothing may lie in segments. `shown`: what of the compacted ledger may be seen (C2); None: all of it.
+    """
+
+    def __init__(
+        self, store: ObjectStore, snapshot: TopicSnapshot, tail: Tail | None = None, shown: Visible | None = None
+    ) -> None:
+        self.snapshot = snapshot
+        self._store = store
+        self._tail = tail
+        self.shown = shown
+        self.pieces = snapshot.pieces
+        self.read_to = -1
+        """Up to this offset `raw` has gone through the topic, rows that no reader gets included."""
+
+    def batches(self, start: Start, read_compacted: bool, limits: Limits = Limits()) -> Iterator[pa.RecordBatch]:
+        """Messages at or after `start` as record batches of `rows.SCHEMA`, in order, none empty."""
+        return limited(self._tables(start, read_compacted), limits)
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of the first raw message; of the next one, if there is none."""
+        first = self.pieces[0].first_offset if self.pieces else self.snapshot.topic.next_offset
+        return max(first, self.snapshot.topic.start_offset)
+
+    def first_message_id(self) -> MessageId | None:
+        """The id of the first raw message; None: there is none."""
+        for table in self.raw(FromOffset(0)):
+            return rows.message_id(table, 0, self.snapshot.topic.name.partition)
+        return None
+
+    @property
+    def end(self) -> int:
+        """The offset of the next raw message."""
+        last = self.last_position()
+        return max(last.offset + 1 if last else 0, self.snapshot.topic.next_offset)
+
+    def last_position(self) -> Position | None:
+        """The last raw row, whether or not readers get it; None: there is none."""
+        for piece in reversed(self.pieces):
+            last = last_of(piece)
+            if last is None and isinstance(piece, SegmentRecord):
+                last = self.tail_of(piece).last(self.snapshot.topic, piece)
+            if last is not None:
+                return last if last.offset >= self.snapshot.topic.start_offset else None
+        return None
+
+    def bound(self, start: Start, read_compacted: bool) -> Bound:
+        """The bound of `start`: a time is that of the first message in this view that was published then or later."""
+        if not isinstance(start, AtTime):
+            return bound_of(start)
+        compacted, after = self.snapshot.compacted, -1
+        wanted = FromTime(start.publish_time)
+        if read_compacted and compacted:
+            after = compacted.horizon.offset
+            for table in self.compacted(wanted, self.manifest(compacted)):
+                return FromOffset(table.column("offset")[0].as_py())
+        # The largest time up to each piece only grows, however producers' clocks differ: it can be searched.
+        newest = list(accumulate((_newest_of(piece) for piece in self.pieces), max))
+        candidates = self.pieces[bisect_left(newest, start.publish_time) :]
+        for table in self._raw(candidates, wanted, after):
+            return FromOffset(table.column("offset")[0].as_py())
+        return NOWHERE
+
+    def first_since(self, piece: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
+        """The offset of a piece's first message, from an offset on, that was published then or later; None: none was.
+
+        Raises SegmentElsewhere.
+        """
+        for table in self._raw((piece,), FromTime(publish_time), offset - 1):
+            return int(table.column("offset")[0].as_py())
+        return None
+
+    def _tables(self, start: Start, read_compacted: bool) -> Generator[pa.Table, None, None]:
+        compacted = self.snapshot.compacted
+        bound = self.bound(start, read_compacted)
+        if read_compacted and compacted and not bound.is_behind(compacted.horizon):
+            yield from self.compacted(bound, self.manifest(compacted))
+            yield from self.raw(bound, compacted.horizon.offset)
+        else:
+            yield from self.raw(bound)
+
+    def manifest(self, compacted: CompactedLedgerRecord) -> Manifest:
+        """The manifest of the snapshot's compacted ledger."""
+        with naming_compacted(self.snapshot):
+            return read_manifest(self._store, compacted.manifest)
+
+    def compacted(self, bound: Bound, manifest: Manifest) -> Iterator[pa.Table]:
+        """The messages of the compacted ledger from `bound` on; no table is empty."""
+        with naming_compacted(self.snapshot):
+            for part in manifest.parts:
+                if bound.is_behind(part.last) or (self.shown is not None and self.shown.hides_all(part)):
+                    continue
+                for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
+                    if len(table := _from(bound, table if self.shown is None else self.shown.of(table))):
+                        yield table
+
+    def raw(self, bound: Bound, after_offset: int = -1) -> Iterator[pa.Table]:
+        """The raw messages from `bound` on and behind an offset; no table is empty."""
+        return self._raw(self.pieces, bound, after_offset)
+
+    def _raw(
+        self, pieces: tuple[LedgerRecord | SegmentRecord, ...], bound: Bound, after_offset: int
+    ) -> Iterator[pa.Table]:
+        after = max(after_offset, self.snapshot.topic.start_offset - 1)
+        for piece in pieces:
+            last = last_of(piece)
+            if last is not None and (bound.is_behind(last) or last.offset <= after):
+                continue
+            if isinstance(piece, LedgerRecord):
+                tables = self._rows(RowsObject(piece.rows, piece.footer_size), bound)
+            else:
+                tables = self.tail_of(piece).tables(self.snapshot.topic, piece, bound, after)
+            for table in tables:
+                table = _from(FromOffset(after + 1), table)
+                if len(seen := _from(bound, table)):
+                    self.read_to = seen.column("offset")[-1].as_py()
+                if len(table := _from(bound, delivered(table))):
+                    yield table
+            if last is not None:
+                self.read_to = last.offset
+
+    def segment(self, segment: SegmentRecord, first_offset: int = 0) -> Iterator[pa.Table]:
+        """All rows of one of the snapshot's segments, from an offset and the topic's start on."""
+        start = FromOffset(max(first_offset, self.snapshot.topic.start_offset))
+        return self.tail_of(segment).tables(self.snapshot.topic, segment, start)
+
+    def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
+        """The messages of one of the snapshot's ledgers from an offset on."""
+        bound = FromOffset(first_offset)
+        for table in self._rows(RowsObject(ledger.rows, ledger.footer_size), bound):
+            if len(table := _from(bound, table)):
+                yield table
+
+    def _rows(
+        self,
+        rows_object: RowsObject,
+        bound: Bound,
+        deleted: BitMap | None = None,
+        first_offset: int = 0,
+    ) -> Iterator[pa.Table]:
+        """The messages of the row groups that `bound` does not pass over, also those before it; no table is empty."""
+        reader = RowsReader(self._store, rows_object)
+        wanted = [number for number in range(len(reader.groups)) if not bound.skips(reader, number)]
+        reader.expect(wanted)
+        for number in wanted:
+            table = reader.read(number)
+            if deleted:
+                table = table.filter(pa.array(alive(deleted, first_offset, table.column("offset").to_numpy())))
+            if len(table := delivered(table)):
+                yield table
+
+    def tail_of(self, piece: SegmentRecord) -> Tail:
+        """What reads a segment of the snapshot. Raises Misconfigured."""
+        if self._tail is None:
+            raise Misconfigured(
+                f"{self.snapshot.topic.name} has messages from offset {piece.first_offset} on in a segment of its log",
+                "read it with the log directory (COMPACTOR_LOG) with which it was written",
+            )
+        return self._tail
+
+
+def _from(bound: Bound, table: pa.Table) -> pa.Table:
+    """The rows from `bound` on. Asked when all others are taken out: one of them may be the first of a time."""
+    return table.slice(bound.first_row(table)) if len(table) else table
+
+
+def last_of(piece: LedgerRecord | SegmentRecord) -> Position | None:
+    """The last message of a piece, as its row says; None of an open segment."""
+    if isinstance(piece, LedgerRecord):
+        return Position(piece.last_offset, piece.last_message_id)
+    return Position(piece.content.last_offset, piece.content.last_message_id) if piece.content else None
+
+
+def _newest_of(piece: LedgerRecord | SegmentRecord) -> int:
+    """The largest publish time of a piece; of an open segment it is not known, so as large as can be."""
+    if isinstance(piece, LedgerRecord):
+        return piece.max_publish_time
+    return piece.content.max_publish_time if piece.content else _NEVER
+
+
+def may_come_to(start: Start, piece: LedgerRecord | SegmentRecord) -> bool:
+    """Whether a raw read from `start` may come to a ledger or segment, as its row says."""
+    if isinstance(start, AtTime):
+        return _newest_of(piece) >= start.publish_time
+    last = last_of(piece)
+    return last is None or not bound_of(start).is_behind(last)
+
+
+class Page:
+    """Counts what is given until a limit is reached."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.is_full = limits.messages == 0
+        self._left_messages, self._left_bytes = limits.messages, limits.bytes
+        self._is_empty = True
+
+    def take(self, table: pa.Table) -> int:
+        """How many of the first rows of `table` (not empty) fit; they count as given."""
+        taken = len(table) if self._left_messages is None else min(len(table), self._left_messages)
+        if self._left_bytes is not None:
+            filled = np.cumsum(rows.logical_sizes(table))
+            fits = int(np.searchsorted(filled, self._left_bytes, "right"))
+            if self._is_empty:  # not "nothing was used of the limit": messages may be empty
+                fits = max(fits, 1)
+            taken = min(taken, fits)
+            self._left_bytes -= int(filled[taken - 1]) if taken else 0
+        if self._left_messages is not None:
+            self._left_messages -= taken
+        self._is_empty = self._is_empty and not taken
+        self.is_full = taken < len(table) or self._left_messages == 0
+        return taken
+
+
+def limited(tables: Generator[pa.Table, None, None], limits: Limits) -> Generator[pa.RecordBatch, None, None]:
+    """Tables as record batches, none empty, until a limit is reached; then `tables` is closed."""
+    page = Page(limits)
+    with closing(tables):
+        while not page.is_full and (table := next(tables, None)) is not None:
+            yield from table.slice(0, page.take(table)).combine_chunks().to_batches()
+
+
+@contextmanager
+def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
+    """Inside the context a loss of data is told as one of the snapshot's compacted ledger, with the way out (R8)."""
+    try:
+        yield
+    except DataLoss as error:
+        assert snapshot.compacted is not None
+        told = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
+        raise type(error)(f"{told}: {error.message}", _COMPACTED_REMEDY, public=told) from error
+
+
+def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
+    """Record batches of `rows.SCHEMA` as messages, each chunked one as one (P10)."""
+    return assembled(row_messages(batches, partition))
+
+
+def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
+    """Each row of record batches of `rows.SCHEMA` as a message, chunks by themselves; some hundred are made at once."""
+    for batch in batches:
+        for first in range(0, len(batch), _ROWS):
+            for row in batch.slice(first, _ROWS).to_pylist():
+                yield Message(
+                    message_id=MessageId(row["ledger_id"], row["entry_id"], partition, row["batch_index"]),
+                    offset=row["offset"],
+                    key=row["key"],
+                    payload=row["payload"],
+                    publish_time=row["publish_time"],
+                    event_time=row["event_time"],
+                    properties=dict(row["properties"] or ()),
+                    **chunk_fields(row),
+                )
+
+
+def delivered(table: pa.Table) -> pa.Table:
+    """Without the rows that no reader ever gets (W2)."""
+    slot = table.column("slot")
+    hidden = pc.or_(pc.equal(slot, int(rows.Slot.COMPACTED_OUT)), pc.equal(slot, int(rows.Slot.MARKER)))
+    return table.filter(pc.invert(hidden)) if pc.any(hidden).as_py() else table
