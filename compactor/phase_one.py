@@ -53,7 +53,7 @@ from storage.ledger import key_index, names
 from storage.ledger.deletion_bitmap import read_all_deleted
 from storage.ledger.key_index import OFFSET_MASK, U64, HashRange, Records
 from storage.ledger.manifest import DeletedRows
-from storage.metadata.records import IndexLocation
+from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
 from storage.objects.throttled import throttled

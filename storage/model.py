@@ -1,4 +1,4 @@
-"""Topic names, message ids, messages: frozen, validated values in Pulsar's terms.
+"""Topic names, message ids, messages, sealed ledgers and their objects: frozen values in Pulsar's terms.
 
 Rules: a topic is `persistent://tenant/namespace/topic`, or short `topic` for `persistent://public/default/topic`,
 or `tenant/namespace/topic`; only persistent topics exist here. A message id is (ledger, entry, partition, batch
@@ -192,3 +192,48 @@ class Message:
     def is_tombstone(self) -> bool:
         """Whether this message deletes its key."""
         return self.key is not None and not self.payload and not self.is_chunk
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object that a row refers to; `crc32c` covers all its bytes, of a rows object the footer (docs/format.md)."""
+
+    name: str
+    size: int
+    crc32c: int
+
+
+@dataclass(frozen=True)
+class IndexLocation:
+    """Where a ledger's key index lies inside an object that it may share, and its directory (docs/format.md)."""
+
+    name: str
+    offset: int
+    length: int
+    directory: bytes
+
+
+@dataclass(frozen=True)
+class LedgerRecord:
+    """A sealed ledger of raw messages."""
+
+    ledger_id: int
+    first_offset: int
+    last_offset: int
+    messages: int
+    entries: int
+    last_message_id: MessageId
+    logical_bytes: int
+    min_publish_time: int
+    max_publish_time: int
+    rows: StoredObject
+    footer_size: int
+    index: IndexLocation
+    attempt_id: str
+    created_at: int
+    deleted_at: int | None = None
+
+    @property
+    def newest(self) -> int:
+        """The largest publish time, as policies take it: no message was published after its ledger was made."""
+        return min(self.max_publish_time, self.created_at)

@@ -25,9 +25,9 @@ from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifes
 from storage.ledger.rows_file import RowsObject, RowsReader, RowsWriter
 from storage.ledger.sealing import Sealer
 from storage.metadata import row_mapping
-from storage.metadata.records import CompactedLedgerRecord, IndexLocation, LedgerRecord
+from storage.metadata.records import CompactedLedgerRecord
 from storage.metadata.tables import compacted_ledgers, ledgers
-from storage.model import MessageId, Position
+from storage.model import IndexLocation, LedgerRecord, MessageId, Position
 from storage.topic import Topic
 from tests.sealed import new_id
 from tests.workbench import Workbench

@@ -33,8 +33,8 @@ from storage.ledger.manifest import Manifest
 from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.ledger.sealing import Sealer
 from storage.log.bulk_append import to_rows
-from storage.metadata.records import CompactedLedgerRecord, LedgerRecord, StoredObject, TopicRecord, TopicSnapshot
-from storage.model import MessageId, Position, TopicName
+from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
+from storage.model import LedgerRecord, MessageId, Position, StoredObject, TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.throttled import Rates
 

@@ -39,13 +39,12 @@ from storage.log.unsealed_end import open_end
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     CursorRecord,
-    LedgerRecord,
     SegmentRecord,
     TopicRecord,
     TopicSnapshot,
 )
 from storage.metadata.store import MetadataStore
-from storage.model import Position, TopicName
+from storage.model import LedgerRecord, Position, TopicName
 from storage.objects.interface import ObjectStore
 from storage.options.policies import EVICT, HOLD, TopicPolicies
 from storage.reading.snapshot_reader import SnapshotReader, last_of

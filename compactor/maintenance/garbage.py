@@ -43,10 +43,10 @@ from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind, ParsedName
 from storage.metadata.liveness import beating
 from storage.metadata.policy_store import namespace_scope
-from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, LedgerRecord, TopicRecord
+from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tenancy_records import DeletedTopic
-from storage.model import TopicName
+from storage.model import LedgerRecord, TopicName
 from storage.objects.interface import ObjectInfo, ObjectStore
 from storage.store_identity import StoreIdentity
 

@@ -33,13 +33,12 @@ from storage.log.segment_tables import Tail
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     CursorRecord,
-    LedgerRecord,
     SegmentRecord,
     TopicRecord,
     TopicSnapshot,
 )
 from storage.metadata.store import MetadataStore
-from storage.model import MessageId, Position
+from storage.model import LedgerRecord, MessageId, Position
 from storage.objects.interface import ObjectStore
 from storage.options.policies import TopicPolicies
 from storage.options.resolution import Resolved

@@ -29,7 +29,7 @@ from storage.ledger.key_index import MARKER, TOMBSTONE, HashRange, Records, conc
 from storage.ledger.manifest import DeletedRows
 from storage.ledger.rows_file import RowsReader
 from storage.ledger.sealing import flagged_offsets, keyed_rows, ledger_records, unkeyed_rows
-from storage.metadata.records import IndexLocation
+from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 
 Mask = npt.NDArray[np.bool_]

@@ -19,8 +19,7 @@ from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import DeletedRows, Part
 from storage.ledger.rows_file import RowsObject
-from storage.metadata.records import IndexLocation
-from storage.model import MessageId
+from storage.model import IndexLocation, MessageId
 from storage.objects.interface import StoreLocation
 from storage.objects.throttled import Rates
 

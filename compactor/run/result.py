@@ -22,8 +22,7 @@ from compactor.run.plan import (
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names
 from storage.ledger.manifest import Manifest, Part
-from storage.metadata.records import IndexLocation
-from storage.model import MessageId, Position, TopicName
+from storage.model import IndexLocation, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
 
 LISTINGS = 64

@@ -25,8 +25,8 @@ from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import FENCE_RECORDS, RECORD_BYTES, IndexDirectory
 from storage.ledger.manifest import Manifest, Part
 from storage.ledger.rows_file import RowsObject
-from storage.metadata.records import IndexLocation, LedgerRecord, RunState, TopicSnapshot
-from storage.model import Position
+from storage.metadata.records import RunState, TopicSnapshot
+from storage.model import IndexLocation, LedgerRecord, Position
 from storage.objects.interface import StoreLocation
 from storage.objects.throttled import Rates
 

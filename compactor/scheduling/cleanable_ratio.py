@@ -15,7 +15,8 @@ from itertools import takewhile
 from typing import TypeVar
 
 from compactor.run.plan import Policies
-from storage.metadata.records import LedgerRecord, SegmentRecord, TopicSnapshot
+from storage.metadata.records import SegmentRecord, TopicSnapshot
+from storage.model import LedgerRecord
 
 _Topic = TypeVar("_Topic")
 

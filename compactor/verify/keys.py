@@ -50,7 +50,7 @@ from compactor.verify.plan import Order, VerifyPlan
 from storage.ledger import key_index
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, Records
 from storage.ledger.rows_file import RowsObject, RowsReader
-from storage.metadata.records import IndexLocation, LedgerRecord
+from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import ObjectStore
 
 

@@ -36,8 +36,7 @@ from compactor.verify.plan import VerifyPlan
 from storage.ledger import chunk_table, key_index, rows
 from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, HashRange, Records
 from storage.ledger.rows_file import RowsObject
-from storage.metadata.records import IndexLocation, LedgerRecord
-from storage.model import MessageId
+from storage.model import IndexLocation, LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
 
 

@@ -46,8 +46,7 @@ from storage.ledger.deletion_bitmap import read_deleted
 from storage.ledger.key_index import OFFSET_MASK, TOMBSTONE, Records
 from storage.ledger.manifest import Part
 from storage.ledger.rows_file import RowsObject, RowsReader
-from storage.metadata.records import LedgerRecord
-from storage.model import MessageId
+from storage.model import LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
 
 

@@ -23,7 +23,7 @@ from storage.errors import ObjectDamaged
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange, IndexDirectory
 from storage.ledger.manifest import Manifest
-from storage.metadata.records import IndexLocation, LedgerRecord
+from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import StoreLocation
 
 I64 = npt.NDArray[np.int64]

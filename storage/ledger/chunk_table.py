@@ -29,7 +29,7 @@ from storage.errors import ObjectDamaged
 from storage.ledger import key_index, rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, HashRange, IndexDirectory, Records
-from storage.metadata.records import IndexLocation
+from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 
 I64 = npt.NDArray[np.int64]

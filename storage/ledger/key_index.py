@@ -33,7 +33,7 @@ from pyroaring import BitMap64
 
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
-from storage.metadata.records import IndexLocation
+from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 
 U64 = npt.NDArray[np.uint64]

@@ -23,8 +23,7 @@ from storage.errors import ObjectDamaged
 from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.key_index import HashRange
 from storage.ledger.rows_file import RowsObject
-from storage.metadata.records import IndexLocation, StoredObject
-from storage.model import MessageId, Position
+from storage.model import IndexLocation, MessageId, Position, StoredObject
 from storage.objects.interface import ObjectStore
 
 FORMAT_VERSION = 4

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from storage.checksums import crc32c, extend_crc32c
 from storage.errors import ObjectDamaged
 from storage.ledger import rows
-from storage.metadata.records import StoredObject
+from storage.model import StoredObject
 from storage.objects.interface import ObjectStore, ObjectWriter
 
 VERSION_KEY = b"compactor.format_version"

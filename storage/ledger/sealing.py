@@ -20,8 +20,7 @@ from storage.ledger import key_index, names, rows
 from storage.ledger.chunk_table import belonging, chunk_records
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.rows_file import RowsWriter
-from storage.metadata.records import IndexLocation, LedgerRecord
-from storage.model import MessageId
+from storage.model import IndexLocation, LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
 
 

@@ -33,8 +33,9 @@ from storage.log.lost_ids import keep_lost_ids
 from storage.log.open_segment import roll_open_segment
 from storage.log.segment import ahead_of_time
 from storage.log.unnamed import behind
-from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
+from storage.metadata.records import AttemptKind, Lease, TopicRecord
 from storage.metadata.store import MetadataStore
+from storage.model import LedgerRecord
 from storage.objects.interface import ObjectStore
 from storage.store_identity import StoreIdentity
 

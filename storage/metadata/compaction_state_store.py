@@ -62,7 +62,7 @@ class ControlStore:
 
     # Looking
 
-    def compaction_state(self, topic_id: int) -> ControlRecord:
+    def control(self, topic_id: int) -> ControlRecord:
         """What is wanted of the topic's compaction."""
         with self._database.read() as connection:
             return compaction_state.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)

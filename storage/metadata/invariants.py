@@ -14,7 +14,6 @@ from storage.errors import Conflict, Fenced, InvalidInput
 from storage.metadata.records import (
     Attempt,
     CompactedLedgerRecord,
-    LedgerRecord,
     RunRecord,
     RunState,
     SegmentContent,
@@ -22,7 +21,7 @@ from storage.metadata.records import (
     SegmentState,
     TopicRecord,
 )
-from storage.model import Position
+from storage.model import LedgerRecord, Position
 
 RERUN = "nothing was published; trigger the compaction again if it is still wanted"
 REWRITE = "nothing was appended; start the append again"

@@ -14,9 +14,10 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 from storage.errors import Conflict
 from storage.metadata import attempts, leases, row_mapping, topics
 from storage.metadata.invariants import check_append
-from storage.metadata.records import Lease, LedgerRecord, SegmentState
+from storage.metadata.records import Lease, SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments, sequences
 from storage.metadata.tables import topics as topics_table
+from storage.model import LedgerRecord
 
 LEDGER_SEQUENCE = "ledger"
 """The row of `sequences`; the first migration makes it."""

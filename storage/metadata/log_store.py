@@ -20,13 +20,13 @@ from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.records import (
     Attempt,
     Lease,
-    LedgerRecord,
     SegmentContent,
     SegmentRecord,
     SegmentState,
     TopicRecord,
     TopicTail,
 )
+from storage.model import LedgerRecord
 
 
 class LogStore:

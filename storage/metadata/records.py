@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from storage.model import MessageId, Position, TopicName
+from storage.model import LedgerRecord, MessageId, Position, StoredObject, TopicName
 
 COMPACTION_CURSOR = "__compaction"
 """The cursor whose mark-delete position is the compaction horizon (Pulsar's name)."""
@@ -50,51 +50,6 @@ class TopicSummary:
     messages: int
     logical_bytes: int
     compacted_ledger_id: int | None
-
-
-@dataclass(frozen=True)
-class StoredObject:
-    """An object that a row refers to; `crc32c` covers all its bytes, of a rows object the footer (docs/format.md)."""
-
-    name: str
-    size: int
-    crc32c: int
-
-
-@dataclass(frozen=True)
-class IndexLocation:
-    """Where a ledger's key index lies inside an object that it may share, and its directory (docs/format.md)."""
-
-    name: str
-    offset: int
-    length: int
-    directory: bytes
-
-
-@dataclass(frozen=True)
-class LedgerRecord:
-    """A sealed ledger of raw messages."""
-
-    ledger_id: int
-    first_offset: int
-    last_offset: int
-    messages: int
-    entries: int
-    last_message_id: MessageId
-    logical_bytes: int
-    min_publish_time: int
-    max_publish_time: int
-    rows: StoredObject
-    footer_size: int
-    index: IndexLocation
-    attempt_id: str
-    created_at: int
-    deleted_at: int | None = None
-
-    @property
-    def newest(self) -> int:
-        """The largest publish time, as policies take it: no message was published after its ledger was made."""
-        return min(self.max_publish_time, self.created_at)
 
 
 class SegmentState(StrEnum):

@@ -15,18 +15,15 @@ from storage.metadata.records import (
     AttemptKind,
     CompactedLedgerRecord,
     CursorRecord,
-    IndexLocation,
-    LedgerRecord,
     Pin,
     RunRecord,
     RunState,
     SegmentContent,
     SegmentRecord,
     SegmentState,
-    StoredObject,
     TopicRecord,
 )
-from storage.model import MessageId, Position, TopicName
+from storage.model import IndexLocation, LedgerRecord, MessageId, Position, StoredObject, TopicName
 
 
 def message_id_values(prefix: str, message_id: MessageId | None) -> dict[str, int | None]:

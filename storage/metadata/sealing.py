@@ -23,7 +23,6 @@ from storage.metadata.records import (
     MAX_SEALING_TRIES,
     Attempt,
     AttemptKind,
-    LedgerRecord,
     SegmentRecord,
     SegmentState,
     TopicRecord,
@@ -32,6 +31,7 @@ from storage.metadata.tables import attempts as attempts_table
 from storage.metadata.tables import ledgers
 from storage.metadata.tables import segments as segments_table
 from storage.metadata.tables import topics as topics_table
+from storage.model import LedgerRecord
 from storage.owner import is_alive_here
 
 

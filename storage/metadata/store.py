@@ -50,7 +50,6 @@ from storage.metadata.records import (
     CursorRecord,
     GcSnapshot,
     Lease,
-    LedgerRecord,
     Pin,
     RunRecord,
     RunState,
@@ -62,7 +61,7 @@ from storage.metadata.service_store import ServiceStore
 from storage.metadata.stats_store import StatsStore
 from storage.metadata.store_binding import StoreBinding
 from storage.metadata.tenancy_store import TenancyStore
-from storage.model import Position, TopicName
+from storage.model import LedgerRecord, Position, TopicName
 
 
 class MetadataStore:

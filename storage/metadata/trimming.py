@@ -23,7 +23,6 @@ from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
     CursorRecord,
-    LedgerRecord,
     SegmentState,
     TopicRecord,
 )
@@ -32,6 +31,7 @@ from storage.metadata.segments import of_topic as segments_of
 from storage.metadata.tables import ledgers as ledgers_table
 from storage.metadata.tables import segments
 from storage.metadata.tables import topics as topics_table
+from storage.model import LedgerRecord
 
 
 def trim(

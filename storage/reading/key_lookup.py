@@ -41,8 +41,8 @@ from storage.ledger.key_index import MAX_RANGE_BITS, HashRange, read_records
 from storage.ledger.manifest import Manifest
 from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.log.segment_tables import Tail
-from storage.metadata.records import IndexLocation, LedgerRecord, SegmentRecord, TopicSnapshot
-from storage.model import Message
+from storage.metadata.records import SegmentRecord, TopicSnapshot
+from storage.model import IndexLocation, LedgerRecord, Message
 from storage.objects.interface import ObjectStore
 from storage.reading.retention_filter import Visible
 from storage.reading.snapshot_reader import SnapshotReader, naming_compacted, row_messages

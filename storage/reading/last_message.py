@@ -27,8 +27,8 @@ from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import Manifest
 from storage.ledger.rows_file import RowsObject, RowsReader
-from storage.metadata.records import CompactedLedgerRecord, LedgerRecord, SegmentRecord
-from storage.model import EARLIEST, MessageId
+from storage.metadata.records import CompactedLedgerRecord, SegmentRecord
+from storage.model import EARLIEST, LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
 from storage.reading.snapshot_reader import SnapshotReader, delivered, naming_compacted
 

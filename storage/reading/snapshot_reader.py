@@ -41,8 +41,8 @@ from storage.ledger.seek import (
     bound_of,
 )
 from storage.log.segment_tables import Tail
-from storage.metadata.records import CompactedLedgerRecord, LedgerRecord, SegmentRecord, TopicSnapshot
-from storage.model import Message, MessageId, Position
+from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
+from storage.model import LedgerRecord, Message, MessageId, Position
 from storage.objects.interface import ObjectStore
 from storage.reading.retention_filter import Visible
 

@@ -40,8 +40,7 @@ from storage.ledger.rows_file import RowsObject
 from storage.ledger.seek import AtOffset
 from storage.log.segment import SegmentFiles
 from storage.metadata.policy_store import topic_scope
-from storage.metadata.records import StoredObject
-from storage.model import Message
+from storage.model import Message, StoredObject
 from storage.objects.interface import StoreLocation
 from storage.reading.snapshot_reader import Limits, messages
 from storage.reading.topic_reader import TopicReader

@@ -38,8 +38,7 @@ from storage.ledger.names import ObjectKind
 from storage.ledger.rows_file import RowsObject, RowsWriter
 from storage.ledger.sealing import ledger_records
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
-from storage.metadata.records import IndexLocation, LedgerRecord, StoredObject
-from storage.model import MessageId, Position
+from storage.model import IndexLocation, LedgerRecord, MessageId, Position, StoredObject
 from storage.objects.interface import ObjectStore
 from tests.chunked import append, chunk, message, whole
 from tests.sealed import SEED, new_id, seal

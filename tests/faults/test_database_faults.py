@@ -21,14 +21,13 @@ from storage.metadata.records import (
     CompactedLedgerRecord,
     GcSnapshot,
     Lease,
-    LedgerRecord,
     RunRecord,
     RunState,
     TopicRecord,
     TopicSnapshot,
 )
 from storage.metadata.store import MetadataStore
-from storage.model import TopicName
+from storage.model import LedgerRecord, TopicName
 from tests.conformance.metadata.builders import TTL, append, claim, compacted, end_of, ledger, publish_all
 from tests.conformance.metadata.conftest import OpenStore
 from tests.servers.cut_link import Cut, PostgresLink, SqliteLink

@@ -18,9 +18,9 @@ import typer
 from api.cli.kit import exit_codes
 from api.cli.kit.durations import parse_duration
 from api.cli.kit.names import TOPIC_HELP
-from api.cli.kit.progress import progress_for
 from api.cli.kit.stderr import say
 from api.cli.local.import_command import parse_size
+from api.cli.local.progress import progress_for
 from api.cli.local.spark_engine import spark_engine
 from api.components import Components, open_for_writing
 from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavailable

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from api.components import Components
     from api.formats.encoding import TextEncoding
     from storage.log.segment_dump import ScannedFrame
-    from storage.metadata.records import LedgerRecord, SegmentRecord, TopicRecord
-    from storage.model import Message
+    from storage.metadata.records import SegmentRecord, TopicRecord
+    from storage.model import LedgerRecord, Message
     from storage.topic import Topic
 
 Line = dict[str, Any]
@@ -160,7 +160,7 @@ def _find(components: Components, ledger_id: int) -> tuple[TopicRecord, LedgerRe
 
 def _lines_of(components: Components, topic: TopicRecord, found: LedgerRecord | SegmentRecord) -> Iterator[Line]:
     from storage.log.segment import SegmentFiles
-    from storage.metadata.records import LedgerRecord
+    from storage.model import LedgerRecord
 
     if isinstance(found, LedgerRecord):
         return _ledger_lines(components, topic, found)

@@ -11,9 +11,9 @@ import typer
 
 from api.cli.kit import exit_codes
 from api.cli.kit.names import TOPIC_HELP
-from api.cli.kit.progress import progress_for
 from api.cli.kit.stderr import counted, number, say
 from api.cli.kit.terminal import plain, put
+from api.cli.local.progress import progress_for
 from api.cli.local.spark_engine import spark_engine
 from api.components import open_components
 from api.reports import verify_document

@@ -12,7 +12,7 @@ import compactor.spark
 import pytest
 
 from api.cli.kit.durations import parse_duration
-from api.cli.kit.progress import LiveLine
+from api.cli.local.progress import LiveLine
 from api.components import open_components
 from api.settings.settings import Settings
 from compactor.engines.engine import Failed

@@ -12,14 +12,11 @@ from sqlalchemy import event
 from storage.metadata.records import (
     AttemptKind,
     CompactedLedgerRecord,
-    IndexLocation,
-    LedgerRecord,
     RunRecord,
-    StoredObject,
     TopicRecord,
 )
 from storage.metadata.store import MetadataStore
-from storage.model import MessageId, Position
+from storage.model import IndexLocation, LedgerRecord, MessageId, Position, StoredObject
 
 TTL = 15_000
 BIG = 2**62

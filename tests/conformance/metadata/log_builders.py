@@ -13,14 +13,13 @@ from storage.failpoints import Step, observed
 from storage.metadata.records import (
     Attempt,
     Lease,
-    LedgerRecord,
     SegmentContent,
     SegmentRecord,
     SegmentState,
     TopicRecord,
 )
 from storage.metadata.store import MetadataStore
-from storage.model import MessageId
+from storage.model import LedgerRecord, MessageId
 from tests.conformance.metadata.builders import BIG, TTL, Sabotage, fail_at, ledger
 from tests.conformance.metadata.conftest import OpenStore
 from tests.servers.cut_link import PostgresLink, SqliteLink

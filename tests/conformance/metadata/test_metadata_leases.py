@@ -12,9 +12,9 @@ from storage.errors import Fenced, LeaseHeld, TopicNotFound
 from storage.metadata import leases
 from storage.metadata.compaction_state_records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.engine import POSTGRESQL
-from storage.metadata.records import AttemptKind, Lease, LedgerRecord, TopicRecord
+from storage.metadata.records import AttemptKind, Lease, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.model import TopicName
+from storage.model import LedgerRecord, TopicName
 from storage.owner import is_alive_here, owner_name
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, Sabotage, append, at_once, fail_at, ledger

@@ -16,7 +16,6 @@ from storage.metadata.records import (
     MAX_SEALING_TRIES,
     Attempt,
     AttemptKind,
-    LedgerRecord,
     SegmentContent,
     SegmentRecord,
     SegmentState,
@@ -25,7 +24,7 @@ from storage.metadata.records import (
 )
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import attempts as attempts_table
-from storage.model import MessageId, TopicName
+from storage.model import LedgerRecord, MessageId, TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, append, at_once, ledger
 from tests.conformance.metadata.conftest import OpenStore

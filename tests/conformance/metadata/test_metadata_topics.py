@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import URL, event
 
 from storage.errors import InvalidInput, TopicNotFound
-from storage.metadata.records import LedgerRecord, TopicRecord, TopicSummary
+from storage.metadata.records import TopicRecord, TopicSummary
 from storage.metadata.store import MetadataStore
-from storage.model import TopicName
+from storage.model import LedgerRecord, TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import append, at_once, claim, publish_all
 from tests.conformance.metadata.conftest import OpenStore

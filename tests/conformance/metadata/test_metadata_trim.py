@@ -10,12 +10,11 @@ from storage.failpoints import Step
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     CompactedLedgerRecord,
-    LedgerRecord,
     RunRecord,
     TopicRecord,
 )
 from storage.metadata.store import MetadataStore
-from storage.model import Position, TopicName
+from storage.model import LedgerRecord, Position, TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import (
     append,

@@ -18,8 +18,14 @@ from typing import Any
 
 from compactor import reference
 from compactor.run.plan import Policies
-from storage.metadata.records import CursorRecord, LedgerRecord, RunRecord, RunState, TopicRecord, TopicSnapshot
-from storage.model import EARLIEST, Message, MessageId
+from storage.metadata.records import (
+    CursorRecord,
+    RunRecord,
+    RunState,
+    TopicRecord,
+    TopicSnapshot,
+)
+from storage.model import EARLIEST, LedgerRecord, Message, MessageId
 from storage.reading.retention_filter import BOTH
 
 

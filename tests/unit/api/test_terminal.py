@@ -10,8 +10,8 @@ import pytest
 
 from api.cli.admin.following import _ProgressLine
 from api.cli.kit import stderr, tables
-from api.cli.kit.progress import LiveLine
 from api.cli.kit.terminal import data_stream, put, put_json
+from api.cli.local.progress import LiveLine
 
 HOSTILE = "a\x1b]0;x\x07b\x9b31mc\u202ed\u2066e\u200ff\x85g\u2028h\U000e0001i é漢"
 

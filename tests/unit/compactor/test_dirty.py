@@ -22,8 +22,8 @@ from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange, Records
 from storage.ledger.manifest import DeletedRows, Manifest, Part
 from storage.ledger.rows_file import RowsObject
-from storage.metadata.records import IndexLocation, LedgerRecord, RunRecord, RunState, StoredObject
-from storage.model import MessageId, Position
+from storage.metadata.records import RunRecord, RunState
+from storage.model import IndexLocation, LedgerRecord, MessageId, Position, StoredObject
 from storage.objects.interface import StoreLocation
 from storage.objects.throttled import Rates
 from tests.sealed import NOW, SEED, snapshot_of

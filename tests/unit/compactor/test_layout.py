@@ -29,7 +29,7 @@ from storage.ledger import rows
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.manifest import DeletedRows
 from storage.ledger.rows_file import RowsObject
-from storage.metadata.records import StoredObject
+from storage.model import StoredObject
 from storage.objects.interface import StoreLocation
 
 SPANS = st.tuples(st.integers(1, 50), st.integers(1, 2**32 - 1) | st.integers(1, 200), st.integers(1, 2**34))

@@ -28,7 +28,7 @@ from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, OFFSET_MASK, HashRange
 from storage.ledger.rows_file import RowsObject
 from storage.log.bulk_append import INPUT_SCHEMA
-from storage.metadata.records import LedgerRecord, StoredObject
+from storage.model import LedgerRecord, StoredObject
 from storage.objects.interface import ObjectStore
 from storage.reading.snapshot_reader import messages
 from tests.sealed import (

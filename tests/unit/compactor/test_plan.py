@@ -26,7 +26,7 @@ from compactor.run.plan import (
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.rows_file import RowsObject
-from storage.metadata.records import StoredObject
+from storage.model import StoredObject
 from storage.objects.interface import StoreLocation
 
 ROWS = RowsObject(StoredObject("rows", 1, 0), 1)

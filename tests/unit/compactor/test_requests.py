@@ -22,8 +22,8 @@ from storage.ledger.key_index import HashRange, Records
 from storage.ledger.manifest import Manifest, Part, read_manifest, write_manifest
 from storage.ledger.rows_file import RowsObject
 from storage.log.bulk_append import INPUT_SCHEMA
-from storage.metadata.records import AttemptKind, CompactedLedgerRecord, IndexLocation, LedgerRecord, StoredObject
-from storage.model import MessageId, Position
+from storage.metadata.records import AttemptKind, CompactedLedgerRecord
+from storage.model import IndexLocation, LedgerRecord, MessageId, Position, StoredObject
 from storage.topic import Topic
 from tests.counted import CountedStore
 from tests.workbench import Workbench

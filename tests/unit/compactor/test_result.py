@@ -18,8 +18,7 @@ from compactor.run.plan import (
 from compactor.run.result import Made, check_objects
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.log.bulk_append import INPUT_SCHEMA
-from storage.metadata.records import LedgerRecord
-from storage.model import MessageId
+from storage.model import LedgerRecord, MessageId
 from storage.objects.interface import ObjectStore
 from tests.sealed import NOW, carry_out, decide, live_rows, manifest_of, seal_history
 

@@ -25,7 +25,7 @@ from storage.ledger.deletion_bitmap import encode_deleted, read_all_deleted
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange
 from storage.ledger.rows_file import RowsObject, RowsReader
-from storage.metadata.records import IndexLocation
+from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 from tests.sealed import NOW, SEED, CollidingHasher, damaged_copy, new_id, seal
 

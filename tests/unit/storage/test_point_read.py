@@ -19,15 +19,8 @@ from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange
 from storage.ledger.manifest import DeletedRows, Manifest, Part, write_manifest
 from storage.ledger.rows_file import RowsObject
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
-from storage.metadata.records import (
-    CompactedLedgerRecord,
-    IndexLocation,
-    LedgerRecord,
-    StoredObject,
-    TopicRecord,
-    TopicSnapshot,
-)
-from storage.model import Message, MessageId, Position, TopicName
+from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
+from storage.model import IndexLocation, LedgerRecord, Message, MessageId, Position, StoredObject, TopicName
 from storage.objects.interface import ObjectStore
 from storage.objects.local import LocalStore
 from storage.reading.key_lookup import point_read

@@ -20,8 +20,7 @@ from storage.ledger.deletion_bitmap import (
 )
 from storage.ledger.manifest import DeletedRows, Part
 from storage.ledger.rows_file import RowsObject
-from storage.metadata.records import StoredObject
-from storage.model import MessageId, Position
+from storage.model import MessageId, Position, StoredObject
 from storage.objects.interface import ObjectStore
 from storage.objects.local import LocalStore
 from tests.sealed import damaged_copy, new_id

@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import key_index
 from storage.ledger.key_index import U64, HashRange, IndexDirectory, Records
-from storage.metadata.records import IndexLocation
+from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 from tests.sealed import damaged_copy, new_id
 

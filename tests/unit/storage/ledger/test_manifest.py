@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from storage.errors import ObjectDamaged, ObjectExists, ObjectMissing
 from storage.ledger.manifest import DeletedRows, Manifest, Part, read_manifest, write_manifest
 from storage.ledger.rows_file import RowsObject
-from storage.metadata.records import IndexLocation, StoredObject
-from storage.model import MessageId, Position
+from storage.model import IndexLocation, MessageId, Position, StoredObject
 from storage.objects.interface import ObjectStore
 from tests.sealed import damaged_copy, new_id
 

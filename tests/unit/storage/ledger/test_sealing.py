@@ -14,7 +14,7 @@ from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.names import ObjectKind
 from storage.ledger.rows_file import RowsObject, RowsReader
-from storage.metadata.records import IndexLocation
+from storage.model import IndexLocation
 from storage.objects.interface import ObjectStore
 from tests.sealed import NOW, SEED, CollidingHasher, seal
 from tests.strategies import rows_tables
