@@ -1,8 +1,9 @@
 """Worked examples of Kafka's log and its cleaner, on this project's: they must come out the same, to the offset.
 
-The page (../shared/docs/worked-examples.md) has twelve; 7 to 10 are in tests/unit/compactor/test_retention.py. Messages
-are produced through the log, one entry each, so that a topic's offsets are those of the page. Offsets of which an
-example says nothing hold messages without a key, which no compaction keeps.
+The page (../shared/docs/worked-examples.md) has twelve; 7 to 10 are in
+tests/unit/compactor/maintenance/test_retention.py. Messages are produced through the log, one entry each, so that a
+topic's offsets are those of the page. Offsets of which an example says nothing hold messages without a key, which no
+compaction keeps.
 """
 
 from __future__ import annotations

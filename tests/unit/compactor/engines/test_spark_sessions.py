@@ -11,7 +11,7 @@ from compactor.engines.driver import Look, Patience, Watched
 from compactor.engines.spark import SparkSettings
 from compactor.engines.spark_sessions import SparkEngines
 from storage.errors import Unavailable
-from tests.unit.compactor.test_driver import ALONE, FINE, FakeDriver, StoppedDriver, Time
+from tests.unit.compactor.engines.test_driver import ALONE, FINE, FakeDriver, StoppedDriver, Time
 
 
 class Sessions:

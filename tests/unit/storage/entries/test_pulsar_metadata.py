@@ -13,7 +13,7 @@ from storage.entries import pulsar_metadata_pb2
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 
 REPOSITORY = Path(__file__).parents[4]
-PROTO = "storage/log/pulsar_metadata.proto"
+PROTO = "storage/entries/pulsar_metadata.proto"
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def made_anew(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("protoc")
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{REPOSITORY}", f"--python_out={folder}"]
     subprocess.run([*command, f"--pyi_out={folder}", PROTO], check=True, cwd=REPOSITORY)
-    return folder / "storage" / "log"
+    return folder / "storage" / "entries"
 
 
 def test_the_module_is_made_of_the_file(made_anew: Path) -> None:
@@ -32,7 +32,7 @@ def test_the_module_is_made_of_the_file(made_anew: Path) -> None:
 
 
 def test_the_stub_is_made_of_the_file(made_anew: Path) -> None:
-    committed = (REPOSITORY / "storage" / "log" / "pulsar_metadata_pb2.pyi").read_text()
+    committed = (REPOSITORY / "storage" / "entries" / "pulsar_metadata_pb2.pyi").read_text()
     assert without_format(committed) == without_format((made_anew / "pulsar_metadata_pb2.pyi").read_text())
 
 

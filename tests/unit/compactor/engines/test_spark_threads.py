@@ -15,7 +15,7 @@ from compactor.engines.jvm import Jvm
 from compactor.engines.spark import SparkEngine, SparkSettings
 from compactor.engines.spark_sessions import SparkEngines
 from storage.errors import Fenced, Misconfigured, Unavailable
-from tests.unit.compactor.test_spark import until
+from tests.unit.compactor.engines.test_spark import until
 
 
 def test_a_cancel_ends_the_jobs_of_one_engine_alone(spark_engine: Engine, tmp_path: Path) -> None:
