@@ -19,7 +19,7 @@ from api.admin.subscriptions import backlog, cursor_moves, subscriptions
 from api.admin.tenancy import namespaces, permissions, tenants
 from api.admin.topics import internal_stats, leases, lookup, non_persistent, partitioned, stats, topics
 from api.http import openapi, partition_fan_out, problems
-from api.http.access import Access, Authentication
+from api.http.access import Authentication
 from api.http.audit import Audit
 from api.http.limits import Limits
 from api.http.paths import EncodedSlashes
@@ -80,7 +80,7 @@ def make_app(service: Service) -> FastAPI:
     app.state.pools = service.pools
     app.state.routers = ROUTERS
     components = service.components
-    app.state.access = Access.of(service.settings, components.metadata.tenancy, components.clock)
+    app.state.access = service.access
     problems.install(app)
     partition_fan_out.install(app)
     openapi.install(app)

@@ -17,6 +17,7 @@ from fastapi import Depends, Request
 from api.background.maintenance_loop import Upkeep
 from api.background.scheduling import control_loop
 from api.components import Components, open_for_writing
+from api.http.access import Access
 from api.http.long_polls import LongPolls
 from api.http.owner_proxy import Forwarding
 from api.http.run_single_flight import RunLooks
@@ -51,6 +52,7 @@ class Service:
     forwarding: Forwarding
     looks: RunLooks
     metrics: Metrics
+    access: Access
     control: ControlLoop
     maintenance: Upkeep
     pools: Pools
@@ -72,6 +74,7 @@ def running(settings: Settings) -> Iterator[Service]:
         components = replace(components, log=replace(components.log, wake_sealer=lambda: maintenance.wake()))
         with suppress(Unavailable):  # then it is done before this process gives out an id
             keep_lost_ids(components.metadata, components.log)
+        access = Access.of(settings, components.metadata.tenancy, components.clock)  # before it leads: a key may be bad
         control = control_loop(settings, components)
         maintenance = parts.enter_context(Upkeep(settings, components, lambda: control.leads))
         watch = parts.enter_context(LogWatch(components.metadata))
@@ -124,6 +127,7 @@ def running(settings: Settings) -> Iterator[Service]:
             forwarding,
             looks,
             metrics,
+            access,
             control,
             maintenance,
             pools,

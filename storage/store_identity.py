@@ -21,6 +21,7 @@ May go wrong: OtherStore, ObjectDamaged, and any error of store and database.
 
 from __future__ import annotations
 
+import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -122,7 +123,8 @@ class StoreIdentity:
             )
         ours = self.metadata.store_binding.begin(before.url)
         if before.theirs is None:
-            self._put(ours.uid)
+            # A uid of its own: the store that this one was copied from is another one from now on.
+            self._put(secrets.token_hex(_UID_BYTES // 2) if ours.confirmed else ours.uid)
         self.metadata.store_binding.bind(self._uid() or ours.uid, before.url)
         return before
 

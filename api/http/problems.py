@@ -181,8 +181,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 def shown_errors(error: RequestValidationError | ValidationError) -> str:
     """The first errors of a body or a query, each with its place."""
-    shown = (f"{'.'.join(str(part)[:_SHOWN] for part in one['loc'])}: {one['msg']}" for one in error.errors()[:_ERRORS])
-    return "; ".join(shown)
+    shown = ((".".join(str(part)[:_SHOWN] for part in one["loc"]), one["msg"]) for one in error.errors()[:_ERRORS])
+    return "; ".join(f"{place}: {what}" if place else what for place, what in shown)
 
 
 async def _gone(_: Request, error: Exception) -> Response:

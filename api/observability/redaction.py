@@ -43,7 +43,7 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
         lambda found: HIDDEN if found[1] else found[0],
     ),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{4,}"), rf"\1 {HIDDEN}"),
-    (re.compile(r"\bdata:[\w/;=.-]*,[^\s'\"]+"), f"data:{HIDDEN}"),
+    (re.compile(r"\bdata:[\w/;=.-]*,(?!…)[^\s'\"]+"), f"data:{HIDDEN}"),
     (re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,}\b"), HIDDEN),
     # An AWS secret key stands by itself: 40 characters of Base64, of all kinds. No hash or number in hex has them.
     (

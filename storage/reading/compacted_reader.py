@@ -161,6 +161,7 @@ class PinnedRead:
                     self._next = self._first_bound(pinned.snapshot)
                 if self._next is None:
                     continue
+                self._pass_what_was_trimmed_before(compacted)
                 is_read = compacted is None or self._next.is_behind(compacted.horizon)
                 if (is_read or self._is_another(compacted)) and self._raw_lasts(pinned.snapshot):
                     return pinned.snapshot
@@ -235,6 +236,14 @@ class PinnedRead:
             "are past the topic's retention or below its start",
             _REMEDY,
         )
+
+    def _pass_what_was_trimmed_before(self, compacted: CompactedLedgerRecord | None) -> None:
+        """A page may end at the last message of its compacted ledger: what comes next is behind all that is known."""
+        if compacted is None or self._known_to is None or self._is_another(compacted):
+            return
+        assert self._next is not None
+        if self._next.is_behind(compacted.horizon):
+            self._next = FromOffset(max(_offset_of(self._next), self._known_to + 1))
 
     def _raw_lasts(self, snapshot: TopicSnapshot) -> bool:
         """Whether raw has all that comes next, or what it has is good enough: nothing was delivered yet."""

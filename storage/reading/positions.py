@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from storage.topic import Topic
 
 PLACES = "earliest|latest|MESSAGE_ID|OFFSET"
+STARTS = "earliest, latest, an offset, @ and a time, or a message id as ledger:entry"
 
 
 def parse_start(text: str) -> Start:
@@ -31,7 +32,10 @@ def parse_start(text: str) -> Start:
         return AtOffset(int(text))
     if text.startswith("@"):
         return AtTime(parse_time(text[1:]))
-    return {"earliest": EARLIEST, "latest": LATEST}.get(text) or MessageId.parse(text)
+    named = {"earliest": EARLIEST, "latest": LATEST}.get(text)
+    if named is None and ":" not in text:
+        raise InvalidMessageId(f"{text!r} is not a start of a read", f"use {STARTS}")
+    return named or MessageId.parse(text)
 
 
 def parse_time(text: str) -> int:

@@ -79,6 +79,8 @@ def trim(
     verb = "go" if execute else "would go, with --execute"
     admin.done(f"{counted(len(ledgers), 'ledger')} of {topic} {verb}")
     for report in reports:
+        begin = "begin" if execute else "would begin"
+        admin.done(f"messages of {report['topic']} {begin} at offset {report['start_offset']}")
         if report["held"]:
             kept = counted(len(report["held"]["ledgers"]), "ledger")
             admin.done(f"{kept} of {report['topic']} stay for the cursor {report['held']['cursor']}")

@@ -49,7 +49,9 @@ def adopt_store(
         from storage.store_identity import StoreIdentity
 
         identity = StoreIdentity(components.metadata, components.store)
-        found = identity.adopt(force=force) if yes else identity.adoption()
+        if yes:
+            identity.adopt(force=force)
+        found = identity.adoption()
         database = components.metadata.url
     put(f"{found.url}: {'no uid' if found.theirs is None else f'uid {found.theirs}'}")
     put(f"{database}: {'no store' if found.ours is None else f'the store with the uid {found.ours}'}")

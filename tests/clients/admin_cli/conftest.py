@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-import api.admin_cli.main
 import httpx
 import pytest
 
+import api.cli.admin.main
 from api.cli.admin import connection
 from api.cli.admin.target import CONFIG_VARIABLE, VARIABLES, Target
 from tests.program import Program, in_this_process
@@ -54,7 +54,7 @@ def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Admin:
     """The program, with whatever service its options name."""
 
-    return in_this_process("compactor-admin", api.admin_cli.main.main, tmp_path, monkeypatch)
+    return in_this_process("compactor-admin", api.cli.admin.main.main, tmp_path, monkeypatch)
 
 
 @pytest.fixture

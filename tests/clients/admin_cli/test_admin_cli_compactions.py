@@ -213,7 +213,9 @@ def test_verify_trim_and_garbage_say_first_and_do_when_told(admin: Admin, compac
     assert report["total"] == 0
     planned = admin("topics", "trim", compacted, "--before", "1", "--force", "--output", "json").json
     assert planned[0]["dry_run"] is True
-    assert "would go" in admin("topics", "trim", compacted).done().stderr
+    told = admin("topics", "trim", compacted, "--before", "1", "--force").done().stderr
+    assert "would go" in told
+    assert f"{compacted} would begin at offset 1" in told
     done = admin("topics", "trim", compacted, "--execute", "--output", "json").json
     assert done[0]["topic"].endswith(compacted)
     assert admin("gc", "--topic", compacted, "--grace", "10m", "--output", "json").json["dry_run"] is True

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import compactor.spark
 import pytest
 
 import api.cli.main
+import compactor.engines.spark
 from compactor.engines.engine import InProcess
 from tests.program import Program, in_this_process
 from tests.servers.fixtures_s3 import moto_server
@@ -53,8 +53,8 @@ class InsteadOfSpark(InProcess):
 @pytest.fixture
 def in_process_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """`compact-topic` without Spark."""
-    monkeypatch.setattr(compactor.spark, "open_session", lambda settings, say: object())
-    monkeypatch.setattr(compactor.spark, "SparkEngine", lambda session: InsteadOfSpark())
+    monkeypatch.setattr(compactor.engines.spark, "open_session", lambda settings, say: object())
+    monkeypatch.setattr(compactor.engines.spark, "SparkEngine", lambda session: InsteadOfSpark())
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import compactor.spark
 import pytest
 
+import compactor.engines.spark
 from api.cli.kit.durations import parse_duration
 from api.cli.local.progress import LiveLine
 from api.components import open_components
@@ -47,7 +47,7 @@ class Recording(InsteadOfSpark):
 @pytest.fixture
 def engine(in_process_engine: None, monkeypatch: pytest.MonkeyPatch) -> Recording:
     engine = Recording()
-    monkeypatch.setattr(compactor.spark, "SparkEngine", lambda session: engine)
+    monkeypatch.setattr(compactor.engines.spark, "SparkEngine", lambda session: engine)
     return engine
 
 
@@ -56,7 +56,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: object) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(compactor.spark, "open_session", started)
+    monkeypatch.setattr(compactor.engines.spark, "open_session", started)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_nothing_new_anywhere_is_known_without_spark(
     compactor_command: Compactor, topics: tuple[str, ...], engine: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compactor_command("compact-topic", "--all").done()
-    monkeypatch.delattr(compactor.spark, "open_session")
+    monkeypatch.delattr(compactor.engines.spark, "open_session")
     done = compactor_command("compact-topic", "--all").done()
     assert done.stdout.count("Nothing to compact") == 3
     dry = compactor_command("compact-topic", "--all", "--dry-run").done()

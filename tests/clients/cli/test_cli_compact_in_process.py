@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import compactor.spark
 import pytest
 
+import compactor.engines.spark
 from api.components import open_components
 from api.settings.settings import Settings
 from storage.model import TopicName
@@ -17,7 +17,7 @@ COMPLETE = "Compaction of topic persistent://public/default/t complete. "
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting that a service may have, too; nothing asks for Spark."""
     monkeypatch.setenv("COMPACTOR_SPARK_MASTER", "in-process")
-    monkeypatch.setattr(compactor.spark, "open_session", None)
+    monkeypatch.setattr(compactor.engines.spark, "open_session", None)
 
 
 def paused(times: int) -> None:

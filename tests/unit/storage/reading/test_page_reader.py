@@ -64,6 +64,18 @@ def test_a_chunked_message_is_whole_wherever_pages_end(bench: Workbench, size: i
     assert all_messages(topic, True, size) == list(topic.messages(read_compacted=True))
 
 
+@pytest.mark.parametrize("size", [1, 4, 10, 40, 41, 100])
+def test_a_read_that_begins_behind_a_forced_trim_ends_wherever_pages_do(bench: Workbench, size: int) -> None:
+    """What was trimmed behind the horizon before it began is no gap of it, also where a page ends at the horizon."""
+    topic = bench.topic()
+    bench.append(topic, [content(*[(b"%d" % number, b"x") for number in range(40)])])
+    bench.compact(topic)
+    bench.append(topic, [content(*[(b"later", b"%d" % number) for number in range(6)])])
+    Retention(bench.metadata, bench.store, bench.clock, bench.log).trim(topic.record, 44, force=True)
+    found = all_messages(topic, True, size)
+    assert [one.offset for one in found] == [*range(40), 44, 45]
+
+
 def test_bytes_of_a_page(bench: Workbench) -> None:
     topic = bench.topic()
     append(bench, topic, spread())
