@@ -9,13 +9,13 @@ import base64
 import re
 from typing import TYPE_CHECKING, Any
 
-from api.observability.redaction import masked, shown
+from api.observability.redaction import redacted, shown
 from storage.errors import full_part, public_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from compactor.maintenance.retention import Gone, Trimmed
+    from compactor.maintenance.retention import TrimCandidate, Trimmed
     from compactor.verify.findings import Difference
     from compactor.verify.report import Report
     from storage.metadata.records import RunRecord
@@ -63,7 +63,7 @@ def shown_error(text: object, *, in_full: bool = True) -> str | None:
     """What a document says of an error that was recorded, without secrets; None: there was none."""
     if not text:
         return None
-    return masked(full_part(str(text))) if in_full else shown(without_places(public_part(str(text))))
+    return redacted(full_part(str(text))) if in_full else shown(without_places(public_part(str(text))))
 
 
 def without_places(text: str) -> str:
@@ -78,7 +78,7 @@ def verify_document(report: Report, *, in_full: bool = True) -> dict[str, Any]:
         "compacted_ledger": report.compacted_ledger,
         "generation": report.generation,
         "checked": {noun.replace(" ", "_"): count for noun, count in report.checked.items()},
-        "unchecked": [masked(one) for one in report.unchecked],
+        "unchecked": [redacted(one) for one in report.unchecked],
         "differences": [_difference(one, in_full) for one in report.differences],
         "counts": {str(kind): count for kind, count in sorted(report.counts.items())},
         "total": report.total,
@@ -120,7 +120,7 @@ def trim_document(trimmed: Trimmed, *, in_full: bool = True) -> dict[str, Any]:
     }
 
 
-def trimmed_ledger(gone: Gone) -> dict[str, Any]:
+def trimmed_ledger(gone: TrimCandidate) -> dict[str, Any]:
     piece = gone.piece
     return {
         "ledger": piece.ledger_id,

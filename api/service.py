@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends, Request
 
-from api.background.maintenance_loop import Upkeep
+from api.background.maintenance_loop import MaintenanceLoop
 from api.background.scheduling import control_loop
 from api.components import Components, open_for_writing
 from api.http.access import Access
 from api.http.long_polls import LongPolls
-from api.http.owner_proxy import Forwarding
-from api.http.run_single_flight import RunLooks
-from api.http.single_flight import Shared
+from api.http.owner_proxy import OwnerProxy
+from api.http.run_single_flight import RunSingleFlight
+from api.http.single_flight import SingleFlight
 from api.http.thread_pools import Pools, WaitsFor
 from api.messaging.producers import Producers
 from api.observability.metrics import Appended, Metrics, Sources
 from api.settings.settings import Settings
 from compactor.scheduling.control_loop import ControlLoop
 from storage.errors import Unavailable
-from storage.log.lease_renewer import LogWatch
+from storage.log.lease_renewer import LeaseRenewer
 from storage.log.lost_ids import keep_lost_ids
 from storage.objects.interface import ObjectStore
 
@@ -49,16 +49,16 @@ class Service:
     patient_store: ObjectStore
     """For long work."""
     producers: Producers
-    forwarding: Forwarding
-    looks: RunLooks
+    forwarding: OwnerProxy
+    looks: RunSingleFlight
     metrics: Metrics
     access: Access
     control: ControlLoop
-    maintenance: Upkeep
+    maintenance: MaintenanceLoop
     pools: Pools
     polls: LongPolls
-    readiness: Shared[Mapping[str, Check]]
-    scrapes: Shared[bytes]
+    readiness: SingleFlight[Mapping[str, Check]]
+    scrapes: SingleFlight[bytes]
     """What is told without a token is made for all who ask at once."""
     verifying: threading.Lock = field(default_factory=threading.Lock)
     """Held while a topic is verified: it reads all of it, so one at a time."""
@@ -76,14 +76,14 @@ def running(settings: Settings) -> Iterator[Service]:
             keep_lost_ids(components.metadata, components.log)
         access = Access.of(settings, components.metadata.tenancy, components.clock)  # before it leads: a key may be bad
         control = control_loop(settings, components)
-        maintenance = parts.enter_context(Upkeep(settings, components, lambda: control.leads))
-        watch = parts.enter_context(LogWatch(components.metadata))
+        maintenance = parts.enter_context(MaintenanceLoop(settings, components, lambda: control.leads))
+        watch = parts.enter_context(LeaseRenewer(components.metadata))
         producers = Producers(
             components.clock, settings.producers_max, settings.producers_idle_ms, maintenance.wake, watch
         )
         parts.callback(producers.drain)
         producers.start()
-        forwarding = Forwarding(
+        forwarding = OwnerProxy(
             components.metadata,
             components.clock,
             components.log,
@@ -96,7 +96,7 @@ def running(settings: Settings) -> Iterator[Service]:
             parts.callback(quick.close)
         pools = Pools.of(settings, components.clock)
         parts.callback(pools.close)
-        looks = RunLooks(components.metadata, components.clock, pools[WaitsFor.DATABASE])
+        looks = RunSingleFlight(components.metadata, components.clock, pools[WaitsFor.DATABASE])
         sources = Sources(
             leads=lambda: control.leads,
             last_check=lambda: control.last_check,
@@ -132,8 +132,8 @@ def running(settings: Settings) -> Iterator[Service]:
             maintenance,
             pools,
             polls,
-            readiness=Shared(pools[WaitsFor.STORE]),
-            scrapes=Shared(pools[WaitsFor.DATABASE]),
+            readiness=SingleFlight(pools[WaitsFor.STORE]),
+            scrapes=SingleFlight(pools[WaitsFor.DATABASE]),
         )
 
 

@@ -48,7 +48,7 @@ from compactor.run.resolve import (
 from storage.checksums import crc32c
 from storage.clock import SystemClock
 from storage.errors import ObjectDamaged
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.ledger import key_index, names
 from storage.ledger.deletion_bitmap import read_all_deleted
 from storage.ledger.key_index import OFFSET_MASK, U64, HashRange, Records
@@ -88,7 +88,7 @@ def _compact_range(store: ObjectStore, plan: RunPlan, number: int) -> RangeResul
     if chunks is not None:
         dirty = without_gone(dirty, chunks.gone())
     levels = _read_levels(store, plan, wanted, dirty, chunks)
-    reached(Step.PHASE_ONE_INDEX_READ)
+    failpoint(Failpoint.PHASE_ONE_INDEX_READ)
     resolved = resolve(dirty, levels, plan.merged, Rules(plan.policies, plan.now, plan.cursor_floor))
 
     decided = chunks.decide(resolved) if chunks is not None else Decided()
@@ -248,7 +248,7 @@ def _write_row_sets(
         start += len(block)
     if blocks:
         store.put(name, b"".join(blocks))
-        reached(Step.PHASE_ONE_ROW_SETS_WRITTEN)
+        failpoint(Failpoint.PHASE_ONE_ROW_SETS_WRITTEN)
     return name, tuple(row_sets), start
 
 
@@ -260,7 +260,7 @@ def _write_index(
     data, directory = key_index.encode_index(level, wanted, unkeyed)
     name = names.compacted_index(plan.topic_uid, plan.attempt_id, number)
     store.put(name, data)
-    reached(Step.PHASE_ONE_INDEX_WRITTEN)
+    failpoint(Failpoint.PHASE_ONE_INDEX_WRITTEN)
     return IndexLocation(name, 0, len(data), directory.encode())
 
 

@@ -38,7 +38,7 @@ from compactor.run.plan import (
 )
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names, rows
 from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted
 from storage.ledger.key_index import TOMBSTONE
@@ -68,7 +68,7 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartPlan) -> PartResult
     if first is None:  # nothing of a slice that was cut inside a source: no object of no rows
         return PartResult(task.number, statistics=seen.statistics)
     with RowsWriter(store, names.part(plan.topic_uid, plan.attempt_id, task.number)) as writer:
-        reached(Step.PHASE_TWO_PART_BEGUN)
+        failpoint(Failpoint.PHASE_TWO_PART_BEGUN)
         for source, table in chain([first], tables):
             keyed = keyed_rows(table).to_numpy()
             tombstone = keyed & (flagged_offsets(table) & TOMBSTONE != 0)
@@ -76,7 +76,7 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartPlan) -> PartResult
             sizes = rows.logical_sizes(table)
             seen.add(source, table, sizes, keyed & ~tombstone)
             writer.write(table, sizes)
-    reached(Step.PHASE_TWO_PART_WRITTEN)
+    failpoint(Failpoint.PHASE_TWO_PART_WRITTEN)
     assert writer.result is not None
     return PartResult(task.number, seen.part(writer.result), seen.kept, seen.statistics)
 
@@ -195,7 +195,7 @@ def _write_bitmaps(store: ObjectStore, plan: RunPlan, task: BitmapPlan) -> Bitma
     name = names.bitmaps(plan.topic_uid, plan.attempt_id, task.number)
     data, places = encode_deleted(name, bitmaps)
     store.put(name, data)
-    reached(Step.PHASE_TWO_BITMAPS_WRITTEN)
+    failpoint(Failpoint.PHASE_TWO_BITMAPS_WRITTEN)
     last = _last_alive(store, plan, plan.sources[sources[-1]], bitmaps[-1]) if task.find_last else None
     return BitmapResult(task.number, dict(zip(sources, places, strict=True)), kept, last)
 

@@ -48,20 +48,20 @@ from compactor.run.plan import (
     Policies,
     RangeResult,
     Sizing,
+    expected_totals,
     located,
-    promised,
 )
 from compactor.run.result import Decision, Made, check_objects
 from storage.clock import Clock
 from storage.errors import CompactorError, Conflict, DataLoss, Fenced, recorded
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import Manifest, read_manifest, write_manifest
 from storage.log.directory import LogDirectory
 from storage.log.lease import afterwards
-from storage.log.log_manager import LogKeeper
+from storage.log.log_manager import LogManager
 from storage.log.lost_ids import keep_lost_ids
 from storage.metadata.compaction_state_records import Retry
 from storage.metadata.records import (
@@ -140,7 +140,7 @@ class TwoPhaseCompactor:
         return batch.run(topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job)
 
     def dry_run(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> dict[str, object]:  # noqa: B008
-        """What a run would keep, drop and write (result.Decision.forecast).
+        """What a run would keep, drop and write (result.Decision.estimate).
 
         Phase one runs, and what it wrote is deleted again. It claims nothing, so it may run beside a compaction; an
         attempt of its own keeps its objects meanwhile.
@@ -155,7 +155,7 @@ class TwoPhaseCompactor:
                 afterwards(lambda: None if pin is None else self.metadata.release_pin(pin)),
                 Heartbeat(lambda: self._stay(attempt, pin), HEARTBEAT_MS / 5000, self.engine.cancel),
             ):
-                return self._foretell(snapshot, attempt, _policies_of(snapshot.topic, policies))
+                return self._estimate(snapshot, attempt, _policies_of(snapshot.topic, policies))
 
     def _stay(self, attempt: Attempt, pin: Pin | None) -> None:
         """A dry run's heartbeat: neither what it writes nor what it reads is collected meanwhile."""
@@ -163,7 +163,7 @@ class TwoPhaseCompactor:
         if pin is not None:
             self.metadata.renew_pin(pin, HEARTBEAT_MS)
 
-    def _foretell(self, snapshot: TopicSnapshot, attempt: Attempt, policies: Policies) -> dict[str, object]:
+    def _estimate(self, snapshot: TopicSnapshot, attempt: Attempt, policies: Policies) -> dict[str, object]:
         now = self.clock.now_ms()
         if run_input.end_position(snapshot, policies, now) is None:
             return {"messages_in": 0, "messages_before": 0, "messages_out": 0, "messages_dropped": 0}
@@ -177,7 +177,7 @@ class TwoPhaseCompactor:
                     work = steps.send(answers(done))
         except StopIteration as stop:
             decision: Decision = stop.value
-            return decision.forecast()
+            return decision.estimate()
         finally:
             self.progress.end()
 
@@ -200,7 +200,7 @@ class TwoPhaseCompactor:
             return None
         token = None if self.leader is None else self.leader()
         run = self.metadata.claim_run(topic.id, owner_name(), asdict(policies), self.heartbeat_ms, leader=token)
-        reached(Step.RUN_CLAIMED)
+        failpoint(Failpoint.RUN_CLAIMED)
         self.on_claimed(run)
         return Job(name, run, self._run(run, policies, tail_left))
 
@@ -212,8 +212,8 @@ class TwoPhaseCompactor:
         if self.log is None:
             return None
         keep_lost_ids(self.metadata, self.log)
-        keeper = LogKeeper(self.metadata, self.store, self.clock, self.log, owner_name())
-        left = keeper.settle_what_can_be(topic)
+        keeper = LogManager(self.metadata, self.store, self.clock, self.log, owner_name())
+        left = keeper.roll_and_seal_what_can_be(topic)
         if left is not None:
             snapshot = self.metadata.snapshot(topic.id)
             if not run_input.dirty_ledgers(snapshot, Policies(), self.clock.now_ms()):
@@ -227,7 +227,7 @@ class TwoPhaseCompactor:
         if snapshot.topic.epoch != run.epoch:
             raise Fenced(f"run {run.run_id} of {snapshot.topic.name} was overtaken", "look at the newer run")
         horizon = run_input.end_position(snapshot, policies, run.started_at)
-        reached(Step.RUN_SNAPSHOT_TAKEN)
+        failpoint(Failpoint.RUN_SNAPSHOT_TAKEN)
         if horizon is None:
             return self.metadata.finish_run(run, {"messages_in": 0, "messages_out": 0})
         run = self.metadata.update_run(run, phase="phase one", horizon=horizon, statistics=said)
@@ -245,7 +245,7 @@ class TwoPhaseCompactor:
             horizon,
         )
         check_objects(self.store, manifest)
-        reached(Step.RUN_VERIFIED)
+        failpoint(Failpoint.RUN_VERIFIED)
         timer.lap("verify")
 
         run = self._publish(snapshot, run, made, manifest, timer, self._retry(run, tail_left))
@@ -303,20 +303,20 @@ class TwoPhaseCompactor:
             scanned = yield Work("scan", Divided(partial(run_scan, plan), scans), sizes, len(scans))
             plan = run_input.with_scans(plan, scanned, reindexed=reindexed)
         plan = run_input.sized(plan, previous, self._sizing, reindexed=reindexed)
-        reached(Step.RUN_SCAN_DONE)
+        failpoint(Failpoint.RUN_SCAN_DONE)
         timer.lap("scan")
 
         messages_in = sum(source.messages for source in plan.sources[plan.old_parts :])
         ranges: list[RangeResult] = yield Work(
             "phase one", partial(run_range, plan), run_input.range_costs(plan), messages_in
         )
-        reached(Step.PHASE_ONE_DONE)
+        failpoint(Failpoint.PHASE_ONE_DONE)
         timer.lap("phase_one")
 
         found = located(ranges)
-        left = promised(plan, found)
+        left = expected_totals(plan, found)
         layout = lay_out(plan, found, left, self._sizing)
-        reached(Step.RUN_LAYOUT_DECIDED)
+        failpoint(Failpoint.RUN_LAYOUT_DECIDED)
         return Decision(plan, previous, scanned, ranges, left, layout)
 
     def _carry_out(self, decision: Decision) -> Generator[Work, list[Any], Made]:
@@ -327,7 +327,7 @@ class TwoPhaseCompactor:
             survivors = sum(totals.count for totals in decision.left.values())
             task = Divided(partial(run_task, plan), layout.tasks)
             results = yield Work("phase two", task, layout.costs(plan), survivors)
-        reached(Step.PHASE_TWO_DONE)
+        failpoint(Failpoint.PHASE_TWO_DONE)
         return Made(
             decision,
             [result for result in results if isinstance(result, PartResult)],
@@ -362,9 +362,9 @@ class TwoPhaseCompactor:
     ) -> RunRecord:
         before = snapshot.compacted
         name = names.manifest(manifest.topic_uid, manifest.ledger_id, run.attempt_id)
-        reached(Step.MANIFEST_BEFORE_PUT)
+        failpoint(Failpoint.MANIFEST_BEFORE_PUT)
         stored = write_manifest(self.store, name, manifest)
-        reached(Step.MANIFEST_PUT)
+        failpoint(Failpoint.MANIFEST_PUT)
         compacted = CompactedLedgerRecord(
             ledger_id=manifest.ledger_id,
             generation=manifest.generation,
@@ -388,7 +388,7 @@ class TwoPhaseCompactor:
                     self.store.delete(result.name)
                 except CompactorError:
                     return  # published is published: garbage collection finds what is left
-        reached(Step.RUN_ROW_SETS_CLEANED)
+        failpoint(Failpoint.RUN_ROW_SETS_CLEANED)
 
 
 def _policies_of(topic: TopicRecord, policies: Policies | PoliciesOf) -> Policies:

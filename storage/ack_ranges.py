@@ -22,8 +22,8 @@ import numpy as np
 from pyroaring import BitMap
 
 STRETCH_BITS = 19
-STRETCH = 1 << STRETCH_BITS
-MAX_STRETCH_BYTES = (STRETCH >> 3) + 128
+RANGE_OFFSETS = 1 << STRETCH_BITS
+MAX_STRETCH_BYTES = (RANGE_OFFSETS >> 3) + 128
 """What a serialized bitmap of a stretch takes at most: its bits, and Roaring's own few bytes a container."""
 STRETCH_OVERHEAD = 512
 """About what the objects around a small bitmap take in memory."""
@@ -48,7 +48,7 @@ def decode(stored: bytes) -> BitMap:
     if not stored:
         raise ValueError("there is nothing")  # pyroaring would look at its first byte
     bitmap = BitMap.deserialize(stored)
-    if bitmap and bitmap.max() >= STRETCH:
+    if bitmap and bitmap.max() >= RANGE_OFFSETS:
         raise ValueError("the bitmap goes beyond its stretch")
     return bitmap
 
@@ -57,7 +57,7 @@ def without_below(number: int, bitmap: BitMap, mark: int) -> BitMap:
     """The same bitmap, from which the offsets at or below `mark` were removed."""
     low = mark + 1 - (number << STRETCH_BITS)
     if low > 0:
-        bitmap.remove_range(0, min(low, STRETCH))
+        bitmap.remove_range(0, min(low, RANGE_OFFSETS))
     return bitmap
 
 
@@ -113,7 +113,7 @@ class AcknowledgedOffsets:
         if offset <= self.end:
             return offset >= 0
         stretch = self._stretches.get(stretch_of(offset))
-        return stretch is not None and offset & (STRETCH - 1) in stretch.bitmap
+        return stretch is not None and offset & (RANGE_OFFSETS - 1) in stretch.bitmap
 
     @property
     def changed(self) -> bool:
@@ -125,7 +125,7 @@ class AcknowledgedOffsets:
         remembered = True
         start = max(first, self.mark + 1)
         while start <= last:
-            stop = min(last, start | (STRETCH - 1))
+            stop = min(last, start | (RANGE_OFFSETS - 1))
             remembered &= self._add_within(start, stop)
             start = stop + 1
         return remembered
@@ -183,7 +183,7 @@ class AcknowledgedOffsets:
         low = max(offset, self.mark) + 1
         for number, stretch in self._stretches.items():
             first = number << STRETCH_BITS
-            inside = max(low - first, 0), min(end - first, STRETCH)
+            inside = max(low - first, 0), min(end - first, RANGE_OFFSETS)
             if inside[0] < inside[1]:
                 count += stretch.bitmap.range_cardinality(*inside)
         return count
@@ -191,7 +191,7 @@ class AcknowledgedOffsets:
     def _add_within(self, first: int, last: int) -> bool:
         number, count = stretch_of(first), last - first + 1
         stretch = self._stretches.get(number)
-        low = first & (STRETCH - 1)
+        low = first & (RANGE_OFFSETS - 1)
         if stretch is not None and stretch.bitmap.contains_range(low, low + count):
             return True
         before = stretch.size if stretch else 0
@@ -222,20 +222,20 @@ class AcknowledgedOffsets:
         offset = start
         while True:
             stretch = self._stretches.get(stretch_of(offset))
-            low = offset & (STRETCH - 1)
+            low = offset & (RANGE_OFFSETS - 1)
             if stretch is None or low not in stretch.bitmap:
                 return offset - 1
-            missing = BitMap(range(low, STRETCH)) - stretch.bitmap
+            missing = BitMap(range(low, RANGE_OFFSETS)) - stretch.bitmap
             if missing:
                 return offset - low + missing.min() - 1
-            offset += STRETCH - low
+            offset += RANGE_OFFSETS - low
 
     def _gaps(self, start: int, end: int) -> Iterator[range]:
         offset = max(start, self.end + 1)
         while offset < end:
             number = stretch_of(offset)
             first = number << STRETCH_BITS
-            stop = min(end, first + STRETCH)
+            stop = min(end, first + RANGE_OFFSETS)
             stretch = self._stretches.get(number)
             if stretch is None:
                 yield range(offset, stop)

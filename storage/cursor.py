@@ -30,7 +30,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from storage.ack_ranges import STRETCH, AcknowledgedOffsets, joined
+from storage.ack_ranges import RANGE_OFFSETS, AcknowledgedOffsets, joined
 from storage.clock import Clock
 from storage.errors import DataLoss, Fenced, InvalidInput, NotFound, OffsetOutOfRange, Unavailable
 from storage.metadata.cursor_ranges import CursorState
@@ -279,7 +279,7 @@ class Cursor:
         while start < end:
             with self._state:
                 start = max(start, self._offsets.end + 1)
-                stop = min(end, (start | (STRETCH - 1)) + 1)
+                stop = min(end, (start | (RANGE_OFFSETS - 1)) + 1)
                 parts = list(self._offsets.gaps(start, stop))
             yield from parts
             start = stop

@@ -16,7 +16,7 @@
     │   ├── Fenced            our lease, epoch or generation is no longer the topic's
     │   └── StateMayBeStale   a reader may have missed deletions; read again from earliest
     ├── Misconfigured         settings, credentials, bucket, schema or Java; an operator must act
-    │   ├── SegmentElsewhere  messages lie in a log directory that this process does not have
+    │   ├── SegmentNotLocal  messages lie in a log directory that this process does not have
     │   └── OtherStore        the object store is not the one that the database uses
     ├── Unavailable           store, database or disk cannot serve now; the same call may work later
     │   └── StorageFull
@@ -116,7 +116,7 @@ class Misconfigured(CompactorError):
     """Settings, credentials, bucket, schema or Java are wrong; an operator must act."""
 
 
-class SegmentElsewhere(Misconfigured):
+class SegmentNotLocal(Misconfigured):
     """Messages that are not sealed yet lie in a log directory that this process does not have: on another machine,
     which may be dead. What is sealed is read without them."""
 
@@ -165,7 +165,7 @@ def public_text(error: BaseException) -> str:
         return "interrupted"
     if not isinstance(error, CompactorError):
         return f"unexpected {type(error).__name__}: the log of the service says more"
-    if isinstance(error, SegmentElsewhere):  # it names the directory by its uid
+    if isinstance(error, SegmentNotLocal):  # it names the directory by its uid
         return f"{error.message}: an operator must start a service where that is"
     remedy = next((todo for kind, (_, todo) in _FOR_OPERATORS.items() if isinstance(error, kind)), None)
     if error.public:

@@ -1,12 +1,12 @@
 """The steps at which work may be cut off: one table of named points, which the code and its crash tests share.
 
-Code says `reached(Step.X)` right after what the table says of X has happened. Nothing listens in production, and the
+Code says `failpoint(Step.X)` right after what the table says of X has happened. Nothing listens in production, and the
 call is one look at a variable; a test listens with `observed` and does there what a crash, a fault or a racing process
 would do. No setting and no environment variable turns anything on.
 
-tests/faults kills a process at each of these points, on each store that reaches it (`Step.store`), and asks what must
-hold afterwards; a point that no scenario reaches fails a test. So a new step is a line here, a call where it happens,
-and a scenario that comes by.
+tests/faults kills a process at each of these points, on each store that reaches it (`Failpoint.store`), and asks what
+must hold afterwards; a point that no scenario reaches fails a test. So a new step is a line here, a call where it
+happens, and a scenario that comes by.
 
 Must not know: what the steps are steps of. A listener may raise, which is how tests put faults in; calls may come from
 any thread, and from many at once.
@@ -22,7 +22,7 @@ _LOCAL = "file"
 _S3 = "s3"
 
 
-class Step(Enum):
+class Failpoint(Enum):
     """A point in the code: what has just happened there and, if not all stores come by, the URL scheme that does."""
 
     IMPORT_LEASE_TAKEN = "The import holds the topic's writer lease; nothing else of it exists."
@@ -107,12 +107,12 @@ class Step(Enum):
         self.store = store
 
 
-Listener = Callable[[Step], object]
+Listener = Callable[[Failpoint], object]
 
 _listeners: tuple[Listener, ...] = ()
 
 
-def reached(step: Step) -> None:
+def failpoint(step: Failpoint) -> None:
     """Say that `step` has happened. Raises what a listening test raises; in production nothing listens."""
     for listener in _listeners:
         listener(step)

@@ -24,22 +24,22 @@ from storage.ledger.seek import AtOffset, Reset, Start
 from storage.log.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.log.directory import LogDirectory
 from storage.log.lease import OnHeld
-from storage.log.lease_renewer import LogWatch
-from storage.log.log_manager import LogKeeper
-from storage.log.segment_tables import Tail
+from storage.log.lease_renewer import LeaseRenewer
+from storage.log.log_manager import LogManager
+from storage.log.segment_tables import UnsealedSegments
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, Message, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
 from storage.owner import owner_name
-from storage.reading.compacted_reader import PinnedRead
+from storage.reading.compacted_reader import CompactedReader
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessage
 from storage.reading.page_reader import PageReader
-from storage.reading.raw_reader import RawRead
+from storage.reading.raw_reader import RawReader
 from storage.reading.reader_state import ReaderState
-from storage.reading.retention_filter import Visible, visible
+from storage.reading.retention_filter import RetentionFilter, visible
 from storage.reading.snapshot_reader import (
     Limits,
     SnapshotReader,
@@ -68,7 +68,7 @@ class Topic:
         self.record = record
         self._hasher = hasher or Xxh3KeyHasher(record.hash_seed)
         self._log = log
-        self._tail = Tail(log) if log is not None else None
+        self._tail = UnsealedSegments(log) if log is not None else None
 
     @classmethod
     def open(
@@ -125,7 +125,7 @@ class Topic:
         self,
         wait_ms: int = DEFAULT_WAIT_MS,
         on_rolled: Callable[[], object] = lambda: None,
-        watch: LogWatch | None = None,
+        watch: LeaseRenewer | None = None,
         on_held: OnHeld = lambda _: None,
     ) -> TopicLog:
         """The writer of the hot tail; a context manager, inside which the topic is ours to append to.
@@ -137,9 +137,9 @@ class Topic:
         one = self.record
         return TopicLog(self._metadata, self._clock, log, one, owner_name(), wait_ms, on_rolled, watch, on_held)
 
-    def keeper(self) -> LogKeeper:
+    def keeper(self) -> LogManager:
         """What rolls and seals this topic's segments."""
-        return LogKeeper(self._metadata, self._store, self._clock, self._log_directory, owner_name())
+        return LogManager(self._metadata, self._store, self._clock, self._log_directory, owner_name())
 
     @property
     def _log_directory(self) -> LogDirectory:
@@ -187,11 +187,11 @@ class Topic:
         read = self._pinned_read(state.start, reset) if read_compacted else self._raw_read(state.start, reset)
         return PageReader(read, state, self.name.partition)
 
-    def _raw_read(self, start: Start, reset: Reset) -> RawRead:
-        return RawRead(self._store, self._tail, self.snapshot, start, reset)
+    def _raw_read(self, start: Start, reset: Reset) -> RawReader:
+        return RawReader(self._store, self._tail, self.snapshot, start, reset)
 
-    def _pinned_read(self, start: Start, reset: Reset) -> PinnedRead:
-        return PinnedRead(
+    def _pinned_read(self, start: Start, reset: Reset) -> CompactedReader:
+        return CompactedReader(
             self._metadata,
             self._store,
             self._clock,
@@ -203,7 +203,7 @@ class Topic:
             self._shown,
         )
 
-    def _shown(self, snapshot: TopicSnapshot) -> Visible | None:
+    def _shown(self, snapshot: TopicSnapshot) -> RetentionFilter | None:
         """What of the compacted ledger may be seen now; policies are asked only if there is one."""
         if snapshot.compacted is None:
             return None
@@ -219,7 +219,7 @@ class Topic:
 
         None: the key never had one, or compaction has removed it. A value that has outlived its time to live but is
         not removed yet is one. `sealed_only`: of what is sealed; what a segment holds is left out. Raises DataLoss
-        (R8), SegmentElsewhere.
+        (R8), SegmentNotLocal.
         """
         look = self._sealed if sealed_only else self.snapshot
         return point_read(self._store, look, self._hasher, key, self._clock.now_ms(), self._tail, self._shown)

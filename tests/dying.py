@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 
 
 class _Died(BaseException):
@@ -15,11 +15,11 @@ class _Died(BaseException):
 
 
 @contextmanager
-def dying_at(step: Step) -> Iterator[None]:
+def dying_at(step: Failpoint) -> Iterator[None]:
     """What is done inside must come to `step`, and gets no further."""
 
-    def die(reached: Step) -> None:
-        if reached is step:
+    def die(failpoint: Failpoint) -> None:
+        if failpoint is step:
             raise _Died
 
     with observed(die), pytest.raises(_Died):

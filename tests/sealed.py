@@ -22,8 +22,8 @@ from compactor.run.plan import (
     ScanResult,
     Sizing,
     Source,
+    expected_totals,
     located,
-    promised,
 )
 from compactor.run.result import Decision, Made, check_objects
 from storage.ledger import rows
@@ -134,7 +134,7 @@ def decide(
         plan = replace(plan, merged=min(merged, len(plan.levels)))
     ranges = [run_range(plan, number) for number in range(len(plan.ranges))]
     found = located(ranges)
-    left = promised(plan, found)
+    left = expected_totals(plan, found)
     return Decision(plan, previous, scanned, ranges, left, lay_out(plan, found, left, sizing))
 
 

@@ -22,7 +22,7 @@ from api.components import Components
 from api.settings.settings import Settings
 from compactor.maintenance.tasks import Intervals, Maintenance, TaskStatus
 from storage.errors import CompactorError, LeaseHeld
-from storage.log.log_manager import LogKeeper
+from storage.log.log_manager import LogManager
 from storage.metadata.records import SegmentState
 from storage.owner import owner_name
 
@@ -32,7 +32,7 @@ QUOTA_LOOK_MS = 60_000
 _log = logging.getLogger(__name__)
 
 
-class Upkeep:
+class MaintenanceLoop:
     """A context manager around the service's life. `wake`: something was rolled; called from any thread."""
 
     def __init__(self, settings: Settings, components: Components, leads: Callable[[], bool]) -> None:
@@ -108,7 +108,7 @@ class Upkeep:
         """A run elsewhere wants a tail that lies here; if its log is open here, whoever watches it does the same."""
         one = self._components
         for topic in one.metadata.log.asked_to_roll(here):
-            keeper = LogKeeper(one.metadata, one.store, one.clock, one.log, owner_name())
+            keeper = LogManager(one.metadata, one.store, one.clock, one.log, owner_name())
             try:
                 keeper.roll(topic, 0)
             except LeaseHeld:

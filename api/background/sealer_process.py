@@ -22,7 +22,7 @@ from api.cli.kit.stderr import say
 from api.components import Components, open_for_writing
 from api.settings.settings import Settings
 from storage.errors import TopicNotFound
-from storage.log.log_manager import LogKeeper
+from storage.log.log_manager import LogManager
 from storage.metadata.records import SegmentState, TopicRecord
 from storage.model import TopicName
 from storage.owner import owner_name
@@ -153,9 +153,9 @@ class _Sealing:
         while self._writer_lives() and next(sealing, None) is not None:
             pass
 
-    def _keeper(self) -> LogKeeper:
+    def _keeper(self) -> LogManager:
         one = self._components
-        return LogKeeper(one.metadata, one.store, one.clock, one.log, owner_name())
+        return LogManager(one.metadata, one.store, one.clock, one.log, owner_name())
 
 
 class _Told:

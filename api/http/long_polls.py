@@ -20,14 +20,14 @@ from api.http.problems import Problem
 from api.http.thread_pools import Pools, WaitsFor
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
-from storage.log.unsealed_end import OpenEnd, open_end
+from storage.log.unsealed_end import UnsealedEnd, open_end
 from storage.metadata.records import TopicTail
 from storage.metadata.store import MetadataStore
 from storage.reading.topic_reader import POLL_SECONDS
 
 _GONE_SECONDS = 1.0
 """How long a client that has gone away is waited for at most."""
-_End = tuple[TopicTail, OpenEnd | None] | None
+_End = tuple[TopicTail, UnsealedEnd | None] | None
 """What of a topic changes when a message comes; None: the topic is gone."""
 
 

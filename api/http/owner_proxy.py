@@ -5,7 +5,7 @@
               no ledger holds yet; where it needs the newest ones, to the service with the last of them
 
 What no living service has is no reason to refuse a read: what the store has is given here, and a read that comes to the
-rest is told so (SegmentElsewhere). Services look at the same rows, so they agree on where a request belongs.
+rest is told so (SegmentNotLocal). Services look at the same rows, so they agree on where a request belongs.
 
 A request that was forwarded says so in a header and is forwarded no more. Headers go along, the caller's Authorization
 too, and bodies as they come, both ways; if the other service breaks off, so does the answer. Where nobody can serve
@@ -71,7 +71,7 @@ class Elsewhere(Exception):
         self.topic = topic
 
 
-class Forwarding:
+class OwnerProxy:
     """Knows who has a topic at hand, and sends requests there. Safe to share between threads."""
 
     def __init__(

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.admin import resolve
 from api.admin.messages.messages import AGE
-from api.http.owner_proxy import Elsewhere, Forwarding
+from api.http.owner_proxy import Elsewhere, OwnerProxy
 from api.http.paths import segment
 from api.http.problems import Problem, answer
 from api.http.thread_pools import WaitsFor, pools_of
@@ -49,7 +49,7 @@ async def _elsewhere(request: Request, error: Exception) -> Response:
 
 async def answered(request: Request, other: Elsewhere) -> Response:
     """The answer to a request of which `other` is to be asked something."""
-    forwarding: Forwarding = request.app.state.service.forwarding
+    forwarding: OwnerProxy = request.app.state.service.forwarding
     name = other.topic.name
     whole = name.whole
     path = raw_path(request).split("/")
@@ -77,7 +77,7 @@ async def answered(request: Request, other: Elsewhere) -> Response:
 
 
 async def _asked(
-    request: Request, forwarding: Forwarding, metadata: Any, name: TopicName, path: str, body: bytes
+    request: Request, forwarding: OwnerProxy, metadata: Any, name: TopicName, path: str, body: bytes
 ) -> httpx.Response:
     """The answer of one partition."""
     query = request.scope.get("query_string", b"").decode("latin-1")

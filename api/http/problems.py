@@ -138,7 +138,7 @@ def install(app: FastAPI) -> None:
 
 async def _known(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.CompactorError)
-    if isinstance(error, errors.SegmentElsewhere):
+    if isinstance(error, errors.SegmentNotLocal):
         remedy = "start the service on the machine where it lies; what is sealed is served without it"
         return answer(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
     log_for_operators(request, error)

@@ -28,7 +28,7 @@ class _Look:
     document: dict[str, Any] | None = None
 
 
-class RunLooks:
+class RunSingleFlight:
     """Looks at runs, each at most every `LOOK_MS`. For the tasks of event loops."""
 
     def __init__(self, metadata: MetadataStore, clock: Clock, pool: Pool) -> None:

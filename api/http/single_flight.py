@@ -15,7 +15,7 @@ from api.http.thread_pools import Pool
 Answer = TypeVar("Answer")
 
 
-class Shared(Generic[Answer]):
+class SingleFlight(Generic[Answer]):
     """Who asks, and what is made for them. An error is told to all who share it."""
 
     def __init__(self, pool: Pool) -> None:

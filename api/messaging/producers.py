@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from storage.clock import Clock
 from storage.errors import CompactorError, Fenced, InvalidRecord, Unavailable
 from storage.log.group_commit import Answer
-from storage.log.lease_renewer import LogWatch
+from storage.log.lease_renewer import LeaseRenewer
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
 from storage.topic import Topic
@@ -53,7 +53,7 @@ class Producers:
         most: int,
         idle_ms: int,
         on_rolled: Callable[[], object] = lambda: None,
-        watch: LogWatch | None = None,
+        watch: LeaseRenewer | None = None,
     ) -> None:
         """`most` open at once; `on_rolled`: a segment waits to be sealed; `watch`: over all of them, outlives this."""
         self._clock = clock

@@ -2,7 +2,7 @@
 
 Every way out goes through here: answers other than success (`api/http/problems.py`) and errors in documents
 (`api/reports.py`), what the commands say (`api/cli/kit/stderr.py`), the log (`api/observability/logs.py`), `config
-show` (`shown_url`, for a setting that is a URL, and `masked`).
+show` (`shown_url`, for a setting that is a URL, and `redacted`).
 
 Masked are passwords in URLs and in libpq's `name=value` form, secrets in the query of a URL, tokens (JWT, `Bearer …`),
 keys given inline (`data:…`), AWS keys, PEM private keys, and values behind names that say what they are
@@ -81,10 +81,10 @@ def shown(text: str, most: int = SHOWN) -> str:
 
     It is cut twice, since a secret that is cut off where it begins or ends may not look like one.
     """
-    return shortened(masked(shortened(text, 3 * most)), most)
+    return shortened(redacted(shortened(text, 3 * most)), most)
 
 
-def masked(text: str) -> str:
+def redacted(text: str) -> str:
     """The text with its secrets hidden."""
     for pattern, shown in _RULES:
         text = pattern.sub(shown, text)
@@ -98,4 +98,4 @@ def shown_url(url: str) -> str:
     if separator and at:
         user, colon, _ = user_info.partition(":")
         url = f"{scheme}://{user}{f':{HIDDEN}' if colon else ''}@{place}"
-    return masked(url)
+    return redacted(url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from api.observability.redaction import masked
+from api.observability.redaction import redacted
 
 ENVIRONMENT = "COMPACTOR_"
 
@@ -52,7 +52,7 @@ class Setting:
         if self.secret and value and not str(value).startswith("file:"):
             return "***"
         told = self.kind.shown(value)
-        return masked(told) if isinstance(told, str) else told
+        return redacted(told) if isinstance(told, str) else told
 
 
 def setting(default: Any, name: str, kind: Kind, doc: str, *aliases: str | Alias, secret: bool = False) -> Any:

@@ -30,7 +30,7 @@ from storage.errors import (
     NotFound,
     ObjectDamaged,
     ObjectMissing,
-    SegmentElsewhere,
+    SegmentNotLocal,
     Unavailable,
 )
 from storage.ledger.seek import AtOffset
@@ -223,7 +223,7 @@ class BacklogLimits:
         def locate(wanted: int) -> Position | None:
             try:
                 return lasts.get(wanted) or opened.locate(wanted)
-            except SegmentElsewhere:
+            except SegmentNotLocal:
                 return None  # only its row is known here
 
         for record in moving:

@@ -37,7 +37,7 @@ from itertools import groupby
 
 from storage.clock import Clock
 from storage.errors import DataLoss, NotFound
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind, ParsedName
@@ -148,12 +148,12 @@ class GarbageCollector:
             return Collected(topic.name, topic.uid, False, error=error)
 
     def _collect(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> Collected:
-        reached(Step.GC_LISTED)
+        failpoint(Failpoint.GC_LISTED)
         now = self.clock.now_ms()
         if self._is_clean(self.metadata.referenced(topic.id), listed, now):
             return Collected(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
         given_up = 0 if dry_run else len(self.metadata.expire_attempts(topic.id, self.grace_ms))
-        reached(Step.GC_ATTEMPTS_FENCED)
+        failpoint(Failpoint.GC_ATTEMPTS_FENCED)
         retired = 0 if dry_run else self._collect_retired(topic)
         marked_before = now - self.metadata.policies.effective(topic).file_delete_delay_ms
         going = [one for one in self.metadata.log.trimmed_ledgers(topic.id) if _was_marked(one, marked_before)]
@@ -169,12 +169,12 @@ class GarbageCollector:
             retired = len(snapshot.compacted) - len(kept)
             snapshot = replace(snapshot, ledgers=tuple(one for one in snapshot.ledgers if one not in going))
         garbage = self._garbage(listed, self._references(snapshot, kept), snapshot, now, _objects_of(going))
-        reached(Step.GC_REFERENCES_READ)
+        failpoint(Failpoint.GC_REFERENCES_READ)
         objects = self._delete(garbage, dry_run, self.on_object)
         if not dry_run:
             left = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
             self.metadata.forget_attempts(topic.id, now - self.grace_ms, keep=left)
-        reached(Step.GC_DONE)
+        failpoint(Failpoint.GC_DONE)
         foreign = _foreign(listed)
         return Collected(topic.name, topic.uid, not dry_run, objects, given_up, retired, foreign, trimmed)
 
@@ -196,14 +196,14 @@ class GarbageCollector:
         for compacted in self.metadata.retired_compacted(topic.id):
             if self.metadata.collect_compacted(topic.id, compacted.ledger_id, self.grace_ms):
                 collected += 1
-                reached(Step.GC_COMPACTED_COLLECTED)
+                failpoint(Failpoint.GC_COMPACTED_COLLECTED)
         return collected
 
     def _forget_trimmed(self, topic: TopicRecord, marked_before: int) -> int:
         """Whoever began to read these ledgers before they were marked had the delay to finish."""
         forgotten = self.metadata.log.forget_trimmed(topic.id, marked_before)
         if forgotten:
-            reached(Step.TRIM_FORGOTTEN)
+            failpoint(Failpoint.TRIM_FORGOTTEN)
         return forgotten
 
     def _may_go(self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int) -> bool:
@@ -254,7 +254,7 @@ class GarbageCollector:
 
     def _collect_deleted(self, deleted: DeletedTopic, listed: list[ObjectInfo], dry_run: bool) -> Collected:
         """What a deleted topic left; nothing while its delay is not over."""
-        reached(Step.GC_LISTED)
+        failpoint(Failpoint.GC_LISTED)
         scope = namespace_scope(f"{deleted.name.tenant}/{deleted.name.namespace}")
         policies = self.metadata.policies.resolved_around(scope).policies
         due = deleted.deleted_at <= self.clock.now_ms() - policies.file_delete_delay_ms
@@ -265,7 +265,7 @@ class GarbageCollector:
 
     def _unknown(self, uid: str, listed: list[ObjectInfo], dry_run: bool, wanted: bool) -> Collected:
         """A topic without a row: nobody can write or read it any more, if the row was ever in this database."""
-        reached(Step.GC_LISTED)
+        failpoint(Failpoint.GC_LISTED)
         now = self.clock.now_ms()
         parsed = ((info, names.parse(info.name)) for info in listed)
         garbage = ((info, one) for info, one in parsed if one is not None and self._old(info, now))
@@ -279,9 +279,9 @@ class GarbageCollector:
         objects: dict[ObjectKind, Totals] = {}
         for info, parsed in garbage:
             if not dry_run:
-                reached(Step.GC_BEFORE_DELETE)
+                failpoint(Failpoint.GC_BEFORE_DELETE)
                 self.store.delete(info.name)
-                reached(Step.GC_DELETED_ONE)
+                failpoint(Failpoint.GC_DELETED_ONE)
             objects[parsed.kind] = objects.get(parsed.kind, Totals()) + Totals(1, info.size)
             tell(info)
         return objects

@@ -25,11 +25,11 @@ from itertools import takewhile
 
 from storage.clock import Clock
 from storage.errors import Conflict, DataLoss, InvalidInput, recorded
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.ledger.seek import NOWHERE, AtTime
 from storage.log.directory import LogDirectory
-from storage.log.log_manager import LogKeeper
-from storage.log.segment_tables import Tail
+from storage.log.log_manager import LogManager
+from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     CursorRecord,
@@ -79,7 +79,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Gone:
+class TrimCandidate:
     """A piece that goes, or would, and why."""
 
     piece: Piece
@@ -87,7 +87,7 @@ class Gone:
 
 
 @dataclass(frozen=True)
-class Hold:
+class RetentionHold:
     """The cursor that keeps something from going. `mark_delete` None: nothing is acknowledged; `needs`: the first
     offset that it has not acknowledged."""
 
@@ -104,10 +104,10 @@ class TrimPlan:
     """
 
     start_offset: int
-    going: tuple[Gone, ...]
+    going: tuple[TrimCandidate, ...]
     wanted_start: int
-    hold: Hold | None = None
-    held: tuple[Gone, ...] = ()
+    hold: RetentionHold | None = None
+    held: tuple[TrimCandidate, ...] = ()
 
     @property
     def unsealed(self) -> bool:
@@ -183,7 +183,7 @@ def plan_before(
     if not 0 <= before <= end:
         raise InvalidInput(f"{topic.name} cannot begin at offset {before}", f"choose an offset from 0 to {end}")
     wanted = max(topic.start_offset, before)
-    due = [Gone(piece, Why.START_OFFSET) for piece in takewhile(lambda one: one.last_offset < wanted, pieces)]
+    due = [TrimCandidate(piece, Why.START_OFFSET) for piece in takewhile(lambda one: one.last_offset < wanted, pieces)]
     return _held_back(topic.start_offset, due, wanted, None if force else _slowest(cursors))
 
 
@@ -195,7 +195,7 @@ def is_expired(newest: int | None, policies: TopicPolicies, now: int) -> bool:
 
 def _due(
     pieces: Sequence[Piece], start: int, policies: TopicPolicies, horizon: Position | None, now: int
-) -> list[Gone]:
+) -> list[TrimCandidate]:
     """The prefix of pieces that should go, with the reason of each."""
     delete, compact = DELETE in policies.cleanup_policy, COMPACT in policies.cleanup_policy
     compacted_to = horizon.offset if horizon is not None and compact else -1
@@ -217,19 +217,19 @@ def _due(
         if not delete or policies.retention_bytes < 0 or left < policies.retention_bytes:
             break
         why.append(Why.SIZE)
-    return [Gone(piece, reason) for piece, reason in zip(pieces, why, strict=False)]
+    return [TrimCandidate(piece, reason) for piece, reason in zip(pieces, why, strict=False)]
 
 
-def _slowest(cursors: Sequence[CursorRecord]) -> Hold | None:
+def _slowest(cursors: Sequence[CursorRecord]) -> RetentionHold | None:
     """The cursor that needs the oldest message."""
     holds = [
-        Hold(cursor.name, cursor.mark_delete, cursor.mark_delete.offset + 1 if cursor.mark_delete else 0)
+        RetentionHold(cursor.name, cursor.mark_delete, cursor.mark_delete.offset + 1 if cursor.mark_delete else 0)
         for cursor in cursors
     ]
     return min(holds, key=lambda hold: hold.needs, default=None)
 
 
-def _held_back(start: int, due: Sequence[Gone], wanted: int, slowest: Hold | None) -> TrimPlan:
+def _held_back(start: int, due: Sequence[TrimCandidate], wanted: int, slowest: RetentionHold | None) -> TrimPlan:
     """What of `due` may go. A cursor below the topic's start needs nothing below that start any more."""
     if slowest is None:
         return TrimPlan(wanted, tuple(due), wanted)
@@ -331,17 +331,17 @@ class Retention:
         compacted = [gone.piece.ledger_id for gone in plan.going if gone.piece.last_offset >= plan.start_offset]
         if below or plan.start_offset > topic.start_offset:
             self.metadata.log.trim(topic.id, plan.start_offset, below, force=force)
-            reached(Step.TRIM_MARKED)
+            failpoint(Failpoint.TRIM_MARKED)
         if compacted:
             end = max(gone.piece.last_offset + 1 for gone in plan.going)
             self.metadata.log.trim(topic.id, end, compacted, force=force, keep_start=True)
-            reached(Step.TRIM_MARKED)
+            failpoint(Failpoint.TRIM_MARKED)
 
     def _settle(self, topic: TopicRecord) -> str:
         """Roll and seal the tail; why it could not be done: a writer or sealer has it, or it is damaged."""
         assert self.log is not None, "without a log directory no unsealed piece is looked at"
-        keeper = LogKeeper(self.metadata, self.store, self.clock, self.log, owner_name())
-        left = keeper.settle_what_can_be(topic)
+        keeper = LogManager(self.metadata, self.store, self.clock, self.log, owner_name())
+        left = keeper.roll_and_seal_what_can_be(topic)
         return "" if left is None else recorded(left)
 
     def _tail(self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int) -> _Tail:
@@ -389,7 +389,7 @@ class Retention:
         alone = replace(
             snapshot, ledgers=(), segments=(segment,), topic=replace(snapshot.topic, start_offset=0), compacted=None
         )
-        return SnapshotReader(self.store, alone, Tail(self.log))
+        return SnapshotReader(self.store, alone, UnsealedSegments(self.log))
 
     def _newest_if_expired(self, reader: SnapshotReader, policies: TopicPolicies, now: int) -> int | None:
         """A time that is older than the retention if all messages of the segment are, else None."""

@@ -32,7 +32,7 @@ from compactor.scheduling.throttle import TOPICS_AT_ONCE, Rest, paced
 from storage.clock import Clock
 from storage.errors import CompactorError, TopicNotFound, full_part
 from storage.log.directory import LogDirectory
-from storage.log.log_manager import LogKeeper
+from storage.log.log_manager import LogManager
 from storage.metadata.records import SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
@@ -175,7 +175,7 @@ class Maintenance:
         self._change(task, ended_at=self._clock.now_ms(), last_error=error, failing=MappingProxyType(failing))
 
     def _sweep(self, failing: dict[str, str]) -> None:
-        keeper = LogKeeper(self._metadata, self._store, self._clock, self._log, owner_name())
+        keeper = LogManager(self._metadata, self._store, self._clock, self._log, owner_name())
         keeper.roll_old(failing)
         self._count(Task.SWEEP, keeper.sweep(failing=failing), 0)
         for name, why in failing.items():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
-from storage.log.log_manager import ROLL_WAIT_MS, LogKeeper
+from storage.log.log_manager import ROLL_WAIT_MS, LogManager
 from storage.metadata.records import TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
@@ -54,7 +54,7 @@ class Truncation:
     def truncate_all(self, topics: Sequence[TopicRecord], wait_ms: int = ROLL_WAIT_MS) -> list[Truncated]:
         """Each of these topics or none, such as the partitions of one: their open segments are rolled one by one."""
         for topic in topics:
-            LogKeeper(self.metadata, self.store, self.clock, self.log, owner_name()).roll(topic, wait_ms)
+            LogManager(self.metadata, self.store, self.clock, self.log, owner_name()).roll(topic, wait_ms)
         before = [_of(self.metadata.snapshot(topic.id), truncated=True) for topic in topics]
         after = self.metadata.log.truncate_all([topic.id for topic in topics])
         return [replace(one, topic=topic) for one, topic in zip(before, after, strict=True)]

@@ -77,7 +77,7 @@ class _Piece:
 
 
 def lay_out(plan: RunPlan, found: Mapping[int, Located], left: Mapping[int, SourceTotals], sizing: Sizing) -> Layout:
-    """The layout of what `left` (plan.promised) leaves, `found` being the row sets of all hash ranges."""
+    """The layout of what `left` (plan.expected_totals) leaves, `found` being the row sets of all hash ranges."""
     merged: list[_Piece] = []
     for piece in _pieces(plan, left, sizing):
         merged.append(piece)

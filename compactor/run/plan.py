@@ -350,7 +350,7 @@ def located(results: Sequence[RangeResult]) -> dict[int, Located]:
     return {source: tuple(row_sets) for source, row_sets in found.items()}
 
 
-def promised(plan: RunPlan, found: Mapping[int, Located]) -> dict[int, SourceTotals]:
+def expected_totals(plan: RunPlan, found: Mapping[int, Located]) -> dict[int, SourceTotals]:
     """What each source has left after phase one: of a ledger its survivors, of an old part its live rows that stay."""
     totals: dict[int, SourceTotals] = {}
     for number, source in enumerate(plan.sources):

@@ -33,7 +33,7 @@ _REPORT = "nothing was published; run the compaction again, and report it if it 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a run has decided and not yet done. `left`: what each source must have left (plan.promised)."""
+    """What a run has decided and not yet done. `left`: what each source must have left (plan.expected_totals)."""
 
     plan: RunPlan
     previous: Manifest | None
@@ -50,7 +50,7 @@ class Decision:
         trimmed_to = dirty[0].first_offset - 1 if dirty else horizon
         return trimmed_to if trimmed_to > seen_to else -1
 
-    def forecast(self) -> dict[str, object]:
+    def estimate(self) -> dict[str, object]:
         """What phase two would keep, drop and write: messages exactly, bytes about."""
         seen = [result.statistics for result in self.ranges]
         dirty = self.plan.sources[self.plan.old_parts :]

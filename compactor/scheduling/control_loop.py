@@ -34,7 +34,7 @@ from compactor.scheduling.worker import Worker, WorkerSettings
 from storage.clock import Clock
 from storage.errors import CompactionPaused, CompactionRunning, CompactorError
 from storage.log.directory import LogDirectory
-from storage.metadata.compaction_state_records import SERVICE_DEAD_MS, ControlRecord, ServiceRecord
+from storage.metadata.compaction_state_records import SERVICE_DEAD_MS, CompactionState, ServiceRecord
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
@@ -112,14 +112,14 @@ class ControlLoop:
 
     # For faces
 
-    def trigger(self, topic: TopicRecord, cause: str = "manual", by: str = "") -> ControlRecord:
+    def trigger(self, topic: TopicRecord, cause: str = "manual", by: str = "") -> CompactionState:
         """Ask for a compaction; whichever service leads executes it. Raises CompactionRunning, CompactionPaused."""
         dead_ms = self._settings.worker.run_dead_ms
         made = self._metadata.control.request(topic.id, cause, by or self.name, dead_ms)
         self.wake()
         return made
 
-    def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> ControlRecord:
+    def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> CompactionState:
         """Pause the topic's compaction (S5), and wait up to so long for a running one to end."""
         made = self._metadata.control.pause(topic.id, self._settings.worker.run_dead_ms)
         deadline = self._clock.now_ms() + wait_seconds * 1000

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from compactor.scheduling.backlog import Backlog
 from compactor.scheduling.cleanable_ratio import is_due
-from storage.metadata.compaction_state_records import ControlRecord
+from storage.metadata.compaction_state_records import CompactionState
 from storage.metadata.records import TopicRecord
 
 CLEAN_FOR_DIRTY = 16
@@ -74,7 +74,7 @@ class Check:
     def of(
         cls,
         backlogs: Sequence[Backlog],
-        controls: Mapping[int, ControlRecord],
+        controls: Mapping[int, CompactionState],
         due: int,
         now: int,
         unreadable_policies: int = 0,
@@ -85,7 +85,7 @@ class Check:
             for one in backlogs
             if one.triggers.max_lag_ms and one.oldest is not None
         ]
-        failing = [one for one in backlogs if controls.get(one.topic.id, ControlRecord()).failures]
+        failing = [one for one in backlogs if controls.get(one.topic.id, CompactionState()).failures]
         return cls(
             now,
             len(backlogs),
@@ -117,17 +117,17 @@ def cause_of(backlog: Backlog, now: int) -> str | None:
     return None
 
 
-def due(backlogs: Sequence[Backlog], controls: Mapping[int, ControlRecord], now: int) -> list[Due]:
+def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionState], now: int) -> list[Due]:
     """The topics that are due at `now`, the dirtiest first; of equal ones the larger, then by name."""
     found = []
     for backlog in backlogs:
         cause = cause_of(backlog, now)
-        if cause is not None and may_begin(controls.get(backlog.topic.id, ControlRecord()), now):
+        if cause is not None and may_begin(controls.get(backlog.topic.id, CompactionState()), now):
             found.append(Due(backlog, cause))
     return sorted(found, key=lambda one: (-one.backlog.dirtiness, -one.backlog.bytes, str(one.topic.name)))
 
 
-def may_begin(control: ControlRecord, now: int) -> bool:
+def may_begin(control: CompactionState, now: int) -> bool:
     """Whether nobody asks already, forbids it, or must wait after a failure."""
     waits = control.retry_at is not None and now < control.retry_at
     return control.requested_at is None and not control.paused and not control.aborting and not waits

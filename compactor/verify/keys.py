@@ -88,8 +88,8 @@ def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> RangeFound
     serving = visible_records(store, plan, wanted, found.findings)
     if serving is not None:
         alive = serving.take(serving.offset & MARKER == 0)
-        stirred = stirred_records(alive, plan.by_event)
-        found.visible = Fingerprint(len(alive), int(stirred.sum(dtype=np.uint64)))
+        hash_mixed = stirred_records(alive, plan.by_event)
+        found.visible = Fingerprint(len(alive), int(hash_mixed.sum(dtype=np.uint64)))
     chunks: RangeChunks | None = None
     with found.findings.reading(f"chunk tables of compacted ledger {plan.manifest.ledger_id} and of raw"):
         chunks = RangeChunks(store, plan, wanted)

@@ -141,9 +141,9 @@ class _PartCheck:
         assert records.event_time is not None
         bits = self._plan.range_bits
         prefixes = (records.hi >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(keyed), np.int64)
-        stirred = stirred_records(records, self._plan.by_event)
+        hash_mixed = stirred_records(records, self._plan.by_event)
         for prefix in np.unique(prefixes).tolist():
-            mine = stirred[prefixes == prefix]
+            mine = hash_mixed[prefixes == prefix]
             known = self._found.keyed.get(prefix, Fingerprint())
             self._found.keyed[prefix] = known + Fingerprint(len(mine), int(mine.sum(dtype=np.uint64)))
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.ledger import key_index, names, rows
 from storage.ledger.chunk_table import belonging, chunk_records
 from storage.ledger.hashing import KeyHasher
@@ -40,9 +40,9 @@ class Sealer:
         sizes = rows.logical_sizes(table)
         name = names.ledger_rows(self.topic_uid, ledger_id, self.attempt_id)
         with RowsWriter(self.store, name) as writer:
-            reached(Step.IMPORT_ROWS_BEGUN)
+            failpoint(Failpoint.IMPORT_ROWS_BEGUN)
             writer.write(table, sizes)
-        reached(Step.IMPORT_ROWS_WRITTEN)
+        failpoint(Failpoint.IMPORT_ROWS_WRITTEN)
         assert writer.result is not None
         offsets = table.column("offset").to_numpy()
         entries = table.column("entry_id").to_numpy()
@@ -72,7 +72,7 @@ class Sealer:
         data, directory = key_index.encode_index(records, key_index.HashRange(), unkeyed_rows(table), chunks)
         name = names.ledger_index(self.topic_uid, ledger_id, self.attempt_id)
         self.store.put(name, data)
-        reached(Step.IMPORT_INDEX_WRITTEN)
+        failpoint(Failpoint.IMPORT_INDEX_WRITTEN)
         return IndexLocation(name, 0, len(data), directory.encode())
 
 

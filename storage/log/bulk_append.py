@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from storage.clock import Clock
 from storage.errors import InvalidRecord, Misconfigured
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
@@ -100,10 +100,10 @@ class BulkAppend:
         with writer_lease(
             self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms, on_held=self.on_held
         ) as lease:
-            reached(Step.IMPORT_LEASE_TAKEN)
+            failpoint(Failpoint.IMPORT_LEASE_TAKEN)
             self._roll(lease)
             attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.holder)
-            reached(Step.IMPORT_ATTEMPT_BEGUN)
+            failpoint(Failpoint.IMPORT_ATTEMPT_BEGUN)
             with afterwards(lambda: self.metadata.finish_attempt(attempt.attempt_id)):
                 sealer = Sealer(self.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id)
                 with Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), HEARTBEAT_SECONDS):
@@ -111,11 +111,11 @@ class BulkAppend:
                     next_offset = self.metadata.topic(self.topic.name).next_offset
                     ledgers = tuple(self._seal_all(sealer, next_offset, tables))
                 if ledgers:
-                    reached(Step.IMPORT_BEFORE_COMMIT)
+                    failpoint(Failpoint.IMPORT_BEFORE_COMMIT)
                     self.metadata.append_ledgers(lease, ledgers)
-                    reached(Step.IMPORT_AFTER_COMMIT)
-            reached(Step.IMPORT_ATTEMPT_FINISHED)
-        reached(Step.IMPORT_LEASE_RELEASED)
+                    failpoint(Failpoint.IMPORT_AFTER_COMMIT)
+            failpoint(Failpoint.IMPORT_ATTEMPT_FINISHED)
+        failpoint(Failpoint.IMPORT_LEASE_RELEASED)
         return Appended(ledgers)
 
     def _roll(self, lease: Lease) -> None:

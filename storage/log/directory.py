@@ -3,7 +3,7 @@
 A file `log.uid` holds 32 hex digits that were drawn when the directory was made. Rows of segments carry them, so a
 directory that was mistyped, lost, or belongs to another machine is told as such, and never taken for an empty log.
 
-May go wrong: Misconfigured, for a directory that cannot be made or read; SegmentElsewhere, for one that is not the one
+May go wrong: Misconfigured, for a directory that cannot be made or read; SegmentNotLocal, for one that is not the one
 that a segment lies in.
 Must not know: SQL, frames.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from storage.errors import Misconfigured, SegmentElsewhere
+from storage.errors import Misconfigured, SegmentNotLocal
 from storage.log.room import Room
 from storage.metadata.records import SegmentRecord
 from storage.model import TopicName
@@ -86,11 +86,11 @@ class LogDirectory:
         return sorted(one for one in self.path.iterdir() if _UID.fullmatch(one.name) and one.is_dir())
 
     def check(self, topic: TopicName, segment: SegmentRecord) -> None:
-        """Raises SegmentElsewhere unless the segment lies in this directory."""
+        """Raises SegmentNotLocal unless the segment lies in this directory."""
         uid = self._known_uid()
         if segment.log_uid != uid:
             end = "on" if segment.content is None else f"to {segment.content.last_offset}"
-            raise SegmentElsewhere(
+            raise SegmentNotLocal(
                 f"messages of {topic} from offset {segment.first_offset} {end} are not sealed yet: the segment "
                 f"{segment.ledger_id} lies in the log directory {segment.log_uid}",
                 f"use the machine, and the COMPACTOR_LOG, with which they were written: {self.path} is "

@@ -22,7 +22,7 @@ from storage.log.sparse_index import Place
 CHUNK_BYTES = 2 << 20
 
 
-class FrameWalk:
+class FrameReader:
     """One walk. `entry_id`, `offset` and `position` are those of the next frame; `problem` None: all is well so far."""
 
     def __init__(

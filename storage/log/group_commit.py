@@ -32,7 +32,7 @@ Done = Callable[[Answer], object]
 _log = logging.getLogger(__name__)
 
 
-class Ticket:
+class PendingAppend:
     """An entry on its way into the segment. `entry_id` and `offset` are set when it takes its place."""
 
     __slots__ = ("_commits", "answer", "data", "done", "entry_id", "future", "header", "offset", "told")
@@ -68,8 +68,8 @@ class GroupCommit:
     def __init__(
         self,
         name: str,
-        commit: Callable[[list[Ticket]], None],
-        answered: Callable[[Ticket], Appended],
+        commit: Callable[[list[PendingAppend]], None],
+        answered: Callable[[PendingAppend], Appended],
         due_seconds: Callable[[], float | None],
         tick: Callable[[], object],
         broken: Callable[[BaseException], CompactorError],
@@ -87,7 +87,7 @@ class GroupCommit:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._work = threading.Condition(self._lock)
-        self._pending: list[Ticket] = []
+        self._pending: list[PendingAppend] = []
         self._pending_bytes = 0
         self._refusal: CompactorError | None = None
         self._thread: threading.Thread | None = None
@@ -104,7 +104,7 @@ class GroupCommit:
         """Why nothing is taken any more."""
         return self._refusal
 
-    def enqueue(self, ticket: Ticket, place: Callable[[Ticket], None]) -> None:
+    def enqueue(self, ticket: PendingAppend, place: Callable[[PendingAppend], None]) -> None:
         """Put a ticket behind those that wait; `place` gives it its ids, in that order. Raises what ended the queue."""
         background = ticket.done is not None or ticket.future is not None
         with self._lock:
@@ -119,7 +119,7 @@ class GroupCommit:
                 while self._pending_bytes > self._max_pending_bytes and self._refusal is None:
                     self._room.wait()
 
-    def commit_until(self, ticket: Ticket) -> None:
+    def commit_until(self, ticket: PendingAppend) -> None:
         """Wait for whoever commits; if it was not for this ticket, commit."""
         with self.committing:
             if ticket.answer is None:
@@ -129,7 +129,7 @@ class GroupCommit:
 
     def commit_pending(self) -> None:
         """Commit what waits. For the holder of `committing`."""
-        group: list[Ticket] = []
+        group: list[PendingAppend] = []
         try:
             with self._lock:
                 group, self._pending = self._pending, group
@@ -141,7 +141,7 @@ class GroupCommit:
             if not isinstance(error, Exception):
                 raise
 
-    def _answer(self, group: list[Ticket]) -> None:
+    def _answer(self, group: list[PendingAppend]) -> None:
         size = 0
         for ticket in group:
             size += len(ticket.data)
@@ -174,7 +174,7 @@ class GroupCommit:
         with self._lock:
             if self._refusal is None:
                 self._refusal = refusal
-            dropped: list[Ticket] = []
+            dropped: list[PendingAppend] = []
             if drop:
                 dropped, self._pending = self._pending, []
             self._stopping = True
@@ -188,7 +188,7 @@ class GroupCommit:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _break(self, error: BaseException, group: list[Ticket]) -> None:
+    def _break(self, error: BaseException, group: list[PendingAppend]) -> None:
         refusal = self._broken(error)
         with self._lock:
             self._refusal = refusal
@@ -227,9 +227,9 @@ class GroupCommit:
                         self._break(error, [])
 
 
-def _tell(group: list[Ticket]) -> None:
+def _tell(group: list[PendingAppend]) -> None:
     """Hand the answers of a group to callbacks and event loops, to each once."""
-    loops: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
+    loops: dict[asyncio.AbstractEventLoop, list[PendingAppend]] = {}
     for ticket in group:
         if ticket.future is not None:  # may be told twice: `_resolve` looks
             loops.setdefault(ticket.future.get_loop(), []).append(ticket)
@@ -246,7 +246,7 @@ def _tell(group: list[Ticket]) -> None:
             _log.debug("an event loop was closed before its appends were answered")
 
 
-def _resolve(tickets: list[Ticket]) -> None:
+def _resolve(tickets: list[PendingAppend]) -> None:
     """In the event loop: answer its tasks."""
     for ticket in tickets:
         future, answer = ticket.future, ticket.answer

@@ -46,7 +46,7 @@ _HOST_BYTES = _WRITER_BYTES - _WRITER.size - _CHECKSUM.size
 
 
 @dataclass(frozen=True)
-class VisibleEnd:
+class HighWatermark:
     """Bytes of the segment that are durable, bytes that may be read, and what these hold.
 
     `certain`: False for a damaged file of version 1: more may have been flushed and visible than it says.
@@ -67,7 +67,7 @@ class WritingProcess:
     host: str
 
 
-class VisibleEndWriter:
+class HighWatermarkWriter:
     """Keeps the file up to date. For the holder of the segment's lock alone."""
 
     def __init__(self, path: Path, seed: int) -> None:
@@ -87,7 +87,7 @@ class VisibleEndWriter:
         writer = (_WRITER.pack(os.getpid(), len(host)) + host).ljust(_WRITER_BYTES - _CHECKSUM.size, b"\x00")
         self._map[_WRITER_AT:] = writer + _CHECKSUM.pack(google_crc32c.value(writer))
 
-    def publish(self, end: VisibleEnd) -> None:
+    def publish(self, end: HighWatermark) -> None:
         """Let readers go so far."""
         self._number += 1
         copy = _VALUES.pack(self._number, end.flushed, end.visible, end.entries, end.next_offset) + _VERSION
@@ -111,7 +111,7 @@ class VisibleEndWriter:
         self.close()
 
 
-def read_visible_end(path: Path, seed: int) -> VisibleEnd | None:
+def read_visible_end(path: Path, seed: int) -> HighWatermark | None:
     """What the file says; None if there is none, or none of this segment that is whole. `seed`: the header's CRC32C."""
     for _ in range(_READS):
         data = _read(path)
@@ -137,7 +137,7 @@ def read_writing_process(path: Path) -> WritingProcess | None:
 
 class _Copy(NamedTuple):
     number: int
-    end: VisibleEnd
+    end: HighWatermark
 
 
 def _newest(data: bytes, seed: int) -> _Copy | None:
@@ -165,7 +165,7 @@ def _whole(data: bytes, at: int, version: bytes, seed: int) -> _Copy | None:
     if not copy.endswith(version) or checksum != _CHECKSUM.pack(google_crc32c.extend(seed, copy)):
         return None
     number, *values = _VALUES.unpack_from(copy)
-    return _Copy(number, VisibleEnd(*values))
+    return _Copy(number, HighWatermark(*values))
 
 
 def _read(path: Path) -> bytes:

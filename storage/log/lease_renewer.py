@@ -66,7 +66,7 @@ class _OpenLog(_Watched):
 Kind = TypeVar("Kind", bound=_Watched)
 
 
-class LogWatch:
+class LeaseRenewer:
     """A context manager, which outlives the logs that it watches. Safe to share between threads."""
 
     def __init__(
@@ -86,7 +86,7 @@ class LogWatch:
             threading.Thread(target=self._run_renewals, args=(renew_seconds,), name="log-renew", daemon=True),
         ]
 
-    def __enter__(self) -> LogWatch:
+    def __enter__(self) -> LeaseRenewer:
         for thread in self._threads:
             thread.start()
         return self

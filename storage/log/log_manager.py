@@ -15,7 +15,7 @@ Sealing may be done by any process that has the log directory and the store, bes
 sealers: a segment is claimed by an attempt, and of two that seal the same one, one commits. Whatever is cut off leaves
 the segment rolled, or sealed, never both and never neither: the transaction decides which, and readers go by rows.
 
-May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentElsewhere for a segment that lies
+May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentNotLocal for a segment that lies
 in another log directory, Misconfigured for a store that is another database's, any error of store and database. Memory:
 one segment, about four times its logical size (`segment.bytes`, storage/log/open_segment.py bounds it) and 250 bytes a
 message.
@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from storage.clock import Clock
 from storage.errors import CompactorError, DataLoss, LeaseHeld, Misconfigured, TopicNotFound, Unavailable
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
@@ -40,7 +40,7 @@ from storage.log.directory import LogDirectory
 from storage.log.lease import afterwards, writer_lease
 from storage.log.open_segment import roll_open_segment
 from storage.log.segment import SegmentFiles
-from storage.log.segment_tables import Tail
+from storage.log.segment_tables import UnsealedSegments
 from storage.log.sweep import LogSweep
 from storage.log.unnamed import behind
 from storage.metadata.liveness import is_alive
@@ -78,7 +78,7 @@ class Remains:
 
 
 @dataclass(frozen=True)
-class LogKeeper:
+class LogManager:
     """Keeps the logs of topics whose segments lie in `log`. `holder` must be unique to one piece of work."""
 
     metadata: MetadataStore
@@ -109,7 +109,7 @@ class LogKeeper:
             sealed += self._seal_below(topic, end)
         return tuple(sealed)
 
-    def settle_what_can_be(self, topic: TopicRecord) -> CompactorError | None:
+    def roll_and_seal_what_can_be(self, topic: TopicRecord) -> CompactorError | None:
         """As `settle`; why something is left: a writer or sealer has it, it lies elsewhere, or it is damaged."""
         try:
             self.settle(topic)
@@ -275,7 +275,7 @@ class LogKeeper:
         StoreIdentity(self.metadata, self.store).require()
         claimed = self.metadata.log.claim_sealing(topic.id, self.holder, uid, SEALER_DEAD_MS, end, others, again=again)
         if claimed is not None:
-            reached(Step.SEAL_CLAIMED)
+            failpoint(Failpoint.SEAL_CLAIMED)
         return claimed
 
     def _check_given_up(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> None:
@@ -316,7 +316,7 @@ class LogKeeper:
             table, lost = self._rows(topic, segment, accept_loss)
             ledger = sealer.seal(table, segment.ledger_id, self.clock.now_ms())
             self.metadata.log.seal_segment(attempt, ledger)
-        reached(Step.SEGMENT_SEALED)
+        failpoint(Failpoint.SEGMENT_SEALED)
         return Remains(ledger, lost)
 
     @contextmanager
@@ -343,7 +343,7 @@ class LogKeeper:
     def _rows(self, topic: TopicRecord, segment: SegmentRecord, accept_loss: bool) -> tuple[pa.Table, int]:
         """All rows of a segment, and how many of its messages are not among them."""
         try:
-            return Tail(self.log).table(topic, segment), 0
+            return UnsealedSegments(self.log).table(topic, segment), 0
         except DataLoss:
             if not accept_loss:
                 raise

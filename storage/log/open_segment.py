@@ -18,7 +18,7 @@ from functools import partial
 
 from storage.clock import Clock
 from storage.errors import Conflict, DataLoss, Fenced, Misconfigured, ObjectDamaged, ObjectMissing
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
 from storage.log.directory import LogDirectory
 from storage.log.frames import SegmentHeader
@@ -192,7 +192,7 @@ class TopicSegments:
         try:
             row = SegmentRecord(ledger_id, first_offset, log_uid, SegmentState.OPEN, now)
             self._metadata.log.open_segment(self._lease, row)
-            reached(Step.SEGMENT_OPENED)
+            failpoint(Failpoint.SEGMENT_OPENED)
         except BaseException:
             writer.close()
             raise
@@ -206,13 +206,13 @@ class TopicSegments:
             return None
         try:
             writer.finish()
-            reached(Step.ROLL_FLUSHED)
+            failpoint(Failpoint.ROLL_FLUSHED)
             content = writer.content()
             if content is None:
                 self._metadata.log.drop_segment(self._lease, writer.ledger_id)
                 return None
             rolled = self._metadata.log.roll_segment(self._lease, writer.ledger_id, content)
-            reached(Step.SEGMENT_ROLLED)
+            failpoint(Failpoint.SEGMENT_ROLLED)
             return rolled
         finally:
             writer.close()  # not before: until its row says so, somebody else may take the segment for an open one

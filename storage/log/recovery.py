@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.errors import ObjectDamaged
-from storage.log.frame_reader import FrameWalk
+from storage.log.frame_reader import FrameReader
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, read_header
-from storage.log.high_watermark import VisibleEnd
+from storage.log.high_watermark import HighWatermark
 from storage.log.segment import Inspect, SegmentTally
 from storage.log.sparse_index import IndexPointers, Place
 
@@ -57,7 +57,7 @@ def walked(
 ) -> Recovered:
     """What the file holds, whose header was checked."""
     seed = header.checksum
-    walk = FrameWalk(descriptor, seed, Place.first(header.first_offset), max(size, HEADER_BYTES), inspect)
+    walk = FrameReader(descriptor, seed, Place.first(header.first_offset), max(size, HEADER_BYTES), inspect)
     tally = SegmentTally(header.ledger_id, header.first_offset, partition)
     pointers = IndexPointers(header.first_offset, seed, index_spacing)
     index = bytearray()
@@ -69,7 +69,7 @@ def walked(
     return Recovered(tally, pointers, bytes(index), walk.position, size, walk.problem)
 
 
-def check_loss(path: Path, found: Recovered, end: VisibleEnd | None) -> None:
+def check_loss(path: Path, found: Recovered, end: HighWatermark | None) -> None:
     """Raises ObjectDamaged if flushed bytes lie behind the last whole frame."""
     if end is None or end.flushed <= found.end:
         return

@@ -27,13 +27,13 @@ from typing import Protocol, Self
 
 from storage.entries.entry import EntryHeader
 from storage.errors import LeaseHeld
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.log import recovery
 from storage.log.directory import sync_folder
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, frame_head
 from storage.log.high_watermark import (
-    VisibleEnd,
-    VisibleEndWriter,
+    HighWatermark,
+    HighWatermarkWriter,
     read_visible_end,
     read_writing_process,
 )
@@ -82,7 +82,7 @@ class SegmentFile:
         self._index = _open_index(files.index, found.index)
         try:
             with speaking_of(files.end, "write"):
-                self._end = VisibleEndWriter(files.end, self._seed)
+                self._end = HighWatermarkWriter(files.end, self._seed)
         except BaseException:
             if self._index >= 0:
                 os.close(self._index)
@@ -117,7 +117,7 @@ class SegmentFile:
                 _write_all(descriptor, [header.encode()], 0)
                 os.fsync(descriptor)
                 sync_folder(files.folder)
-                reached(Step.SEGMENT_FILE_CREATED)
+                failpoint(Failpoint.SEGMENT_FILE_CREATED)
                 found = _walked(descriptor, HEADER_BYTES, header, partition, options)
                 return cls(files, header, descriptor, found)
             except BaseException:
@@ -218,7 +218,7 @@ class SegmentFile:
         self._acknowledged = self._end_at(self.written)
         self._end.publish(self._acknowledged)
 
-    def cut_back(self) -> VisibleEnd:
+    def cut_back(self) -> HighWatermark:
         """Cut off, after a failure, what was not acknowledged or may be lost; what is left. It was the last write."""
         end = self._acknowledged
         with contextlib.suppress(OSError):
@@ -233,8 +233,8 @@ class SegmentFile:
             os.close(self._index)
         os.close(self._descriptor)
 
-    def _end_at(self, visible: int) -> VisibleEnd:
-        return VisibleEnd(self.flushed, visible, self.tally.entries, self.tally.next_offset)
+    def _end_at(self, visible: int) -> HighWatermark:
+        return HighWatermark(self.flushed, visible, self.tally.entries, self.tally.next_offset)
 
     def _flush_aids(self) -> None:
         """Once, after a cut: or older ones may come back after a power cut, and speak of bytes that are gone."""

@@ -22,9 +22,9 @@ from storage.entries.decode import StoredEntry
 from storage.entries.entry import EntryHeader
 from storage.entries.entry import inspect as inspect_entry
 from storage.errors import ObjectDamaged
-from storage.log.frame_reader import CHUNK_BYTES, FrameWalk
+from storage.log.frame_reader import CHUNK_BYTES, FrameReader
 from storage.log.frames import HEADER_BYTES, SegmentHeader
-from storage.log.high_watermark import VisibleEnd, read_visible_end
+from storage.log.high_watermark import HighWatermark, read_visible_end
 from storage.log.recovery import RESTORE, check_header
 from storage.log.segment import Inspect, SegmentFiles, speaking_of
 from storage.log.sparse_index import IndexFile, Place
@@ -98,7 +98,7 @@ class SegmentReader:
         message_id = MessageId(self._header.ledger_id, found.entry_id, self._partition, batch_index)
         return Position(found.offset + header.messages - 1, message_id)
 
-    def visible_end(self) -> VisibleEnd:
+    def visible_end(self) -> HighWatermark:
         """How far the segment, which is open, may be read. Raises ObjectMissing, ObjectDamaged (the header)."""
         found = read_visible_end(self._files.end, self._seed)
         if found is not None and found.certain:
@@ -137,13 +137,13 @@ class SegmentReader:
             found = self._end_by_frames(descriptor, found)
         return found.visible
 
-    def _end_by_frames(self, descriptor: int, at_least: VisibleEnd | None) -> VisibleEnd:
+    def _end_by_frames(self, descriptor: int, at_least: HighWatermark | None) -> HighWatermark:
         """The end of the last whole frame; `at_least`, if that lies behind it: then frames before it are damaged."""
         size = os.fstat(descriptor).st_size
         walk = self._walk(descriptor, self._proved(descriptor, size, lambda _: True), max(size, HEADER_BYTES))
         for _ in walk:
             pass
-        found = VisibleEnd(walk.position, walk.position, walk.entry_id, walk.offset)
+        found = HighWatermark(walk.position, walk.position, walk.entry_id, walk.offset)
         if self._files.end not in _damaged and self._files.end.exists():
             _damaged.add(self._files.end)
             _log.warning(
@@ -161,15 +161,15 @@ class SegmentReader:
         with IndexFile(self._files.index, first_offset, self._seed) as index:
             place = index.last(lambda found: found.position < end and wanted(found))
         if place is not None:
-            walk = FrameWalk(descriptor, self._seed, place, end, self._inspect, 1 << 16)
+            walk = FrameReader(descriptor, self._seed, place, end, self._inspect, 1 << 16)
             if next(iter(walk), None) is not None:
                 return place
         return Place.first(first_offset)
 
-    def _walk(self, descriptor: int, start: Place, end: int) -> FrameWalk:
-        return FrameWalk(descriptor, self._seed, start, end, self._inspect, self._chunk_bytes)
+    def _walk(self, descriptor: int, start: Place, end: int) -> FrameReader:
+        return FrameReader(descriptor, self._seed, start, end, self._inspect, self._chunk_bytes)
 
-    def _check(self, walk: FrameWalk) -> None:
+    def _check(self, walk: FrameReader) -> None:
         """Raises ObjectDamaged for a walk that did not come to the end, unless the end itself has been taken back."""
         if walk.problem is None:
             return

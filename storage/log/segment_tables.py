@@ -34,7 +34,7 @@ TABLE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Tail:
+class UnsealedSegments:
     """Reads segments that lie in one log directory."""
 
     log: LogDirectory

@@ -23,10 +23,10 @@ from typing import Self
 from storage.clock import Clock
 from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
 from storage.log.frames import FRAME_BYTES, SegmentHeader
-from storage.log.group_commit import Done, GroupCommit, Ticket, again, unusable
+from storage.log.group_commit import Done, GroupCommit, PendingAppend, again, unusable
 from storage.log.segment import Appended, SegmentFiles, WriterOptions, as_ours, first_position
 from storage.log.segment_file import BeforeWrite, SegmentFile, as_it_is
 from storage.metadata.records import SegmentContent
@@ -103,13 +103,13 @@ class SegmentWriter:
 
     # Appending
 
-    def submit(self, entry: bytes, done: Done | None = None) -> Ticket:
+    def submit(self, entry: bytes, done: Done | None = None) -> PendingAppend:
         """Give an entry its place; its ticket's `result()` waits until it is acknowledged.
 
         With `done` nobody need wait: it is called, in order, with where the entry went or why it failed; and this
         waits while too many bytes are pending. Raises InvalidRecord, and what ended the writer.
         """
-        ticket = Ticket(self._commits, entry, self._checked(entry), done)
+        ticket = PendingAppend(self._commits, entry, self._checked(entry), done)
         self._commits.enqueue(ticket, self._place)
         return ticket
 
@@ -122,7 +122,7 @@ class SegmentWriter:
 
         It never blocks: who appends without awaiting looks at `pending_bytes`.
         """
-        ticket = Ticket(self._commits, entry, self._checked(entry), None)
+        ticket = PendingAppend(self._commits, entry, self._checked(entry), None)
         future = asyncio.get_running_loop().create_future()
         ticket.future = future
         self._commits.enqueue(ticket, self._place)
@@ -247,7 +247,7 @@ class SegmentWriter:
     def _checked(self, entry: bytes) -> EntryHeader:
         return self._options.checked(entry, self._clock.now_ms())
 
-    def _place(self, ticket: Ticket) -> None:
+    def _place(self, ticket: PendingAppend) -> None:
         messages = ticket.header.messages
         if self._next_offset - self.first_offset + messages > rows.MAX_ROWS:
             raise unusable(f"the segment {self.path} has no offsets left for {messages} more messages")
@@ -258,11 +258,11 @@ class SegmentWriter:
         self._size += FRAME_BYTES + len(ticket.data)
         self._logical_bytes += ticket.header.logical_bytes
 
-    def _commit(self, group: list[Ticket]) -> None:
+    def _commit(self, group: list[PendingAppend]) -> None:
         self._file.write(group)
         for ticket in group:
             self._unflushed_messages += ticket.header.messages
-        reached(Step.ENTRIES_WRITTEN)
+        failpoint(Failpoint.ENTRIES_WRITTEN)
         if self._policy.messages is not None and self._unflushed_messages >= self._policy.messages:
             self._sync()
         elif self._policy.ms is not None and self._unflushed_since is None:
@@ -270,7 +270,7 @@ class SegmentWriter:
             self._commits.wake()
         self._file.let_see()
 
-    def _appended(self, ticket: Ticket) -> Appended:
+    def _appended(self, ticket: PendingAppend) -> Appended:
         header = ticket.header
         first = first_position(self.ledger_id, self._partition, ticket.entry_id, ticket.offset, header)
         return Appended(first, header.messages)
@@ -289,7 +289,7 @@ class SegmentWriter:
         self._file.flush()
         self._unflushed_messages = 0
         self._unflushed_since = None
-        reached(Step.ENTRIES_FLUSHED)
+        failpoint(Failpoint.ENTRIES_FLUSHED)
 
     def _due_seconds(self) -> float | None:
         since, ms = self._unflushed_since, self._policy.ms

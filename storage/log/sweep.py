@@ -19,7 +19,7 @@ from pathlib import Path
 
 from storage.clock import Clock
 from storage.errors import CompactorError, LeaseHeld, TopicNotFound
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.log.directory import LogDirectory, sync_folder
 from storage.log.segment import SegmentFiles
 from storage.log.unnamed import files_set_aside, holds_data, segments_in, set_aside
@@ -52,10 +52,10 @@ class LogSweep:
                     files.remove()
                     if files.folder.is_dir():
                         sync_folder(files.folder)  # a file that a power cut brings back must find its row
-                    reached(Step.SEGMENT_FILE_REMOVED)
+                    failpoint(Failpoint.SEGMENT_FILE_REMOVED)
                     with suppress(TopicNotFound):  # deleted meanwhile, and its rows with it
                         self.metadata.log.forget_segment(owner.id, segment.ledger_id)
-                    reached(Step.SEGMENT_FORGOTTEN)
+                    failpoint(Failpoint.SEGMENT_FORGOTTEN)
                     removed += 1
         if topic is None:
             living = {each.uid: each for each in self.metadata.topics()}
@@ -86,7 +86,7 @@ class LogSweep:
             with _noted(folder.name, failed):
                 SegmentFiles(folder, first).remove()
                 removed += 1
-            reached(Step.DELETED_SEGMENT_REMOVED)
+            failpoint(Failpoint.DELETED_SEGMENT_REMOVED)
         with suppress(FileNotFoundError):  # another sweeper was here
             for file in files_set_aside(folder):
                 with _noted(folder.name, failed):

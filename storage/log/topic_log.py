@@ -32,7 +32,7 @@ from storage.heartbeat import Heartbeat
 from storage.log.directory import LogDirectory
 from storage.log.group_commit import Done, again
 from storage.log.lease import OnHeld, writer_lease
-from storage.log.lease_renewer import LOOK_SECONDS, LogWatch
+from storage.log.lease_renewer import LOOK_SECONDS, LeaseRenewer
 from storage.log.open_segment import TopicSegments
 from storage.log.segment import Appended
 from storage.log.segment_writer import SegmentWriter
@@ -54,7 +54,7 @@ class TopicLog:
         holder: str,
         wait_ms: int = DEFAULT_WAIT_MS,
         on_rolled: Callable[[], object] = lambda: None,
-        watch: LogWatch | None = None,
+        watch: LeaseRenewer | None = None,
         on_held: OnHeld = lambda _: None,
     ) -> None:
         """`holder` must be unique to one piece of work; `wait_ms`: how long to wait for another writer to finish.

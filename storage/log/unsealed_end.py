@@ -16,7 +16,7 @@ from storage.metadata.records import SegmentRecord, TopicRecord
 
 
 @dataclass(frozen=True)
-class OpenEnd:
+class UnsealedEnd:
     """What can be read of an open segment; `size`: bytes of its entries as they were sent."""
 
     next_offset: int
@@ -24,7 +24,7 @@ class OpenEnd:
     size: int
 
 
-def open_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> OpenEnd | None:
+def open_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> UnsealedEnd | None:
     """None: it lies in another log directory, or its file cannot be read, as readers say. Raises Misconfigured."""
     if segment.log_uid != log.known_uid:
         return None
@@ -35,4 +35,4 @@ def open_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> O
     except DataLoss:
         return None
     size = found.visible - HEADER_BYTES - found.entries * FRAME_BYTES
-    return OpenEnd(found.next_offset, found.entries, max(size, 0))
+    return UnsealedEnd(found.next_offset, found.entries, max(size, 0))

@@ -19,7 +19,7 @@ from storage.metadata.records import SegmentRecord, TopicRecord
 
 
 @dataclass(frozen=True)
-class OpenCount:
+class UnsealedMessages:
     """What an open segment holds up to `next_offset`. `oldest`, `newest`: publish times; None: it is empty."""
 
     next_offset: int
@@ -35,12 +35,12 @@ class OpenSegments:
     def __init__(self, log: LogDirectory) -> None:
         self._log = log
         self._lock = threading.Lock()
-        self._known: dict[int, OpenCount] = {}
+        self._known: dict[int, UnsealedMessages] = {}
 
-    def count(self, topic: TopicRecord, segment: SegmentRecord) -> OpenCount:
+    def count(self, topic: TopicRecord, segment: SegmentRecord) -> UnsealedMessages:
         """What the segment holds now."""
         with self._lock:
-            before = self._known.get(segment.ledger_id) or OpenCount(segment.first_offset)
+            before = self._known.get(segment.ledger_id) or UnsealedMessages(segment.first_offset)
         counted = self._counted(topic, segment, before)
         with self._lock:
             self._known[segment.ledger_id] = counted
@@ -51,7 +51,7 @@ class OpenSegments:
         with self._lock:
             self._known = {one: count for one, count in self._known.items() if one in ledger_ids}
 
-    def _counted(self, topic: TopicRecord, segment: SegmentRecord, before: OpenCount) -> OpenCount:
+    def _counted(self, topic: TopicRecord, segment: SegmentRecord, before: UnsealedMessages) -> UnsealedMessages:
         try:
             if segment.log_uid != self._log.known_uid:
                 return before
@@ -61,7 +61,7 @@ class OpenSegments:
             if end.next_offset == before.next_offset:
                 return before
             if end.next_offset < before.next_offset:  # a flush failed, and what was visible is gone
-                before = OpenCount(segment.first_offset)
+                before = UnsealedMessages(segment.first_offset)
             counted = before
             for entry in SegmentReader(*identity, end=end.visible).entries(before.next_offset):
                 header = entry.header

@@ -11,7 +11,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from storage.errors import CompactionPaused, CompactionRunning, Fenced
-from storage.metadata.compaction_state_records import ControlRecord
+from storage.metadata.compaction_state_records import CompactionState
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import TopicRecord
 from storage.metadata.tables import controls, runs
@@ -28,18 +28,18 @@ _ROWS = select(
 _OF_TOPIC = _ROWS.where(controls.c.topic_id == bindparam("topic"))
 
 
-def find(connection: Connection, topic_id: int, now: int, dead_ms: int) -> ControlRecord:
+def find(connection: Connection, topic_id: int, now: int, dead_ms: int) -> CompactionState:
     """What is wanted of the topic. `dead_ms`: a run without a heartbeat for so long is dead."""
     row = connection.execute(_OF_TOPIC, {"topic": topic_id}).one_or_none()
-    return _record(row, now, dead_ms) if row is not None else ControlRecord()
+    return _record(row, now, dead_ms) if row is not None else CompactionState()
 
 
-def of_all(connection: Connection, now: int, dead_ms: int) -> dict[int, ControlRecord]:
+def of_all(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionState]:
     """By topic id, of those that have a row."""
     return {row.topic_id: _record(row, now, dead_ms) for row in connection.execute(_ROWS)}
 
 
-def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, ControlRecord]:
+def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, CompactionState]:
     """By topic id, the oldest request first."""
     waiting = _ROWS.where(controls.c.requested_at.is_not(None))
     found = connection.execute(waiting.order_by(controls.c.requested_at, controls.c.topic_id))
@@ -94,7 +94,7 @@ def take_request(connection: Connection, topic: TopicRecord, must_exist: bool, n
     return control.cause
 
 
-def check_not_paused(topic: TopicRecord, control: ControlRecord) -> None:
+def check_not_paused(topic: TopicRecord, control: CompactionState) -> None:
     """Raises CompactionPaused."""
     if control.paused:
         times = "" if control.paused == 1 else f" ({control.paused} times)"
@@ -122,9 +122,9 @@ def ended(connection: Connection, topic_id: int, run_id: int) -> None:
     )
 
 
-def _record(row: Row[tuple[object, ...]], now: int, dead_ms: int) -> ControlRecord:
+def _record(row: Row[tuple[object, ...]], now: int, dead_ms: int) -> CompactionState:
     at = row.aborting_heartbeat
-    return ControlRecord(
+    return CompactionState(
         requested_at=row.requested_at,
         cause=row.cause if row.requested_at is not None else "",
         paused=row.paused,

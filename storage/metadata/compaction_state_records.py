@@ -16,7 +16,7 @@ SERVICE_DEAD_MS = 15_000
 
 
 @dataclass(frozen=True)
-class ControlRecord:
+class CompactionState:
     """What is wanted of a topic's compaction. `requested_at`: it waits for a run since then, for `cause`.
 
     `paused`: how many pauses want a resume. `aborting`: a run was ended by a pause or an abort, and its worker has not
@@ -45,7 +45,7 @@ class Retry:
 class Activity:
     """A topic's compaction as of one moment. `running`: it is requested, or a run of it lives."""
 
-    control: ControlRecord
+    control: CompactionState
     last_run: RunRecord | None
     running: bool
 

@@ -1,4 +1,4 @@
-"""ControlStore: what is wanted of compactions: requests, pauses, failures. Reached as MetadataStore.control.
+"""CompactionStateStore: what is wanted of compactions: requests, pauses, failures. Reached as MetadataStore.control.
 
     None ── a run is claimed ──► InProgress ── pause ──► Aborted(1) ── its worker stops ──► Paused(1)
     Paused(1) ── pause ──► Paused(2) ── resume ──► Paused(1) ── resume ──► None   (S5; Kafka's LogCleanerManager)
@@ -33,7 +33,7 @@ from storage.metadata.compaction_state_records import (
     RUN_DEAD_MS,
     Activity,
     BacklogRecord,
-    ControlRecord,
+    CompactionState,
 )
 from storage.metadata.engine import Database
 from storage.metadata.leases import shown_time
@@ -48,7 +48,7 @@ _NAMED = 3
 _ENDING = "look with `compactor-admin topics compaction-status`, and try again when it has ended"
 
 
-class ControlStore:
+class CompactionStateStore:
     """The control part of the metadata, over the database of a MetadataStore. Safe to share between threads."""
 
     def __init__(self, database: Database, clock: Clock, dead_ms: int = RUN_DEAD_MS) -> None:
@@ -62,12 +62,12 @@ class ControlStore:
 
     # Looking
 
-    def control(self, topic_id: int) -> ControlRecord:
+    def control(self, topic_id: int) -> CompactionState:
         """What is wanted of the topic's compaction."""
         with self._database.read() as connection:
             return compaction_state.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
 
-    def controls(self) -> Mapping[int, ControlRecord]:
+    def controls(self) -> Mapping[int, CompactionState]:
         """By topic id; a topic that is not there wants nothing."""
         with self._database.read() as connection:
             return compaction_state.of_all(connection, self._clock.now_ms(), self._dead_ms)
@@ -80,7 +80,7 @@ class ControlStore:
             last = runs.last(connection, topic_id)
             return Activity(found, last, found.requested_at is not None or _lives(last, self._dead(dead_ms), now))
 
-    def requests(self) -> list[tuple[TopicRecord, ControlRecord]]:
+    def requests(self) -> list[tuple[TopicRecord, CompactionState]]:
         """The topics whose compaction is requested, the oldest request first."""
         with self._database.snapshot() as connection:
             found = compaction_state.requested(connection, self._clock.now_ms(), self._dead_ms)
@@ -123,7 +123,7 @@ class ControlStore:
 
     # Requests
 
-    def request(self, topic_id: int, cause: str, by: str, dead_ms: int | None = None) -> ControlRecord:
+    def request(self, topic_id: int, cause: str, by: str, dead_ms: int | None = None) -> CompactionState:
         """Ask for a run; whoever leads executes it. `by`: who asks. The topic has its cursor `__compaction` then (S9).
 
         Raises CompactionRunning if one is requested or runs (S4), CompactionPaused.
@@ -207,14 +207,14 @@ class ControlStore:
 
     # Pausing
 
-    def pause(self, topic_id: int, dead_ms: int | None = None) -> ControlRecord:
+    def pause(self, topic_id: int, dead_ms: int | None = None) -> CompactionState:
         """Keep the topic from being compacted, until as many resumes; its request goes, its run is cancelled."""
         return self.pause_all([topic_id], dead_ms)[0]
 
-    def pause_all(self, topic_ids: Sequence[int], dead_ms: int | None = None) -> list[ControlRecord]:
+    def pause_all(self, topic_ids: Sequence[int], dead_ms: int | None = None) -> list[CompactionState]:
         """As `pause`, each of these topics or none; how they are then, in their order."""
 
-        def pause(connection: Connection) -> list[ControlRecord]:
+        def pause(connection: Connection) -> list[CompactionState]:
             _lock(connection, topic_ids)
             for topic_id in sorted(topic_ids):
                 reason = "compaction of the topic was paused"
@@ -222,18 +222,18 @@ class ControlStore:
                 compaction_state.put(connection, topic_id, paused=found.paused + 1)
             return self._found(connection, topic_ids, dead_ms)
 
-        def happened(connection: Connection, made: list[ControlRecord]) -> bool:
+        def happened(connection: Connection, made: list[CompactionState]) -> bool:
             topics.all_locked(connection, topic_ids)
             found = self._found(connection, topic_ids, dead_ms)
             return [(one.paused, one.requested_at) for one in found] == [(one.paused, None) for one in made]
 
         return self._database.write_once(pause, happened, f"whether the compaction of topics {topic_ids} was paused")
 
-    def resume(self, topic_id: int) -> ControlRecord:
+    def resume(self, topic_id: int) -> CompactionState:
         """Take one pause back. Raises Conflict if the topic is not paused, or a run of it is being aborted still."""
         return self.resume_all([topic_id])[0]
 
-    def resume_all(self, topic_ids: Sequence[int]) -> list[ControlRecord]:
+    def resume_all(self, topic_ids: Sequence[int]) -> list[CompactionState]:
         """As `resume`, each of these topics that is paused, or none; how they are then, in their order.
 
         So topics of which only some were paused come together again. Raises Conflict if none is paused.
@@ -255,11 +255,11 @@ class ControlStore:
                 compaction_state.put(connection, topic.id, paused=found.paused - 1)
             return self._found(connection, topic_ids)
 
-    def abort(self, topic_id: int, dead_ms: int | None = None) -> ControlRecord:
+    def abort(self, topic_id: int, dead_ms: int | None = None) -> CompactionState:
         """End the topic's request, its run and its retries; it may be compacted again at once, if it is not paused."""
         return self.abort_all([topic_id], dead_ms)[0]
 
-    def abort_all(self, topic_ids: Sequence[int], dead_ms: int | None = None) -> list[ControlRecord]:
+    def abort_all(self, topic_ids: Sequence[int], dead_ms: int | None = None) -> list[CompactionState]:
         """As `abort`, each of these topics or none; how they are then, in their order."""
         with self._database.write() as connection:
             _lock(connection, topic_ids)
@@ -271,7 +271,7 @@ class ControlStore:
 
     def _found(
         self, connection: Connection, topic_ids: Sequence[int], dead_ms: int | None = None
-    ) -> list[ControlRecord]:
+    ) -> list[CompactionState]:
         now = self._clock.now_ms()
         return [compaction_state.find(connection, topic_id, now, self._dead(dead_ms)) for topic_id in topic_ids]
 
@@ -285,7 +285,7 @@ class ControlStore:
         *,
         leader: int | None = None,
         requested_at: int | None = None,
-    ) -> ControlRecord:
+    ) -> CompactionState:
         """The topic's compaction failed once more, with this error and without a run; it is tried again at `retry_at`.
 
         `leader`: its request is over with this; Fenced, and `requested_at`, as in `withdraw`.
@@ -329,7 +329,7 @@ class ControlStore:
             compaction_state.cleared(connection, topic_id)
 
 
-def _request(connection: Connection, topic_id: int, cause: str, by: str, now: int, dead_ms: int) -> ControlRecord:
+def _request(connection: Connection, topic_id: int, cause: str, by: str, now: int, dead_ms: int) -> CompactionState:
     compaction_state.put(connection, topic_id, requested_at=now, cause=cause, requested_by=by)
     return compaction_state.find(connection, topic_id, now, dead_ms)
 
@@ -340,7 +340,7 @@ def _lock(connection: Connection, topic_ids: Collection[int]) -> None:
     runs.lock_running(connection, topic_ids)
 
 
-def _stop(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> ControlRecord:
+def _stop(connection: Connection, topic_id: int, reason: str, dead_ms: int, now: int) -> CompactionState:
     """Drop the request and end the run, whose worker is waited for if it lives. As it was before."""
     topics.locked(connection, topic_id)
     found = compaction_state.find(connection, topic_id, now, dead_ms)

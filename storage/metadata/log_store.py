@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from sqlalchemy import Connection
 
 from storage.clock import Clock
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.metadata import leases, ledgers, sealing, segments, topics, trimming
 from storage.metadata.engine import Database
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
@@ -97,7 +97,7 @@ class LogStore:
 
         def roll(connection: Connection) -> SegmentRecord:
             rolled = segments.roll(connection, lease, ledger_id, content, self._clock.now_ms())
-            reached(Step.ROLL_INSIDE_COMMIT)
+            failpoint(Failpoint.ROLL_INSIDE_COMMIT)
             return rolled
 
         def happened(connection: Connection, _: SegmentRecord) -> bool:
@@ -219,7 +219,7 @@ class LogStore:
 
         def seal(connection: Connection) -> None:
             sealing.seal(connection, attempt, ledger, self._clock.now_ms())
-            reached(Step.SEAL_INSIDE_COMMIT)
+            failpoint(Failpoint.SEAL_INSIDE_COMMIT)
 
         def happened(connection: Connection, _: None) -> bool:
             topics.locked(connection, attempt.topic_id)
@@ -273,7 +273,7 @@ class LogStore:
                 force=force,
                 keep_start=keep_start,
             )
-            reached(Step.TRIM_INSIDE_COMMIT)
+            failpoint(Failpoint.TRIM_INSIDE_COMMIT)
 
         def happened(connection: Connection, _: None) -> bool:
             topic = topics.locked(connection, topic_id)
@@ -295,14 +295,14 @@ class LogStore:
         def truncate(connection: Connection) -> list[TopicRecord]:
             now = self._clock.now_ms()
             truncated = {topic_id: trimming.truncate(connection, topic_id, now) for topic_id in sorted(topic_ids)}
-            reached(Step.TRUNCATE_INSIDE_COMMIT)
+            failpoint(Failpoint.TRUNCATE_INSIDE_COMMIT)
             return [truncated[topic_id] for topic_id in topic_ids]
 
         def happened(connection: Connection, truncated: list[TopicRecord]) -> bool:
             return all(_is_truncated(connection, one) for one in sorted(truncated, key=lambda one: one.id))
 
         truncated = self._database.write_once(truncate, happened, f"whether topics {topic_ids} were truncated")
-        reached(Step.TRUNCATED)
+        failpoint(Failpoint.TRUNCATED)
         return truncated
 
     def trimmed_ledgers(self, topic_id: int) -> list[LedgerRecord]:

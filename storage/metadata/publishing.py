@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, insert, update
 
 from storage.errors import Fenced
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.metadata import (
     attempts,
     compaction_state,
@@ -56,7 +56,7 @@ def publish(
     if retry is not None:
         told = runs.storable(retry.error)
         compaction_state.put(connection, topic.id, failures=1, retry_at=retry.at, last_error=told)
-    reached(Step.PUBLISH_INSIDE_TRANSACTION)
+    failpoint(Failpoint.PUBLISH_INSIDE_TRANSACTION)
     return runs.get(connection, run.run_id)
 
 

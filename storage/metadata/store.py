@@ -18,7 +18,7 @@ from types import MappingProxyType
 from sqlalchemy import URL, Connection
 
 from storage.clock import Clock
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.metadata import (
     attempts,
     cursors,
@@ -37,7 +37,7 @@ from storage.metadata import (
     trimming,
 )
 from storage.metadata.compaction_state_records import RUN_DEAD_MS, Retry
-from storage.metadata.compaction_state_store import ControlStore
+from storage.metadata.compaction_state_store import CompactionStateStore
 from storage.metadata.cursor_store import CursorStore
 from storage.metadata.engine import Database
 from storage.metadata.log_store import LogStore
@@ -74,7 +74,7 @@ class MetadataStore:
         policies: Mapping[str, object] = MappingProxyType({}),
         run_dead_ms: int = RUN_DEAD_MS,
     ) -> None:
-        """`policies`: the broker's defaults (PolicyStore); `run_dead_ms`: see ControlStore.
+        """`policies`: the broker's defaults (PolicyStore); `run_dead_ms`: see CompactionStateStore.
 
         Does not connect. Raises Misconfigured for a bad URL.
         """
@@ -85,7 +85,7 @@ class MetadataStore:
         self.acknowledgements = CursorStore(self.database)
         self.stats = StatsStore(self.database)
         self.metrics = MetricsStore(self.database, run_dead_ms)
-        self.control = ControlStore(self.database, clock, run_dead_ms)
+        self.control = CompactionStateStore(self.database, clock, run_dead_ms)
         self.services = ServiceStore(self.database, clock)
         self.tenancy = TenancyStore(self.database, clock, policies)
         self.store_binding = StoreBinding(self.database, clock)
@@ -233,7 +233,7 @@ class MetadataStore:
 
         def append(connection: Connection) -> None:
             ledgers.append(connection, lease, new, self._clock.now_ms())
-            reached(Step.IMPORT_INSIDE_COMMIT)
+            failpoint(Failpoint.IMPORT_INSIDE_COMMIT)
 
         def happened(connection: Connection, _: None) -> bool:
             topics.locked(connection, lease.topic_id)
@@ -411,7 +411,7 @@ class MetadataStore:
             found = runs.get(connection, run.run_id)
             return found.state is RunState.SUCCESS and found.compacted_ledger_id == compacted.ledger_id
 
-        reached(Step.PUBLISH_BEFORE_TRANSACTION)
+        failpoint(Failpoint.PUBLISH_BEFORE_TRANSACTION)
         published = self.database.write_once(
             lambda connection: publishing.publish(
                 connection, run, expected_generation, compacted, statistics, retry, self._clock.now_ms()
@@ -419,7 +419,7 @@ class MetadataStore:
             happened,
             f"whether run {run.run_id} published compacted ledger {compacted.ledger_id}",
         )
-        reached(Step.PUBLISH_AFTER_COMMIT)
+        failpoint(Failpoint.PUBLISH_AFTER_COMMIT)
         return published
 
     def finish_run(self, run: RunRecord, statistics: Mapping[str, object]) -> RunRecord:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from sqlalchemy import Connection
 
 from storage.clock import Clock
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.metadata import tenancy, tenancy_partitions, tenancy_topics, topic_deletion, topics
 from storage.metadata.engine import Database
 from storage.metadata.records import TopicRecord
@@ -173,7 +173,7 @@ class TenancyStore:
 
         def delete(connection: Connection) -> DeletedTopic:
             deleted = topic_deletion.delete_topic(connection, topic_id, self._clock.now_ms(), force=force)
-            reached(Step.TOPIC_DELETE_INSIDE_COMMIT)
+            failpoint(Failpoint.TOPIC_DELETE_INSIDE_COMMIT)
             return deleted
 
         def happened(connection: Connection, deleted: DeletedTopic) -> bool:
@@ -182,7 +182,7 @@ class TenancyStore:
             return topic_deletion.find(connection, deleted.uid) is not None
 
         deleted = self._database.write_once(delete, happened, f"whether the topic with id {topic_id} was deleted")
-        reached(Step.TOPIC_DELETED)
+        failpoint(Failpoint.TOPIC_DELETED)
         return deleted
 
     # What deleted topics leave

@@ -35,7 +35,7 @@ from storage.errors import (
     StorageFull,
     Unavailable,
 )
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.objects.interface import (
     ObjectInfo,
     ObjectStore,
@@ -228,13 +228,13 @@ class LocalStore(ObjectStore):
                 f"object {name} exists already in {self.url}", "read it, or write under another name"
             ) from None
         try:
-            reached(Step.LOCAL_LINKED)
+            failpoint(Failpoint.LOCAL_LINKED)
             _sync_folder(path.parent)
         except OSError:
             with suppress(OSError):
                 os.unlink(path)
             raise
-        reached(Step.LOCAL_FOLDER_SYNCED)
+        failpoint(Failpoint.LOCAL_FOLDER_SYNCED)
 
     @contextmanager
     def _speaking_of(self, name: str, verb: str) -> Iterator[None]:
@@ -292,9 +292,9 @@ class _LocalWriter(ObjectWriter):
     def _commit(self) -> None:
         assert self._path is not None
         with self._store._speaking_of(self.name, "write"):
-            reached(Step.LOCAL_TEMPORARY_WRITTEN)
+            failpoint(Failpoint.LOCAL_TEMPORARY_WRITTEN)
             os.fsync(self._descriptor)
-            reached(Step.LOCAL_FSYNCED)
+            failpoint(Failpoint.LOCAL_FSYNCED)
             self._store.publish(self._path, self.name)
 
     def _discard(self) -> None:

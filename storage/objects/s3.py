@@ -30,7 +30,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, Inc
 
 from storage.clock import Clock, SystemClock
 from storage.errors import Misconfigured, ObjectDamaged, Unavailable
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.objects.interface import (
     ObjectInfo,
     ObjectStore,
@@ -118,7 +118,7 @@ class S3Store(ObjectStore):
             metadata,
             lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*", Metadata=metadata),
         )
-        reached(Step.S3_PUT_SENT)
+        failpoint(Failpoint.S3_PUT_SENT)
 
     def create(self, name: str) -> ObjectWriter:
         return S3Writer(self, check_object_name(name), _new_mark(), self._multipart_threshold, self._part_bytes)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import BotoCoreError, ClientError
 
 from storage.errors import InvalidInput, StorageFull, Unavailable
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.objects.interface import ObjectWriter
 from storage.objects.s3_errors import code_of
 
@@ -65,7 +65,7 @@ class S3Writer(ObjectWriter):
         whole = self._upload is None and self._position < max(self._threshold, 1)
         self._store.conditionally(self.name, self._metadata, self._put_whole if whole else self._complete)
         self._upload = None
-        reached(Step.S3_PUT_SENT if whole else Step.S3_AFTER_COMPLETE)
+        failpoint(Failpoint.S3_PUT_SENT if whole else Failpoint.S3_AFTER_COMPLETE)
 
     def _discard(self) -> None:
         if self._upload is not None:
@@ -125,7 +125,7 @@ class _Upload:
         self._descriptor = descriptor
         begun = self._client.create_multipart_upload(**self._where, Metadata=metadata)
         self._where["UploadId"] = begun["UploadId"]
-        reached(Step.S3_UPLOAD_BEGUN)
+        failpoint(Failpoint.S3_UPLOAD_BEGUN)
         self._sent = 0
         self._parts: list[Future[str]] = []
         self._senders = ThreadPoolExecutor(SENDERS, "s3-part")
@@ -141,7 +141,7 @@ class _Upload:
 
     def complete(self) -> None:
         tags = [part.result() for part in self._parts]
-        reached(Step.S3_BEFORE_COMPLETE)
+        failpoint(Failpoint.S3_BEFORE_COMPLETE)
         self._client.complete_multipart_upload(
             **self._where,
             IfNoneMatch="*",
@@ -162,7 +162,7 @@ class _Upload:
                 f"the temporary file of object {self._name} lost bytes", "look at the disk of TMPDIR, then try again"
             )
         answer = self._client.upload_part(**self._where, PartNumber=number, Body=body)
-        reached(Step.S3_PART_UPLOADED)
+        failpoint(Failpoint.S3_PART_UPLOADED)
         return str(answer["ETag"])
 
 

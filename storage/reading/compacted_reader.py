@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from storage.clock import Clock
 from storage.errors import CompactorError, DataLoss, Fenced, ObjectMissing, StateMayBeStale, Unavailable
-from storage.failpoints import Step, reached
+from storage.failpoints import Failpoint, failpoint
 from storage.ledger.manifest import Manifest
 from storage.ledger.seek import (
     NOWHERE,
@@ -45,14 +45,14 @@ from storage.ledger.seek import (
     start_of,
 )
 from storage.log.lease import afterwards
-from storage.log.segment_tables import Tail
+from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import CompactedLedgerRecord, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import LATEST
 from storage.objects.interface import ObjectStore
-from storage.reading.raw_reader import RawRead, last_offset
+from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.reader_state import CompactedState, ReaderState
-from storage.reading.retention_filter import Visible
+from storage.reading.retention_filter import RetentionFilter
 from storage.reading.snapshot_reader import Limits, SnapshotReader, limited
 
 TERM_MS = 60_000
@@ -60,7 +60,7 @@ TERM_MS = 60_000
 _REMEDY = "read again from earliest, into an empty state"
 
 
-class PinnedRead:
+class CompactedReader:
     """One read with the flag on, from `start`, of the topic as it is when the first message is asked for."""
 
     def __init__(
@@ -71,9 +71,9 @@ class PinnedRead:
         topic_id: int,
         holder: str,
         start: Start,
-        tail: Tail | None = None,
+        tail: UnsealedSegments | None = None,
         reset: Reset = Reset.EARLIEST,
-        shown: Callable[[TopicSnapshot], Visible | None] = lambda _: None,
+        shown: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
     ) -> None:
         """`shown`: what of a compacted ledger may be seen (C2)."""
         self._metadata = metadata
@@ -92,7 +92,7 @@ class PinnedRead:
         """Whether the compacted ledger that it was in last is in event-time order; None: it was in none."""
         self._ledger_id: int | None = None
         """The compacted ledger that it was in last: a read that comes back to it has missed nothing."""
-        self._raw = RawRead(store, tail, self._look, start, reset, or_compacted=True)
+        self._raw = RawReader(store, tail, self._look, start, reset, or_compacted=True)
         self._is_raw = False
 
     def go_on(self, state: ReaderState) -> None:
@@ -227,7 +227,7 @@ class PinnedRead:
         if by_event != bool(self._by_event):  # the key's value may now be a message that lies before what was delivered
             raise StateMayBeStale(f"{gone} {manifest.generation} has another order", _REMEDY)
 
-    def _check_nothing_hidden(self, manifest: Manifest, shown: Visible | None) -> None:
+    def _check_nothing_hidden(self, manifest: Manifest, shown: RetentionFilter | None) -> None:
         """Raises StateMayBeStale where a later value of a key that was delivered may be hidden by now (C2)."""
         if self._known_to is None or shown is None or not shown.may_hide_behind(self._known_to, manifest.parts):
             return
@@ -271,10 +271,10 @@ class PinnedRead:
         if pin is None:
             yield _Pinned(self._metadata, self._clock, snapshot, None, None)
             return
-        reached(Step.PIN_TAKEN)
+        failpoint(Failpoint.PIN_TAKEN)
         with afterwards(lambda: self._metadata.release_pin(pin)):
             yield _Pinned(self._metadata, self._clock, snapshot, pin, self._record_of(pin, snapshot))
-        reached(Step.PIN_RELEASED)
+        failpoint(Failpoint.PIN_RELEASED)
 
     def _record_of(self, pin: Pin, snapshot: TopicSnapshot) -> CompactedLedgerRecord | None:
         """The compacted ledger that is pinned; None: the pin expired meanwhile, and it was collected."""
@@ -309,7 +309,7 @@ class _Pinned:
         if self._pin is not None and self._clock.now_ms() >= self._pin.expires_at - TERM_MS * 2 // 3:
             with suppress(Unavailable):  # the pin lasts; if the database stays away for longer, so do collectors
                 self._pin = self._metadata.renew_pin(self._pin, TERM_MS)
-                reached(Step.PIN_RENEWED)
+                failpoint(Failpoint.PIN_RENEWED)
 
 
 def _offset_of(bound: Bound) -> int:

@@ -40,11 +40,11 @@ from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import MAX_RANGE_BITS, HashRange, read_records
 from storage.ledger.manifest import Manifest
 from storage.ledger.rows_file import RowsObject, RowsReader
-from storage.log.segment_tables import Tail
+from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import SegmentRecord, TopicSnapshot
 from storage.model import IndexLocation, LedgerRecord, Message
 from storage.objects.interface import ObjectStore
-from storage.reading.retention_filter import Visible
+from storage.reading.retention_filter import RetentionFilter
 from storage.reading.snapshot_reader import SnapshotReader, naming_compacted, row_messages
 
 _OFFSET = int(key_index.OFFSET_MASK)
@@ -60,14 +60,14 @@ def point_read(
     hasher: KeyHasher,
     key: bytes,
     now: int,
-    tail: Tail | None = None,
-    shown: Callable[[TopicSnapshot], Visible | None] = lambda _: None,
+    tail: UnsealedSegments | None = None,
+    shown: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
 ) -> Message | None:
     """The newest message of `key`, which may be a tombstone; None: nothing is left of the key.
 
     `now`: in event-time order, by which lateness is over (P9). `shown`: what of a compacted ledger may be seen (C2).
 
-    Raises ObjectMissing, ObjectDamaged; SegmentElsewhere where a newer value may lie in another machine's log.
+    Raises ObjectMissing, ObjectDamaged; SegmentNotLocal where a newer value may lie in another machine's log.
     """
     seen = snapshot()
     while True:

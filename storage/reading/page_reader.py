@@ -15,8 +15,8 @@ from storage.entries.chunk_assembler import ChunkAssembler
 from storage.errors import CompactorError
 from storage.ledger.seek import AtOffset, start_of
 from storage.model import Message
-from storage.reading.compacted_reader import PinnedRead
-from storage.reading.raw_reader import RawRead, last_offset
+from storage.reading.compacted_reader import CompactedReader
+from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.reader_state import ReaderState
 from storage.reading.snapshot_reader import Limits, Page, row_messages
 
@@ -43,7 +43,7 @@ class MessagesPage:
 class PageReader:
     """One page of a read; asked again while nothing came, it looks again. Not for use by two threads."""
 
-    def __init__(self, read: RawRead | PinnedRead, state: ReaderState, partition: int) -> None:
+    def __init__(self, read: RawReader | CompactedReader, state: ReaderState, partition: int) -> None:
         """`read` begins at `state.start`, and goes on as the compacted read before if it is one."""
         self._read = read
         self._state = state
@@ -51,7 +51,7 @@ class PageReader:
         self._chunks = ChunkAssembler()
         self._seen: list[tuple[int, ReaderState]] = []
         """The tables that chunks of incomplete messages lie in: first offset, and the state behind it."""
-        if isinstance(read, PinnedRead):
+        if isinstance(read, CompactedReader):
             read.go_on(state)
 
     def rows(self, limits: Limits) -> RowsPage:
@@ -125,7 +125,7 @@ class PageReader:
 
     def _here(self) -> ReaderState:
         """Where the read is, behind the last table."""
-        if isinstance(self._read, PinnedRead):
+        if isinstance(self._read, CompactedReader):
             return self._read.state or self._state
         return self._state if self._read.next is None else ReaderState(start_of(self._read.next))
 

@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from storage.errors import InvalidInput, InvalidMessageId, ObjectMissing, OffsetOutOfRange, SegmentElsewhere
+from storage.errors import InvalidInput, InvalidMessageId, ObjectMissing, OffsetOutOfRange, SegmentNotLocal
 from storage.model import EARLIEST, LATEST, MessageId, Position
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def described(reader: SnapshotReader, record: CursorRecord, summary: RangesSumma
     behind = max(mark.offset + 1 if mark else 0, reader.first_offset)
     try:
         backlog = max(end_of(reader) - behind - summary.messages, 0)
-    except SegmentElsewhere:
+    except SegmentNotLocal:
         backlog = None
     return {
         "cursor": record.name,

@@ -29,20 +29,20 @@ from storage.ledger.seek import (
     Reset,
     Start,
 )
-from storage.log.segment_tables import Tail
+from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, LATEST
 from storage.objects.interface import ObjectStore
 from storage.reading.snapshot_reader import SnapshotReader
 
 
-class RawRead:
+class RawReader:
     """One raw read. `look`: the topic as it is now."""
 
     def __init__(
         self,
         store: ObjectStore,
-        tail: Tail | None,
+        tail: UnsealedSegments | None,
         look: Callable[[], TopicSnapshot],
         start: Start,
         reset: Reset = Reset.EARLIEST,

@@ -25,7 +25,7 @@ BOTH = frozenset({"compact", "delete"})
 
 
 @dataclass(frozen=True)
-class Visible:
+class RetentionFilter:
     """Hides messages below `start_offset`, and those published before `not_before_ms`; None: none by time."""
 
     start_offset: int = 0
@@ -61,16 +61,16 @@ class Visible:
         return self.not_before_ms is not None and oldest < self.not_before_ms
 
 
-def visible_under(policies: TopicPolicies, start_offset: int, now: int) -> Visible | None:
+def visible_under(policies: TopicPolicies, start_offset: int, now: int) -> RetentionFilter | None:
     """What may be seen of a topic with these policies; None: everything."""
     if not policies.cleanup_policy >= BOTH:
         return None
     kept = policies.retention_ms_effective
     if kept is None and start_offset == 0:
         return None
-    return Visible(start_offset, None if kept is None else now - kept)
+    return RetentionFilter(start_offset, None if kept is None else now - kept)
 
 
-def visible(metadata: MetadataStore, topic: TopicRecord, now: int) -> Visible | None:
+def visible(metadata: MetadataStore, topic: TopicRecord, now: int) -> RetentionFilter | None:
     """What may be seen of a topic's compacted ledger at this time; None: everything. Raises Unavailable."""
     return visible_under(metadata.policies.effective(topic), topic.start_offset, now)

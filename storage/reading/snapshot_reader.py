@@ -8,7 +8,7 @@ beside it changes nothing that it sees. That what the snapshot names stays there
 `compacted_reader.py` and `raw_reader.py` do, and go on where it does not.
 
 May go wrong: ObjectMissing, ObjectDamaged, for the object or file that was read, with the ledger it belongs to (R8); a
-compacted ledger that is lost never turns into a shorter key set. SegmentElsewhere, where a read comes to messages that
+compacted ledger that is lost never turns into a shorter key set. SegmentNotLocal, where a read comes to messages that
 lie in another machine's log: what comes before them is given.
 """
 
@@ -40,11 +40,11 @@ from storage.ledger.seek import (
     Start,
     bound_of,
 )
-from storage.log.segment_tables import Tail
+from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
 from storage.model import LedgerRecord, Message, MessageId, Position
 from storage.objects.interface import ObjectStore
-from storage.reading.retention_filter import Visible
+from storage.reading.retention_filter import RetentionFilter
 
 _COMPACTED_REMEDY = (
     "raw reads still work (leave out --read-compacted); restore the object, or delete the cursor __compaction to clear "
@@ -70,7 +70,11 @@ class SnapshotReader:
     """
 
     def __init__(
-        self, store: ObjectStore, snapshot: TopicSnapshot, tail: Tail | None = None, shown: Visible | None = None
+        self,
+        store: ObjectStore,
+        snapshot: TopicSnapshot,
+        tail: UnsealedSegments | None = None,
+        shown: RetentionFilter | None = None,
     ) -> None:
         self.snapshot = snapshot
         self._store = store
@@ -132,7 +136,7 @@ class SnapshotReader:
     def first_since(self, piece: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
         """The offset of a piece's first message, from an offset on, that was published then or later; None: none was.
 
-        Raises SegmentElsewhere.
+        Raises SegmentNotLocal.
         """
         for table in self._raw((piece,), FromTime(publish_time), offset - 1):
             return int(table.column("offset")[0].as_py())
@@ -217,7 +221,7 @@ class SnapshotReader:
             if len(table := delivered(table)):
                 yield table
 
-    def tail_of(self, piece: SegmentRecord) -> Tail:
+    def tail_of(self, piece: SegmentRecord) -> UnsealedSegments:
         """What reads a segment of the snapshot. Raises Misconfigured."""
         if self._tail is None:
             raise Misconfigured(

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from storage.clock import Clock
 from storage.errors import CompactorError
-from storage.reading.compacted_reader import PinnedRead
-from storage.reading.raw_reader import RawRead
+from storage.reading.compacted_reader import CompactedReader
+from storage.reading.raw_reader import RawReader
 from storage.reading.snapshot_reader import Limits, Page
 
 POLL_SECONDS = 0.1
@@ -26,7 +26,7 @@ POLL_SECONDS = 0.1
 class TopicReader:
     """Pages of one read. Close it, or let it end, so that its pin is given back."""
 
-    def __init__(self, clock: Clock, read: RawRead | PinnedRead) -> None:
+    def __init__(self, clock: Clock, read: RawReader | CompactedReader) -> None:
         self._clock = clock
         self._read = read
         self._look: Generator[pa.Table, None, None] | None = None

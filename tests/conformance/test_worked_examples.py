@@ -26,8 +26,8 @@ from compactor.run.plan import (
     RunPlan,
     Sizing,
     Source,
+    expected_totals,
     located,
-    promised,
 )
 from compactor.scheduling.cleanable_ratio import (
     dirtiest_first,
@@ -300,7 +300,7 @@ def test_worked_example_5_grouping() -> None:
     plan = RunPlan(
         StoreLocation("file:///nowhere"), "u", -1, "a", Policies(), 0, Xxh3KeyHasher(0), tuple(sources), old_parts=0
     )
-    layout = lay_out(plan, found, promised(plan, found), Sizing(parallelism=1, part_bytes=GB))
+    layout = lay_out(plan, found, expected_totals(plan, found), Sizing(parallelism=1, part_bytes=GB))
     taken = [[(one.source, one.first_offset, one.last_offset) for one in part.slices] for part in layout.parts]
     sizes = [sum(live[which] * (last - first + 1) / rows for which, first, last in part) for part in taken]
     assert len(sizes) == 4 < len(live)

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import psycopg  # noqa: F401  imported once, before the forks
 
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 from tests.clocks import ManualClock
 from tests.faults.forks import HUNG_SECONDS, Forks, serve
 from tests.faults.stages import SCENARIOS
@@ -31,7 +31,7 @@ class Ended:
     """How a child ended. `signal` 0: it went through to the end. `trace`: the steps that it came by."""
 
     signal: int
-    trace: list[Step]
+    trace: list[Failpoint]
     error: str
 
 
@@ -41,7 +41,7 @@ class Nursery(Forks):
     def __init__(self) -> None:
         super().__init__("tests.faults.child")
 
-    def run(self, world: World, scenario: str, step: Step | None, nth: int, now_ms: int) -> Ended:
+    def run(self, world: World, scenario: str, step: Failpoint | None, nth: int, now_ms: int) -> Ended:
         """Run a scenario in a child until `step` is reached for the `nth` time."""
         order = {
             "world": world.encode(),
@@ -51,7 +51,7 @@ class Nursery(Forks):
             "now_ms": now_ms,
         }
         answer = self.ask(order)
-        return Ended(answer["signal"], [Step[name] for name in answer["trace"]], answer["error"])
+        return Ended(answer["signal"], [Failpoint[name] for name in answer["trace"]], answer["error"])
 
 
 def _raise_child(order: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class _Killer:
         self._writing = writing
         self._lock = threading.Lock()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Failpoint) -> None:
         with self._lock:  # held while dying: no other thread gets past its next step
             os.write(self._writing, f"step {step.name}\n".encode())
             if step.name == self._step:

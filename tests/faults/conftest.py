@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 SCHEMES = ["file", "s3"]
-"""Of the stores that crash tests go over; as in `Step.store`."""
+"""Of the stores that crash tests go over; as in `Failpoint.store`."""
 
 
 @pytest.fixture(scope="session")

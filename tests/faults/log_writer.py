@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from storage.checksums import crc32c
 from storage.clock import SystemClock
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 from storage.log.group_commit import Answer
 from storage.log.segment import Appended, FlushPolicy
 from storage.log.segment_writer import SegmentWriter
@@ -148,18 +148,18 @@ def _live(order: Order, writing: int, complaining: int) -> NoReturn:
     os._exit(0)
 
 
-def _killer(order: Order) -> Callable[[Step], None]:
+def _killer(order: Order) -> Callable[[Failpoint], None]:
     left = [order.nth]
     lock = threading.Lock()
 
-    def reached(step: Step) -> None:
+    def failpoint(step: Failpoint) -> None:
         if step.name == order.step:
             with lock:  # held while dying
                 left[0] -= 1
                 if left[0] == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-    return reached
+    return failpoint
 
 
 class _Appending:

@@ -17,9 +17,9 @@ from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
 from compactor.maintenance.retention import Retention
 from compactor.maintenance.truncation import Truncation
 from compactor.run.plan import Policies
-from storage.failpoints import Step
+from storage.failpoints import Failpoint
 from storage.ledger import names
-from storage.log.log_manager import LogKeeper
+from storage.log.log_manager import LogManager
 from storage.log.segment import SegmentFiles
 from storage.metadata.records import AttemptKind
 from storage.reading.compacted_reader import TERM_MS
@@ -116,7 +116,7 @@ def collect_deleted(bench: Workbench) -> None:
     assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
     bench.clock.advance(GRACE_MS + 1)
-    assert LogKeeper(bench.metadata, bench.store, bench.clock, bench.log, "keeper").sweep() == 3
+    assert LogManager(bench.metadata, bench.store, bench.clock, bench.log, "keeper").sweep() == 3
     assert sum(one.total.count for one in GarbageCollector(bench.metadata, bench.store, bench.clock).collect_all()) > 2
 
 
@@ -229,7 +229,7 @@ class Scenario:
 
     stage: str
     run: Callable[[Workbench], None]
-    done_from: frozenset[Step] = frozenset()
+    done_from: frozenset[Failpoint] = frozenset()
     appended: pa.Table | None = None
     publishes: bool = False
     entries: tuple[Pairs, ...] = ()
@@ -237,8 +237,10 @@ class Scenario:
     empties: bool = False
 
 
-_IMPORTED = frozenset({Step.IMPORT_AFTER_COMMIT, Step.IMPORT_ATTEMPT_FINISHED, Step.IMPORT_LEASE_RELEASED})
-_PUBLISHED = frozenset({Step.PUBLISH_AFTER_COMMIT, Step.RUN_ROW_SETS_CLEANED})
+_IMPORTED = frozenset(
+    {Failpoint.IMPORT_AFTER_COMMIT, Failpoint.IMPORT_ATTEMPT_FINISHED, Failpoint.IMPORT_LEASE_RELEASED}
+)
+_PUBLISHED = frozenset({Failpoint.PUBLISH_AFTER_COMMIT, Failpoint.RUN_ROW_SETS_CLEANED})
 
 SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
     {
@@ -258,10 +260,10 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
         "sealing": Scenario("rolled", seal),
         "sweep": Scenario("sealed", sweep),
         "compaction of a tail": Scenario("rolled", compact, _PUBLISHED, publishes=True),
-        "trim": Scenario("settled", trim, frozenset({Step.TRIM_MARKED}), trims=True),
+        "trim": Scenario("settled", trim, frozenset({Failpoint.TRIM_MARKED}), trims=True),
         "collection of what was trimmed": Scenario("trimmed", collect_garbage),
-        "truncation": Scenario("rolled", truncate, frozenset({Step.TRUNCATED}), empties=True),
-        "deletion": Scenario("rolled", delete, frozenset({Step.TOPIC_DELETED}), empties=True),
-        "collection of a deleted topic": Scenario("deleted", collect_deleted, frozenset(Step), empties=True),
+        "truncation": Scenario("rolled", truncate, frozenset({Failpoint.TRUNCATED}), empties=True),
+        "deletion": Scenario("rolled", delete, frozenset({Failpoint.TOPIC_DELETED}), empties=True),
+        "collection of a deleted topic": Scenario("deleted", collect_deleted, frozenset(Failpoint), empties=True),
     }
 )

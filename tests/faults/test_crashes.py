@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from storage.failpoints import Step
+from storage.failpoints import Failpoint
 from tests.clocks import ManualClock
 from tests.faults.aftermath import (
     Written,
@@ -33,55 +33,66 @@ class Crash:
     """A scenario that dies when it reaches `step` for the `nth` time."""
 
     scenario: str
-    step: Step
+    step: Failpoint
     nth: int = 1
 
     def __str__(self) -> str:
         return f"{self.scenario}: {self.step.name} {self.nth}"
 
 
-def _steps(*prefixes: str) -> list[Step]:
-    return [step for step in Step if step.name.startswith(prefixes)]
+def _steps(*prefixes: str) -> list[Failpoint]:
+    return [step for step in Failpoint if step.name.startswith(prefixes)]
 
 
 OF_A_RUN = _steps("RUN_", "PHASE_", "MANIFEST_", "PUBLISH_")
 OF_A_COMMIT = _steps("IMPORT_INSIDE", "IMPORT_AFTER")
-OF_A_FIRST_RUN = [Step.RUN_CLAIMED, Step.PHASE_ONE_DONE, Step.PHASE_TWO_DONE, *_steps("MANIFEST_", "PUBLISH_")]
+OF_A_FIRST_RUN = [
+    Failpoint.RUN_CLAIMED,
+    Failpoint.PHASE_ONE_DONE,
+    Failpoint.PHASE_TWO_DONE,
+    *_steps("MANIFEST_", "PUBLISH_"),
+]
 OF_THE_LOG = _steps("SEGMENT_FILE_CREATED", "SEGMENT_OPENED", "ENTRIES_", "ROLL_", "SEGMENT_ROLLED")
 OF_SEALING = [
     *_steps("SEAL_"),
-    Step.SEGMENT_SEALED,
-    Step.IMPORT_ROWS_BEGUN,
-    Step.IMPORT_ROWS_WRITTEN,
-    Step.IMPORT_INDEX_WRITTEN,
+    Failpoint.SEGMENT_SEALED,
+    Failpoint.IMPORT_ROWS_BEGUN,
+    Failpoint.IMPORT_ROWS_WRITTEN,
+    Failpoint.IMPORT_INDEX_WRITTEN,
 ]
-OF_A_TAIL = [Step.ROLL_INSIDE_COMMIT, Step.SEGMENT_ROLLED, *_steps("SEAL_"), Step.SEGMENT_SEALED, *_steps("PUBLISH_")]
+OF_A_TAIL = [
+    Failpoint.ROLL_INSIDE_COMMIT,
+    Failpoint.SEGMENT_ROLLED,
+    *_steps("SEAL_"),
+    Failpoint.SEGMENT_SEALED,
+    *_steps("PUBLISH_"),
+]
 OF_MULTIPART = _steps("S3_UPLOAD", "S3_PART", "S3_BEFORE", "S3_AFTER")
 LATER = [
-    Crash("import", Step.IMPORT_ROWS_WRITTEN, 2),
-    Crash("import", Step.IMPORT_INDEX_WRITTEN, 2),
-    Crash("import", Step.LOCAL_LINKED, 3),
-    Crash("import", Step.S3_PUT_SENT, 3),
-    Crash("large import", Step.S3_PART_UPLOADED, 2),
-    Crash("second compaction", Step.PHASE_ONE_INDEX_WRITTEN, 2),
-    Crash("second compaction", Step.PHASE_TWO_PART_WRITTEN, 2),
-    Crash("second compaction", Step.LOCAL_LINKED, 4),
-    Crash("second compaction", Step.S3_PUT_SENT, 4),
-    Crash("garbage collection", Step.GC_DELETED_ONE, 2),
-    Crash("append", Step.ENTRIES_WRITTEN, 2),
-    Crash("append", Step.ENTRIES_FLUSHED, 3),
-    Crash("append", Step.SEGMENT_FILE_CREATED, 2),
-    Crash("append", Step.SEGMENT_OPENED, 2),
-    Crash("append", Step.ENTRIES_WRITTEN, 5),
-    Crash("append", Step.SEGMENT_ROLLED, 2),
-    Crash("append after a crash", Step.ENTRIES_FLUSHED, 2),
-    Crash("sealing", Step.SEAL_INSIDE_COMMIT, 2),
-    Crash("sealing", Step.SEGMENT_SEALED, 2),
-    Crash("sweep", Step.SEGMENT_FILE_REMOVED, 2),
-    Crash("compaction of a tail", Step.SEGMENT_SEALED, 3),
-    Crash("collection of what was trimmed", Step.GC_DELETED_ONE, 2),
-    Crash("collection of a deleted topic", Step.DELETED_SEGMENT_REMOVED, 2),
-    Crash("collection of a deleted topic", Step.GC_DELETED_ONE, 3),
+    Crash("import", Failpoint.IMPORT_ROWS_WRITTEN, 2),
+    Crash("import", Failpoint.IMPORT_INDEX_WRITTEN, 2),
+    Crash("import", Failpoint.LOCAL_LINKED, 3),
+    Crash("import", Failpoint.S3_PUT_SENT, 3),
+    Crash("large import", Failpoint.S3_PART_UPLOADED, 2),
+    Crash("second compaction", Failpoint.PHASE_ONE_INDEX_WRITTEN, 2),
+    Crash("second compaction", Failpoint.PHASE_TWO_PART_WRITTEN, 2),
+    Crash("second compaction", Failpoint.LOCAL_LINKED, 4),
+    Crash("second compaction", Failpoint.S3_PUT_SENT, 4),
+    Crash("garbage collection", Failpoint.GC_DELETED_ONE, 2),
+    Crash("append", Failpoint.ENTRIES_WRITTEN, 2),
+    Crash("append", Failpoint.ENTRIES_FLUSHED, 3),
+    Crash("append", Failpoint.SEGMENT_FILE_CREATED, 2),
+    Crash("append", Failpoint.SEGMENT_OPENED, 2),
+    Crash("append", Failpoint.ENTRIES_WRITTEN, 5),
+    Crash("append", Failpoint.SEGMENT_ROLLED, 2),
+    Crash("append after a crash", Failpoint.ENTRIES_FLUSHED, 2),
+    Crash("sealing", Failpoint.SEAL_INSIDE_COMMIT, 2),
+    Crash("sealing", Failpoint.SEGMENT_SEALED, 2),
+    Crash("sweep", Failpoint.SEGMENT_FILE_REMOVED, 2),
+    Crash("compaction of a tail", Failpoint.SEGMENT_SEALED, 3),
+    Crash("collection of what was trimmed", Failpoint.GC_DELETED_ONE, 2),
+    Crash("collection of a deleted topic", Failpoint.DELETED_SEGMENT_REMOVED, 2),
+    Crash("collection of a deleted topic", Failpoint.GC_DELETED_ONE, 3),
 ]
 """Not only the first time."""
 LOSES_AS_WELL = _steps("PUBLISH_")
@@ -96,12 +107,12 @@ CRASHES = [
     *(Crash("garbage collection", step) for step in _steps("GC_")),
     *(Crash("append", step) for step in OF_THE_LOG),
     *(Crash("append after a crash", step) for step in _steps("ENTRIES_")),
-    *(Crash("import behind a segment", step) for step in (*_steps("ROLL_"), Step.SEGMENT_ROLLED, *OF_A_COMMIT)),
+    *(Crash("import behind a segment", step) for step in (*_steps("ROLL_"), Failpoint.SEGMENT_ROLLED, *OF_A_COMMIT)),
     *(Crash("sealing", step) for step in OF_SEALING),
-    *(Crash("sweep", step) for step in (Step.SEGMENT_FILE_REMOVED, Step.SEGMENT_FORGOTTEN)),
+    *(Crash("sweep", step) for step in (Failpoint.SEGMENT_FILE_REMOVED, Failpoint.SEGMENT_FORGOTTEN)),
     *(Crash("compaction of a tail", step) for step in OF_A_TAIL),
-    *(Crash("trim", step) for step in (Step.TRIM_INSIDE_COMMIT, Step.TRIM_MARKED)),
-    *(Crash("collection of what was trimmed", step) for step in (Step.TRIM_FORGOTTEN, *_steps("GC_DELETED"))),
+    *(Crash("trim", step) for step in (Failpoint.TRIM_INSIDE_COMMIT, Failpoint.TRIM_MARKED)),
+    *(Crash("collection of what was trimmed", step) for step in (Failpoint.TRIM_FORGOTTEN, *_steps("GC_DELETED"))),
     *(Crash("truncation", step) for step in _steps("TRUNCATE")),
     *(Crash("deletion", step) for step in _steps("TOPIC_DELETE")),
     *(Crash("collection of a deleted topic", step) for step in _steps("DELETED_SEGMENT", "GC_BEFORE", "GC_DELETED")),
@@ -167,17 +178,17 @@ def test_a_scenario_that_nobody_kills(worlds: Worlds, name: str, nursery: Nurser
 
 def written_entries(scenario: Scenario, ended: Ended) -> Written:
     """What a scenario has appended to the log, by the steps that it came by: each entry is a commit of its own."""
-    flushed = ended.trace.count(Step.ENTRIES_FLUSHED)
-    untold = ended.signal != 0 and ended.trace[-1] is Step.ENTRIES_FLUSHED
-    return Written(scenario.entries[: ended.trace.count(Step.ENTRIES_WRITTEN)], flushed - untold)
+    flushed = ended.trace.count(Failpoint.ENTRIES_FLUSHED)
+    untold = ended.signal != 0 and ended.trace[-1] is Failpoint.ENTRIES_FLUSHED
+    return Written(scenario.entries[: ended.trace.count(Failpoint.ENTRIES_WRITTEN)], flushed - untold)
 
 
 def test_every_step_is_in_some_crash() -> None:
     """A point that no case kills at would be dead; one that is not reached fails its case."""
-    assert {crash.step for crash in CRASHES} == set(Step)
+    assert {crash.step for crash in CRASHES} == set(Failpoint)
 
 
 def test_steps_are_told_apart() -> None:
     """Enum members with one value would be one member."""
-    assert len(Step.__members__) == len(set(Step)) >= 36
-    assert all(step.happened.endswith(".") and step.store in (None, *SCHEMES) for step in Step)
+    assert len(Failpoint.__members__) == len(set(Failpoint)) >= 36
+    assert all(step.happened.endswith(".") and step.store in (None, *SCHEMES) for step in Failpoint)

@@ -27,7 +27,7 @@ from compactor.maintenance.retention import Retention
 from compactor.run.plan import Policies
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import Fenced, StateMayBeStale
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.metadata import attempts as attempts_module
@@ -154,18 +154,23 @@ def test_a_run_without_a_heartbeat_is_fenced_before_its_objects_go(bench: Workbe
 
 def test_what_is_published_between_two_steps_of_a_collection_stays(bench: Workbench, topic: Topic) -> None:
     """A run begins, or ends, or does both, at each step of a collection that has much to delete."""
-    for step in (Step.GC_LISTED, Step.GC_ATTEMPTS_FENCED, Step.GC_REFERENCES_READ, Step.GC_BEFORE_DELETE):
+    for step in (
+        Failpoint.GC_LISTED,
+        Failpoint.GC_ATTEMPTS_FENCED,
+        Failpoint.GC_REFERENCES_READ,
+        Failpoint.GC_BEFORE_DELETE,
+    ):
         dead = bench.metadata.begin_attempt(topic.record.id, AttemptKind.RUN, "dead")
         bench.store.put(names.part(topic.record.uid, dead.attempt_id, 0), b"left behind")
         bench.metadata.finish_attempt(dead.attempt_id)
         bench.append(topic, [content(*((key, str(step).encode()) for key in KEYS))])
         bench.compact(topic)
         advance(bench, GRACE_MS)
-        done: list[Step] = []
+        done: list[Failpoint] = []
 
-        def publish(reached: Step, step: Step = step, done: list[Step] = done) -> None:
-            if reached is step and not done:
-                done.append(reached)
+        def publish(failpoint: Failpoint, step: Failpoint = step, done: list[Failpoint] = done) -> None:
+            if failpoint is step and not done:
+                done.append(failpoint)
                 bench.append(topic, [content((b"meanwhile", str(step).encode()), (KEYS[3], None))])
                 bench.compact(topic)
 

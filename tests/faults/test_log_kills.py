@@ -21,7 +21,7 @@ import pytest
 from storage.checksums import crc32c
 from storage.entries.decode import StoredEntry
 from storage.errors import ObjectDamaged
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 from storage.log.segment import FlushPolicy
 from tests.faults.log_writer import EACH, TASKS, THREADS, Acknowledged, Life, LogNursery, Order
 from tests.segments import EVERY_APPEND, OneSegment, message
@@ -132,16 +132,16 @@ def test_nothing_acknowledged_is_lost_by_many_kills(log_nursery: LogNursery, tmp
 
 
 @pytest.mark.parametrize("nth", [1, 2, 30])
-@pytest.mark.parametrize("step", [Step.SEGMENT_FILE_CREATED, Step.ENTRIES_WRITTEN, Step.ENTRIES_FLUSHED])
-def test_killed_at_a_step(log_nursery: LogNursery, tmp_path: Path, step: Step, nth: int) -> None:
+@pytest.mark.parametrize("step", [Failpoint.SEGMENT_FILE_CREATED, Failpoint.ENTRIES_WRITTEN, Failpoint.ENTRIES_FLUSHED])
+def test_killed_at_a_step(log_nursery: LogNursery, tmp_path: Path, step: Failpoint, nth: int) -> None:
     watched = Watched(OneSegment(tmp_path, 1, 0))
-    if nth > 1 and step is Step.SEGMENT_FILE_CREATED:
+    if nth > 1 and step is Failpoint.SEGMENT_FILE_CREATED:
         watched.live(log_nursery, watched.order(0, 5, records=nth))
     life = watched.live(log_nursery, watched.order(1, 5, step=step.name, nth=nth))
-    created = step is Step.SEGMENT_FILE_CREATED
+    created = step is Failpoint.SEGMENT_FILE_CREATED
     assert life.signal == (0 if created and nth > 1 else signal.SIGKILL)
     assert life.opened == (not created or nth > 1)
-    if step is Step.ENTRIES_FLUSHED:
+    if step is Failpoint.ENTRIES_FLUSHED:
         before = len(watched.held)
         watched.recovered()
         assert len(watched.held) > before or before == 0  # flushed, and nobody was told: it is there all the same
@@ -219,7 +219,7 @@ def losses(folder: Path, seed: int, policy: FlushPolicy = EVERY_APPEND, *, prete
     with pytest.MonkeyPatch.context() as patch:
         disk = Disk(segment.folder, patch, pretends=pretends)
 
-        def look(step: Step | None) -> None:
+        def look(step: Failpoint | None) -> None:
             nonlocal opened
             if not opened:
                 return
@@ -229,7 +229,7 @@ def losses(folder: Path, seed: int, policy: FlushPolicy = EVERY_APPEND, *, prete
             finally:
                 opened = True
 
-        def compare(step: Step | None) -> None:
+        def compare(step: Failpoint | None) -> None:
             seen = len(segment.visible())
             left = disk.image(segment, folder / f"image-{next(images)}", chance)
             try:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 from storage.ledger.names import STORE_UID
 from storage.log.directory import LogDirectory
 from storage.log.lease import TERM_MS
@@ -79,16 +79,16 @@ def losses(
     looking = False
     with PowerLoss(folder / "log", loses) as power:
 
-        def look(step: Step | None) -> None:
+        def look(step: Failpoint | None) -> None:
             nonlocal flushed, looking
             if looking:
                 return  # what is done to an image comes by steps, too
-            if step in (Step.ENTRIES_FLUSHED, Step.ROLL_FLUSHED):
+            if step in (Failpoint.ENTRIES_FLUSHED, Failpoint.ROLL_FLUSHED):
                 flushed = acknowledged
-            promised = acknowledged if flush_messages == 1 else flushed
+            expected_totals = acknowledged if flush_messages == 1 else flushed
             image = folder / "images" / f"image-{next(images)}"
             looking = True
-            found.extend(_lost(bench, power.image(image, keeps), image, promised, acknowledged))
+            found.extend(_lost(bench, power.image(image, keeps), image, expected_totals, acknowledged))
             looking = False
 
         with observed(look), topic.append_log(0) as log:
@@ -103,7 +103,7 @@ def losses(
     return found
 
 
-def _lost(bench: Workbench, log: Path, image: Path, promised: int, acknowledged: int) -> list[str]:
+def _lost(bench: Workbench, log: Path, image: Path, expected_totals: int, acknowledged: int) -> list[str]:
     """What the next writer, and readers after it, find in the image; with a database as it is now."""
     database = image.with_suffix(".db")
     with sqlite3.connect(bench.metadata.database.engine.url.database or "") as now, sqlite3.connect(database) as copy:
@@ -127,8 +127,8 @@ def _lost(bench: Workbench, log: Path, image: Path, promised: int, acknowledged:
         metadata.close()
     assert [message.offset for message in given] == list(range(len(given)))
     texts = [message.payload for message in given[:-1]]
-    whole = [[payload for pairs in PAIRS[:n] for _, payload in pairs] for n in range(promised, acknowledged + 2)]
-    return [] if texts in whole else [f"of {promised} to {acknowledged} entries {texts} are left"]
+    whole = [[payload for pairs in PAIRS[:n] for _, payload in pairs] for n in range(expected_totals, acknowledged + 2)]
+    return [] if texts in whole else [f"of {expected_totals} to {acknowledged} entries {texts} are left"]
 
 
 @pytest.mark.parametrize("keeps", [_nothing_more, _torn, *SLOWLY])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 from storage.objects.interface import StoreLocation
 from storage.objects.local import LocalStore
 from storage.objects.registry import open_store
@@ -42,7 +42,7 @@ def losses(folder: Path, loses: Callable[[os.stat_result], bool]) -> list[str]:
     with PowerLoss(root, loses) as power:
         acknowledged: dict[str, bytes] = {}
 
-        def look(step: Step | None) -> None:
+        def look(step: Failpoint | None) -> None:
             found.extend(damaged(power.image(folder / f"image-{next(images)}"), acknowledged))
 
         with observed(look):
@@ -84,8 +84,8 @@ def test_a_topic_outlives_a_power_loss_after_each_commit(tmp_path: Path) -> None
         bench = Workbench.embedded(tmp_path)
         topic = bench.topic()
 
-        def look(step: Step) -> None:
-            if step in (Step.IMPORT_AFTER_COMMIT, Step.PUBLISH_AFTER_COMMIT):
+        def look(step: Failpoint) -> None:
+            if step in (Failpoint.IMPORT_AFTER_COMMIT, Failpoint.PUBLISH_AFTER_COMMIT):
                 image = power.image(tmp_path / f"image-{next(images)}")
                 after = Workbench(bench.metadata, open_store(StoreLocation(image.as_uri())), bench.clock, bench.engine)
                 assert raw(after.topic()) == raw(topic)

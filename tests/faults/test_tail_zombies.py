@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from storage.errors import CompactorError
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 from storage.log import topic_log
 from storage.log.lease import TERM_MS
 from storage.log.segment import SegmentFiles
@@ -113,13 +113,13 @@ def test_a_late_writer_cannot_open_a_segment_that_is_being_rolled(
             log.append(one(key, b"1"))
             acknowledged.append(key)
 
-    def at(step: Step) -> None:
-        if step in (Step.ROLL_FLUSHED, Step.ROLL_INSIDE_COMMIT):
+    def at(step: Failpoint) -> None:
+        if step in (Failpoint.ROLL_FLUSHED, Failpoint.ROLL_INSIDE_COMMIT):
             locked[step] = is_locked(bench, topic)
-        if step is Step.ROLL_FLUSHED:
+        if step is Failpoint.ROLL_FLUSHED:
             append(late, b"late")
 
-    locked: dict[Step, bool] = {}
+    locked: dict[Failpoint, bool] = {}
     late = topic.append_log(0)
     with suppress(CompactorError), late:
         bench.clock.advance(TERM_MS + 1)
@@ -133,7 +133,9 @@ def test_a_late_writer_cannot_open_a_segment_that_is_being_rolled(
                 log.roll()
             append(late, b"later")
             append(log, b"b")
-    assert locked == dict.fromkeys([Step.ROLL_FLUSHED] if empty else [Step.ROLL_FLUSHED, Step.ROLL_INSIDE_COMMIT], True)
+    assert locked == dict.fromkeys(
+        [Failpoint.ROLL_FLUSHED] if empty else [Failpoint.ROLL_FLUSHED, Failpoint.ROLL_INSIDE_COMMIT], True
+    )
     assert not is_locked(bench, topic)
     assert acknowledged == ([b"b"] if empty else [b"a", b"b"])
     assert [m.key for m in raw(topic)] == acknowledged

@@ -94,7 +94,7 @@ def _open_s3(location: StoreLocation) -> ObjectStore:
 
 
 class Worlds(ABC):
-    """Hands out copies of stages. `scheme`: of its stores' URLs, as in `Step.store`."""
+    """Hands out copies of stages. `scheme`: of its stores' URLs, as in `Failpoint.store`."""
 
     scheme: str
 

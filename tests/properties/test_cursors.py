@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from storage.ack_ranges import STRETCH
+from storage.ack_ranges import RANGE_OFFSETS
 from storage.cursor import Cursor, CursorSettings
 from storage.errors import Fenced
 from storage.metadata.records import TopicRecord
@@ -22,7 +22,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import MessageId, Position, TopicName
 from tests.clocks import ManualClock
 
-LOW, HIGH = STRETCH - 25, STRETCH + 25
+LOW, HIGH = RANGE_OFFSETS - 25, RANGE_OFFSETS + 25
 """What happens, happens here; all below LOW is acknowledged from the beginning."""
 LIVES, STEPS = 60, 60
 

@@ -33,10 +33,10 @@ sizings = st.builds(
 appends = st.tuples(st.lists(contents(max_size=25), min_size=1, max_size=2), st.sampled_from([1, 40, 200, 1 << 20]))
 steps = st.lists(st.tuples(appends, st.booleans(), sizings), min_size=1, max_size=4)
 
-Step = tuple[tuple[list[pa.Table], int], bool, Sizing]
+Failpoint = tuple[tuple[list[pa.Table], int], bool, Sizing]
 
 
-def replay(engine: Engine, schedule: list[Step], colliding: bool) -> None:
+def replay(engine: Engine, schedule: list[Failpoint], colliding: bool) -> None:
     """Run the schedule and compare every compacted ledger, whole, with the reference."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench.embedded(Path(folder), engine)
@@ -76,14 +76,14 @@ def topic_is_empty() -> object:
 @example([(([content((None, b"x"), (None, None))], 1), True, Sizing(4, 1, 1, 1, 1))], False)
 @given(steps, st.booleans())
 @within(fast=8, ci=30)
-def test_equals_the_reference_after_each_run(schedule: list[Step], colliding: bool) -> None:
+def test_equals_the_reference_after_each_run(schedule: list[Failpoint], colliding: bool) -> None:
     replay(InProcess(), schedule, colliding)
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.booleans())
 @within(fast=5, ci=15)
-def test_equals_the_reference_on_spark(spark_engine: Engine, schedule: list[Step], colliding: bool) -> None:
+def test_equals_the_reference_on_spark(spark_engine: Engine, schedule: list[Failpoint], colliding: bool) -> None:
     replay(spark_engine, schedule, colliding)
 
 

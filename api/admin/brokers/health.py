@@ -25,7 +25,7 @@ from api.http.access import (
     caller_of,
 )
 from api.http.routes import Routes
-from api.observability.redaction import masked
+from api.observability.redaction import redacted
 from api.service import Parts, Service
 from storage.errors import CompactorError, ObjectMissing, meaning
 
@@ -101,5 +101,5 @@ def _checked_by(look: Callable[[], object]) -> Check:
     try:
         look()
     except CompactorError as error:
-        return Check(f"it {meaning(error)}: the service's log says more", masked(" ".join(str(error).split())))
+        return Check(f"it {meaning(error)}: the service's log says more", redacted(" ".join(str(error).split())))
     return Check(_OK, _OK)

@@ -24,7 +24,7 @@ from api.http.routes import Routes
 from api.reports import run_document, shown_error
 from api.service import Parts, Service
 from storage.errors import NotFound
-from storage.metadata.compaction_state_records import ControlRecord
+from storage.metadata.compaction_state_records import CompactionState
 from storage.metadata.records import RunRecord, RunState, TopicRecord
 from storage.model import TopicName
 
@@ -267,7 +267,7 @@ def _now(parts: Service, topic: TopicRecord, in_full: bool) -> Control:
     return _control(topic, found.control, in_full, found.running)
 
 
-def _control(topic: TopicRecord, control: ControlRecord, in_full: bool, running: bool = False) -> Control:
+def _control(topic: TopicRecord, control: CompactionState, in_full: bool, running: bool = False) -> Control:
     state = f"Paused({control.paused})" if control.paused else "None"
     if control.aborting:
         state = "Aborted"

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from api.http.problems import Problem
 from storage.entries.encode import encode_batch
 from storage.entries.entry import parse
-from storage.errors import OffsetOutOfRange, SegmentElsewhere
+from storage.errors import OffsetOutOfRange, SegmentNotLocal
 from storage.ledger.rows import Slot
 from storage.ledger.seek import Reset, Start
 from storage.log.bulk_append import INPUT_SCHEMA
@@ -50,7 +50,7 @@ def entries(topic: Topic, start: Start, reset: Reset = Reset.EARLIEST) -> Iterat
                     yield gathered
                     gathered = []
                 gathered.append(row)
-    except SegmentElsewhere:  # an entry lies in one ledger, so the last one is whole
+    except SegmentNotLocal:  # an entry lies in one ledger, so the last one is whole
         if gathered:
             yield gathered
         raise

@@ -31,7 +31,7 @@ from api.http.query_parameters import KNOWN_QUERY
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
-from storage.errors import InvalidInput, OffsetOutOfRange, SegmentElsewhere
+from storage.errors import InvalidInput, OffsetOutOfRange, SegmentNotLocal
 from storage.ledger import rows
 from storage.ledger.seek import Reset, Start
 from storage.model import Message, TopicName
@@ -132,7 +132,7 @@ async def read_messages(
                 async for _ in changes:
                     try:
                         page, is_empty = await waiting.run(_page, reader, kind, limits)
-                    except SegmentElsewhere:  # another service appends since then: the next page is asked of it
+                    except SegmentNotLocal:  # another service appends since then: the next page is asked of it
                         break
                     if not is_empty:
                         break

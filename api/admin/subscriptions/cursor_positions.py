@@ -89,7 +89,7 @@ class Owned:
 
     @property
     def end(self) -> int:
-        """The offset of the next message. Raises SegmentElsewhere where it is not known here."""
+        """The offset of the next message. Raises SegmentNotLocal where it is not known here."""
         return self.topic.snapshot_reader().end
 
     def __enter__(self) -> Owned:

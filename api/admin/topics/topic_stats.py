@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from api.service import Service
 from storage.errors import TopicNotFound
-from storage.log.unsealed_end import OpenEnd, open_end
+from storage.log.unsealed_end import UnsealedEnd, open_end
 from storage.metadata.records import RunRecord, SegmentRecord
 from storage.metadata.stats import CursorStanding, TopicStanding
 from storage.model import TopicName
@@ -42,7 +42,7 @@ class Figures:
     """A topic at one moment. `tail`: of the open segment, if it lies here."""
 
     standing: TopicStanding
-    tail: OpenEnd | None
+    tail: UnsealedEnd | None
 
     @property
     def end(self) -> int:

@@ -12,7 +12,7 @@ import re
 import sys
 from typing import IO, TextIO, cast
 
-from api.observability.redaction import masked
+from api.observability.redaction import redacted
 
 _LINE_END = "\n"
 
@@ -42,7 +42,7 @@ def put_json(text: str) -> None:
 
 def spoken(text: str) -> str:
     """What is said to a person, on stderr: its secrets hidden."""
-    return _for(sys.stderr, masked(text))
+    return _for(sys.stderr, redacted(text))
 
 
 def data_stream() -> IO[bytes]:

@@ -20,7 +20,7 @@ from api.cli.kit.stderr import (
     size,
 )
 from api.cli.kit.terminal import put
-from api.observability.redaction import masked
+from api.observability.redaction import redacted
 from compactor.batch import Outcome
 from storage.errors import CompactorError, full_part
 from storage.metadata.records import RunRecord
@@ -59,12 +59,12 @@ def report_forecasts(forecasts: Sequence[Forecast], as_json: bool) -> Exception 
     first = None
     for topic, found in forecasts:
         failed = found if isinstance(found, Exception) else None
-        forecast = None if isinstance(found, Exception) else found
+        estimate = None if isinstance(found, Exception) else found
         if as_json:
-            document = {"topic": str(topic), "dry_run": True} | _failure(failed) | {"forecast": forecast}
+            document = {"topic": str(topic), "dry_run": True} | _failure(failed) | {"forecast": estimate}
             print(json.dumps(document))  # noqa: T201
         elif failed is None:
-            put(f"Compaction of topic {topic} would {_would(forecast)}")
+            put(f"Compaction of topic {topic} would {_would(estimate)}")
         if failed is not None:
             tell(failed, str(topic) if len(forecasts) > 1 else "")
             first = first or failed
@@ -103,8 +103,8 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
     return f"{', '.join(parts)}; read {size(read)}, wrote {size(wrote)}"
 
 
-def _would(forecast: dict[str, object] | None) -> str:
-    seen = {name: value for name, value in (forecast or {}).items() if isinstance(value, int)}
+def _would(estimate: dict[str, object] | None) -> str:
+    seen = {name: value for name, value in (estimate or {}).items() if isinstance(value, int)}
     tail = ""
     if "unsealed_messages" in seen:
         tail = f"seal {counted(seen['unsealed_messages'], 'message')} ({size(seen['unsealed_bytes'])}) first"
@@ -139,7 +139,7 @@ def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
 def _failure(error: Exception | None) -> dict[str, object]:
     if error is None:
         return {"exit_code": exit_codes.OK, "error": None}
-    return {"exit_code": exit_codes.of(error), "error": masked(describe_error(error).removeprefix("compactor: "))}
+    return {"exit_code": exit_codes.of(error), "error": redacted(describe_error(error).removeprefix("compactor: "))}
 
 
 def _counts(run: RunRecord) -> dict[str, int]:

@@ -73,11 +73,11 @@ def collect_garbage(
 
 def _sweep(components: Components) -> None:
     """Remove the local files of segments that ledgers have taken the place of long enough ago."""
-    from storage.log.log_manager import LogKeeper
+    from storage.log.log_manager import LogManager
     from storage.owner import owner_name
 
     one = components
-    removed = LogKeeper(one.metadata, one.store, one.clock, one.log, owner_name()).sweep()
+    removed = LogManager(one.metadata, one.store, one.clock, one.log, owner_name()).sweep()
     if removed:
         say(f"Removed the files of {counted(removed, 'sealed segment')}")
 

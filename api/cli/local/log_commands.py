@@ -74,14 +74,14 @@ def seal_segments(
     if accept_loss and not names:
         raise InvalidInput("a loss is accepted of no topic in particular", "name the TOPIC with the damaged segment")
     with open_for_writing(context.obj) as components:
-        from storage.log.log_manager import LogKeeper
+        from storage.log.log_manager import LogManager
         from storage.metadata.records import SegmentState
         from storage.owner import owner_name
 
         failing: dict[str, str] = {}
         if not names:
             parts = components
-            LogKeeper(parts.metadata, parts.store, parts.clock, parts.log, owner_name()).roll_old(failing)
+            LogManager(parts.metadata, parts.store, parts.clock, parts.log, owner_name()).roll_old(failing)
         for topic_name, why in failing.items():
             say(f"{topic_name} cannot be rolled: {why}")
         wanted = [components.topic(name) for name in names] or [

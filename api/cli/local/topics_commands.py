@@ -105,11 +105,11 @@ def show_stats(
 
 def _if_here(ask: Callable[[], T]) -> T | None:
     """What is asked; None where it depends on messages that lie in a log directory that is not here."""
-    from storage.errors import SegmentElsewhere
+    from storage.errors import SegmentNotLocal
 
     try:
         return ask()
-    except SegmentElsewhere:
+    except SegmentNotLocal:
         return None
 
 

@@ -18,7 +18,7 @@ from storage.model import TopicName
 from storage.reading.positions import parse_trim_place
 
 if TYPE_CHECKING:
-    from compactor.maintenance.retention import Gone, Hold, Trimmed
+    from compactor.maintenance.retention import RetentionHold, TrimCandidate, Trimmed
 
 
 def trim_topic(
@@ -82,7 +82,7 @@ def said(trimmed: Trimmed) -> list[str]:
     return lines
 
 
-def _told(hold: Hold, held: tuple[Gone, ...], wanted_start: int) -> str:
+def _told(hold: RetentionHold, held: tuple[TrimCandidate, ...], wanted_start: int) -> str:
     from storage.metadata.records import COMPACTION_CURSOR
 
     where = f"at {hold.mark_delete.message_id} (offset {hold.mark_delete.offset})" if hold.mark_delete else "at nothing"

@@ -24,7 +24,7 @@ from api.background.sealer_process import (
 from api.components import Components, open_components
 from api.settings.settings import Settings
 from storage.errors import Unavailable
-from storage.log.log_manager import LogKeeper
+from storage.log.log_manager import LogManager
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -147,11 +147,11 @@ def test_a_topic_that_failed_waits_no_longer_if_the_clock_is_set_back(
     sealing = _Sealing(replace(components, clock=clock), lambda: True)
     tries: list[TopicRecord] = []
 
-    def away(_: LogKeeper, topic: TopicRecord) -> Iterator[object]:
+    def away(_: LogManager, topic: TopicRecord) -> Iterator[object]:
         tries.append(topic)
         raise Unavailable("the store is away", "try again")
 
-    monkeypatch.setattr(LogKeeper, "seal", away)
+    monkeypatch.setattr(LogManager, "seal", away)
     for later in (0, int(RETRY_SECONDS * 1000) - 1, 1, -3_600_000):
         clock.advance(later)
         sealing.seal_all(False)
@@ -168,16 +168,16 @@ def test_whatever_goes_wrong_is_said_once_and_tried_again(
     error: Exception,
 ) -> None:
     failures = 3
-    real = LogKeeper.seal
+    real = LogManager.seal
 
-    def failing(keeper: LogKeeper, *arguments: Any) -> Any:
+    def failing(keeper: LogManager, *arguments: Any) -> Any:
         nonlocal failures
         failures -= 1
         if failures >= 0:
             raise error
         return real(keeper, *arguments)
 
-    monkeypatch.setattr(LogKeeper, "seal", failing)
+    monkeypatch.setattr(LogManager, "seal", failing)
     stop: Any = Stop(4)
     seal_until(settings, "t", stop)
     assert stop.waits == [LOOK_SECONDS, *[RETRY_SECONDS] * 3, LOOK_SECONDS]

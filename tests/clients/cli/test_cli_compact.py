@@ -327,7 +327,7 @@ def test_a_dry_run_foretells_the_run_and_changes_nothing(
 
     compactor_command("compact-topic", "--topic", history).done()
     made = runs(history)[0].statistics
-    forecast = document.pop("forecast")
+    estimate = document.pop("forecast")
     assert document == {
         "topic": "persistent://public/default/t",
         "dry_run": True,
@@ -335,8 +335,8 @@ def test_a_dry_run_foretells_the_run_and_changes_nothing(
         "error": None,
     }
     same = {"messages_in", "messages_before", "messages_out", "tombstones_removed", "tombstones_kept", "parts_kept"}
-    assert {name: forecast[name] for name in same} == {name: made[name] for name in same}
-    assert forecast["messages_dropped"] == 4
+    assert {name: estimate[name] for name in same} == {name: made[name] for name in same}
+    assert estimate["messages_dropped"] == 4
 
 
 def test_a_dry_run_counts_what_a_run_seals_first(compactor_command: Compactor, engine: Recording) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from api.admin.compaction import progress
-from api.http.run_single_flight import LOOK_MS, RunLooks
+from api.http.run_single_flight import LOOK_MS, RunSingleFlight
 from api.http.thread_pools import Pool, WaitsFor
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord
@@ -56,7 +56,7 @@ def test_cancel(rest_topic: RestTopic, served: Served) -> None:
 class Scripted:
     """Looks at a run, after something has happened to it."""
 
-    def __init__(self, looks: RunLooks, *happens: Callable[[], object]) -> None:
+    def __init__(self, looks: RunSingleFlight, *happens: Callable[[], object]) -> None:
         self._looks = looks
         self._happens = [*happens]
 
@@ -115,7 +115,7 @@ def test_many_watchers_share_a_look(bench: Workbench) -> None:
     clock = bench.clock
     assert isinstance(clock, ManualClock)
     run = bench.metadata.claim_run(bench.topic().record.id, "h", {}, 60_000)
-    looks = RunLooks(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
+    looks = RunSingleFlight(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
 
     async def watch() -> list[dict[str, Any]]:
         found = await asyncio.gather(*(looks.look(run.run_id) for _ in range(20)))

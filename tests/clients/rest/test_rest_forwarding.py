@@ -12,7 +12,7 @@ import pytest
 
 from api.admin.messages import read
 from api.app import make_app
-from api.http.owner_proxy import FORWARDED, Forwarding
+from api.http.owner_proxy import FORWARDED, OwnerProxy
 from api.service import running
 from api.settings.settings import Settings
 from storage.metadata.compaction_state_records import ServiceRecord
@@ -73,7 +73,7 @@ def both(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
         service.control.drain(0)
         transport = Recorded(served.client.app)
         one = service.components
-        service.forwarding = Forwarding(one.metadata, one.clock, one.log, 5_000, transport)
+        service.forwarding = OwnerProxy(one.metadata, one.clock, one.log, 5_000, transport)
         one.log.uid  # noqa: B018  it has one, as a directory that was written to
         with TestClient(make_app(service), raise_server_exceptions=False) as client:
             known(served)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 from sqlalchemy import URL
 
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 from storage.metadata.records import (
     Attempt,
     Lease,
@@ -102,12 +102,12 @@ def state(store: MetadataStore, topic: TopicRecord) -> tuple[object, ...]:
     )
 
 
-def check_all_or_nothing(store: MetadataStore, topic: TopicRecord, call: object, step: Step | None = None) -> None:
+def check_all_or_nothing(store: MetadataStore, topic: TopicRecord, call: object, step: Failpoint | None = None) -> None:
     """`call` changes nothing if any of its statements fails, or something at `step`; then it is done."""
     assert callable(call)
     before = state(store, topic)
 
-    def fail(at: Step) -> None:
+    def fail(at: Failpoint) -> None:
         if at is step:
             raise Sabotage
 

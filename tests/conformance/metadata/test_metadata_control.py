@@ -16,7 +16,7 @@ from storage.metadata.compaction_state_records import (
     RUN_DEAD_MS,
     SERVICE_DEAD_MS,
     BacklogRecord,
-    ControlRecord,
+    CompactionState,
     Retry,
     ServiceRecord,
 )
@@ -41,9 +41,9 @@ def leading(store: MetadataStore, name: str = "host:1:a") -> int:
 def test_a_request_is_kept_until_its_run_is_claimed(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    assert store.control.control(topic.id) == ControlRecord()
+    assert store.control.control(topic.id) == CompactionState()
     made = store.control.request(topic.id, "manual", "ann")
-    assert made == ControlRecord(clock.now_ms(), "manual", requested_by="ann")
+    assert made == CompactionState(clock.now_ms(), "manual", requested_by="ann")
     assert store.control.requests() == [(topic, made)]
     assert [one.name for one in store.cursors(topic.id)] == [COMPACTION_CURSOR], "S9"
     with pytest.raises(CompactionRunning, match=r"is requested since .*\(manual, by ann\)"):
@@ -69,7 +69,7 @@ def test_of_many_triggers_one_is_taken(database_url: URL, open_store: OpenStore)
     stores = [open_store(database_url) for _ in range(4)]
     topic = stores[0].create_topic(TopicName.parse("t"))
     asked = at_once([partial(one.control.request, topic.id, "manual", "ann") for one in stores])
-    assert sorted(type(one).__name__ for one in asked) == ["CompactionRunning"] * 3 + ["ControlRecord"]
+    assert sorted(type(one).__name__ for one in asked) == ["CompactionRunning"] * 3 + ["CompactionState"]
     token = leading(stores[0])
     claimed = at_once([partial(one.claim_run, topic.id, "worker", {}, TTL, leader=token) for one in stores])
     assert sorted(type(one).__name__ for one in claimed) == ["Fenced"] * 3 + ["RunRecord"]
@@ -126,7 +126,7 @@ def test_a_request_is_withdrawn(store: MetadataStore, topic: TopicRecord) -> Non
     assert not store.control.withdraw(topic.id)
     store.control.request(topic.id, "manual", "ann")
     assert store.control.withdraw(topic.id)
-    assert store.control.control(topic.id) == ControlRecord()
+    assert store.control.control(topic.id) == CompactionState()
 
 
 def test_a_newer_request_is_not_withdrawn(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -241,7 +241,7 @@ def test_several_topics_are_paused_resumed_and_aborted_together_or_not_at_all(
     for change in (control.pause_all, control.resume_all, control.abort_all):
         with pytest.raises(TopicNotFound):
             change([*ids, 99_999])
-    assert [control.control(one) for one in ids] == [ControlRecord(), ControlRecord()]
+    assert [control.control(one) for one in ids] == [CompactionState(), CompactionState()]
     assert [one.paused for one in control.pause_all(ids)] == [1, 1]
     control.pause(ids[0])  # as a pause left them that failed half way, when each had a transaction of its own
     assert [one.paused for one in control.resume_all(ids)] == [1, 0]
@@ -336,7 +336,7 @@ def test_failures_are_counted_until_a_success(store: MetadataStore, topic: Topic
     store.fail_run(run, "three")
     assert store.control.control(topic.id).failures == 2
     store.finish_run(claim(store, topic), {})
-    assert store.control.control(topic.id) == ControlRecord()
+    assert store.control.control(topic.id) == CompactionState()
 
 
 def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
@@ -357,7 +357,7 @@ def test_a_run_that_publishes_may_leave_something_to_be_tried_again(
         store.publish(run, 1, compacted(store, run, 2, end_of(made)), {}, Retry("late", 5))
     assert store.control.control(topic.id) == control
     publish_all(store, topic)
-    assert store.control.control(topic.id) == ControlRecord()
+    assert store.control.control(topic.id) == CompactionState()
 
 
 def test_a_failure_before_the_claim_takes_the_request_along(store: MetadataStore, topic: TopicRecord) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pyroaring import BitMap
 from sqlalchemy import URL, func, insert, select
 
-from storage.ack_ranges import MAX_STRETCH_BYTES, STRETCH
+from storage.ack_ranges import MAX_STRETCH_BYTES, RANGE_OFFSETS
 from storage.errors import Conflict, Fenced, InvalidInput, NotFound, ObjectDamaged
 from storage.metadata import cursor_ranges, topics
 from storage.metadata.cursor_ranges import RangesSummary
@@ -46,11 +46,13 @@ def rows(store: MetadataStore) -> int:
 
 
 def test_what_was_merged_is_loaded(store: MetadataStore, topic: TopicRecord, life: str) -> None:
-    far = BIG // STRETCH
+    far = BIG // RANGE_OFFSETS
     assert store.acknowledgements.load(topic.id, "s", MUCH).record == CursorRecord("s", None, {})
-    merged = store.acknowledgements.merge(topic.id, "s", life, at(4), {0: BitMap([6, 9]), far: BitMap([STRETCH - 1])})
+    merged = store.acknowledgements.merge(
+        topic.id, "s", life, at(4), {0: BitMap([6, 9]), far: BitMap([RANGE_OFFSETS - 1])}
+    )
     assert merged.mark_delete == at(4)
-    assert merged.stretches == {0: BitMap([6, 9]), far: BitMap([STRETCH - 1])}
+    assert merged.stretches == {0: BitMap([6, 9]), far: BitMap([RANGE_OFFSETS - 1])}
     loaded = store.acknowledgements.load(topic.id, "s", MUCH)
     assert (loaded.record.mark_delete, loaded.life, loaded.left_out) == (at(4), life, 0)
     assert loaded.record.mark_delete is not None
@@ -74,24 +76,24 @@ def test_stretches_below_mark_delete_go(store: MetadataStore, topic: TopicRecord
     changed = {number: BitMap([0, 5]) for number in range(4)}
     store.acknowledgements.merge(topic.id, "s", life, None, changed)
     assert rows(store) == 4
-    merged = store.acknowledgements.merge(topic.id, "s", life, at(2 * STRETCH + 3), {1: BitMap([8])})
+    merged = store.acknowledgements.merge(topic.id, "s", life, at(2 * RANGE_OFFSETS + 3), {1: BitMap([8])})
     assert merged.stretches == {2: BitMap([5])}
     assert rows(store) == 2
     assert stretches(store, topic) == {2: BitMap([5]), 3: BitMap([0, 5])}
-    store.acknowledgements.merge(topic.id, "s", life, at(3 * STRETCH - 1), {})
+    store.acknowledgements.merge(topic.id, "s", life, at(3 * RANGE_OFFSETS - 1), {})
     assert rows(store) == 1
 
 
 def test_a_row_is_at_most_64_kib(store: MetadataStore, topic: TopicRecord, life: str) -> None:
-    changed = {number: BitMap(range(number % 2, STRETCH, 2)) for number in range(3)}
+    changed = {number: BitMap(range(number % 2, RANGE_OFFSETS, 2)) for number in range(3)}
     store.acknowledgements.merge(topic.id, "s", life, None, changed)
-    store.acknowledgements.merge(topic.id, "s", life, None, {4: BitMap(range(STRETCH))})
+    store.acknowledgements.merge(topic.id, "s", life, None, {4: BitMap(range(RANGE_OFFSETS))})
     with store.database.read() as connection:
         sizes = list(connection.scalars(select(func.length(table.c.acknowledged)).order_by(table.c.number)))
     assert len(sizes) == 4
     assert max(sizes) <= MAX_STRETCH_BYTES
     assert sizes[3] < 200, "one run"
-    assert stretches(store, topic) == {**changed, 4: BitMap(range(STRETCH))}
+    assert stretches(store, topic) == {**changed, 4: BitMap(range(RANGE_OFFSETS))}
 
 
 def test_no_more_is_loaded_than_is_asked_for(store: MetadataStore, topic: TopicRecord, life: str) -> None:
@@ -117,11 +119,11 @@ def test_what_is_there_already_is_not_written(store: MetadataStore, topic: Topic
 
 
 def test_ranges_across_rows_are_one(store: MetadataStore, topic: TopicRecord, life: str) -> None:
-    first, second = BitMap(range(STRETCH - 10, STRETCH)), BitMap([0, 1, 5])
+    first, second = BitMap(range(RANGE_OFFSETS - 10, RANGE_OFFSETS)), BitMap([0, 1, 5])
     store.acknowledgements.merge(topic.id, "s", life, None, {0: first, 1: second})
     summary = store.acknowledgements.summary(topic.id, "s")[1]
     assert (summary.messages, summary.ranges) == (13, 2)
-    store.acknowledgements.merge(topic.id, "s", life, at(STRETCH), {})
+    store.acknowledgements.merge(topic.id, "s", life, at(RANGE_OFFSETS), {})
     summary = store.acknowledgements.summary(topic.id, "s")[1]
     assert (summary.messages, summary.ranges, summary.rows) == (2, 2, 1)
 
@@ -199,7 +201,7 @@ def test_a_flush_is_all_or_nothing(store: MetadataStore, topic: TopicRecord, lif
         statement += 1
         undo = fail_at(store, statement)
         try:
-            store.acknowledgements.merge(topic.id, "s", life, at(STRETCH), new)
+            store.acknowledgements.merge(topic.id, "s", life, at(RANGE_OFFSETS), new)
         except Sabotage:
             undo()
             assert store.acknowledgements.load(topic.id, "s", MUCH) == before
@@ -253,7 +255,9 @@ def test_publishing_does_not_wait_for_acknowledging(
     assert store.cursor(topic.id, "s").mark_delete == at(3)
 
 
-@pytest.mark.parametrize("stored", [b"", b"nonsense", BitMap([STRETCH]).serialize()], ids=["empty", "nonsense", "far"])
+@pytest.mark.parametrize(
+    "stored", [b"", b"nonsense", BitMap([RANGE_OFFSETS]).serialize()], ids=["empty", "nonsense", "far"]
+)
 def test_a_row_that_is_no_bitmap(store: MetadataStore, topic: TopicRecord, life: str, stored: bytes) -> None:
     with store.database.write() as connection:
         connection.execute(insert(table).values(topic_id=topic.id, name="s", number=0, acknowledged=stored))

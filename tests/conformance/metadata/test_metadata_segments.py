@@ -10,7 +10,7 @@ from sqlalchemy import URL, delete, text
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import Fenced, TopicNotFound, Unavailable
-from storage.failpoints import Step
+from storage.failpoints import Failpoint
 from storage.metadata import sealing
 from storage.metadata.records import (
     MAX_SEALING_TRIES,
@@ -517,7 +517,7 @@ def test_what_fails_in_the_middle_changes_nothing(store: MetadataStore, topic: T
             store,
             topic,
             lambda: store.log.roll_segment(lease, segment.ledger_id, content(segment, 4)),
-            Step.ROLL_INSIDE_COMMIT,
+            Failpoint.ROLL_INSIDE_COMMIT,
         )
         empty = opened(store, lease, topic)
         check_all_or_nothing(store, topic, lambda: store.log.drop_segment(lease, empty.ledger_id))
@@ -525,7 +525,7 @@ def test_what_fails_in_the_middle_changes_nothing(store: MetadataStore, topic: T
     store.expire_attempts(topic.id, 0)
     mine, attempt = claimed(store, topic)
     check_all_or_nothing(
-        store, topic, lambda: store.log.seal_segment(attempt, ledger_of(mine, attempt)), Step.SEAL_INSIDE_COMMIT
+        store, topic, lambda: store.log.seal_segment(attempt, ledger_of(mine, attempt)), Failpoint.SEAL_INSIDE_COMMIT
     )
 
 

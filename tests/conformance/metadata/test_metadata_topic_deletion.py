@@ -9,7 +9,7 @@ from pyroaring import BitMap
 from sqlalchemy import URL, inspect, text
 
 from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, AttemptKind, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
@@ -185,8 +185,8 @@ def test_all_or_nothing(store: MetadataStore) -> None:
     topic = filled(store, "t")
     before = rows(store)
 
-    def fail(at: Step) -> None:
-        if at is Step.TOPIC_DELETE_INSIDE_COMMIT:
+    def fail(at: Failpoint) -> None:
+        if at is Failpoint.TOPIC_DELETE_INSIDE_COMMIT:
             raise Sabotage
 
     with pytest.raises(Sabotage), observed(fail):

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import URL
 
 from storage.errors import Conflict, InvalidInput, NotFound
-from storage.failpoints import Step
+from storage.failpoints import Failpoint
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     CompactedLedgerRecord,
@@ -136,7 +136,7 @@ def test_trimming_changes_all_or_nothing(store: MetadataStore, topic: TopicRecor
     store.create_cursor(topic.id, "reader")
     store.reset_cursor(topic.id, "reader", end_of(made[1]))
     check_all_or_nothing(
-        store, topic, lambda: store.log.trim(topic.id, 7, ids(made), force=False), Step.TRIM_INSIDE_COMMIT
+        store, topic, lambda: store.log.trim(topic.id, 7, ids(made), force=False), Failpoint.TRIM_INSIDE_COMMIT
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import URL, Connection
 
 from storage.errors import Fenced, TopicNotFound, Unavailable
-from storage.failpoints import Step
+from storage.failpoints import Failpoint
 from storage.metadata.records import COMPACTION_CURSOR, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
@@ -136,7 +136,7 @@ def test_all_or_nothing(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
     rolled(store, topic, 2)
-    check_all_or_nothing(store, topic, lambda: store.log.truncate(topic.id), Step.TRUNCATE_INSIDE_COMMIT)
+    check_all_or_nothing(store, topic, lambda: store.log.truncate(topic.id), Failpoint.TRUNCATE_INSIDE_COMMIT)
 
 
 def test_what_was_sealed_before_stays_as_it_was(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -157,6 +157,6 @@ def test_topics_are_truncated_together_or_not_at_all(store: MetadataStore, topic
         store.log.truncate_all([topic.id, second.id, 99_999])
     assert [len(store.ledgers(one.id)) for one in (topic, second)] == [1, 1]
     check_all_or_nothing(
-        store, topic, lambda: store.log.truncate_all([second.id, topic.id]), Step.TRUNCATE_INSIDE_COMMIT
+        store, topic, lambda: store.log.truncate_all([second.id, topic.id]), Failpoint.TRUNCATE_INSIDE_COMMIT
     )
     assert [store.ledgers(one.id) for one in (topic, second)] == [(), ()]

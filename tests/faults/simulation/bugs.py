@@ -54,8 +54,8 @@ from storage.metadata.tables import ledgers as ledgers_table
 from storage.metadata.tables import pins as pins_table
 from storage.metadata.tables import topics as topics_table
 from storage.reading import snapshot_reader
-from storage.reading.compacted_reader import PinnedRead
-from storage.reading.raw_reader import RawRead
+from storage.reading.compacted_reader import CompactedReader
+from storage.reading.raw_reader import RawReader
 from storage.reading.snapshot_reader import SnapshotReader
 
 
@@ -157,7 +157,7 @@ def _publish_short(self: TwoPhaseCompactor, snapshot: Any, run: Any, made: Any, 
 _publish = TwoPhaseCompactor._publish
 
 
-def _raw_jumping(self: PinnedRead) -> Generator[pa.Table, None, None]:
+def _raw_jumping(self: CompactedReader) -> Generator[pa.Table, None, None]:
     """A reader that is raw already looks after each table whether a newer compacted ledger has come."""
     snapshot = yield from self._compacted(None)
     while True:
@@ -192,13 +192,13 @@ def _once_without_looking(self: Database, change: Callable[[Connection], Any], h
         return change(connection)
 
 
-def _from_the_start(self: PinnedRead, pinned: Any, compacted: Any) -> Any:
+def _from_the_start(self: CompactedReader, pinned: Any, compacted: Any) -> Any:
     if self._is_another(compacted):
         self._next = FromOffset(0)
     yield from _generation(self, pinned, compacted)
 
 
-_generation = PinnedRead._generation
+_generation = CompactedReader._generation
 
 
 def _no_marker_of_age(self: resolve.Rules, tombstones: Any) -> Any:
@@ -235,7 +235,7 @@ def _remove_all_below(self: LogSweep, topic: Any, failed: dict[str, str]) -> int
     return len(below)
 
 
-def _tables_again(self: RawRead, snapshot: Any = None) -> Generator[pa.Table, None, None]:
+def _tables_again(self: RawReader, snapshot: Any = None) -> Generator[pa.Table, None, None]:
     self.is_gone = False
     snapshot = self._look() if snapshot is None else snapshot
     bound, given = self._bound, self._given
@@ -349,7 +349,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "reader-jumps": Bug(
             "A reader that has got past its horizon goes into a newer compacted ledger while raw lasts.",
-            ((PinnedRead, "tables", _raw_jumping),),
+            ((CompactedReader, "tables", _raw_jumping),),
         ),
         "reader-ignores-deleted": Bug(
             "A reader gives rows of a part that its bitmap says are deleted.",
@@ -357,11 +357,11 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "reader-starts-again": Bug(
             "A reader whose generation is gone begins the newer one at its own start.",
-            ((PinnedRead, "_generation", _from_the_start),),
+            ((CompactedReader, "_generation", _from_the_start),),
         ),
         "reader-silently-stale": Bug(
             "A reader goes on in a newer generation that has dropped deletions which it has not seen.",
-            ((PinnedRead, "_check_nothing_dropped", lambda *_: None),),
+            ((CompactedReader, "_check_nothing_dropped", lambda *_: None),),
         ),
         "tombstone-kept-anew": Bug(
             "A retained tombstone begins its retention again whenever its part is rewritten.",
@@ -391,7 +391,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "reader-repeats-after-sealing": Bug(
             "A reader whose segment has been sealed and swept goes on from its own start.",
-            ((RawRead, "tables", _tables_again),),
+            ((RawReader, "tables", _tables_again),),
         ),
         "sweep-takes-unsealed": Bug(
             "Files below the topic's end are swept though a row names them.",

@@ -49,17 +49,17 @@ class Collecting:
         faults = process.faults
         world.grace_ms, world.collecting_since = grace, world.clock.now_ms()
         collector = GarbageCollector(process.metadata, process.store, world.clock, grace, SKEW)
-        forecast: Collected | None = None
+        estimate: Collected | None = None
         try:
             if dry:
                 before = dict(world.objects.stored)
-                forecast = collector.collect(model.record, dry_run=True)
+                estimate = collector.collect(model.record, dry_run=True)
                 if not process.preempted:
                     require(world.objects.stored == before, "a dry run of garbage collection deleted something")
             done = collector.collect(model.record)
             undisturbed = not process.preempted and process.faults == faults
-            if forecast is not None and undisturbed:
-                told = (forecast.objects, forecast.attempts_given_up, forecast.compacted_ledgers)
+            if estimate is not None and undisturbed:
+                told = (estimate.objects, estimate.attempts_given_up, estimate.compacted_ledgers)
                 did = (done.objects, done.attempts_given_up, done.compacted_ledgers)
                 require(told == did, f"a dry run foretold {told}, and {did} came of it")
             world.note(f"  deleted {done.total.count}, gave up {done.attempts_given_up}")

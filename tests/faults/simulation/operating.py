@@ -21,7 +21,7 @@ from storage.errors import (
     TopicNotFound,
     Unavailable,
 )
-from storage.failpoints import Step
+from storage.failpoints import Failpoint
 from tests.faults.simulation.compacting import Compacting
 from tests.faults.simulation.model import TopicModel, require
 from tests.faults.simulation.process import Process
@@ -83,7 +83,7 @@ class Operating:
             model.truncate(len(model.everything), world.clock.now_ms())
             world.happened.add("truncated")
 
-        process.on_step[Step.TRUNCATED] = note
+        process.on_step[Failpoint.TRUNCATED] = note
         try:
             done = Truncation(process.metadata, process.store, world.clock, world.log_directory).truncate(model.record)
         except Unavailable:
@@ -93,7 +93,7 @@ class Operating:
                 note()
             raise
         finally:
-            del process.on_step[Step.TRUNCATED]
+            del process.on_step[Failpoint.TRUNCATED]
         require(done.topic.start_offset == noted[-1], f"{done} is told, and the end was {noted}")
 
     def delete(self, model: TopicModel | None = None) -> None:
@@ -109,7 +109,7 @@ class Operating:
             world.replace_topic(model)
             world.happened.add("deleted")
 
-        process.on_step[Step.TOPIC_DELETED] = note
+        process.on_step[Failpoint.TOPIC_DELETED] = note
         try:
             process.metadata.tenancy.delete_topic(model.record.id, force=forced)
         except CompactorError:
@@ -117,7 +117,7 @@ class Operating:
                 note()
             raise
         finally:
-            del process.on_step[Step.TOPIC_DELETED]
+            del process.on_step[Failpoint.TOPIC_DELETED]
 
     def pause(self, model: TopicModel | None = None) -> None:
         """Compaction is paused, resumed or aborted (S5)."""

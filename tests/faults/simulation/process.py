@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import CompactorError, Fenced, ObjectDamaged, ObjectExists, ObjectMissing, TopicNotFound
-from storage.failpoints import Step
+from storage.failpoints import Failpoint
 from storage.metadata.records import Attempt, AttemptKind, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation, check_range
@@ -173,7 +173,7 @@ class Process:
         self.link = SqliteLink(self.metadata)
         self.store: ObjectStore = FaultyStore(MemoryStore(world, self), self.script)
         self.steps = 0
-        self.cues: dict[int | Step, Callable[[Step], None]] = {}
+        self.cues: dict[int | Failpoint, Callable[[Failpoint], None]] = {}
         """What happens at the nth step of this event, or when a step is reached."""
         self.cued = 0
         """Faults that were put in, ever: who sees it unchanged had none."""
@@ -184,7 +184,7 @@ class Process:
         self.on_pin: Callable[[TopicSnapshot], None] | None = None
         self.on_snapshot: Callable[[], None] | None = None
         self.on_death: list[Callable[[], object]] = []
-        self.on_step: dict[Step, Callable[[], object]] = {}
+        self.on_step: dict[Failpoint, Callable[[], object]] = {}
         """What the simulation does where this process comes by a step."""
         self.hearts: list[Heart] = []
         self.left_log: dict[Path, bytes] | None = None

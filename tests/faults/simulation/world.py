@@ -19,7 +19,7 @@ from sqlalchemy import make_url
 
 from compactor.run.plan import Policies
 from storage.errors import CompactorError
-from storage.failpoints import Step
+from storage.failpoints import Failpoint
 from storage.ledger import names
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
 from storage.ledger.manifest import read_manifest
@@ -41,13 +41,13 @@ from tests.servers.cut_link import Cut
 
 INSIDE = frozenset(
     {
-        Step.IMPORT_INSIDE_COMMIT,
-        Step.PUBLISH_INSIDE_TRANSACTION,
-        Step.ROLL_INSIDE_COMMIT,
-        Step.SEAL_INSIDE_COMMIT,
-        Step.TRIM_INSIDE_COMMIT,
-        Step.TRUNCATE_INSIDE_COMMIT,
-        Step.TOPIC_DELETE_INSIDE_COMMIT,
+        Failpoint.IMPORT_INSIDE_COMMIT,
+        Failpoint.PUBLISH_INSIDE_TRANSACTION,
+        Failpoint.ROLL_INSIDE_COMMIT,
+        Failpoint.SEAL_INSIDE_COMMIT,
+        Failpoint.TRIM_INSIDE_COMMIT,
+        Failpoint.TRUNCATE_INSIDE_COMMIT,
+        Failpoint.TOPIC_DELETE_INSIDE_COMMIT,
     }
 )
 """Steps at which a transaction is open: nobody else can write, so nobody else is let in."""
@@ -61,12 +61,12 @@ STEPS = {
     "o": ("TRIM_MARKED", "TRIM_INSIDE", "TRUNCATE", "TOPIC_DELETE", "ROLL_", "SEAL_"),
 }
 """By the first letter of a process's name, how the steps that it may come by begin."""
-COMMITS = {"w": Step.IMPORT_BEFORE_COMMIT, "c": Step.PUBLISH_BEFORE_TRANSACTION}
+COMMITS = {"w": Failpoint.IMPORT_BEFORE_COMMIT, "c": Failpoint.PUBLISH_BEFORE_TRANSACTION}
 """The last step before the COMMIT that matters most."""
 FAULTS = [Kind.FAIL, Kind.FULL, Kind.LOST, Kind.TRUNCATED, Kind.ALTERED]
 CLEANUP = [frozenset(one) for one in ((), ("compact",), ("compact",), ("delete",), ("compact", "delete"))]
 DELETE_DELAY_MS = 60_000
-LOOKED_AT = frozenset({Step.PUBLISH_AFTER_COMMIT, Step.TRIM_MARKED, Step.TRUNCATE_INSIDE_COMMIT})
+LOOKED_AT = frozenset({Failpoint.PUBLISH_AFTER_COMMIT, Failpoint.TRIM_MARKED, Failpoint.TRUNCATE_INSIDE_COMMIT})
 """Right behind what changes the models, or before it, they are compared."""
 
 
@@ -208,9 +208,9 @@ class World:
     def _deal(self, process: Process) -> None:
         """Something goes wrong, or comes between, at a step or a call to the store."""
         choice = self.random.random()
-        at: int | Step = self.random.choice([1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28])
+        at: int | Failpoint = self.random.choice([1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28])
         if self.random.random() < 0.5:
-            at = self.random.choice([step for step in Step if step.name.startswith(STEPS[process.name[0]])])
+            at = self.random.choice([step for step in Failpoint if step.name.startswith(STEPS[process.name[0]])])
         if choice < 0.25:
             process.cues[at] = lambda step: self._cue(process, "dies", step, process.die)
         elif choice < 0.5:
@@ -232,13 +232,13 @@ class World:
             self.note(f"call {fault.nth} ({fault.times}) of {operation}: {kind.name}")
             process.script.begin(fault)
 
-    def _cue(self, process: Process, what: str, step: Step, action: Callable[[], object]) -> None:
+    def _cue(self, process: Process, what: str, step: Failpoint, action: Callable[[], object]) -> None:
         process.cued += 1
         self.happened.add(what)
         self.note(f"{process.name} {what} at {step.name}")
         action()
 
-    def _interrupt(self, process: Process, step: Step) -> None:
+    def _interrupt(self, process: Process, step: Failpoint) -> None:
         if step in INSIDE:
             process.cues[process.steps + 1] = lambda later: self._interrupt(process, later)
             return
@@ -248,7 +248,7 @@ class World:
             process.preempted = True
             self.others()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Failpoint) -> None:
         """Hears of every step."""
         if not self._stack:
             return
@@ -258,7 +258,7 @@ class World:
             self.observe()
         if step in process.on_step:
             process.on_step[step]()
-        if step is Step.RUN_SNAPSHOT_TAKEN and process.on_snapshot is not None:
+        if step is Failpoint.RUN_SNAPSHOT_TAKEN and process.on_snapshot is not None:
             process.on_snapshot()
         process.steps += 1
         for at in (process.steps, step):

@@ -25,7 +25,7 @@ def two_generations(bench: Workbench) -> Topic:
     return topic
 
 
-def forecast(bench: Workbench, topic: Topic, policies: Policies | None = None) -> dict[str, object]:
+def estimate(bench: Workbench, topic: Topic, policies: Policies | None = None) -> dict[str, object]:
     return bench.compactor().dry_run(topic.name, policies or Policies())
 
 
@@ -54,7 +54,7 @@ def test_a_dry_run_says_what_the_run_after_it_does_and_leaves_nothing(bench: Wor
     for table in history:
         bench.append(topic, [table])
         before = traces(bench, topic)
-        said = forecast(bench, topic, policies)
+        said = estimate(bench, topic, policies)
         assert traces(bench, topic) == before
         outcome = bench.compactor().compact(topic.name, policies)
         assert outcome.run is not None
@@ -73,7 +73,7 @@ def test_a_dry_run_says_what_the_run_after_it_does_and_leaves_nothing(bench: Wor
 def test_a_dry_run_of_an_empty_topic_has_nothing_to_say(bench: Workbench) -> None:
     topic = bench.topic()
     before = traces(bench, topic)
-    assert set(forecast(bench, topic).values()) == {0}
+    assert set(estimate(bench, topic).values()) == {0}
     assert traces(bench, topic) == before
 
 
@@ -86,7 +86,7 @@ def test_a_dry_run_works_beside_a_running_compaction(bench: Workbench) -> None:
         def run(
             self, count: int, task: Callable[[int], Any], on_done: Callable[[int], None], weights: Any = None
         ) -> list[Any]:
-            said.append(forecast(bench, topic))
+            said.append(estimate(bench, topic))
             return super().run(count, task, on_done, weights)
 
     outcome = replace(bench, engine=Looks()).compact(topic)
@@ -108,5 +108,5 @@ def test_a_dry_run_that_fails_leaves_nothing_either(bench: Workbench, error: Bas
             raise error
 
     with pytest.raises(type(error)):
-        forecast(replace(bench, engine=Breaks()), topic)
+        estimate(replace(bench, engine=Breaks()), topic)
     assert traces(bench, topic) == before

@@ -18,8 +18,8 @@ from compactor.run.plan import (
     RunPlan,
     Sizing,
     Source,
+    expected_totals,
     located,
-    promised,
 )
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged, ObjectMissing
@@ -88,7 +88,7 @@ def test_the_tasks_of_all_ranges_promise_the_survivors_of_the_reference(
     offsets = [message.offset for message in expected]
     assert surviving_offsets(object_store, plan, results) == offsets
 
-    totals = promised(plan, located(results))
+    totals = expected_totals(plan, located(results))
     assert sum(one.count for one in totals.values()) == len(offsets)
     assert sum(one.offset_sum for one in totals.values()) == sum(offsets)
     assert sum(result.statistics.keys for result in results) == len([m for m in expected if m.key is not None])

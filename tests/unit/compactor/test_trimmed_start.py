@@ -18,7 +18,7 @@ from compactor.run.run_input import first_plan
 from compactor.verify.findings import Kind
 from compactor.verify.verify import Report, Verifier
 from storage.errors import Conflict
-from storage.failpoints import Step
+from storage.failpoints import Failpoint
 from storage.ledger.manifest import read_manifest
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.policy_store import topic_scope
@@ -253,11 +253,11 @@ def test_a_run_goes_by_the_start_that_its_snapshot_had(bench: Workbench) -> None
     topic = bench.topic()
     ten(bench, topic)
 
-    def reached(step: Step) -> None:
-        if step is Step.RUN_SNAPSHOT_TAKEN:
+    def failpoint(step: Failpoint) -> None:
+        if step is Failpoint.RUN_SNAPSHOT_TAKEN:
             trim(bench, topic, 5)
 
-    with patch("compactor.two_phase.reached", reached):
+    with patch("compactor.two_phase.failpoint", failpoint):
         bench.compact(topic)
     assert [one.offset for one in compacted_only(topic)] == list(range(10))
     assert_clean(bench, topic)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import SegmentElsewhere
+from storage.errors import SegmentNotLocal
 from storage.ledger.seek import AtOffset
 from storage.log.directory import LogDirectory
 from storage.model import EARLIEST, LATEST
@@ -52,25 +52,25 @@ NAMED = r"from offset 5 to 5 are not sealed yet: the segment \d+ lies in the log
 def test_a_read_gives_what_is_sealed_and_then_names_the_rest(away: Topic, read_compacted: bool) -> None:
     reading = away.messages(read_compacted=read_compacted)
     assert [message.offset for message in islice(reading, 5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(SegmentElsewhere, match=NAMED):
+    with pytest.raises(SegmentNotLocal, match=NAMED):
         next(reading)
     page = away.page_reader(ReaderState(EARLIEST), read_compacted).messages(Limits())
     assert len(page.messages) == 5
-    with pytest.raises(SegmentElsewhere, match=NAMED):
+    with pytest.raises(SegmentNotLocal, match=NAMED):
         away.page_reader(page.next, read_compacted).messages(Limits())
     check_begins(away, AtOffset(4))
     assert first_at(away, EARLIEST) is not None
     before = mark_delete_before(away, 4)
     assert before is not None
     assert before.offset == 3
-    with pytest.raises(SegmentElsewhere):
+    with pytest.raises(SegmentNotLocal):
         mark_delete_before(away, 5)
 
 
 def test_a_key_is_looked_up_in_what_is_sealed_if_asked_to(away: Topic) -> None:
     """Its newest value may lie in the segment, so an older one is no answer by itself."""
     for key, value in ((b"k0", b"2"), (b"k1", b"1"), (b"k3", b"1")):
-        with pytest.raises(SegmentElsewhere, match=NAMED):
+        with pytest.raises(SegmentNotLocal, match=NAMED):
             away.get(key)
         message = away.get(key, sealed_only=True)
         assert message is not None
@@ -87,9 +87,9 @@ def test_what_comes_behind_the_segment_is_read_without_it(bench: Workbench, away
         assert (message.offset, message.payload) == (6, b"3")
         assert [one.offset for one in away.messages(AtOffset(6))] == [6]
         assert away.last_message_id() == message.message_id
-        with pytest.raises(SegmentElsewhere, match=NAMED):
+        with pytest.raises(SegmentNotLocal, match=NAMED):
             away.get(b"k1")
-        away.keeper().settle_what_can_be(away.record)
+        away.keeper().roll_and_seal_what_can_be(away.record)
     assert away.snapshot().pieces[-1] in away.snapshot().ledgers
     assert list(away.messages(LATEST)) == []
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from storage.ack_ranges import MAX_STRETCH_BYTES, STRETCH, STRETCH_OVERHEAD
+from storage.ack_ranges import MAX_STRETCH_BYTES, RANGE_OFFSETS, STRETCH_OVERHEAD
 from storage.cursor import Cursor, CursorSettings
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectMissing, Unavailable
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
@@ -254,7 +254,7 @@ def test_a_million_holes(world: World) -> None:
     for offset in range(1, last, 2):
         cursor.acknowledge(at(offset))
     cursor.flush()
-    rows = -(-last // STRETCH)
+    rows = -(-last // RANGE_OFFSETS)
     ((record, summary),) = world.metadata.acknowledgements.summaries(world.topic.id)
     assert (record.mark_delete, summary.messages, summary.ranges, summary.rows) == (None, 1_000_000, 1_000_000, rows)
     loaded = world.metadata.acknowledgements.load(world.topic.id, "s", 1 << 30)
@@ -271,7 +271,7 @@ def test_a_million_holes(world: World) -> None:
     again.acknowledge(at(1_000_000))
     again.flush()
     assert [one for one in seen if not one[0].startswith(("SELECT", "BEGIN"))] == [("UPDATE cursor_ranges SET", 1)]
-    again.acknowledge_cumulative(at(STRETCH + 1))
+    again.acknowledge_cumulative(at(RANGE_OFFSETS + 1))
     again.flush()
     assert world.metadata.acknowledgements.summary(world.topic.id, "s")[1].rows == rows - 1
 
@@ -280,34 +280,34 @@ def test_what_finds_no_room_is_delivered_again_and_counted(world: World) -> None
     room = 4 * STRETCH_OVERHEAD
     cursor = world.open(CursorSettings(None, None, max_held_bytes=room))
     for number in range(1, 11):
-        cursor.acknowledge(at(number * STRETCH))
+        cursor.acknowledge(at(number * RANGE_OFFSETS))
     assert cursor.held_bytes <= room
-    remembered = [number for number in range(1, 11) if cursor.is_acknowledged(number * STRETCH)]
+    remembered = [number for number in range(1, 11) if cursor.is_acknowledged(number * RANGE_OFFSETS)]
     assert remembered == [1, 2, 3]
     assert cursor.forgotten == 7
-    cursor.acknowledge(at(10 * STRETCH))
+    cursor.acknowledge(at(10 * RANGE_OFFSETS))
     assert cursor.forgotten == 8
-    cursor.acknowledge(at(STRETCH))
+    cursor.acknowledge(at(RANGE_OFFSETS))
     assert cursor.forgotten == 8, "what is known needs no room"
     cursor.flush()
     again = world.open()
-    assert again.backlog(11 * STRETCH) == 11 * STRETCH - 3
+    assert again.backlog(11 * RANGE_OFFSETS) == 11 * RANGE_OFFSETS - 3
     # What moves the mark is always remembered, and makes room.
     cursor.acknowledge(at(0))
-    cursor.acknowledge_cumulative(at(STRETCH - 1))
-    assert cursor.mark_delete == at(STRETCH - 1)
+    cursor.acknowledge_cumulative(at(RANGE_OFFSETS - 1))
+    assert cursor.mark_delete == at(RANGE_OFFSETS - 1)
     cursor.flush()
-    assert world.stored() == at(STRETCH)
-    cursor.acknowledge_cumulative(at(2 * STRETCH))
-    cursor.acknowledge(at(10 * STRETCH))
-    assert cursor.is_acknowledged(10 * STRETCH)
+    assert world.stored() == at(RANGE_OFFSETS)
+    cursor.acknowledge_cumulative(at(2 * RANGE_OFFSETS))
+    cursor.acknowledge(at(10 * RANGE_OFFSETS))
+    assert cursor.is_acknowledged(10 * RANGE_OFFSETS)
 
 
 def test_held_bytes_are_never_less_than_the_bitmaps(world: World) -> None:
     """Between flushes too, when an offset counts as the most it can cost."""
     room = 3 * MAX_STRETCH_BYTES
     cursor = world.open(CursorSettings(None, None, max_held_bytes=room))
-    for offset in range(1, 4 * STRETCH, 5):
+    for offset in range(1, 4 * RANGE_OFFSETS, 5):
         cursor.acknowledge(at(offset))
     assert cursor.forgotten > 0
     estimated = cursor.held_bytes
@@ -319,19 +319,25 @@ def test_held_bytes_are_never_less_than_the_bitmaps(world: World) -> None:
 def test_rows_beyond_the_room_are_left_out_and_not_lost(world: World) -> None:
     first = world.open()
     for number in range(1, 6):
-        first.acknowledge(at(number * STRETCH))
+        first.acknowledge(at(number * RANGE_OFFSETS))
     first.flush()
     small = CursorSettings(None, None, max_held_bytes=2 * STRETCH_OVERHEAD + 100)
     narrow = world.open(small)
     assert narrow.left_out == 3
-    assert [narrow.is_acknowledged(number * STRETCH) for number in range(1, 6)] == [True, True, False, False, False]
-    narrow.acknowledge_cumulative(at(2 * STRETCH))
+    assert [narrow.is_acknowledged(number * RANGE_OFFSETS) for number in range(1, 6)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    narrow.acknowledge_cumulative(at(2 * RANGE_OFFSETS))
     narrow.flush()
-    narrow.acknowledge(at(4 * STRETCH + 7))
+    narrow.acknowledge(at(4 * RANGE_OFFSETS + 7))
     narrow.close()
     wide = world.open()
-    assert [wide.is_acknowledged(number * STRETCH) for number in range(1, 6)] == [True] * 5
-    assert wide.is_acknowledged(4 * STRETCH + 7)
+    assert [wide.is_acknowledged(number * RANGE_OFFSETS) for number in range(1, 6)] == [True] * 5
+    assert wide.is_acknowledged(4 * RANGE_OFFSETS + 7)
 
 
 def test_an_id_whose_message_is_gone_does_not_move_mark_delete(world: World) -> None:
@@ -490,12 +496,12 @@ def test_what_is_trimmed_is_not_skipped(world: World) -> None:
 
 def test_mark_delete_crosses_the_borders_of_stretches(world: World) -> None:
     cursor = world.open()
-    for offset in (STRETCH + 1, STRETCH - 1, STRETCH):
+    for offset in (RANGE_OFFSETS + 1, RANGE_OFFSETS - 1, RANGE_OFFSETS):
         cursor.acknowledge(at(offset))
-    cursor.acknowledge(at(3 * STRETCH - 1), first=STRETCH + 2)
-    cursor.acknowledge_cumulative(at(STRETCH - 2))
+    cursor.acknowledge(at(3 * RANGE_OFFSETS - 1), first=RANGE_OFFSETS + 2)
+    cursor.acknowledge_cumulative(at(RANGE_OFFSETS - 2))
     cursor.flush()
-    assert world.stored() == at(3 * STRETCH - 1)
+    assert world.stored() == at(3 * RANGE_OFFSETS - 1)
     assert cursor.held_bytes == 0
 
 

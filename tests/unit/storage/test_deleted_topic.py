@@ -13,9 +13,9 @@ import pytest
 from compactor.maintenance.truncation import Truncation
 from compactor.run.plan import Policies
 from storage.errors import CompactorError, Fenced, TopicNotFound
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 from storage.log import topic_log
-from storage.log.log_manager import LogKeeper
+from storage.log.log_manager import LogManager
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
 from storage.model import EARLIEST
@@ -103,8 +103,8 @@ def test_a_sealer_ends(bench: Workbench, topic: Topic) -> None:
     keeper.roll(topic.record)
     again: list[TopicRecord] = []
 
-    def at(step: Step) -> None:
-        if step is Step.SEAL_CLAIMED and not again:
+    def at(step: Failpoint) -> None:
+        if step is Failpoint.SEAL_CLAIMED and not again:
             again.append(delete(bench))
 
     with observed(at), pytest.raises(TopicNotFound, match=DELETED):
@@ -114,13 +114,19 @@ def test_a_sealer_ends(bench: Workbench, topic: Topic) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", [Step.RUN_SNAPSHOT_TAKEN, Step.PHASE_ONE_DONE, Step.PHASE_TWO_DONE, Step.PUBLISH_BEFORE_TRANSACTION]
+    "step",
+    [
+        Failpoint.RUN_SNAPSHOT_TAKEN,
+        Failpoint.PHASE_ONE_DONE,
+        Failpoint.PHASE_TWO_DONE,
+        Failpoint.PUBLISH_BEFORE_TRANSACTION,
+    ],
 )
-def test_a_run_never_publishes(bench: Workbench, topic: Topic, step: Step) -> None:
+def test_a_run_never_publishes(bench: Workbench, topic: Topic, step: Failpoint) -> None:
     again: list[TopicRecord] = []
 
-    def at(reached: Step) -> None:
-        if reached is step:
+    def at(failpoint: Failpoint) -> None:
+        if failpoint is step:
             again.append(delete(bench))
 
     with observed(at), pytest.raises(TopicNotFound, match=DELETED):
@@ -178,7 +184,7 @@ def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -
     bench.compact(topic)
     assert [message.offset for message in topic.messages(read_compacted=True)] == [6]
     bench.clock.advance(10**9)
-    keeper = LogKeeper(bench.metadata, bench.store, bench.clock, bench.log, "keeper")
+    keeper = LogManager(bench.metadata, bench.store, bench.clock, bench.log, "keeper")
     assert keeper.sweep() >= 1
     assert [message.offset for message in raw(topic)] == [6]
 
@@ -196,8 +202,8 @@ def test_a_run_under_way_ends_when_its_topic_is_truncated(bench: Workbench, topi
     assert bench.log is not None
     truncation = Truncation(bench.metadata, bench.store, bench.clock, bench.log)
 
-    def at(reached: Step) -> None:
-        if reached is Step.PHASE_TWO_DONE:
+    def at(failpoint: Failpoint) -> None:
+        if failpoint is Failpoint.PHASE_TWO_DONE:
             truncation.truncate(topic.record)
 
     with observed(at), pytest.raises(CompactorError) as told:

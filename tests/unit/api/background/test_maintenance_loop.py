@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.background.maintenance_loop import Upkeep
+from api.background.maintenance_loop import MaintenanceLoop
 from api.components import open_components
 from api.settings.settings import Settings
 from compactor.maintenance.tasks import Maintenance
@@ -57,7 +57,7 @@ def test_what_is_rolled_is_sealed_and_maintenance_runs(tmp_path: Path, monkeypat
             return all(len(topic.snapshot().ledgers) == count for topic in topics)
 
         append_and_roll()  # left by whoever had the directory before
-        with Upkeep(settings, components, lambda: True) as upkeep:
+        with MaintenanceLoop(settings, components, lambda: True) as upkeep:
             eventually(lambda: sealed(1))
             process = upkeep._sealer._process
             assert process is not None
@@ -90,7 +90,7 @@ def test_a_tail_that_nobody_has_open_is_rolled_and_sealed_for_another_service(
             other.keeper().settle(other.record, 60_000)
         living = [ServiceRecord("first:1:aa", "http://first", here.log.uid, 1, here.clock.now_ms())]
         monkeypatch.setattr(there.metadata.services, "services", lambda: living)
-        with Upkeep(first, here, lambda: False):
+        with MaintenanceLoop(first, here, lambda: False):
             other.keeper().settle(other.record, 60_000)
         assert [ledger.messages for ledger in other.snapshot().ledgers] == [1]
         assert [message.key for message in other.messages()] == [b"k"]
@@ -111,7 +111,7 @@ def test_its_thread_outlives_whatever_goes_wrong(
     with open_components(settings) as components:
         assert components.log.uid
         monkeypatch.setattr(components.metadata.log, "topics_with_segments", fail)
-        with Upkeep(settings, components, lambda: True) as upkeep:
+        with MaintenanceLoop(settings, components, lambda: True) as upkeep:
             eventually(lambda: len(looks) > 2)
             monkeypatch.setattr(upkeep._sealer, "wake", fail)
             upkeep.wake()

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from api.http.owner_proxy import Elsewhere, Forwarding
+from api.http.owner_proxy import Elsewhere, OwnerProxy
 from api.http.paths import segment
 from api.http.problems import Problem
 from storage.ledger.seek import AtOffset, AtTime, Start
@@ -48,7 +48,7 @@ def test_an_answer_that_nobody_takes_is_closed(bench: Workbench) -> None:
     """Its caller has gone before its first byte: a hundred of them would take all connections."""
     made = Answer()
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=made))
-    forwarding = Forwarding(bench.metadata, bench.clock, bench.log, 1_000, transport)
+    forwarding = OwnerProxy(bench.metadata, bench.clock, bench.log, 1_000, transport)
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/x", "query_string": b"", "headers": []}
 
     async def gone() -> dict[str, Any]:
@@ -123,7 +123,7 @@ def test_a_request_goes_to_a_service_that_lives_and_has_what_it_needs(
         bench.metadata.services.beat(ServiceRecord(name, f"http://{name}", logs[name].uid, 0, 0))
     found = {}
     for name in asked:
-        forwarding = Forwarding(bench.metadata, bench.clock, logs[name], 1_000)
+        forwarding = OwnerProxy(bench.metadata, bench.clock, logs[name], 1_000)
         try:
             forwarding.for_reading(two_logs, start)
             found[name] = name
@@ -140,7 +140,7 @@ def test_a_log_disk_that_hangs_keeps_no_request_from_where_it_belongs(
     here = LogDirectory(logs["b"].path)
     assert here.known_uid == logs["b"].uid
     monkeypatch.setattr(Path, "read_text", lambda _: pytest.fail("the disk is asked"))
-    forwarding = Forwarding(bench.metadata, bench.clock, here, 1_000)
+    forwarding = OwnerProxy(bench.metadata, bench.clock, here, 1_000)
     forwarding.for_reading(two_logs)
     forwarding.for_writing(two_logs)
 
@@ -148,7 +148,7 @@ def test_a_log_disk_that_hangs_keeps_no_request_from_where_it_belongs(
 def test_a_process_of_the_same_host_and_pid_is_another_one(bench: Workbench, logs: dict[str, LogDirectory]) -> None:
     """Containers share a host name, and all run as pid 1."""
     topic = bench.topic().record
-    forwarding = Forwarding(bench.metadata, bench.clock, logs["a"], 1_000)
+    forwarding = OwnerProxy(bench.metadata, bench.clock, logs["a"], 1_000)
     ours = Owner.current()
     lease = bench.metadata.acquire_lease(topic.id, str(ours), 15_000)
     forwarding.for_writing(topic)
@@ -168,7 +168,7 @@ def test_what_goes_between_services_goes_through_no_proxy(bench: Workbench, monk
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
 
     async def scenario() -> bool:
-        forwarding = Forwarding(bench.metadata, bench.clock, bench.log, 1_000)
+        forwarding = OwnerProxy(bench.metadata, bench.clock, bench.log, 1_000)
         client = await forwarding._of_this_loop()
         await forwarding.close()
         return client.trust_env
@@ -187,7 +187,7 @@ def forwarded(bench: Workbench, url: str, target: str = "/x", **options: Any) ->
         await asyncio.Event().wait()
 
     async def scenario() -> tuple[int, str]:
-        forwarding = Forwarding(bench.metadata, bench.clock, log, 5_000, **options)
+        forwarding = OwnerProxy(bench.metadata, bench.clock, log, 5_000, **options)
         request = Request({**scope, "headers": []}, never)
         response = await forwarding.forward(request, ServiceRecord("n", url, None, 0, 0))
         parts: list[bytes] = []
@@ -249,15 +249,15 @@ def test_authorities_are_read_at_the_start_and_the_event_loop_reads_none(
         return made(**options)
 
     monkeypatch.setattr(httpx, "create_ssl_context", noted)
-    forwarding = Forwarding(bench.metadata, bench.clock, bench.log, 1_000, ca_file=str(chain))
+    forwarding = OwnerProxy(bench.metadata, bench.clock, bench.log, 1_000, ca_file=str(chain))
     chain.unlink()  # another one is being put in its place
 
-    async def scenario(forwarding: Forwarding) -> None:
+    async def scenario(forwarding: OwnerProxy) -> None:
         await forwarding._of_this_loop()
         await forwarding.close()
 
     asyncio.run(scenario(forwarding))
-    asyncio.run(scenario(Forwarding(bench.metadata, bench.clock, bench.log, 1_000)))
+    asyncio.run(scenario(OwnerProxy(bench.metadata, bench.clock, bench.log, 1_000)))
     at_the_start, later = made_by
     assert at_the_start is threading.main_thread()
     assert later is not threading.main_thread()

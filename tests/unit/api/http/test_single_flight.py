@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from api.http.single_flight import Shared
+from api.http.single_flight import SingleFlight
 from api.http.thread_pools import Pool, WaitsFor
 from tests.clocks import ManualClock
 
 
 def test_who_asks_meanwhile_shares_what_is_made_next() -> None:
     async def scenario() -> list[int]:
-        shared: Shared[int] = Shared(Pool(WaitsFor.DATABASE, 4, 30_000, ManualClock()))
+        shared: SingleFlight[int] = SingleFlight(Pool(WaitsFor.DATABASE, 4, 30_000, ManualClock()))
         begun, leave = threading.Event(), threading.Event()
         made: list[int] = []
 
@@ -38,7 +38,7 @@ def test_who_asks_meanwhile_shares_what_is_made_next() -> None:
 
 def test_one_who_leaves_takes_nothing_from_the_others_and_an_error_is_told_to_all() -> None:
     async def scenario() -> None:
-        shared: Shared[int] = Shared(Pool(WaitsFor.DATABASE, 4, 30_000, ManualClock()))
+        shared: SingleFlight[int] = SingleFlight(Pool(WaitsFor.DATABASE, 4, 30_000, ManualClock()))
 
         def fail() -> int:
             raise LookupError("nothing there")

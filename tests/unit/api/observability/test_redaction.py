@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.observability.redaction import masked, shown, shown_url
+from api.observability.redaction import redacted, shown, shown_url
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJvcHMifQ.c2lnbmF0dXJl"
 
@@ -46,9 +46,9 @@ TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJvcHMifQ.c2lnbmF0dXJl"
 )
 def test_a_secret_is_hidden(text: str, secret: str) -> None:
     assert secret in text
-    assert secret not in masked(text)
-    assert "***" in masked(text)
-    assert masked(masked(text)) == masked(text)
+    assert secret not in redacted(text)
+    assert "***" in redacted(text)
+    assert redacted(redacted(text)) == redacted(text)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_secret_is_hidden(text: str, secret: str) -> None:
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
-    assert masked(text) == text
+    assert redacted(text) == text
 
 
 @pytest.mark.timeout(60)
@@ -79,8 +79,8 @@ def test_what_is_no_secret_stays(text: str) -> None:
 def test_a_long_text_is_gone_through_once(unit: str) -> None:
     """In quadratic time this takes minutes."""
     text = unit * (250_000 // len(unit))
-    assert masked(text) == text
-    assert "hunter2" not in masked(f"{text} postgresql://me:hunter2@db")
+    assert redacted(text) == text
+    assert "hunter2" not in redacted(f"{text} postgresql://me:hunter2@db")
 
 
 def test_a_long_text_is_cut_between_begin_and_end_and_no_secret_is_cut_open() -> None:

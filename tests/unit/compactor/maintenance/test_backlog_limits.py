@@ -15,7 +15,7 @@ from compactor.maintenance.backlog_limits import (
     first_of_last,
 )
 from storage.errors import Conflict, Unavailable
-from storage.log.segment_tables import Tail
+from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.options.policies import EVICT
@@ -118,13 +118,13 @@ def test_what_is_appended_during_the_look_is_not_acknowledged(
     limited.produce(1)
     limited.clock.advance(100 * SECOND)
     limited.policy(**policy)
-    plain = Tail.tables
+    plain = UnsealedSegments.tables
 
     def tables(*arguments: Any) -> Iterator[Any]:
         yield from list(plain(*arguments))
         limited.produce(1)
 
-    monkeypatch.setattr(Tail, "tables", tables)
+    monkeypatch.setattr(UnsealedSegments, "tables", tables)
     assert limited.apply() is None
     assert limited.marks() == {COMPACTION_CURSOR: None, "fast": 0, "slow": 0}
 

@@ -11,10 +11,10 @@ import pytest
 
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.retention import (
-    Gone,
-    Hold,
     Piece,
     Retention,
+    RetentionHold,
+    TrimCandidate,
     Trimmed,
     TrimPlan,
     Why,
@@ -203,7 +203,7 @@ def test_both_policies_at_once() -> None:
     assert plan.start_offset == 3
     assert plan.hold is not None
     assert plan.hold.cursor == COMPACTION_CURSOR
-    assert plan.held == (Gone(found[2], Why.SIZE),)
+    assert plan.held == (TrimCandidate(found[2], Why.SIZE),)
     forced = plan_policies(snapshot(horizon=5), found, [cursor(COMPACTION_CURSOR, 5)], policies, NOW, force=True)
     assert why(forced) == [Why.TIME, Why.COMPACTED, Why.SIZE]
     assert forced.start_offset == 9
@@ -355,7 +355,7 @@ def test_a_topic_that_is_to_be_compacted_has_its_cursor_from_then_on(
     bench.metadata.policies.set("broker", "cleanup.policy", "delete")
     store_policy(bench.metadata, "namespace:public/default", name, value)
     plan = retention(bench).apply(topic.record, dry_run=True).plan
-    assert (plan.going, plan.hold) == ((), Hold(COMPACTION_CURSOR, None, 0))
+    assert (plan.going, plan.hold) == ((), RetentionHold(COMPACTION_CURSOR, None, 0))
     assert bench.metadata.cursors(topic.record.id) == []
     for _ in range(2):
         retention(bench).apply(topic.record)
@@ -441,7 +441,7 @@ def test_a_tail_that_cannot_be_sealed_is_left_and_said(
     allow(bench, topic, **{"cleanup.policy": "delete", "retention.bytes": 0})
     ledgers(bench, topic, 2)
     produce(bench, topic, NOW)
-    monkeypatch.setattr("compactor.maintenance.retention.LogKeeper.settle", held)
+    monkeypatch.setattr("compactor.maintenance.retention.LogManager.settle", held)
     trimmed = retention(bench).apply(topic.record)
     assert gone(trimmed) == [0]
     assert trimmed.tail_left == "the writer sleeps: wake it"

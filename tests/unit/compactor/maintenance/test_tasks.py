@@ -22,7 +22,7 @@ from compactor.maintenance.tasks import (
 from compactor.scheduling.throttle import RESTS
 from storage.entries.encode import encode_message
 from storage.errors import TopicNotFound, Unavailable
-from storage.log.log_manager import LogKeeper
+from storage.log.log_manager import LogManager
 from storage.metadata.policy_store import BROKER
 from storage.metadata.records import TopicRecord
 from storage.metadata.tables import segments
@@ -246,7 +246,7 @@ def test_a_task_that_fails_as_a_whole_stops_no_other(bench: Bench, monkeypatch: 
     def failing(*_: object, **__: object) -> int:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(LogKeeper, "sweep", failing)
+    monkeypatch.setattr(LogManager, "sweep", failing)
     assert bench.maintenance.run_due() == list(Task)
     errors = {task: status.last_error for task, status in bench.maintenance.status().items()}
     assert errors == {**dict.fromkeys(Task, ""), Task.SWEEP: "the disk is gone"}

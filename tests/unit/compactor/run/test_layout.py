@@ -22,8 +22,8 @@ from compactor.run.plan import (
     Sizing,
     Source,
     SourceTotals,
+    expected_totals,
     located,
-    promised,
 )
 from storage.ledger import rows
 from storage.ledger.hashing import Xxh3KeyHasher
@@ -66,7 +66,7 @@ def laid_out(
 ) -> tuple[Layout, dict[int, SourceTotals]]:
     """The layout if of old parts so many rows go and of ledgers so many survive."""
     plan, found = plan_of(sources, old_parts), going(*counts)
-    left = promised(plan, found)
+    left = expected_totals(plan, found)
     return lay_out(plan, found, left, sizing), left
 
 
@@ -101,7 +101,7 @@ def test_parts_tile_every_live_source_once_and_in_order(
     part_bytes = max(part_bytes, sum(one.rows.stored.size for one in sources) // 30)
     sizing = Sizing(parallelism, part_bytes=part_bytes, part_rows=2**40, small_part_bytes=part_bytes)
     plan, found = plan_of(sources), located(results)
-    parts = lay_out(plan, found, promised(plan, found), sizing).parts
+    parts = lay_out(plan, found, expected_totals(plan, found), sizing).parts
     assert [part.number for part in parts] == list(range(len(parts)))
 
     slices = [one for part in parts for one in part.slices]

@@ -18,9 +18,9 @@ from compactor.run.plan import (
     Sizing,
     Source,
     SourceTotals,
+    expected_totals,
     located,
     merged_levels,
-    promised,
     range_bits,
 )
 from storage.ledger.hashing import Xxh3KeyHasher
@@ -92,14 +92,14 @@ def test_promises_of_ledgers_add_up_over_hash_ranges_modulo_64_bits() -> None:
     second = RangeResult("b", (RowSet(0, 0, 3, 4, 0),), None, RangeStatistics())
     found = located([first, second])
     assert found == {0: (("a", first.row_sets[0]), ("b", second.row_sets[0])), 3: (("a", first.row_sets[1]),)}
-    assert promised(plan_of(sources), found) == {0: SourceTotals(5, 3), 3: SourceTotals(1, 5)}
+    assert expected_totals(plan_of(sources), found) == {0: SourceTotals(5, 3), 3: SourceTotals(1, 5)}
 
 
 def test_an_old_part_has_left_what_it_had_less_what_goes() -> None:
     sources = (Source(ROWS, 0, 9, 8, None, 30), Source(ROWS, 10, 19, 10, None, 3), Source(ROWS, 20, 29, 10))
     result = RangeResult("a", (RowSet(0, 0, 3, 12, 0), RowSet(1, 12, 4, 5, 0)), None, RangeStatistics())
-    assert promised(plan_of(sources, old_parts=2), located([result])) == {
+    assert expected_totals(plan_of(sources, old_parts=2), located([result])) == {
         0: SourceTotals(5, 18),
         1: SourceTotals(6, 2**64 - 2),
     }
-    assert promised(plan_of(sources, old_parts=1), {}) == {0: SourceTotals(8, 30)}
+    assert expected_totals(plan_of(sources, old_parts=1), {}) == {0: SourceTotals(8, 30)}

@@ -201,8 +201,8 @@ def test_statistics_are_of_all_phases(object_store: ObjectStore, made: Made) -> 
 
 
 def test_a_forecast_says_what_phase_two_then_does(object_store: ObjectStore, made: Made) -> None:
-    forecast, found = made.decision.forecast(), made.statistics(manifest_of(object_store, made))
+    estimate, found = made.decision.estimate(), made.statistics(manifest_of(object_store, made))
     same = ["messages_in", "messages_before", "messages_out", "tombstones_removed", "tombstones_kept", "expired"]
-    assert {name: forecast[name] for name in same} == {name: found[name] for name in same}
-    assert forecast["messages_dropped"] == 1
-    assert (forecast["parts_before"], forecast["parts_kept"], forecast["parts_to_write"]) == (2, 2, 1)
+    assert {name: estimate[name] for name in same} == {name: found[name] for name in same}
+    assert estimate["messages_dropped"] == 1
+    assert (estimate["parts_before"], estimate["parts_kept"], estimate["parts_to_write"]) == (2, 2, 1)

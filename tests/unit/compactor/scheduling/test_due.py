@@ -18,7 +18,7 @@ from compactor.scheduling.due import (
     jobs,
     retry_delay_ms,
 )
-from storage.metadata.compaction_state_records import ControlRecord
+from storage.metadata.compaction_state_records import CompactionState
 from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 from storage.options.resolution import Triggers
@@ -90,15 +90,15 @@ def test_the_dirtiest_goes_first_and_equal_ones_by_size_then_name() -> None:
 @pytest.mark.parametrize(
     ("control", "begins"),
     [
-        (ControlRecord(), True),
-        (ControlRecord(requested_at=1), False),
-        (ControlRecord(paused=1), False),
-        (ControlRecord(aborting=True), False),
-        (ControlRecord(failures=1, retry_at=NOW + 1), False),
-        (ControlRecord(failures=1, retry_at=NOW), True),
+        (CompactionState(), True),
+        (CompactionState(requested_at=1), False),
+        (CompactionState(paused=1), False),
+        (CompactionState(aborting=True), False),
+        (CompactionState(failures=1, retry_at=NOW + 1), False),
+        (CompactionState(failures=1, retry_at=NOW), True),
     ],
 )
-def test_who_is_left_out(control: ControlRecord, begins: bool) -> None:
+def test_who_is_left_out(control: CompactionState, begins: bool) -> None:
     backlogs = [backlog(1, threshold_bytes=1), backlog(2, threshold_bytes=1)]
     assert [one.topic.id for one in due(backlogs, {1: control}, NOW)] == ([1, 2] if begins else [2])
 
@@ -174,6 +174,6 @@ def test_a_check_in_the_terms_of_kafkas_metrics() -> None:
         backlog(1, size=100, clean=300, oldest=NOW - 70, max_lag_ms=50),
         backlog(2, size=40, clean=40, oldest=NOW - 10, max_lag_ms=50),
     ]
-    failing = {2: ControlRecord(failures=3)}
+    failing = {2: CompactionState(failures=3)}
     assert Check.of(backlogs, failing, 1, NOW, 7) == Check(NOW, 2, 1, 140, 0.5, 20, 1, 40, 7)
     assert Check.of([], {}, 0, NOW) == Check(NOW, 0, 0, 0, 0.0, 0, 0, 0)

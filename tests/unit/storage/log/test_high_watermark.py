@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from storage.log.high_watermark import (
-    VisibleEnd,
-    VisibleEndWriter,
+    HighWatermark,
+    HighWatermarkWriter,
     WritingProcess,
     read_visible_end,
     read_writing_process,
@@ -17,16 +17,16 @@ from storage.log.high_watermark import (
 from tests.segments import flip, write_version_1
 
 SEED = 5
-ONE, TWO, THREE = (VisibleEnd(100 * n, 110 * n, n, 1000 + n) for n in (1, 2, 3))
+ONE, TWO, THREE = (HighWatermark(100 * n, 110 * n, n, 1000 + n) for n in (1, 2, 3))
 
 
 def test_the_newest_is_read(tmp_path: Path) -> None:
     path = tmp_path / "end"
-    with VisibleEndWriter(path, SEED) as writer:
+    with HighWatermarkWriter(path, SEED) as writer:
         for end in (ONE, TWO, THREE, ONE):
             writer.publish(end)
             assert read_visible_end(path, SEED) == end
-    with VisibleEndWriter(path, SEED) as writer:
+    with HighWatermarkWriter(path, SEED) as writer:
         assert read_visible_end(path, SEED) == ONE  # until there is something to say
         writer.publish(TWO)
         assert read_visible_end(path, SEED) == TWO
@@ -34,9 +34,9 @@ def test_the_newest_is_read(tmp_path: Path) -> None:
 
 def test_the_file_byte_by_byte(tmp_path: Path) -> None:
     path = tmp_path / "end"
-    with VisibleEndWriter(path, SEED) as writer:
+    with HighWatermarkWriter(path, SEED) as writer:
         writer.publish(ONE)
-        writer.publish(VisibleEnd(100, 256, 2, 1003))
+        writer.publish(HighWatermark(100, 256, 2, 1003))
     data = path.read_bytes()
     assert len(data) == 256
     numbers = [int.from_bytes(data[at : at + 8], "big") for at in range(0, 40, 8)]
@@ -49,7 +49,7 @@ def test_the_file_byte_by_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize("position", [*range(45), *range(64, 109)])
 def test_a_flipped_bit_takes_nothing_back(tmp_path: Path, position: int) -> None:
     path = tmp_path / "end"
-    with VisibleEndWriter(path, SEED) as writer:
+    with HighWatermarkWriter(path, SEED) as writer:
         for end in (ONE, TWO, THREE):
             writer.publish(end)
     flip(path, position, 0x80)
@@ -59,7 +59,7 @@ def test_a_flipped_bit_takes_nothing_back(tmp_path: Path, position: int) -> None
 @pytest.mark.parametrize("position", range(45))
 def test_a_writer_that_is_killed_in_a_copy_leaves_what_was_before(tmp_path: Path, position: int) -> None:
     path = tmp_path / "end"
-    with VisibleEndWriter(path, SEED) as writer:
+    with HighWatermarkWriter(path, SEED) as writer:
         writer.publish(TWO)
         before = path.read_bytes()
         writer.publish(THREE)
@@ -83,7 +83,7 @@ def test_a_file_of_version_1_is_read_and_written_over(tmp_path: Path) -> None:
     assert found == TWO
     assert found is not None
     assert not found.certain
-    with VisibleEndWriter(path, SEED) as writer:
+    with HighWatermarkWriter(path, SEED) as writer:
         writer.publish(ONE)
     found = read_visible_end(path, SEED)
     assert found == ONE
@@ -96,7 +96,7 @@ def test_a_reader_that_is_overtaken_twice_in_one_read_reads_again(
 ) -> None:
     """Else it would take the segment for empty."""
     path = tmp_path / "end"
-    with VisibleEndWriter(path, SEED) as writer:
+    with HighWatermarkWriter(path, SEED) as writer:
         for end in (ONE, TWO, THREE):
             writer.publish(end)
     whole = path.read_bytes()
@@ -113,7 +113,7 @@ def test_a_reader_that_is_overtaken_twice_in_one_read_reads_again(
 
 def test_the_end_of_another_life_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "end"
-    with VisibleEndWriter(path, SEED + 1) as writer:
+    with HighWatermarkWriter(path, SEED + 1) as writer:
         writer.publish(ONE)
     assert read_visible_end(path, SEED) is None
 
@@ -124,7 +124,7 @@ def test_nonsense_says_nothing_and_is_written_over(tmp_path: Path, data: bytes) 
     path.write_bytes(data)
     assert read_visible_end(path, SEED) is None
     assert read_writing_process(path) is None
-    with VisibleEndWriter(path, SEED) as writer:
+    with HighWatermarkWriter(path, SEED) as writer:
         writer.publish(ONE)
     assert read_visible_end(path, SEED) == ONE
 
@@ -133,5 +133,5 @@ def test_who_writes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert read_writing_process(tmp_path / "end") is None
     assert read_visible_end(tmp_path / "end", SEED) is None
     monkeypatch.setattr("socket.gethostname", lambda: "a-host-" + "x" * 300)
-    VisibleEndWriter(tmp_path / "end", SEED).close()
+    HighWatermarkWriter(tmp_path / "end", SEED).close()
     assert read_writing_process(tmp_path / "end") == WritingProcess(os.getpid(), ("a-host-" + "x" * 300)[:119])

@@ -12,7 +12,7 @@ from sqlalchemy import event
 
 from storage.errors import Fenced, TopicNotFound, Unavailable
 from storage.log import lease_renewer as watching
-from storage.log.lease_renewer import LogWatch
+from storage.log.lease_renewer import LeaseRenewer
 from storage.log.topic_log import TopicLog
 from storage.metadata.leases import Unrenewed
 from storage.metadata.policy_store import topic_scope
@@ -24,9 +24,9 @@ from tests.workbench import Workbench, raw
 
 
 @pytest.fixture
-def watch(bench: Workbench) -> Iterator[LogWatch]:
+def watch(bench: Workbench) -> Iterator[LeaseRenewer]:
     """Looks and renews when it is told to."""
-    with LogWatch(bench.metadata, look_seconds=3600.0, renew_seconds=3600.0) as made:
+    with LeaseRenewer(bench.metadata, look_seconds=3600.0, renew_seconds=3600.0) as made:
         yield made
 
 
@@ -34,7 +34,7 @@ Logs = list[tuple[Topic, TopicLog]]
 
 
 @contextmanager
-def opened(bench: Workbench, watch: LogWatch, count: int) -> Iterator[Logs]:
+def opened(bench: Workbench, watch: LeaseRenewer, count: int) -> Iterator[Logs]:
     """Open logs, each with a message."""
     with ExitStack() as stack:
         made = []
@@ -47,7 +47,7 @@ def opened(bench: Workbench, watch: LogWatch, count: int) -> Iterator[Logs]:
 
 
 @pytest.fixture
-def logs(bench: Workbench, watch: LogWatch) -> Iterator[Logs]:
+def logs(bench: Workbench, watch: LeaseRenewer) -> Iterator[Logs]:
     with opened(bench, watch, 8) as made:
         yield made
 
@@ -70,7 +70,9 @@ def rolled(bench: Workbench, logs: Logs) -> list[int]:
     return [number for number, state in enumerate(states) if state is SegmentState.ROLLED]
 
 
-def test_a_look_and_a_renewal_take_a_handful_of_statements_and_no_threads(bench: Workbench, watch: LogWatch) -> None:
+def test_a_look_and_a_renewal_take_a_handful_of_statements_and_no_threads(
+    bench: Workbench, watch: LeaseRenewer
+) -> None:
     assert isinstance(bench.clock, ManualClock)
     with opened(bench, watch, 50) as logs:
         assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
@@ -86,7 +88,7 @@ def test_a_look_and_a_renewal_take_a_handful_of_statements_and_no_threads(bench:
 
 
 def test_many_are_asked_for_in_batches(
-    bench: Workbench, watch: LogWatch, logs: Logs, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, watch: LeaseRenewer, logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage.metadata.segments.AT_ONCE", 3)
     monkeypatch.setattr(watching, "AT_ONCE", 3)
@@ -101,7 +103,7 @@ def test_many_are_asked_for_in_batches(
     assert len(seen) == 6
 
 
-def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LogWatch, logs: Logs) -> None:
+def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
     """The file is given up at once; nobody else notices."""
     assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(60_000)
@@ -124,7 +126,7 @@ def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LogWat
     assert [message.key for message in raw(topic)] == [b"a", b"c"]
 
 
-def test_a_topic_that_was_deleted_is_told_to_its_log(bench: Workbench, watch: LogWatch, logs: Logs) -> None:
+def test_a_topic_that_was_deleted_is_told_to_its_log(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
     for number, told, parts in ((3, watch.look, 1), (4, watch.renew, 2)):  # the lease of the first one, too
         topic, log = logs[number]
         bench.metadata.tenancy.delete_topic(topic.record.id)
@@ -136,7 +138,7 @@ def test_a_topic_that_was_deleted_is_told_to_its_log(bench: Workbench, watch: Lo
     logs[5][1].append(one(b"b", b"2"))
 
 
-def test_those_that_are_old_or_asked_to_roll(bench: Workbench, watch: LogWatch, logs: Logs) -> None:
+def test_those_that_are_old_or_asked_to_roll(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
     assert isinstance(bench.clock, ManualClock)
     bench.metadata.log.request_roll(logs[2][0].record.id)
     wait(watch.look())
@@ -156,7 +158,7 @@ def test_those_that_are_old_or_asked_to_roll(bench: Workbench, watch: LogWatch, 
 
 def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
     bench: Workbench,
-    watch: LogWatch,
+    watch: LeaseRenewer,
     logs: Logs,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -199,7 +201,7 @@ def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
 
 
 def test_who_leaves_waits_for_what_was_begun(
-    bench: Workbench, watch: LogWatch, topic: Topic, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, watch: LeaseRenewer, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, begun = threading.Event(), threading.Event()
     with topic.append_log(0, watch=watch) as log:
@@ -251,7 +253,7 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
     monkeypatch.setattr(log_store, "roll_requests", asking)
     monkeypatch.setattr(log_store, "renew_leases", renewing)
     with (
-        LogWatch(bench.metadata, look_seconds=0.001, renew_seconds=0.01) as watch,
+        LeaseRenewer(bench.metadata, look_seconds=0.001, renew_seconds=0.01) as watch,
         topic.append_log(0, rolled_one.set, watch) as log,
     ):
         log.append(one(b"a", b"1"))
@@ -265,7 +267,7 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
 
 
 def test_a_lease_whose_row_somebody_has_is_tried_again_soon(
-    bench: Workbench, watch: LogWatch, topic: Topic, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, watch: LeaseRenewer, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with topic.append_log(0, watch=watch) as log:
         monkeypatch.setattr(bench.metadata.log, "renew_leases", lambda held, _: Unrenewed([], list(held)))

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
-from storage.errors import Fenced, LeaseHeld, Misconfigured, ObjectDamaged, SegmentElsewhere, Unavailable
-from storage.failpoints import Step, observed
+from storage.errors import Fenced, LeaseHeld, Misconfigured, ObjectDamaged, SegmentNotLocal, Unavailable
+from storage.failpoints import Failpoint, observed
 from storage.ledger.rows import Codec, Slot
 from storage.log.directory import LogDirectory
-from storage.log.log_manager import SEALER_DEAD_MS, LogKeeper
+from storage.log.log_manager import SEALER_DEAD_MS, LogManager
 from storage.log.segment import SegmentFiles
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import MAX_SEALING_TRIES
@@ -27,9 +27,9 @@ from tests.segments import flip
 from tests.workbench import Workbench, content, raw
 
 
-def keeper(bench: Workbench, holder: str) -> LogKeeper:
+def keeper(bench: Workbench, holder: str) -> LogManager:
     assert bench.log is not None
-    return LogKeeper(bench.metadata, bench.store, bench.clock, bench.log, holder)
+    return LogManager(bench.metadata, bench.store, bench.clock, bench.log, holder)
 
 
 def states(bench: Workbench, topic: Topic) -> list[str]:
@@ -133,9 +133,9 @@ def test_settling_ends_though_the_writer_rolls_faster_than_it_seals(bench: Workb
     rolled = 0
     with topic.append_log() as log:
 
-        def roll_one_more(step: Step) -> None:
+        def roll_one_more(step: Failpoint) -> None:
             nonlocal rolled
-            if step is Step.SEGMENT_SEALED and rolled < 9:
+            if step is Failpoint.SEGMENT_SEALED and rolled < 9:
                 rolled += 1
                 log.append(one(b"more", b"%d" % rolled))
                 log.roll()
@@ -173,23 +173,25 @@ def test_a_segment_that_its_sealer_let_go_at_the_last_moment_is_not_said_to_be_c
     assert claimed is not None
     attempt_id = claimed[1].attempt_id
 
-    def let_go(_: LogKeeper, __: object, ___: int) -> Iterator[object]:
+    def let_go(_: LogManager, __: object, ___: int) -> Iterator[object]:
         bench.metadata.finish_attempt(attempt_id)
         return iter(())
 
-    monkeypatch.setattr(LogKeeper, "_seal_below", let_go)
+    monkeypatch.setattr(LogManager, "_seal_below", let_go)
     with pytest.raises(LeaseHeld, match="whoever had claimed it has let it go"):
         topic.keeper().settle(topic.record, wait_ms=0)
 
 
-@pytest.mark.parametrize("died_at", [Step.SEAL_CLAIMED, Step.IMPORT_ROWS_WRITTEN, Step.SEAL_INSIDE_COMMIT])
+@pytest.mark.parametrize(
+    "died_at", [Failpoint.SEAL_CLAIMED, Failpoint.IMPORT_ROWS_WRITTEN, Failpoint.SEAL_INSIDE_COMMIT]
+)
 def test_a_sealer_that_died_is_followed_by_another_when_its_claim_ends(
-    bench: Workbench, topic: Topic, died_at: Step
+    bench: Workbench, topic: Topic, died_at: Failpoint
 ) -> None:
     class Died(BaseException):
         pass
 
-    def die(step: Step) -> None:
+    def die(step: Failpoint) -> None:
         if step is died_at:
             raise Died
 
@@ -335,8 +337,8 @@ def test_of_two_sealers_one_commits(bench: Workbench, topic: Topic) -> None:
     before = raw(topic)
     other: list[int] = []
 
-    def overtaken(step: Step) -> None:
-        if step is Step.IMPORT_INDEX_WRITTEN and not other:
+    def overtaken(step: Failpoint) -> None:
+        if step is Failpoint.IMPORT_INDEX_WRITTEN and not other:
             other.append(0)
             clock.advance(SEALER_DEAD_MS + 1)  # asleep for so long
             other[0] = len(list(keeper(bench, "other").seal(topic.record)))
@@ -419,7 +421,7 @@ def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: T
 
 
 def test_files_of_no_row_go_and_what_a_writer_makes_stays(bench: Workbench, topic: Topic) -> None:
-    with dying_at(Step.SEGMENT_FILE_CREATED):
+    with dying_at(Failpoint.SEGMENT_FILE_CREATED):
         produce(topic, [one(b"a", b"1")])
     assert topic.keeper().sweep() == 0, "it lies at the topic's end, where a writer may be at work"
     bench.append(topic, [content((b"x", b"1"))])
@@ -487,7 +489,7 @@ def test_another_directory_sweeps_nothing_of_ours(bench: Workbench, topic: Topic
     produce(topic, [one(b"a", b"1")])
     topic.keeper().settle(topic.record)
     bench.clock.advance(10**9)
-    other = LogKeeper(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "other"), "other")
+    other = LogManager(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "other"), "other")
     assert other.sweep() == 0
     assert states(bench, topic) == ["SEALED"]
 
@@ -515,9 +517,9 @@ def test_a_segment_in_another_directory_is_left_to_those_who_have_it(
     produce(topic, [one(b"a", b"1")])
     topic.keeper().roll(topic.record)
     nowhere = tmp_path / "nowhere"
-    other = LogKeeper(bench.metadata, bench.store, bench.clock, LogDirectory(nowhere), "other")
+    other = LogManager(bench.metadata, bench.store, bench.clock, LogDirectory(nowhere), "other")
     started = bench.clock.now_ms()
-    with pytest.raises(SegmentElsewhere, match="lies in the log directory"):
+    with pytest.raises(SegmentNotLocal, match="lies in the log directory"):
         other.settle(topic.record)
     assert bench.clock.now_ms() == started
     assert len(list(topic.keeper().seal(topic.record))) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, LARGEST_ENTRY, frame_head
-from storage.log.high_watermark import VisibleEnd, VisibleEndWriter, read_visible_end
+from storage.log.high_watermark import HighWatermark, HighWatermarkWriter, read_visible_end
 from storage.log.segment import FlushPolicy
 from storage.model import MessageId, Position
 from tests.segments import NEVER, PARTITION, OneSegment, batch, flip, message, placed, places
@@ -84,11 +84,11 @@ def test_cut_at_any_byte(segment: OneSegment, end_file: str) -> None:
         segment.files.log.write_bytes(whole[:length])
         segment.files.end.unlink(missing_ok=True)
         if end_file != "missing":
-            with VisibleEndWriter(segment.files.end, segment.header.checksum) as end:
+            with HighWatermarkWriter(segment.files.end, segment.header.checksum) as end:
                 if end_file == "flushed":
-                    end.publish(VisibleEnd(flushed, len(whole), 5, NEXT_OFFSET))
+                    end.publish(HighWatermark(flushed, len(whole), 5, NEXT_OFFSET))
                 elif end_file == "nothing flushed":
-                    end.publish(VisibleEnd(HEADER_BYTES, len(whole), 5, NEXT_OFFSET))
+                    end.publish(HighWatermark(HEADER_BYTES, len(whole), 5, NEXT_OFFSET))
         if end_file == "torn":
             os.truncate(segment.files.end, 50)
         if end_file == "flushed" and length < flushed:
@@ -165,7 +165,7 @@ def test_what_an_old_end_does_not_know_is_kept(segment: OneSegment) -> None:
     with segment.recover() as writer:
         assert (writer.entries, writer.cut_bytes) == (5, 0)
         end = read_visible_end(segment.files.end, segment.header.checksum)
-        assert end == VisibleEnd(writer.size, writer.size, 5, NEXT_OFFSET)
+        assert end == HighWatermark(writer.size, writer.size, 5, NEXT_OFFSET)
 
 
 def test_the_end_of_an_earlier_life_is_not_believed(segment: OneSegment) -> None:

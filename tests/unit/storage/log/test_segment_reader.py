@@ -12,7 +12,7 @@ import pytest
 from storage.errors import ObjectDamaged, ObjectMissing, Unavailable
 from storage.log import segment_reader
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, frame_head
-from storage.log.high_watermark import VisibleEnd, VisibleEndWriter
+from storage.log.high_watermark import HighWatermark, HighWatermarkWriter
 from storage.log.segment import FlushPolicy
 from storage.model import MessageId, Position
 from tests.pulsar_entries import PUBLISHED, encrypted, entry
@@ -159,7 +159,7 @@ def test_damage_in_the_end_file_hides_nothing(
         for position in damaged:
             flip(segment.files.end, position)
         assert segment.visible() == ENTRIES
-        assert segment.reader().visible_end() == VisibleEnd(writer.size, writer.size, len(ENTRIES), NEXT_OFFSET)
+        assert segment.reader().visible_end() == HighWatermark(writer.size, writer.size, len(ENTRIES), NEXT_OFFSET)
         # Once, not at each read; if one copy is whole, it says it, and nothing is logged.
         assert caplog.text.count("is damaged; the frames of") == (1 if len(damaged) == 2 else 0)
         writer.append(message(0))
@@ -210,7 +210,7 @@ def test_an_end_that_is_taken_back_while_it_is_read_is_no_damage(segment: OneSeg
         assert placed(next(found)) == PLACES[0]
         cut = HEADER_BYTES + FRAME_BYTES + len(ENTRIES[0])
         os.truncate(segment.files.log, cut)
-        writer._file._end.publish(VisibleEnd(cut, cut, 1, 1001))
+        writer._file._end.publish(HighWatermark(cut, cut, 1, 1001))
         assert list(found) == []
 
 
@@ -313,8 +313,8 @@ def test_a_frame_that_holds_no_entry_is_told(segment: OneSegment) -> None:
 def test_an_end_beyond_the_file_is_damage(segment: OneSegment) -> None:
     segment.rolled(ENTRIES[:2])
     size = segment.files.log.stat().st_size
-    with VisibleEndWriter(segment.files.end, segment.header.checksum) as end:
-        end.publish(VisibleEnd(size + 100, size + 100, 3, 1003))
+    with HighWatermarkWriter(segment.files.end, segment.header.checksum) as end:
+        end.publish(HighWatermark(size + 100, size + 100, 3, 1003))
     with pytest.raises(ObjectDamaged, match=f"at byte {size} "):
         segment.visible()
 

@@ -26,11 +26,11 @@ from storage.errors import (
     StorageFull,
     Unavailable,
 )
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 from storage.ledger import rows
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
-from storage.log.group_commit import Answer, Ticket
-from storage.log.high_watermark import VisibleEnd, read_visible_end
+from storage.log.group_commit import Answer, PendingAppend
+from storage.log.high_watermark import HighWatermark, read_visible_end
 from storage.log.segment import Appended, FlushPolicy
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import SegmentContent
@@ -61,7 +61,7 @@ def flushes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def end_of(segment: OneSegment) -> VisibleEnd:
+def end_of(segment: OneSegment) -> HighWatermark:
     found = read_visible_end(segment.files.end, segment.header.checksum)
     assert found is not None
     return found
@@ -153,7 +153,7 @@ def test_an_append_is_flushed_before_it_is_acknowledged(segment: OneSegment, flu
         for n in range(3):
             writer.append(message(n))
             assert flushes[-1] == segment.files.log.stat().st_size
-            assert end_of(segment) == VisibleEnd(flushes[-1], flushes[-1], n + 1, 1001 + n)
+            assert end_of(segment) == HighWatermark(flushes[-1], flushes[-1], n + 1, 1001 + n)
     assert len(flushes) == 3  # nothing was left for the close
 
 
@@ -519,18 +519,18 @@ def test_abandon_fails_what_is_pending(segment: OneSegment, monkeypatch: pytest.
 
 
 def test_the_steps_come_in_order(segment: OneSegment) -> None:
-    steps: list[tuple[Step, int]] = []
+    steps: list[tuple[Failpoint, int]] = []
     with observed(lambda step: steps.append((step, len(segment.visible())))):
         writer = segment.create()
         writer.append(message(0))
         writer.append(message(1))
         writer.close()
     assert steps == [
-        (Step.SEGMENT_FILE_CREATED, 0),
-        (Step.ENTRIES_WRITTEN, 0),
-        (Step.ENTRIES_FLUSHED, 0),
-        (Step.ENTRIES_WRITTEN, 1),
-        (Step.ENTRIES_FLUSHED, 1),
+        (Failpoint.SEGMENT_FILE_CREATED, 0),
+        (Failpoint.ENTRIES_WRITTEN, 0),
+        (Failpoint.ENTRIES_FLUSHED, 0),
+        (Failpoint.ENTRIES_WRITTEN, 1),
+        (Failpoint.ENTRIES_FLUSHED, 1),
     ]
 
 
@@ -685,8 +685,8 @@ def test_a_flush_of_its_own_thread_that_fails_ends_the_writer(
 
 
 def test_an_interrupted_append_ends_the_writer_and_stays_an_interrupt(segment: OneSegment) -> None:
-    def interrupt(step: Step) -> None:
-        if step is Step.ENTRIES_WRITTEN:
+    def interrupt(step: Failpoint) -> None:
+        if step is Failpoint.ENTRIES_WRITTEN:
             raise KeyboardInterrupt
 
     writer = segment.create()
@@ -711,7 +711,7 @@ def test_an_interrupt_after_the_flush_leaves_nobody_without_an_answer(
         if next(interrupts, False):
             raise KeyboardInterrupt
 
-    def answered(writer: SegmentWriter, ticket: Ticket) -> Appended:
+    def answered(writer: SegmentWriter, ticket: PendingAppend) -> Appended:
         if ticket.entry_id == 1 and where == "answered":
             interrupt()
         return real(writer, ticket)

@@ -19,7 +19,7 @@ from storage.errors import (
     ObjectMissing,
     Unavailable,
 )
-from storage.failpoints import Step
+from storage.failpoints import Failpoint
 from storage.log import open_segment
 from storage.log.directory import UID_FILE, LogDirectory
 from storage.log.group_commit import Answer
@@ -222,7 +222,7 @@ def test_a_writer_rolls_when_it_is_asked_to(bench: Workbench, topic: Topic) -> N
 
 
 def test_rolling_an_empty_segment_leaves_nothing(bench: Workbench, topic: Topic) -> None:
-    with dying_at(Step.SEGMENT_OPENED):
+    with dying_at(Failpoint.SEGMENT_OPENED):
         produce(topic, [one(b"a", b"1")])
     assert segments(bench, topic) == [(0, "OPEN")]
     with topic.append_log() as log:
@@ -366,7 +366,7 @@ def test_a_roll_that_cannot_flush_leaves_the_segment_open(
 def test_a_file_without_a_row_is_replaced(bench: Workbench, topic: Topic) -> None:
     """The writer died between the two; nothing in the file was acknowledged."""
 
-    with dying_at(Step.SEGMENT_FILE_CREATED):
+    with dying_at(Failpoint.SEGMENT_FILE_CREATED):
         produce(topic, [one(b"a", b"1")])
     assert segment_file(bench, topic).exists()
     assert segments(bench, topic) == []

@@ -14,7 +14,7 @@ from compactor.maintenance.retention import Retention
 from compactor.run.plan import Policies
 from storage.entries.encode import encode_message
 from storage.errors import Fenced, ObjectMissing, StateMayBeStale, Unavailable
-from storage.failpoints import Step, observed
+from storage.failpoints import Failpoint, observed
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, Pin
@@ -99,7 +99,7 @@ def test_a_read_that_fails_gives_its_pin_back(bench: Workbench, topic: Topic) ->
 def test_nothing_is_pinned_for_what_is_not_compacted(bench: Workbench, topic: Topic) -> None:
     fresh = bench.topic("fresh")
     bench.append(fresh, [content((b"a", b"1"), (b"a", b"2"))])
-    steps: list[Step] = []
+    steps: list[Failpoint] = []
     with observed(steps.append):
         assert len(list(fresh.messages(read_compacted=True))) == 2
         assert len(list(topic.messages(read_compacted=False))) == len(KEYS) + 2
@@ -110,18 +110,18 @@ def test_nothing_is_pinned_for_what_is_not_compacted(bench: Workbench, topic: To
 
 
 def test_the_pin_is_renewed_when_a_third_of_its_term_is_over(bench: Workbench, topic: Topic) -> None:
-    steps: list[Step] = []
+    steps: list[Failpoint] = []
     with observed(steps.append):
         reading = topic.read(read_compacted=True)
         next(reading)
         advance(bench, TERM_MS // 3 - 1)
         next(reading)
-        assert Step.PIN_RENEWED not in steps
+        assert Failpoint.PIN_RENEWED not in steps
         advance(bench, 1)
         next(reading)
-        assert steps.count(Step.PIN_RENEWED) == 1
+        assert steps.count(Failpoint.PIN_RENEWED) == 1
         next(reading)
-        assert steps.count(Step.PIN_RENEWED) == 1, "a new term has begun"
+        assert steps.count(Failpoint.PIN_RENEWED) == 1, "a new term has begun"
     (pin,) = pins(bench, topic)
     assert pin.expires_at == bench.clock.now_ms() + TERM_MS
 
@@ -189,12 +189,12 @@ def test_a_read_that_has_given_nothing_begins_with_what_serves(bench: Workbench,
     """The generation goes between the look at the database and the look at the manifest."""
     reading = topic.messages(read_compacted=True)
 
-    def first(step: Step) -> None:
-        if step is Step.PIN_TAKEN and not done:
+    def first(step: Failpoint) -> None:
+        if step is Failpoint.PIN_TAKEN and not done:
             done.append(step)
             replaced(bench, topic, *EVERY_KEY[1:], (KEYS[0], None))
 
-    done: list[Step] = []
+    done: list[Failpoint] = []
     with observed(first):
         got = list(reading)
     assert view(got) == view(raw(topic))
@@ -424,7 +424,7 @@ def test_behind_the_horizon_a_read_stays_raw(bench: Workbench, topic: Topic) -> 
     got = take(reading, len(KEYS) + 1)
     assert got[-1].key == b"tail"
     replaced(bench, topic, *EVERY_KEY, (b"tail", b"3"))
-    steps: list[Step] = []
+    steps: list[Failpoint] = []
     with observed(steps.append):
         got += list(reading)
     assert steps == []

@@ -14,7 +14,7 @@ from storage.options.policies import TopicPolicies
 from storage.reading.last_message import LastMessage
 from storage.reading.retention_filter import (
     BOTH,
-    Visible,
+    RetentionFilter,
     visible,
     visible_under,
 )
@@ -32,18 +32,18 @@ def table(*rows: tuple[int, int]) -> pa.Table:
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        (Visible(), [3, 5, 9]),
-        (Visible(3), [3, 5, 9]),
-        (Visible(4), [5, 9]),
-        (Visible(10), []),
-        (Visible(0, 100), [3, 5, 9]),
-        (Visible(0, 101), [3, 9]),
-        (Visible(0, 301), []),
-        (Visible(4, 101), [9]),
+        (RetentionFilter(), [3, 5, 9]),
+        (RetentionFilter(3), [3, 5, 9]),
+        (RetentionFilter(4), [5, 9]),
+        (RetentionFilter(10), []),
+        (RetentionFilter(0, 100), [3, 5, 9]),
+        (RetentionFilter(0, 101), [3, 9]),
+        (RetentionFilter(0, 301), []),
+        (RetentionFilter(4, 101), [9]),
     ],
     ids=str,
 )
-def test_rows_below_the_start_or_too_old_are_left_out(shown: Visible, expected: list[int]) -> None:
+def test_rows_below_the_start_or_too_old_are_left_out(shown: RetentionFilter, expected: list[int]) -> None:
     rows = ((3, 200), (5, 100), (9, 300))
     assert shown.of(table(*rows)).column("offset").to_pylist() == expected
     assert [offset for offset, time in rows if shown.shows(offset, time)] == expected
@@ -56,8 +56,8 @@ def test_other_policies_hide_nothing(cleanup: set[str]) -> None:
 
 
 def test_both_policies_hide_by_time_and_start() -> None:
-    assert visible_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=7), 25, NOW) == Visible(25, NOW - 7)
-    assert visible_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 25, NOW) == Visible(25, None)
+    assert visible_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=7), 25, NOW) == RetentionFilter(25, NOW - 7)
+    assert visible_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 25, NOW) == RetentionFilter(25, None)
     assert visible_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 0, NOW) is None
 
 
@@ -90,7 +90,7 @@ def manifest_of(bench: Workbench, topic: Topic) -> Manifest:
 def test_the_last_message_that_may_be_seen(
     bench: Workbench, topic: Topic, start: int, age: int, expected: bytes | None
 ) -> None:
-    shown = Visible(start, bench.clock.now_ms() - age)
+    shown = RetentionFilter(start, bench.clock.now_ms() - age)
     reader = SnapshotReader(bench.store, topic.snapshot(), shown=shown)
     found = LastMessage(bench.store, reader, Xxh3KeyHasher(topic.record.hash_seed)).message_id(True)
     payloads = {message.message_id: message.payload for message in topic.messages()}
@@ -100,7 +100,13 @@ def test_the_last_message_that_may_be_seen(
 def test_parts_that_are_hidden_or_seen_whole(bench: Workbench, topic: Topic) -> None:
     manifest = manifest_of(bench, topic)
     assert len(manifest.parts) > 1
-    for shown in (Visible(), Visible(7), Visible(0, bench.clock.now_ms() - 92), Visible(40), Visible(0, 2**62)):
+    for shown in (
+        RetentionFilter(),
+        RetentionFilter(7),
+        RetentionFilter(0, bench.clock.now_ms() - 92),
+        RetentionFilter(40),
+        RetentionFilter(0, 2**62),
+    ):
         for part in manifest.parts:
             offsets = range(part.first.offset, part.last.offset + 1)
             seen = [m for m in topic.messages() if m.offset in offsets and shown.shows(m.offset, m.publish_time)]
@@ -113,12 +119,12 @@ def test_parts_that_are_hidden_or_seen_whole(bench: Workbench, topic: Topic) -> 
 def test_only_what_lies_behind_an_offset_may_be_hidden_there(bench: Workbench, topic: Topic) -> None:
     parts = manifest_of(bench, topic).parts
     last = parts[-1].last.offset
-    assert [Visible(start).may_hide_behind(5, parts) for start in (0, 6, 7)] == [False, False, True]
-    assert not Visible(40).may_hide_behind(last, parts), "there is nothing"
-    old = Visible(0, parts[0].min_publish_time + 1)
+    assert [RetentionFilter(start).may_hide_behind(5, parts) for start in (0, 6, 7)] == [False, False, True]
+    assert not RetentionFilter(40).may_hide_behind(last, parts), "there is nothing"
+    old = RetentionFilter(0, parts[0].min_publish_time + 1)
     assert old.may_hide_behind(0, parts)
     assert not old.may_hide_behind(parts[0].last.offset, parts[:2])
-    assert not Visible().may_hide_behind(0, parts)
+    assert not RetentionFilter().may_hide_behind(0, parts)
 
 
 def test_of_a_topic_by_its_policies_now(bench: Workbench, topic: Topic) -> None:
@@ -127,4 +133,4 @@ def test_of_a_topic_by_its_policies_now(bench: Workbench, topic: Topic) -> None:
     scope = topic_scope(topic.record)
     bench.metadata.policies.set(scope, "cleanup.policy", "delete,compact")
     bench.metadata.policies.set(scope, "retention.ms", 5)
-    assert visible(bench.metadata, topic.record, now) == Visible(0, now - 5)
+    assert visible(bench.metadata, topic.record, now) == RetentionFilter(0, now - 5)
