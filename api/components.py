@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Components:
-    """An open database and store, the directory of the hot tail, and the clock."""
+    """An open database and store, the directory of the unsealed segments, and the clock."""
 
     metadata: MetadataStore
     store: ObjectStore

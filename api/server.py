@@ -94,7 +94,9 @@ def serve_app(app: ASGIApp, settings: Settings, listener: Listener, on_signal: C
                 gc.freeze()
                 gc.enable()
                 if not settings.access_control:
-                    LOG.warning("access control is off: whoever reaches this machine's loopback may do everything")
+                    LOG.warning(
+                        "access control is off: any process that reaches this machine's loopback may do everything"
+                    )
                 LOG.info("serving", extra={"url": settings.url})
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -209,7 +211,7 @@ def exposed_folders(settings: Settings) -> list[str]:
     folders = {settings.data_directory, settings.log_directory}
     folders |= {Path(unquote(store.path))} if store.scheme == "file" else set()
     return [
-        f"any user of this machine may read {folder}, where messages lie: chmod 700 {folder}, or 770 for a group"
+        f"any user of this machine may read {folder}, where messages are: chmod 700 {folder}, or 770 for a group"
         for folder in sorted(folders)
         if is_open_to_others(folder)
     ]

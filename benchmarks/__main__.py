@@ -10,7 +10,7 @@ BENCHMARKS = {
     "incremental": "a run on a compacted topic of which little is new, beside the full run",
     "growth": "ten times the messages and fifty times the keys: time and memory",
     "topics": "a thousand small topics in one job, and a small one by itself",
-    "log": "appends, group commit and reading of the hot tail, beside plain writes and flushes of the same bytes",
+    "log": "appends, group commit and reading of unsealed segments, beside plain writes and flushes of the same bytes",
     "sealing": "entries of the log to a sealed ledger, on one core",
     "cursors": "acknowledgements a second, by how many share a transaction",
     "service": "how soon the service answers, and stats and status with 10,000 topics and 100,000 ledgers",

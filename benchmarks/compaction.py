@@ -8,7 +8,7 @@ brought to rest (`sync`) between runs, so that no contender pays for the write-b
 What is not equal, to this job's disadvantage: only it keeps offset order, writes a key index and checksums, verifies,
 and has all of it on the disk (fsync) when its time ends. Lines "without" show what these cost.
 
-Everything lies in one temporary folder (`--folder`), which is deleted at the end unless `--keep`.
+Everything is in one temporary folder (`--folder`), which is deleted at the end unless `--keep`.
 """
 
 from __future__ import annotations

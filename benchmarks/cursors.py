@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run it; 0 whatever the speed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks cursors", description=__doc__.split("\n\n")[0])
     parser.add_argument("--acknowledgements", type=int, default=1_000_000)
-    parser.add_argument("--folder", help="where the database lies; default: the system's temporary folder")
+    parser.add_argument("--folder", help="where the database is; default: the system's temporary folder")
     options = parser.parse_args(arguments)
     print("| how | acknowledgements | a second |\n|---|---|---|")
     for what, count, seconds in run(options.acknowledgements, options.folder):

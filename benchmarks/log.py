@@ -1,4 +1,4 @@
-"""The hot tail, beside the disk that it is on: appends with and without a flush each, group commit, reading.
+"""The log, beside the disk that it is on: appends with and without a flush each, group commit, reading.
 
 Appends go through a topic's log, as a producer's do: lease, policies, limits, checks of each entry.
 
@@ -250,7 +250,7 @@ def run(folder: Path, rounds: int = 7, megabytes: int = 240) -> list[str]:
 def main(arguments: list[str]) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks log", description=__doc__)
-    parser.add_argument("--folder", help="where to write; it should lie on the disk that is meant")
+    parser.add_argument("--folder", help="where to write; it should be on the disk that is meant")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--megabytes", type=int, default=200, help="written and read in each round")
     chosen = parser.parse_args(arguments)

@@ -13,7 +13,7 @@ PACKAGES = ("pyspark", "pyarrow", "numpy", "polars", "polars-hash", "duckdb", "g
 
 
 def describe(folder: Path) -> dict[str, object]:
-    """The machine, as it matters here; `folder`: where the data will lie."""
+    """The machine, as it matters here; `folder`: where the data will be."""
     return {
         "cpu": _first(r"model name\s*:\s*(.*)", "/proc/cpuinfo") or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),

@@ -57,7 +57,7 @@ class Outcome:
 class Work:
     """One phase of a run: `task` for each number, `costs` in bytes to read and write, about (Engine.run: weights).
 
-    `messages`: messages or index records that it goes through, for whoever watches.
+    `messages`: messages or index records that it goes through, for progress.
     """
 
     name: str

@@ -137,7 +137,7 @@ def _read_levels(
         if plan.reindexed and chunks is not None:
             found.append(chunks.indexed())
         level_records = key_index.concatenated(found)
-        if np.any(level_records.hi[1:] < level_records.hi[:-1]):  # parts that were indexed anew, each by itself
+        if np.any(level_records.hi[1:] < level_records.hi[:-1]):  # parts that were indexed again, each by itself
             level_records = level_records.take(key_index.latest(level_records.hi, level_records.lo))
         levels.append(level_records)
     return levels

@@ -84,7 +84,7 @@ def whole_messages(rows: Iterable[Message]) -> tuple[list[Message], dict[int, li
     """P10: the messages that rows make, in order; by the offset of each the rows that it is made of; and of each uuid
     the chunks that may still become one.
 
-    Chunk 0 begins a message, or begins it anew; the next one that is missing continues it; all others are left out.
+    Chunk 0 begins a message, or begins it again; the next one that is missing continues it; all others are left out.
     """
     messages: list[Message] = []
     rows_of: dict[int, list[Message]] = {}
@@ -125,7 +125,7 @@ def _expired(message: Message, policies: Policies, now: int) -> bool:
 
 
 def _gone(message: Message, policies: Policies, now: int) -> bool:
-    """C2: whatever it is, it is older than the topic's retention, or lies below its start."""
+    """C2: whatever it is, it is older than the topic's retention, or is below its start."""
     too_old = policies.retention_ms is not None and now - message.publish_time > policies.retention_ms
     return too_old or message.offset < policies.start_offset
 

@@ -1,12 +1,12 @@
 """One compaction run, in order: tail → claim → snapshot → scan → phase one → layout → phase two → verify → publish.
 
-    tail       rolled and sealed up to now, so that what was appended lies in ledgers
+    tail       rolled and sealed up to now, so that what was appended is in ledgers
                (storage/log/log_manager.py)
     claim      one run a topic; the epoch grows, policies and clock are frozen in the run's row
     snapshot   the end position, once (P2): what is dirty, and what the previous compacted ledger has    (run_input.py)
     scan       only if policies go by time: which rows are due to go                                      (scan.py)
     phase one  one task a hash range: key indexes in, row sets and the new index level out           (phase_one.py)
-    layout     which old parts stay, which are written anew, how the survivors are cut                  (layout.py)
+    layout     which old parts stay, which are rewritten, how the survivors are cut                  (layout.py)
     phase two  one task a part: survivors are copied; bitmaps for parts that stay                    (phase_two.py)
     verify     phase two found exactly what phase one promised, and the store has it                    (result.py)
     publish    manifest create-if-absent, then one SQL transaction with compare-and-swap on generation and epoch (A1)
@@ -90,7 +90,7 @@ HEARTBEAT_MS = 30_000
 class TwoPhaseCompactor:
     """Compacts topics; holds the components, no state of a run. `sizing` None: by the engine's parallelism.
 
-    `log`: where the hot tail of topics lies; None: what is not sealed yet belongs to a later run.
+    `log`: where the unsealed segments of topics are; None: what is not sealed yet belongs to a later run.
     `leader`: the token of the leadership that these runs are begun for: only topics are compacted whose request is
     there, and not by a leader that was overtaken. It may raise what says that nothing is to begin any more.
     `claims_at_once`: topics whose tails are sealed at once, each in a thread. `on_failed`: as in Batch.

@@ -2,7 +2,7 @@
 
 Offsets are cut into stretches of 2^19; a stretch that has something above the mark is one bitmap of offsets relative to
 its first, at most 64 KiB however many holes it has (8 Roaring containers of at most 8 KiB). All at or below the mark is
-acknowledged. `end` may lie above the mark: what is between the two has no hole either, but nobody said yet by which id
+acknowledged. `end` may be above the mark: what is between the two has no hole either, but nobody said yet by which id
 its last message goes.
 
 Invariants: what is in here was acknowledged; `mark` and `end` never go back. Memory: the sizes of the bitmaps together,

@@ -21,7 +21,7 @@ mark comes to a message whose id is not at hand, `locate` is asked, once a flush
 mark-delete stays and the ranges say the rest (R9): it never jumps to the next message that still exists.
 
 Safe to share between threads. May go wrong in any call that flushes: Unavailable (nothing is lost; the next call tries
-again), Fenced, NotFound. Must not know: where messages lie, SQL.
+again), Fenced, NotFound. Must not know: where messages are, SQL.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import Position
 
 End = Callable[[], int]
-"""The offset of the topic's next message, also in the hot tail, as `SnapshotReader.end` gives it."""
+"""The offset of the topic's next message, also in unsealed segments, as `SnapshotReader.end` gives it."""
 Locate = Callable[[int], Position | None]
 """The first message at or behind an offset that still exists, as `Topic.locate` gives it; None: there is none."""
 
@@ -119,7 +119,7 @@ class Cursor:
         """Acknowledge one message; with `first`, all offsets from there to it.
 
         `first` is for offsets of which a reader is given nothing: those that compaction took, markers. Without it they
-        would be holes for ever. Raises InvalidInput for an offset at or behind the topic's end: the message that comes
+        would be holes forever. Raises InvalidInput for an offset at or behind the topic's end: the message that comes
         there would never be delivered.
         """
         first = position.offset if first is None else first

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def free_bytes(folder: Path) -> int:
-    """What this user may still write to the disk on which a folder lies, or will when it is made. Raises OSError."""
+    """What this user may still write to the disk on which a folder is, or will when it is made. Raises OSError."""
     there = next(one for one in (folder, *folder.parents) if one.exists())
     found = os.statvfs(there)
     return found.f_bavail * found.f_frsize

@@ -5,7 +5,7 @@
     │   ├── InvalidTopicName
     │   ├── InvalidMessageId
     │   ├── InvalidRecord     a line, row or file of an import; a message or entry that is appended
-    │   └── OffsetOutOfRange  the asked position lies before the topic's first message
+    │   └── OffsetOutOfRange  the asked position is before the topic's first message
     ├── NotFound              what was named does not exist
     │   └── TopicNotFound
     ├── Conflict              somebody else was first; look, then try again
@@ -16,7 +16,7 @@
     │   ├── Fenced            our lease, epoch or generation is no longer the topic's
     │   └── StateMayBeStale   a reader may have missed deletions; read again from earliest
     ├── Misconfigured         settings, credentials, bucket, schema or Java; an operator must act
-    │   ├── SegmentNotLocal  messages lie in a log directory that this process does not have
+    │   ├── SegmentNotLocal  messages are in a log directory that this process does not have
     │   └── OtherStore        the object store is not the one that the database uses
     ├── Unavailable           store, database or disk cannot serve now; the same call may work later
     │   └── StorageFull
@@ -73,7 +73,7 @@ class InvalidRecord(InvalidInput):
 
 
 class OffsetOutOfRange(InvalidInput):
-    """A read asks for what lies before the topic's first message, and shall not be reset (L3)."""
+    """A read asks for what is before the topic's first message, and shall not be reset (L3)."""
 
 
 class NotFound(CompactorError):
@@ -117,7 +117,7 @@ class Misconfigured(CompactorError):
 
 
 class SegmentNotLocal(Misconfigured):
-    """Messages that are not sealed yet lie in a log directory that this process does not have: on another machine,
+    """Messages that are not sealed yet are in a log directory that this process does not have: on another machine,
     which may be dead. What is sealed is read without them."""
 
 
@@ -160,7 +160,7 @@ def meaning(error: BaseException) -> str:
 
 
 def public_text(error: BaseException) -> str:
-    """The error for whoever may not know hosts, paths, users and buckets."""
+    """The error for a caller that may not know hosts, paths, users and buckets."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if not isinstance(error, CompactorError):

@@ -205,7 +205,7 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class IndexLocation:
-    """Where a ledger's key index lies inside an object that it may share, and its directory (docs/format.md)."""
+    """Where a ledger's key index is inside an object that it may share, and its directory (docs/format.md)."""
 
     name: str
     offset: int

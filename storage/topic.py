@@ -1,10 +1,10 @@
 """A topic: append, read raw or compacted, know its last message.
 
 The place that joins metadata, store, log directory and clock for one topic. Writing goes through the writer lease: to
-the hot tail (`storage/log/topic_log.py`), or as sealed ledgers (`storage/log/bulk_append.py`). Reading goes raw through
-a snapshot (`storage/reading/snapshot_reader.py`, `storage/reading/raw_reader.py`), compacted through a pinned one
-(`storage/reading/compacted_reader.py`), on and on as messages come (`storage/reading/topic_reader.py`), or for one key
-through the key indexes (`storage/reading/key_lookup.py`).
+the active segment (`storage/log/topic_log.py`), or as sealed ledgers (`storage/log/bulk_append.py`). Reading goes raw
+through a snapshot (`storage/reading/snapshot_reader.py`, `storage/reading/raw_reader.py`), compacted through a pinned
+one (`storage/reading/compacted_reader.py`), on and on as messages come (`storage/reading/topic_reader.py`), or for one
+key through the key indexes (`storage/reading/key_lookup.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Topic:
         hasher: KeyHasher | None = None,
         log: LogDirectory | None = None,
     ) -> None:
-        """`log`: where the hot tail lies; None: the topic cannot be appended to, but by import."""
+        """`log`: where the unsealed segments are; None: the topic cannot be appended to, but by import."""
         self._metadata = metadata
         self._store = store
         self._clock = clock
@@ -128,7 +128,7 @@ class Topic:
         watch: LeaseRenewer | None = None,
         on_held: OnHeld = lambda _: None,
     ) -> TopicLog:
-        """The writer of the hot tail; a context manager, inside which the topic is ours to append to.
+        """The writer of the active segment; a context manager, inside which the topic is ours to append to.
 
         `on_rolled` is called when a segment waits to be sealed. `watch`: of a process that has many open at once;
         `on_held`: who is waited for.

@@ -35,7 +35,7 @@ _TMPFS, _TMPFS_BYTES = Path("/dev/shm"), 4 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Temporary folders lie in memory where there is room: an fsync takes 1 ms on a disk, 3 µs there.
+    """Temporary folders are in memory where there is room: an fsync takes 1 ms on a disk, 3 µs there.
 
     What a power cut leaves is proven by tests that take away what was not flushed, not by the disk below.
     """

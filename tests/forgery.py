@@ -1,4 +1,4 @@
-"""Changes to a topic's objects and rows that no checksum betrays: written anew, and all that vouches made right.
+"""Changes to a topic's objects and rows that no checksum betrays: rewritten, and all that vouches made right.
 
 A `Forger` works through the project's own writers. Each method changes one kind of object and lets manifest and row
 follow, with sums, counts and sizes as they must be for the changed content; so what verify then finds, it finds by what

@@ -32,7 +32,7 @@ HASH_SEED = 1
 
 
 def hashing_alike() -> AbstractContextManager[object]:
-    """Topics made inside hash their keys alike in each run: what lies in which hash range, and so how many objects a
+    """Topics made inside hash their keys alike in each run: what is in which hash range, and so how many objects a
     compaction writes, depends on it."""
     return patch("storage.metadata.topics.secrets.randbits", return_value=HASH_SEED)
 

@@ -59,7 +59,7 @@ def partition_names(whole: PartitionedTopic) -> list[TopicName]:
 def share_policies(parts: Service, whole: PartitionedTopic) -> None:
     """Partitions that have no policies get those of the first that has some: what is set is set for the whole.
 
-    So a partition that was made anew has them, and one whose making was cut off gets them the next time.
+    So a partition that was made again has them, and one whose making was cut off gets them the next time.
     """
     store = parts.components.metadata.policies
     found = [(scope, store.of_scope(scope)) for scope in map(topic_scope, partitions(parts, whole))]

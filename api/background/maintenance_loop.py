@@ -4,7 +4,7 @@ A run in another service asks through SQL for the tail of a topic to be rolled; 
 is done here (a log that is open is watched by storage/log/lease_renewer.py).
 
 Sealing costs time and memory, so it is a process of its own for all topics of the log directory (sealer_process.py),
-which is started when something is rolled, or was left so by whoever had the directory before, and started again if it
+which is started when something is rolled, or was left so by the directory's owner before, and started again if it
 dies. Maintenance (compactor/maintenance/tasks.py) is a thread that looks every `LOOK_SECONDS` what is due.
 
 Nothing here raises once it is started: what goes wrong is logged, kept in `status`, and tried again.
@@ -68,7 +68,7 @@ class MaintenanceLoop:
         self._sealer.__exit__(None, None, None)
 
     def wake(self) -> None:
-        """There is something to seal. Raises nothing: whoever rolled has done so, and this is tried again."""
+        """There is something to seal. Raises nothing: the writer has rolled, and this is tried again."""
         try:
             if not self._stop.is_set():
                 self._sealer.wake()
@@ -105,7 +105,7 @@ class MaintenanceLoop:
             _log.exception("looking after the log directory failed in an unexpected way")
 
     def _roll(self, here: str) -> None:
-        """A run elsewhere wants a tail that lies here; if its log is open here, whoever watches it does the same."""
+        """A run elsewhere wants a tail that is here; if its log is open here, its lease renewer does the same."""
         one = self._components
         for topic in one.metadata.log.asked_to_roll(here):
             keeper = LogManager(one.metadata, one.store, one.clock, one.log, owner_name())

@@ -35,7 +35,7 @@ def control_loop(settings: Settings, components: Components) -> ControlLoop:
 
 
 def loop_settings(settings: Settings) -> LoopSettings:
-    """What of the settings is the loop's; limits of bytes a second are shared by the lanes."""
+    """What of the settings is the loop's; limits of bytes a second are shared by the worker slots."""
     lanes = settings.compaction_max_runs
     rates = Rates(settings.compaction_max_read_rate or None, settings.compaction_max_write_rate or None)
     return LoopSettings(

@@ -1,4 +1,4 @@
-"""Seals rolled segments beside whoever writes them, in a process of its own: one topic's, or all of a log directory.
+"""Seals rolled segments beside their writer, in a process of its own: one topic's, or all of a log directory.
 
 The process is started when there is something to seal, so a writer that never rolls pays nothing, and again if it has
 died. It ends with its writer, also with one that is killed: it holds one end of a pipe, and the system closes the other

@@ -131,7 +131,9 @@ def options(
         typer.Option(help="Endpoint URL of an S3 server other than AWS [COMPACTOR_S3_ENDPOINT]"),
     ] = None,
     database: Annotated[str | None, typer.Option(help="Database URL [COMPACTOR_DATABASE]")] = None,
-    log: Annotated[str | None, typer.Option(help="Directory of the hot tail, on a local disk [COMPACTOR_LOG]")] = None,
+    log: Annotated[
+        str | None, typer.Option(help="Directory of the unsealed segments, on a local disk [COMPACTOR_LOG]")
+    ] = None,
     spark_master: Annotated[str | None, typer.Option(help="Spark master [COMPACTOR_SPARK_MASTER]")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:

@@ -39,7 +39,7 @@ _BYTES_A_TABLE = 32 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _READ_BYTES = 64 << 10
 _LOOK_MS = 500
-"""How often who waits for a line looks whether he is to end."""
+"""How often a reader that waits for a line checks whether it is to end."""
 _REMEDY = "correct the file and import it again; nothing of it was kept"
 
 Millis = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

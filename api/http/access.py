@@ -59,7 +59,7 @@ GRANTABLE = ("produce", "consume", "compact", "admin", "functions", "sources", "
 _SCHEME = HTTPBearer(scheme_name="token", bearerFormat="JWT", auto_error=False)
 """Says in the OpenAPI document that a route wants a token; it decides nothing."""
 PROBES = ("/livez", "/readyz")
-"""Paths that are answered whoever asks, however busy the service is."""
+"""Paths that are answered for any caller, however busy the service is."""
 _CHECKED = "compactor.checked"
 """Where a request's scope says which permissions were checked."""
 _CHALLENGE: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="compactor"'}

@@ -65,7 +65,8 @@ class Audit:
                 if not status:
                     await response(scope, receive, say)
             except asyncio.CancelledError:
-                # The server ends, and the grace is over: whoever waits is answered, and what is half sent breaks off.
+                # The server ends, and the grace is over: waiting requests are answered, and what is half sent breaks
+                # off.
                 LOG.warning("a request was cut off at the end of the service", extra={"target": scope["path"]})
                 if not status:
                     with suppress(asyncio.CancelledError):

@@ -162,7 +162,7 @@ def deadline_protocol(settings: Settings, seldom: Seldom) -> type[H11Protocol]:
             self._time_answer(is_held_up=False)
 
         def _unsupported_upgrade_warning(self) -> None:
-            """Nothing: whoever asks for WebSockets gets an answer without."""
+            """Nothing: a request for WebSockets gets an answer without."""
 
         def _time(self, state: object) -> None:
             """Let the timer run for what the client still has to send."""
@@ -177,7 +177,7 @@ def deadline_protocol(settings: Settings, seldom: Seldom) -> type[H11Protocol]:
         def _too_slow(self, setting: str, allowed: float) -> None:
             seldom.warn(f"connections that send a request slower than {setting} ({allowed:g} s) are closed")
             if self.cycle is not None:
-                self.cycle.disconnected = True  # whoever waits for the body learns that none comes
+                self.cycle.disconnected = True  # the task that waits for the body learns that none comes
                 self.cycle.message_event.set()
             self._refuse(408, f"the request took longer than {setting}, {allowed:g} s, to arrive")
 

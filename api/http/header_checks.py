@@ -1,10 +1,10 @@
-"""What is refused of a request whoever sends it: headers that are too large, two framings, another site's names.
+"""What is refused of any request: headers that are too large, two framings, another site's names.
 
     headers   request line and headers together are no larger than `limits.header-bytes`: 431
     framing   a request with Content-Length and Transfer-Encoding means two things to two servers: 400, and the
               connection ends
-    names     without access control whoever reaches loopback may do everything, a browser on the machine included. So
-              every request names this service: its `Host` is loopback, `host`, `advertised-url` or one of
+    names     without access control any process that reaches loopback may do everything, a browser on the machine
+              included. So every request names this service: its `Host` is loopback, `host`, `advertised-url` or one of
               `allowed-hosts`, and so is its `Origin`, which is also where it came to. A page whose owner lets its name
               lead to 127.0.0.1 has a `Host` of its own (DNS rebinding): 403
 
@@ -66,7 +66,7 @@ class Wire:
         )
 
     def _is_ours(self, host: bytes) -> bool:
-        """Whether host and port name this service. Any other name can be made to lead here by whoever it belongs to."""
+        """Whether host and port name this service. Any other name can be made to lead here by its owner."""
         assert self.hosts is not None
         try:
             name = urlsplit(f"//{host.decode('latin-1')}").hostname or ""

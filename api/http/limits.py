@@ -4,9 +4,9 @@ Middleware, before any route. What may change something and comes without a toke
 body is read: 401; bodies of strangers take no memory. A body is counted while it is read, so one without a length, or
 with a false one, is refused at the limit and never held as a whole: 413; nor are all bodies together larger than
 theirs: 503. Requests a second are counted by role, or by
-address for whoever has none (so guessing tokens is slow, too), in buckets of one second's worth: 429 with Retry-After.
-What is under way at once is counted for the whole process: 503; half of it is the most that one role has, so that its
-long polls do not keep all others out. Probes (/livez, /readyz) always pass.
+address for callers that have none (so guessing tokens is slow, too), in buckets of one second's worth: 429 with
+Retry-After. What is under way at once is counted for the whole process: 503; half of it is the most that one role has,
+so that its long polls do not keep all others out. Probes (/livez, /readyz) always pass.
 
 What is wrong with a request before anybody asks who sent it is refused by `api/http/header_checks.py`; connections are
 limited in `api/http/connections.py`. Time through the clock that is handed in.

@@ -1,7 +1,7 @@
 """Requests for topics that another service of the same database has at hand go there, once.
 
-    a write   to the service in whose log directory the topic's open segment lies, or that holds its lease
-    a read    to the service that lives in whose log directory the first messages lie that the read comes to and that
+    a write   to the service in whose log directory the topic's open segment is, or that holds its lease
+    a read    to the service that lives in whose log directory the first messages are that the read comes to and that
               no ledger holds yet; where it needs the newest ones, to the service with the last of them
 
 What no living service has is no reason to refuse a read: what the store has is given here, and a read that comes to the
@@ -146,8 +146,8 @@ class OwnerProxy:
                 return service
         raise Problem(
             503,
-            f"messages of {topic.name} lie in the log directory {log_uid}, which no living service has: start one on "
-            "the machine where it lies",
+            f"messages of {topic.name} are in the log directory {log_uid}, which no living service has: start one on "
+            "the machine where it is",
             {"Retry-After": "5"},
         )
 
@@ -224,7 +224,7 @@ class OwnerProxy:
         by = request.headers[FORWARDED]
         return answer(
             503,
-            f"the request came from {by} and would be forwarded again, to {service.name}: whoever has the topic is "
+            f"the request came from {by} and would be forwarded again, to {service.name}: the owner of the topic is "
             "changing",
             {"Retry-After": "1"},
         )

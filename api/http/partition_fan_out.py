@@ -1,6 +1,6 @@
-"""A request for a partitioned topic whose partitions lie with several services: asked of each partition, where it lies.
+"""A request for a partitioned topic whose partitions are with several services: asked of each partition, where it is.
 
-Before anything was done here the request is taken apart into one a partition; those that lie here go to this same
+Before anything was done here the request is taken apart into one a partition; those that are here go to this same
 application. The answers become one: lists are joined, objects merged, of the messages of a key the newest counts, also
 where it is a tombstone. The first answer that is a refusal is the answer, but for those that say no more than that
 another partition has it: a key that one partition does not have, a subscription that one has already. Partitions that

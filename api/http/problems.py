@@ -103,7 +103,7 @@ def status_of(error: Exception) -> int:
 
 
 def told(error: errors.CompactorError) -> str:
-    """An error in one line, for whoever asks over HTTP."""
+    """An error in one line, for a caller over HTTP."""
     said = " ".join(errors.public_text(error).split())
     for local, over_http in _OVER_HTTP:
         said = local.sub(over_http, said)
@@ -139,7 +139,7 @@ def install(app: FastAPI) -> None:
 async def _known(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.CompactorError)
     if isinstance(error, errors.SegmentNotLocal):
-        remedy = "start the service on the machine where it lies; what is sealed is served without it"
+        remedy = "start the service on the machine where it is; what is sealed is served without it"
         return answer(503, f"{error.message}, which this service does not have: {remedy}", {"Retry-After": "5"})
     log_for_operators(request, error)
     said = told(error)

@@ -2,10 +2,10 @@
 
 An open log holds the topic's writer lease, a file and perhaps a thread, so their number is bounded: beyond, the one
 that was used longest ago makes room, and if all are in use the request is refused (Unavailable). One that lost its
-lease, or whose topic was deleted and made again, is closed and opened anew by the next request. Requests to one topic
+lease, or whose topic was deleted and made again, is closed and opened again by the next request. Requests to one topic
 share its flushes (group commit): each waits only for its own messages.
 
-Whoever asks for a topic that another process writes gets LeaseHeld soon; `api/http/owner_proxy.py` decides what then.
+A caller gets LeaseHeld for a topic that another process writes soon; `api/http/owner_proxy.py` decides what then.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Producers:
         return next(self._turns)
 
     def close_topic(self, topic_id: int) -> None:
-        """Give one topic back now, when whoever writes it has finished."""
+        """Give one topic back now, when its writers have finished."""
         self._close(self._taken(lambda one: one.topic.id == topic_id))
 
     def close_idle(self) -> int:
@@ -193,7 +193,7 @@ class Producers:
             one.ready.set()
 
     def _drop(self, one: _Open) -> None:
-        """Let the next request open the topic anew; this log is closed by whoever releases it last."""
+        """Let the next request open the topic again; this log is closed by the last caller that releases it."""
         with self._lock:
             one.dropped = True
             if self._open.get(one.topic.id) is one:
@@ -208,7 +208,7 @@ class Producers:
             self._close([one])
 
     def _taken(self, wanted: Callable[[_Open], bool]) -> list[_Open]:
-        """Take out those that are wanted; those in use are closed by whoever releases them last."""
+        """Take out those that are wanted; those in use are closed by the last caller that releases them."""
         with self._lock:
             found = [one for one in self._open.values() if wanted(one)]
             for one in found:
@@ -225,7 +225,7 @@ class Producers:
                     log.__exit__(None, None, None)
                 except CompactorError:
                     pass  # what was acknowledged is flushed; the rest was never acknowledged
-                except Exception:  # whoever makes room, or gives back others, goes on
+                except Exception:  # the caller that makes room, or releases others, goes on
                     _log.exception("the log of %s did not end as it should", one.topic.name)
 
 

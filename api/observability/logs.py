@@ -1,4 +1,4 @@
-"""The service's log: one line a record on stderr, JSON or for a console, with secrets masked.
+"""The service's log: one line a record on stderr, JSON or for a console, with secrets redacted.
 
 `storage` and `compactor` log by the standard library; structlog renders what comes from anywhere. Fields: `event`,
 `level`, `logger`, `timestamp`, what `extra=` gave, and what is bound while something goes on: `request_id` of a

@@ -148,7 +148,7 @@ METRICS: Mapping[str, MetricDefinition] = {
             "gauge",
             "Stored policies that this version cannot read; only in the leader.",
         ),
-        MetricDefinition("compactor_log_segments", "gauge", "Segments of the hot tail, by state.", ("state",)),
+        MetricDefinition("compactor_log_segments", "gauge", "Unsealed segments, by state.", ("state",)),
         MetricDefinition("compactor_log_rolled_bytes", "gauge", "Bytes of rolled segments that wait to be sealed."),
         MetricDefinition(
             "compactor_log_segments_given_up", "gauge", "Rolled segments whose sealing was given up: seal them by hand."

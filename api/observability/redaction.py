@@ -4,12 +4,13 @@ Every way out goes through here: answers other than success (`api/http/problems.
 (`api/reports.py`), what the commands say (`api/cli/kit/stderr.py`), the log (`api/observability/logs.py`), `config
 show` (`shown_url`, for a setting that is a URL, and `redacted`).
 
-Masked are passwords in URLs and in libpq's `name=value` form, secrets in the query of a URL, tokens (JWT, `Bearer …`),
-keys given inline (`data:…`), AWS keys, PEM private keys, and values behind names that say what they are
+Redacted are passwords in URLs and in libpq's `name=value` form, secrets in the query of a URL, tokens (JWT, `Bearer
+…`), keys given inline (`data:…`), AWS keys, PEM private keys, and values behind names that say what they are
 (`password=…`, `"secret": "…"`). It is the second fence: nothing should hand a secret to a log in the first place.
 
-Texts come from callers, and some are masked on the event loop: the time that a rule takes grows with the text's length
-and no faster. A rule that looks far ahead therefore takes all that it has looked at, or looks `_FAR` characters ahead.
+Texts come from callers, and some are redacted on the event loop: the time that a rule takes grows with the text's
+length and no faster. A rule that looks far ahead therefore takes all that it has looked at, or looks `_FAR` characters
+ahead.
 """
 
 from __future__ import annotations

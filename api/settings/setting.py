@@ -48,7 +48,7 @@ class Setting:
         return ENVIRONMENT + self.name.upper().replace(".", "_").replace("-", "_")
 
     def shown(self, value: object) -> object:
-        """The value as it may be shown, and as JSON has it: secrets masked."""
+        """The value as it may be shown, and as JSON has it: secrets redacted."""
         if self.secret and value and not str(value).startswith("file:"):
             return "***"
         told = self.kind.shown(value)

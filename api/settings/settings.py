@@ -57,7 +57,10 @@ class Settings:
         "", "database", Url("a URL"), "Database; empty: SQLite in the data directory. Its password is never shown."
     )
     log: str = _setting(
-        "", "log", Text("a directory"), "Directory of the hot tail, on a local disk; empty: in the data directory."
+        "",
+        "log",
+        Text("a directory"),
+        "Directory of the unsealed segments, on a local disk; empty: in the data directory.",
     )
     spark_master: str = _setting(
         "local[*]", "spark-master", Text("a Spark master"), "Spark master; in-process: no Spark, for small topics."
@@ -415,7 +418,7 @@ class Settings:
 
     @property
     def log_directory(self) -> Path:
-        """Where segments lie, absolute."""
+        """Where segments are, absolute."""
         return Path(self.log).expanduser().absolute() if self.log else self.data_directory / "log"
 
     @property

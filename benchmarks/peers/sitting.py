@@ -4,7 +4,7 @@ In each round each contender loads (not this job, whose raw ledgers stay), the d
 contender compacts while its writing and memory are watched, and what survives is read back and compared with what this
 job left: in every round, so a time never stands for other work. The warm-up is a round on at most WARM_UP messages.
 
-Everything lies in one folder, which is removed at the end, whatever happens, after the processes are.
+Everything is in one folder, which is removed at the end, whatever happens, after the processes are.
 """
 
 from __future__ import annotations

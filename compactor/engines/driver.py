@@ -1,9 +1,9 @@
 """Watching a Spark driver: whether its Java answers, its application lives, and it has executors.
 
-    no answer      its Java is stopped or hangs: it is killed, and so whoever waits for it goes on
+    no answer      its Java is stopped or hangs: it is killed, and so its callers go on
     stopped        the application is over
     no executors   for some time, where there were some: its workers are gone, or a master that was started again does
-                   not know the application any more; Spark itself would wait for ever
+                   not know the application any more; Spark itself would wait forever
 
 A job that is given up is cancelled, and its session is followed by another one (spark_sessions.py). Everything that is
 asked of the driver goes through one thread and has a deadline (`Asker`), since a call to a Java that is stopped does

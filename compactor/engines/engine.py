@@ -151,7 +151,7 @@ _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 
 
 def stop_of_this_task() -> threading.Event | None:
-    """Set when the task that asks is to end; None: whoever wants that kills the process."""
+    """Set when the task that asks is to end; None: the process is killed for that."""
     return _STOP.get()
 
 

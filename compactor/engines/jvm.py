@@ -1,6 +1,6 @@
 """Starting Spark's JVM in such a way that the start can be given up.
 
-It takes seconds, on a busy machine half a minute, and whoever ends a process meanwhile must not wait for that. So the
+It takes seconds, on a busy machine half a minute, and a process that is ended meanwhile must not wait for that. So the
 JVM is launched here, as PySpark would do it, and its process is known from its first moment: `end` kills it, from any
 thread, and whatever waits for it fails. It has a process group of its own, so that Ctrl-C is not its business; when our
 process is gone, its stdin ends, and so does it.

@@ -4,7 +4,7 @@ The only module that imports pyspark. A phase is one Spark job over task numbers
 costs 50 ms more each time. Spark schedules, retries and speculates; the data goes from the object store through a
 Python worker to the object store, never through the JVM or the driver. One warm session serves many runs
 (spark_sessions.py); a first job pays for starting Python workers. To executors of a cluster our package travels with
-the session; no credentials do. Jobs are watched (driver.py): one that nobody works on does not wait for ever.
+the session; no credentials do. Jobs are watched (driver.py): one that nobody works on does not wait forever.
 
 Java has a process group of its own, so that a signal to ours ends us first, and us alone: it ends when its stdin does,
 or is killed while it starts (jvm.py).

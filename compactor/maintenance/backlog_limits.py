@@ -1,4 +1,4 @@
-"""Limits of what may lie before a topic's subscriptions: message time to live, and backlog quotas, as Pulsar has them.
+"""Limits of what may be before a topic's subscriptions: message time to live, and backlog quotas, as Pulsar has them.
 
     time to live   every subscription counts messages older than `message.ttl.seconds` as acknowledged
     quota          the slowest subscription has more than `backlog.quota.bytes` before it, or its oldest message is
@@ -11,7 +11,7 @@ it. A subscription never goes back, and never beyond the topic's end.
 
 Bytes are those that producers sent; within a ledger every message counts alike, so a backlog that begins inside one is
 an estimate, as a broker's is. The end of the topic must be at hand: this is for the process in whose log directory the
-tail lies. Of a rolled segment in another one, which waits to be sealed, only the row is known: limits then do less. May
+tail is. Of a rolled segment in another one, which waits to be sealed, only the row is known: limits then do less. May
 go wrong: TopicNotFound, DataLoss, Unavailable. Must not know: who produces.
 """
 
@@ -63,7 +63,7 @@ class Extent:
     size: int
 
     def behind(self, offset: int) -> int:
-        """About how many of its bytes lie at this offset or behind it."""
+        """About how many of its bytes are at this offset or behind it."""
         left = self.last_offset + 1 - max(offset, self.first_offset)
         return self.size * max(left, 0) // (self.last_offset + 1 - self.first_offset)
 
@@ -97,7 +97,7 @@ def has_limits(policies: TopicPolicies) -> bool:
 
 
 def extents(snapshot: TopicSnapshot, log: LogDirectory | None) -> list[Extent]:
-    """The topic's ledgers and segments in order, as far as they hold something; an open one if it lies in `log`."""
+    """The topic's ledgers and segments in order, as far as they hold something; an open one if it is in `log`."""
     found = []
     for piece in snapshot.pieces:
         if isinstance(piece, LedgerRecord):
@@ -110,12 +110,12 @@ def extents(snapshot: TopicSnapshot, log: LogDirectory | None) -> list[Extent]:
 
 
 def bytes_behind(some: Sequence[Extent], offset: int) -> int:
-    """About how many bytes lie at this offset or behind it."""
+    """About how many bytes are at this offset or behind it."""
     return sum(extent.behind(offset) for extent in some)
 
 
 def first_of_last(some: Sequence[Extent], size: int) -> int:
-    """The smallest offset behind which, itself included, lie at most so many bytes."""
+    """The smallest offset behind which, itself included, are at most so many bytes."""
     end = 0
     for extent in reversed(some):
         end = end or extent.last_offset + 1
@@ -200,8 +200,8 @@ class BacklogLimits:
     def _first_since(self, reader: SnapshotReader, offset: int, publish_time: int) -> int:
         """The first message at or behind an offset that was published then or later; the topic's end if none was.
 
-        Rows of ledgers and segments say it but for the one piece in which messages of both kinds lie. Of that, if it
-        lies in another log directory, all messages count as later.
+        Rows of ledgers and segments say it but for the one piece in which messages of both kinds are. Of that, if it
+        is in another log directory, all messages count as later.
         """
         end = reader.end  # before the look: what is appended during it is no older message
         for piece in _behind(reader, offset, end):
@@ -255,7 +255,7 @@ class BacklogLimits:
         return 0 if published is None else max(now - published, 0) // 1000
 
     def _is_elsewhere(self, piece: LedgerRecord | SegmentRecord) -> bool:
-        """Whether a piece's messages lie in another log directory."""
+        """Whether a piece's messages are in another log directory."""
         return isinstance(piece, SegmentRecord) and (self.log is None or piece.log_uid != self.log.known_uid)
 
     def _opened(self, topic: TopicRecord) -> Topic:

@@ -19,7 +19,7 @@ A new row or manifest refers to objects of its own attempt, which was known befo
 generation before it refers to, which serves until then. So nothing that is deleted is ever referred to again.
 
 A topic that was deleted (S8) has no rows, so nobody can refer to its objects, nor make one count: all of them go
-`file.delete.delay` after the topic, so that whoever was reading may finish. One that comes later, of a writer that had
+`file.delete.delay` after the topic, so that readers may finish. One that comes later, of a writer that had
 not heard, goes with the next collection.
 
 Each step can be cut off and done again. A manifest that cannot be read makes an error that names it, and nothing of
@@ -200,7 +200,7 @@ class GarbageCollector:
         return collected
 
     def _forget_trimmed(self, topic: TopicRecord, marked_before: int) -> int:
-        """Whoever began to read these ledgers before they were marked had the delay to finish."""
+        """Readers that began before these ledgers were marked had the delay to finish."""
         forgotten = self.metadata.log.forget_trimmed(topic.id, marked_before)
         if forgotten:
             failpoint(Failpoint.TRIM_FORGOTTEN)

@@ -1,17 +1,17 @@
 """Retention: which raw ledgers of a topic go, and letting them go (C1–C3).
 
-    start offset    ledgers that lie wholly below the topic's start, under any policy (Kafka's DeleteRecords moves it)
+    start offset    ledgers that are wholly below the topic's start, under any policy (Kafka's DeleteRecords moves it)
     time            `delete`: ledgers whose newest message is older than the retention, whatever their own age
     compacted       `compact`: ledgers at or below the horizon; the topic's start stays, compacted reads are unchanged
     size            `delete`: the oldest ledgers, while what is left still holds the limit
 
 Invariants: what goes is a prefix of the topic, whole ledgers, the oldest first; nothing that a cursor still has to
-read, nor what lies above the horizon of a topic that is compacted, unless forced; the start offset only grows; doing
+read, nor what is above the horizon of a topic that is compacted, unless forced; the start offset only grows; doing
 it again at the same time changes nothing more. What is not sealed yet counts as ledgers do, and is rolled and sealed
 before it goes; of the open segment only time and start offset are looked at, because its logical size is not known. One
-that is damaged or lost is left alone and told of; what lies before it goes all the same.
+that is damaged or lost is left alone and told of; what is before it goes all the same.
 
-Ledgers are only marked here. Their rows and objects go after `file.delete.delay` (garbage.py), so whoever reads them
+Ledgers are only marked here. Their rows and objects go after `file.delete.delay` (garbage.py), so their readers
 may finish. What goes is decided by pure functions over one snapshot; the transaction that marks looks at cursors and
 horizon once more. May go wrong: Conflict, InvalidInput, TopicNotFound, whatever sealing raises, Unavailable.
 """
@@ -256,7 +256,7 @@ def _sealed(ledger: LedgerRecord) -> Piece:
 
 @dataclass(frozen=True)
 class Retention:
-    """Trims topics. `log`: where the hot tail lies; None: what is not sealed yet stays."""
+    """Trims topics. `log`: where the unsealed segments are; None: what is not sealed yet stays."""
 
     metadata: MetadataStore
     store: ObjectStore
@@ -367,7 +367,7 @@ class Retention:
                 continue
             try:
                 pieces += self._open(snapshot, segment, policies, now)
-            except DataLoss as error:  # nothing lies behind it, and what lies before it need not stay for it
+            except DataLoss as error:  # nothing is behind it, and what is before it need not stay for it
                 damage = error
         return _Tail(tuple(pieces), damage)
 

@@ -3,7 +3,7 @@
     sweep       this service's log directory: each service does it. Open segments that no writer has are rolled by age;
                 files of sealed segments, and of deleted topics, are removed
     backlog     message time to live and backlog quotas (backlog_limits.py): the service in whose log directory the
-                topic's tail lies; of topics without one, the leader
+                topic's tail is; of topics without one, the leader
     retention   what the topics' cleanup policies let go (retention.py): the leader
     garbage     objects that nobody refers to (garbage.py): the leader
 
@@ -201,9 +201,9 @@ class Maintenance:
         self.over_quota = MappingProxyType(found)
 
     def _is_at_hand(self, topic: TopicRecord, leads: bool) -> bool:
-        """Whether this process looks after the topic's backlog: its last messages lie here, or are sealed.
+        """Whether this process looks after the topic's backlog: its last messages are here, or are sealed.
 
-        Rolled segments before them may lie elsewhere, and wait to be sealed there.
+        Rolled segments before them may be elsewhere, and wait to be sealed there.
         """
         unsealed = [one for one in self._metadata.log.segments(topic.id) if one.state is not SegmentState.SEALED]
         return unsealed[-1].log_uid == self._log.known_uid if unsealed else leads

@@ -2,8 +2,8 @@
 
 The open segment is rolled first; what is appended from then on is kept. Then one transaction marks all ledgers as
 deleted, lets rolled segments count as sealed, and takes horizon and compacted ledger, in a new epoch, so that a run
-that was under way publishes nothing. Files and objects go later, as those of trimmed ledgers do (C3), so whoever reads
-them may finish. Nothing holds a truncation back, no cursor and no run: it is asked for by name.
+that was under way publishes nothing. Files and objects go later, as those of trimmed ledgers do (C3), so their readers
+may finish. Nothing holds a truncation back, no cursor and no run: it is asked for by name.
 
 May go wrong: TopicNotFound, LeaseHeld for a writer that does not roll when it is asked to, Misconfigured for an open
 segment in another log directory, DataLoss for one that is damaged, Unavailable.
@@ -38,7 +38,7 @@ class Truncated:
 
 @dataclass(frozen=True)
 class Truncation:
-    """Truncates topics whose tails lie in `log`."""
+    """Truncates topics whose tails are in `log`."""
 
     metadata: MetadataStore
     store: ObjectStore

@@ -83,13 +83,13 @@ class RangeChunks:
         return np.sort(self._made.offset[self._gone & self._new & self._made.keyed])
 
     def due(self) -> Records:
-        """Markers, in hash order, for messages of old parts that go by time or lie below the start (T1, T2, C2)."""
+        """Markers, in hash order, for messages of old parts that go by time or are below the start (T1, T2, C2)."""
         found = self._made.records(self._made.keyed & ~self._new & self._is_due())
         marked = found.offset | MARKER
         return Records(found.hi, found.lo, marked, marked, found.event_time)
 
     def indexed(self) -> Records:
-        """Records, in hash order, of the messages of old parts, for an index that is made anew from rows."""
+        """Records, in hash order, of the messages of old parts, for an index that is made again from rows."""
         return self._made.records(self._made.keyed & ~self._new)
 
     def _is_due(self) -> Mask:

@@ -1,13 +1,13 @@
-"""Which parts a run keeps, which it writes anew, and how it cuts what it writes.
+"""Which parts a run keeps, which it writes again, and how it cuts what it writes.
 
 A run that leaves most rows as they are must not write them: bytes written follow the dirt. An old part is *kept*,
 with a bitmap if rows of it went, unless
 - nothing of it is alive: then it is left out;
-- its share of deleted rows passes `Sizing.max_garbage_ratio`: then it is written anew;
+- its share of deleted rows passes `Sizing.max_garbage_ratio`: then it is rewritten;
 - it is small beside a newer neighbour that is written: then it is merged into that, as levels of an LSM tree are. So
   a part that is not full has at least twice the bytes of the next one when that is written, a steady trickle leaves a
   number of parts that grows with the logarithm of the number of runs, and a row is copied about as often.
-What is written anew side by side is one *stretch*: a run of sources that becomes one or more parts of equal cost. The
+What is rewritten side by side is one *stretch*: a run of sources that becomes one or more parts of equal cost. The
 dirty ledgers are the last stretch.
 
 Pure functions over a few numbers a part.

@@ -36,7 +36,7 @@ SMALL_PART_BYTES = 8 << 20
 
 
 LEVEL_RATIO = 2
-"""A level of the index is merged with what lies in front of it if it has fewer than so many times its records."""
+"""A level of the index is merged with what is in front of it if it has fewer than so many times its records."""
 DAY_MS = 86_400_000
 
 
@@ -52,7 +52,7 @@ class Policies:
     the newest id (P9); then what left the data is remembered for `event_time_max_lateness_ms`.
 
     Of a topic with `compact,delete` (C2): `retention_ms`: whatever was published longer ago goes, values, tombstones
-    and rows without a key. `start_offset`: and whatever lies below it; a larger one alone is no change of policy.
+    and rows without a key. `start_offset`: and whatever is below it; a larger one alone is no change of policy.
     """
 
     retain_null_key: bool = False
@@ -79,7 +79,7 @@ class Policies:
 class Sizing:
     """How a run is cut. `parallelism`: tasks that can run at once.
 
-    `max_garbage_ratio`: a part with a larger share of deleted rows is written anew. `topics_per_job`: so many topics
+    `max_garbage_ratio`: a part with a larger share of deleted rows is rewritten. `topics_per_job`: so many topics
     share a Spark job.
     """
 
@@ -116,10 +116,10 @@ class RunPlan:
     `indexes`: of the rows of old parts that are due to go, as markers, then of the dirty ledgers, oldest first.
     `expired`: by dirty source, its rows whose time to live is over. `gone`: by source its rows that go whatever they
     are (C2): of a dirty source all, of an old part those outside the key map. `levels`: the previous compacted index,
-    newest first; the first `merged` of them are merged with the new level; `reindexed`: they were made anew, from rows.
-    `chunk_tables`: of the previous compacted ledger. `now`: by which policies are applied.
-    `cursor_floor`: tombstones above this offset wait for a cursor (T1); None: none does.
-    `raw_from`: the topic's start as the snapshot has it; rows of dirty ledgers below it are not there any more.
+    newest first; the first `merged` of them are merged with the new level; `reindexed`: they were made again, from
+    rows. `chunk_tables`: of the previous compacted ledger. `now`: by which policies are applied. `cursor_floor`:
+    tombstones above this offset wait for a cursor (T1); None: none does. `raw_from`: the topic's start as the snapshot
+    has it; rows of dirty ledgers below it are not there any more.
     """
 
     store: StoreLocation
@@ -158,7 +158,7 @@ class RunPlan:
 class ScanPlan:
     """A task before phase one: look through the rows of one source, as policies ask for it. Times as in a part.
 
-    `reindex`: make the key index anew, of an old part with event times, of a dirty ledger from the source's first row
+    `reindex`: make the key index again, of an old part with event times, of a dirty ledger from the source's first row
     on. Of an old part find the rows that are due to
     go: values published up to `values_to` (T2), tombstones first kept up to `tombstones_to` and not above
     `cursor_floor` (T1). Of a dirty ledger find the values published up to `values_to`. None: none is due. Of both find
@@ -175,9 +175,10 @@ class ScanPlan:
 
 @dataclass(frozen=True)
 class ScanResult:
-    """The answer of a scan. `index`: made anew. `due`: markers of the rows of an old part that go; `expired`: rows of a
-    dirty ledger; `gone`: as in a plan; `oldest_value`, `oldest_tombstone`, `first_tombstone`, `oldest_row`: of what is
-    left of an old part, as in the manifest."""
+    """The answer of a scan. `index`: made again. `due`: markers of the rows of an old part that go; `expired`: rows of
+    a dirty ledger; `gone`: as in a plan; `oldest_value`, `oldest_tombstone`, `first_tombstone`, `oldest_row`: of what
+    is left of an old part, as in the manifest.
+    """
 
     source: int
     index: IndexLocation | None = None
@@ -231,7 +232,7 @@ class RangeStatistics:
 
 @dataclass(frozen=True)
 class RangeResult:
-    """The answer of one phase-one task. `row_sets` ascend by source and lie in that order in `name`."""
+    """The answer of one phase-one task. `row_sets` ascend by source and are in that order in `name`."""
 
     name: str
     row_sets: tuple[RowSet, ...]
@@ -241,7 +242,7 @@ class RangeResult:
 
 
 Located = tuple[tuple[str, RowSet], ...]
-"""The row sets of one source, one a hash range that has any, with the object that each lies in."""
+"""The row sets of one source, one a hash range that has any, with the object that each is in."""
 
 
 @dataclass(frozen=True)

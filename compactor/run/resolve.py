@@ -87,7 +87,7 @@ def without_gone(winners: Records, gone: U64) -> Records:
 
 
 def _at(winners: Records, offsets: U64) -> Mask:
-    """Which winners lie at one of some ascending offsets."""
+    """Which winners are at one of some ascending offsets."""
     if not len(offsets):
         return np.zeros(len(winners), dtype=np.bool_)
     plain = winners.offset & OFFSET_MASK

@@ -140,7 +140,7 @@ def changes_order(previous: Manifest | None, policies: Policies) -> bool:
 
 
 def scans(plan: RunPlan, previous: Manifest | None, dirty: Sequence[LedgerRecord]) -> tuple[ScanPlan, ...]:
-    """The scans that the policies ask for, and a ledger that the topic's start lies within; usually none."""
+    """The scans that the policies ask for, and a ledger that the topic's start is within; usually none."""
     found: list[ScanPlan | None] = []
     if previous is not None:
         reindex = changes_order(previous, plan.policies)
@@ -260,7 +260,7 @@ def _ledger_source(ledger: LedgerRecord, raw_from: int) -> Source:
 
 
 def _from(raw_from: int, ledgers: Sequence[LedgerRecord]) -> tuple[LedgerRecord, ...]:
-    """The ledgers that have rows at or behind the topic's start: what lies below it is not there any more."""
+    """The ledgers that have rows at or behind the topic's start: what is below it is not there any more."""
     return tuple(ledger for ledger in ledgers if ledger.last_offset >= raw_from)
 
 

@@ -29,7 +29,7 @@ from storage.options.resolution import Triggers
 
 @dataclass(frozen=True)
 class Backlog:
-    """What lies behind a topic's horizon. `oldest`: the earliest publish time of it; None: there is nothing.
+    """What is behind a topic's horizon. `oldest`: the earliest publish time of it; None: there is nothing.
 
     `soonest`: by when the first ledger or segment of it was published whole. Runs take whole ledgers, in order, so
     before that is older than the minimum lag (S3) a run would find nothing, and only have rolled the tail.
@@ -57,7 +57,7 @@ class Backlog:
 
 @dataclass(frozen=True)
 class Unsealed:
-    """What lies in segments: a run seals it first, so that it belongs to what the run compacts."""
+    """What is in segments: a run seals it first, so that it belongs to what the run compacts."""
 
     messages: int = 0
     bytes: int = 0

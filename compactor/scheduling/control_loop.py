@@ -4,7 +4,7 @@ what is requested or due is compacted.
 Two threads: one beats for the service and for its leadership, so that neither waits for anything; one looks. Requests
 are looked for once a second, and at once after `wake`; what is due by itself every monitor interval, and at once when
 leadership begins. What is due is requested when a lane is free for it, not before, so the order stays the dirtiest
-first; it is remembered only until the next look, and a new leader looks anew.
+first; it is remembered only until the next look, and a new leader looks again.
 
 At the beginning of a leadership, and then at each look, runs whose heart has stopped are requested again. Tests drive
 `beat` and `look` themselves, with a clock of their own, and start no thread.
@@ -193,7 +193,7 @@ class ControlLoop:
                 return
 
     def _guarded(self, step: Callable[[], object]) -> None:
-        """A loop that stops at a fault would stop for ever."""
+        """A loop that stops at a fault would stop forever."""
         try:
             step()
         except CompactorError as error:
@@ -213,7 +213,7 @@ class ControlLoop:
             self.wake()
 
     def look(self) -> None:
-        """As leader: ask again for what was interrupted, see what is due, and begin what there are lanes for."""
+        """As leader: ask again for what was interrupted, see what is due, and begin what there are worker slots for."""
         token = self._leadership.token
         if token is None:
             self._due, self._led = [], None
@@ -250,7 +250,7 @@ class ControlLoop:
         return len(found)
 
     def _begin(self) -> None:
-        """Fill the free lanes, if there are any: who asks first, then what is due, the dirtiest first."""
+        """Fill the free worker slots, if there are any: who asks first, then what is due, the dirtiest first."""
         large, small = self._worker.busy()
         if large + small >= self._lanes.lanes:
             return

@@ -1,14 +1,14 @@
 """What is to be compacted, in which order, and what goes together. Pure: values in, values out.
 
 Due is a topic (its `cause`):
-    threshold.bytes, threshold.messages   more than that lies behind its horizon, not as much (S1)
+    threshold.bytes, threshold.messages   more than that is behind its horizon, not as much (S1)
     dirty.ratio                           a larger share of its closed bytes is dirty (S2)
     max.lag                               something behind its horizon is older than its maximum lag, and dirty (S3)
 and then the dirtiest goes first. Not due is a topic that is paused or requested, whose last try failed and is not to
 be repeated yet (S6), and of which nothing may be compacted yet by its minimum lag.
 
 Who asks goes before what is due by itself, in the order of asking. Small topics go together, as one job of the engine;
-a large one goes alone, and never takes the last lane, so small ones never wait for large ones alone.
+a large one goes alone, and never takes the last worker slot, so small ones never wait for large ones alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Due:
 
 @dataclass(frozen=True)
 class Lanes:
-    """How much runs at once. `lanes`: jobs; a small topic has up to `small_bytes` dirty, and `batch` go together."""
+    """How much runs at once. `worker slots`: jobs; a small topic has up to `small_bytes` dirty, and `batch` go
+    together.
+    """
 
     lanes: int
     small_bytes: int
@@ -56,7 +58,7 @@ class Check:
     """What a look at all topics saw, in the terms of Kafka's cleaner manager. Times in milliseconds.
 
     `topics`: those for which something can become due. `max_delay_ms`: by which the latest exceeds its maximum lag.
-    `uncleanable`: topics whose last try failed, with what lies behind their horizons. `unreadable_policies`: stored
+    `uncleanable`: topics whose last try failed, with what is behind their horizons. `unreadable_policies`: stored
     values that this version cannot read.
     """
 
@@ -134,7 +136,7 @@ def may_begin(control: CompactionState, now: int) -> bool:
 
 
 def jobs(wanted: Sequence[Backlog], busy_large: int, busy_small: int, lanes: Lanes) -> list[list[TopicRecord]]:
-    """What to begin now, the first first, as topics that go together; `busy_…`: lanes that are taken.
+    """What to begin now, the first first, as topics that go together; `busy_…`: worker slots that are taken.
 
     All small topics that wait go in one job, up to `Lanes.batch`; large ones leave one lane to small ones, unless
     there is only one.

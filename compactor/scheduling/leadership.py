@@ -51,7 +51,7 @@ class Leadership:
         """The token. Raises Fenced."""
         token = self.token
         if token is None:
-            raise Fenced(f"{self._name} does not lead (any more)", "nothing was begun; whoever leads does it")
+            raise Fenced(f"{self._name} does not lead (any more)", "nothing was begun; the leader does it")
         return token
 
     def attempt(self) -> int | None:

@@ -8,7 +8,7 @@
     Paused(i) ── resume ──► Paused(i − 1), at last None
 
 As Kafka's LogCleanerManager has it, but that a pause of a topic that is being aborted counts as well, where Kafka
-raises. What is not drawn cannot be: `Conflict`. This is the model: the states themselves lie in SQL
+raises. What is not drawn cannot be: `Conflict`. This is the model: the states themselves are in SQL
 (storage/metadata/compaction_state_store.py), and a property test says that the two agree.
 """
 

@@ -14,7 +14,7 @@ What comes of a topic:
                                           that ends its run, if there is one; others go on
 
 A worker that ends lets its runs finish for a time, then hands them over: each is cancelled and requested again in one
-transaction, so another service makes it anew.
+transaction, so another service makes it again.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Worker:
             return at_work | self._held_until.keys()
 
     def drain(self, grace_seconds: float) -> None:
-        """Begin nothing more; let what runs finish for so long, then hand it over to whoever leads next."""
+        """Begin nothing more; let what runs finish for so long, then hand it over to the next leader."""
         with self._lock:
             self._ending = True
             left = set(self._jobs)

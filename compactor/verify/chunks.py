@@ -14,7 +14,7 @@ A message that was incomplete when a run may have found it too old is *uncertain
 winner, are left alone. So is one of which the topic's limits may have taken a chunk (C2), and one across a gap of
 trimmed raw, but if all its chunks are live.
 
-The rule that makes messages is written here anew, apart from the kernel that it proves. Memory: about a kilobyte a
+The rule that makes messages is written here again, apart from the kernel that it proves. Memory: about a kilobyte a
 chunk of the hash range.
 """
 
@@ -217,7 +217,7 @@ def check_tables(store: ObjectStore, plan: VerifyPlan, findings: Findings) -> Fi
             ascend = bool(np.all(offsets[1:] > offsets[:-1]))
             within = len(chunks) == table.records and int(offsets.max(initial=0)) <= plan.manifest.horizon.offset
             if not (ascend and within):
-                what = "its chunks do not ascend, or lie outside its hash range or above the horizon"
+                what = "its chunks do not ascend, or are outside its hash range or above the horizon"
                 findings.add(Difference(Kind.INCONSISTENT, table.name, what))
             _check_bounds(table, made_of(chunks), findings)
             total += chunk_fingerprint(chunks)

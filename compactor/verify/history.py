@@ -117,7 +117,7 @@ class History:
         return self.chunks_dropped_between(offset, ALWAYS)
 
     def chunks_dropped_between(self, first: int, end: int) -> int:
-        """As `chunks_dropped`, but by runs whose horizon lies before `end`."""
+        """As `chunks_dropped`, but by runs whose horizon is before `end`."""
         if not self.complete:
             return ALWAYS
         limits = (run.policies.incomplete_to(run.now) for run in self.runs if first <= run.horizon < end)

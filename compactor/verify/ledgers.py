@@ -165,7 +165,7 @@ def check_index(store: ObjectStore, plan: VerifyPlan, number: int) -> ObjectFoun
 
 
 def _check_structure(store: ObjectStore, location: IndexLocation, findings: Findings) -> Records:
-    """All records of an index, after a look at their order and the fence and hash range that each lies in."""
+    """All records of an index, after a look at their order and the fence and hash range that each is in."""
     where = location.name
     check_size(store, findings, where, location.offset + location.length, exactly=False)
     directory = key_index.IndexDirectory.decode(location.directory)
@@ -177,7 +177,7 @@ def _check_structure(store: ObjectStore, location: IndexLocation, findings: Find
         findings.add(Difference(Kind.INCONSISTENT, where, what))
     records = key_index.read_records(store, location, HashRange(), events=True)
     if len(records) != directory.records:
-        what = f"only {len(records)} of {directory.records} records lie where their hash says"
+        what = f"only {len(records)} of {directory.records} records are where their hash says"
         findings.add(Difference(Kind.INCONSISTENT, where, what))
     rising = (records.hi[1:] > records.hi[:-1]) | (
         (records.hi[1:] == records.hi[:-1]) & (records.lo[1:] > records.lo[:-1])
@@ -187,6 +187,6 @@ def _check_structure(store: ObjectStore, location: IndexLocation, findings: Find
     first = np.uint64(directory.hash_range.prefix << directory.fence_bits)
     astray = (records.hi >> np.uint64(64 - bits)) != first + fences if bits else np.zeros(len(records), dtype=np.bool_)
     if not rising.all() or astray.any():
-        what = "its records do not ascend by hash" if not rising.all() else "a record lies in the wrong fence"
+        what = "its records do not ascend by hash" if not rising.all() else "a record is in the wrong fence"
         findings.add(Difference(Kind.INCONSISTENT, where, what))
     return records

@@ -82,7 +82,7 @@ class Looked:
         if snapshot.segments:
             first = snapshot.segments[0].first_offset
             self.unchecked.append(
-                f"offsets from {first} on: not all is sealed yet, and what lies in segments is not read"
+                f"offsets from {first} on: not all is sealed yet, and what is in segments is not read"
             )
         if compacted is None:
             return
@@ -93,7 +93,7 @@ class Looked:
         self._equal("cursor __compaction", COMPACTED_LEDGER_PROPERTY, pointer, str(compacted.ledger_id))
         for ledger in snapshot.ledgers:
             if ledger.first_offset <= compacted.horizon.offset < ledger.last_offset:
-                self._say(where, f"the horizon {compacted.horizon.offset} lies inside ledger {ledger.ledger_id}")
+                self._say(where, f"the horizon {compacted.horizon.offset} is inside ledger {ledger.ledger_id}")
             if ledger.last_offset == compacted.horizon.offset:
                 self._equal(where, "horizon", compacted.horizon.message_id, ledger.last_message_id)
         wanted = max(compacted.horizon.offset + 1, topic.start_offset)

@@ -161,7 +161,7 @@ def _split(
 
 
 def _plain_property(data: bytes, at: int, value_at: int) -> bool:
-    """Whether a property lies at `at` as producers write it: its two fields and no more, each length in one byte."""
+    """Whether a property is at `at` as producers write it: its two fields and no more, each length in one byte."""
     return (
         data[at + 1] < _MORE
         and data[at + 2] == _FIELD_KEY

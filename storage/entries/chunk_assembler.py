@@ -1,6 +1,6 @@
 """Chunked messages for readers: chunks in, one message out at its last chunk (P10).
 
-Chunks with one uuid, key and count are one message if they come in order: chunk 0 begins it, and begins it anew if it
+Chunks with one uuid, key and count are one message if they come in order: chunk 0 begins it, and begins it again if it
 comes again (a producer that restarts uses its uuids again); each next one continues it; the last one ends it. Any other
 is a stray, a repeat or one behind a gap, and is left out. This is what Pulsar's consumers do. The message that comes
 out has the payloads joined, id, offset and publish time of its last chunk, event time and properties of its first.

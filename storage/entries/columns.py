@@ -1,6 +1,6 @@
 """Rows of a ledger, gathered entry by entry in lists and turned into one Arrow table at the end.
 
-What every message has lies in a list of its own; what an entry has once is repeated by NumPy; what few have is named
+What every message has is in a list of its own; what an entry has once is repeated by NumPy; what few have is named
 by row. So a batched message costs three appends here, and no Python object is made for a column that is the same
 in all rows.
 

@@ -1,6 +1,6 @@
 """An entry's compression, by Pulsar's codecs: raw LZ4 blocks and raw Snappy, ZLIB and ZSTD streams.
 
-Whoever decompresses says how many bytes must come out. Never more memory than that is taken, and anything else that
+The caller says how many bytes must come out. Never more memory than that is taken, and anything else that
 comes out, more, less or nothing, is an Undecodable. This holds although Arrow's LZ4 and Snappy fill a larger buffer in
 part and say nothing of the rest, which is whatever lay in memory before.
 

@@ -8,7 +8,7 @@ chunks: nobody reads those of older ledgers again.
 
 `assemble` is the rule of `storage/entries/chunk_assembler.py` over records. Chunks with one uuid, key and count make a
 message if they come in order. Between two messages of a uuid there may be *stale* chunks: repeats, and beginnings that
-were begun anew; they belong to nothing. What follows the last message of a uuid is *pending*.
+were begun again; they belong to nothing. What follows the last message of a uuid is *pending*.
 
 A row of slot CHUNK without uuid, or with a number that cannot be, is in no table but in the bitmap `chunks` of the
 index: it passes whole. Byte for byte in docs/format.md. May go wrong: ObjectMissing, ObjectDamaged.

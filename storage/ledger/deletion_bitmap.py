@@ -1,6 +1,6 @@
 """Deleted rows of parts: bitmaps that say which rows of a part no longer count.
 
-A later run supersedes rows of a part without writing the part anew: it writes a bitmap, and its manifest names that
+A later run supersedes rows of a part without writing the part again: it writes a bitmap, and its manifest names that
 beside the part. The bitmap holds *offsets relative to the part's first*, not row numbers, so phase one, which knows
 offsets only, makes it without a look at the part. Bitmaps of several parts share an object; each is a ranged read
 with a checksum of its own.
@@ -26,7 +26,7 @@ _REMEDY = "restore the object from a backup, or see docs/operations.md on damage
 
 
 def encode_deleted(name: str, bitmaps: Iterable[BitMap]) -> tuple[bytes, list[DeletedRows]]:
-    """The object `name` that bitmaps share, and where each lies in it, in order."""
+    """The object `name` that bitmaps share, and where each is in it, in order."""
     blocks: list[bytes] = []
     places: list[DeletedRows] = []
     start = 0

@@ -73,7 +73,7 @@ class HashRange:
     bits: int = 0
 
     def narrow(self, hi: U64) -> slice:
-        """Where this range lies in ascending high halves."""
+        """Where this range is in ascending high halves."""
         if self.bits == 0:
             return slice(0, len(hi))
         shift = 64 - self.bits

@@ -3,7 +3,7 @@
 JSON, written create-if-absent, never changed. `CompactedLedgerRecord` in SQL names it and vouches for its bytes; it
 vouches for the footers of its parts and the fences of its indexes.
 
-Invariants, checked whenever one is made or read: parts ascend by offset and do not overlap; nothing lies above the
+Invariants, checked whenever one is made or read: parts ascend by offset and do not overlap; nothing is above the
 horizon (P2, W1); counts add up, and no part is without a live row. An empty list of parts is a valid compacted ledger.
 
 A run leaves most parts as they are: `deleted` of a part says which of its rows no longer count (storage/ledger/
@@ -114,7 +114,7 @@ class Manifest:
                     f"deleted, between offsets {part.first.offset} and {part.last.offset}"
                 )
         for part, following in zip(self.parts, self.parts[1:], strict=False):
-            # a reader walks parts in list order and stops at the first that lies past its position
+            # a reader walks parts in list order and stops at the first that is past its position
             if part.last.offset >= following.first.offset:
                 raise ValueError(f"parts of compacted ledger {self.ledger_id} overlap at offset {part.last.offset}")
         # a survivor above the horizon would be delivered twice: from here, then raw

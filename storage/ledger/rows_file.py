@@ -5,7 +5,7 @@ row or manifest that names the object. So whatever part of it is read, one range
 the trust begins at the database. Other tools see plain Parquet.
 
 Reading does only what it must: a row group's bytes come in one ranged read; columns that the footer's statistics
-prove constant (most of Pulsar's metadata, most of the time) are not decoded but made anew.
+prove constant (most of Pulsar's metadata, most of the time) are not decoded but made again.
 
 May go wrong: ObjectMissing, ObjectDamaged from any read; any store error from a write, which then leaves no object.
 """
@@ -308,7 +308,7 @@ class RowsReader:
 
 
 def _assemble(columns: list[str], pieces: list[pa.Table], constants: dict[str, Any], count: int) -> pa.Table:
-    """The decoded columns of `pieces`, one after the other, with the constant ones made anew."""
+    """The decoded columns of `pieces`, one after the other, with the constant ones made again."""
     decoded = pa.concat_tables(pieces)
     made = [
         rows.constant(constants[name], name, count) if name in constants else decoded.column(name) for name in columns

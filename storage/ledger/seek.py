@@ -1,10 +1,10 @@
-"""Where a read begins, and what of a topic lies before that.
+"""Where a read begins, and what of a topic is before that.
 
 A read begins at a message id, an offset, or a publish time; a time is turned into an offset first: that of the first
 message that was published then or later. What is left is a *bound*, which says of pieces, row groups and rows whether
-they lie before it; both kinds say the same of the same messages, because ids and offsets agree in order.
+they are before it; both kinds say the same of the same messages, because ids and offsets agree in order.
 
-What lies below a topic's first message is out of range (L3): the caller chose what then (`Reset`).
+What is below a topic's first message is out of range (L3): the caller chose what then (`Reset`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Start = MessageId | AtOffset | AtTime
 
 
 class Reset(StrEnum):
-    """What a read does whose start lies before the topic's first message."""
+    """What a read does whose start is before the topic's first message."""
 
     EARLIEST = "earliest"
     LATEST = "latest"

@@ -1,6 +1,6 @@
 """Bulk append: messages become sealed ledgers at once, and become visible together.
 
-A segment of the hot tail that is open is rolled first, so ids and offsets go on in order.
+The active segment is rolled first, so ids and offsets go on in order.
 All or nothing: objects are written while the topic's writer lease is held; one SQL transaction, fenced by the lease's
 token, makes them exist. A failure, or a crash, leaves objects that no row names.
 
@@ -157,7 +157,7 @@ class BulkAppend:
 
 
 def _check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
-    """Raises InvalidRecord for a publish time that lies too far in the future."""
+    """Raises InvalidRecord for a publish time that is too far in the future."""
     newest = pc.max(content.column("publish_time")).as_py()
     if max_ahead_ms is not None and newest is not None and newest > now + max_ahead_ms:
         raise ahead_of_time(newest, now, max_ahead_ms)

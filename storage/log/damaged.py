@@ -2,15 +2,15 @@
 
 Its row in SQL says how many entries and offsets it held. What the file proves (scan.py) comes back as it was; for each
 offset that is lost there is a row of slot COMPACTED_OUT, which nobody is given. So offsets stay dense, and the ledger
-has the segment's counts, its last offset and its last message id, as if nothing had happened to it. What lies behind
+has the segment's counts, its last offset and its last message id, as if nothing had happened to it. What is behind
 damage is found again from the next place that is known, at the latest from the segment's end, which the row knows.
 
 The entry ids of lost rows are made up from their neighbours: each lost entry of a gap gets one offset, the segment's
 last one as many as its row says, and the first of the gap all that are left over. Publish times are those of the
 message before; at the end, that of the newest message that the segment held, so the ledger is no older than it was.
 
-Only for whoever has decided to accept the loss. Changes nothing. May go wrong: Unavailable (the disk). Memory: as
-sealing the segment (log_manager.py).
+Only for an operator who has decided to accept the loss. Changes nothing. May go wrong: Unavailable (the disk). Memory:
+as sealing the segment (log_manager.py).
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _behind(entry: StoredEntry) -> _Place:
 
 
 def _fits(start: _Place, end: _Place) -> bool:
-    """Whether entries can lie between the two places: each takes an offset at least."""
+    """Whether entries can be between the two places: each takes an offset at least."""
     entries, offsets = end[0] - start[0], end[1] - start[1]
     return entries == offsets == 0 or 1 <= entries <= offsets
 

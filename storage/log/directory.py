@@ -1,10 +1,10 @@
-"""The directory of the hot tail on this machine: `<directory>/<topic uid>/<first offset>.log`, and who it is.
+"""The directory of the unsealed segments on this machine: `<directory>/<topic uid>/<first offset>.log`, and who it is.
 
 A file `log.uid` holds 32 hex digits that were drawn when the directory was made. Rows of segments carry them, so a
 directory that was mistyped, lost, or belongs to another machine is told as such, and never taken for an empty log.
 
 May go wrong: Misconfigured, for a directory that cannot be made or read; SegmentNotLocal, for one that is not the one
-that a segment lies in.
+that a segment is in.
 Must not know: SQL, frames.
 """
 
@@ -32,10 +32,10 @@ _UID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class LogDirectory:
-    """Where segments lie on this machine. Made when something is first written to it.
+    """Where segments are on this machine. Made when something is first written to it.
 
     `wake_sealer`: wakes the process that seals what is large, so that this one does not die of it; None: there is none,
-    and all is sealed by whoever wants it sealed. `room`: how much may be appended; None: as much as the disk takes.
+    and any process that wants it sealed seals it. `room`: how much may be appended; None: as much as the disk takes.
     """
 
     path: Path
@@ -86,13 +86,13 @@ class LogDirectory:
         return sorted(one for one in self.path.iterdir() if _UID.fullmatch(one.name) and one.is_dir())
 
     def check(self, topic: TopicName, segment: SegmentRecord) -> None:
-        """Raises SegmentNotLocal unless the segment lies in this directory."""
+        """Raises SegmentNotLocal unless the segment is in this directory."""
         uid = self._known_uid()
         if segment.log_uid != uid:
             end = "on" if segment.content is None else f"to {segment.content.last_offset}"
             raise SegmentNotLocal(
                 f"messages of {topic} from offset {segment.first_offset} {end} are not sealed yet: the segment "
-                f"{segment.ledger_id} lies in the log directory {segment.log_uid}",
+                f"{segment.ledger_id} is in the log directory {segment.log_uid}",
                 f"use the machine, and the COMPACTOR_LOG, with which they were written: {self.path} is "
                 f"{uid or 'not one that was written to'}; if they are lost, see docs/operations.md",
             )

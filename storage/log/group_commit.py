@@ -1,6 +1,6 @@
 """Group commit: what many threads and tasks append while one flush is under way shares the next one.
 
-Entries wait in the order in which they came; whoever commits takes all that wait, writes them, flushes once, and
+Entries wait in the order in which they came; the committer takes all that wait, writes them, flushes once, and
 answers each. Who waits for an answer in a thread commits himself if nobody is at it, so a lone appender pays for no
 other thread. For callbacks and tasks there is one thread, started when it is first needed. The tasks of one event loop
 are answered in one call, for each call wakes the loop.
@@ -83,7 +83,7 @@ class GroupCommit:
         self._broken = broken
         self._max_pending_bytes = max_pending_bytes
         self.committing = threading.RLock()
-        """Held by whoever commits or flushes; what belongs to the file is touched by its holder alone."""
+        """Held by the thread that commits or flushes; only it touches what belongs to the file."""
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._work = threading.Condition(self._lock)
@@ -120,11 +120,11 @@ class GroupCommit:
                     self._room.wait()
 
     def commit_until(self, ticket: PendingAppend) -> None:
-        """Wait for whoever commits; if it was not for this ticket, commit."""
+        """Wait for the committer; if this entry was not among its entries, commit."""
         with self.committing:
             if ticket.answer is None:
                 self.commit_pending()
-            if ticket.answer is None:  # who had it was interrupted, and once more when he was about to say so
+            if ticket.answer is None:  # the committer was interrupted, and once more when it was about to report so
                 ticket.answer = self._refusal or unusable("an append was cut off")
 
     def commit_pending(self) -> None:

@@ -3,8 +3,8 @@
     0, 64    two copies: 8 number | 8 flushed bytes | 8 visible bytes | 8 entries | 8 next offset | 1 version | 4 CRC32C
     128      who writes: 4 process id | 1 length | host name | zeros | (at 252) 4 CRC32C
 
-Readers in other processes go up to the visible end and no further, so nobody sees an entry that a power cut could take
-back while its id goes to another message. The writer writes one copy, then the other, before it acknowledges. So a
+Readers in other processes go up to the high watermark and no further, so nobody sees an entry that a power cut could
+take back while its id goes to another message. The writer writes one copy, then the other, before it acknowledges. So a
 writer that is killed between two bytes, or a flipped bit, spoils one copy, and the other says the same or is what was
 before. The copy with the greater number counts. A reader that finds both torn was overtaken twice while it read, and
 reads again. A copy's CRC32C goes on from that of the segment's header, so the file of an earlier segment of the same

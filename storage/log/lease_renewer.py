@@ -117,8 +117,8 @@ class LeaseRenewer:
     ) -> Iterator[None]:
         """Inside, `roll` is called if the log is old, which is to be said without waiting, or somebody wants it to.
 
-        `on_fenced` is called, once, if the topic is gone, or if `roll` finds that it or the lease is. Whoever leaves
-        waits for what has begun, and nothing begins after. Raises Unavailable at the end.
+        `on_fenced` is called, once, if the topic is gone, or if `roll` finds that it or the lease is. A caller that
+        leaves waits for what has begun, and nothing begins after. Raises Unavailable at the end.
         """
         with self._watching(_OpenLog(on_fenced, topic_id, is_old, roll)):
             yield

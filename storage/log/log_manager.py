@@ -15,7 +15,7 @@ Sealing may be done by any process that has the log directory and the store, bes
 sealers: a segment is claimed by an attempt, and of two that seal the same one, one commits. Whatever is cut off leaves
 the segment rolled, or sealed, never both and never neither: the transaction decides which, and readers go by rows.
 
-May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentNotLocal for a segment that lies
+May go wrong: LeaseHeld, ObjectDamaged and ObjectMissing for a segment's file, SegmentNotLocal for a segment that is
 in another log directory, Misconfigured for a store that is another database's, any error of store and database. Memory:
 one segment, about four times its logical size (`segment.bytes`, storage/log/open_segment.py bounds it) and 250 bytes a
 message.
@@ -79,7 +79,7 @@ class Remains:
 
 @dataclass(frozen=True)
 class LogManager:
-    """Keeps the logs of topics whose segments lie in `log`. `holder` must be unique to one piece of work."""
+    """Keeps the logs of topics whose segments are in `log`. `holder` must be unique to one piece of work."""
 
     metadata: MetadataStore
     store: ObjectStore
@@ -88,7 +88,7 @@ class LogManager:
     holder: str
 
     def settle(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS) -> tuple[LedgerRecord, ...]:
-        """Roll the tail and seal all that is rolled, so that what is there now lies in ledgers.
+        """Roll the tail and seal all that is rolled, so that what is there now is in ledgers.
 
         Raises LeaseHeld for a writer that does not roll when it is asked to, or another sealer that does not finish,
         within `wait_ms` each; Misconfigured for a segment in another log directory that nobody there seals.
@@ -110,7 +110,7 @@ class LogManager:
         return tuple(sealed)
 
     def roll_and_seal_what_can_be(self, topic: TopicRecord) -> CompactorError | None:
-        """As `settle`; why something is left: a writer or sealer has it, it lies elsewhere, or it is damaged."""
+        """As `settle`; why something is left: a writer or sealer has it, it is elsewhere, or it is damaged."""
         try:
             self.settle(topic)
         except (LeaseHeld, Misconfigured, DataLoss) as error:
@@ -123,7 +123,7 @@ class LogManager:
         claim = claims.get(segment.sealing_attempt_id or "")
         if claim is None:
             return LeaseHeld(
-                f"the segment {segment.ledger_id} of {topic.name} is not sealed: whoever had claimed it has let it go",
+                f"the segment {segment.ledger_id} of {topic.name} is not sealed: its sealer released it",
                 "try again",
             )
         silent = max(0, self.clock.now_ms() - claim.heartbeat_at)
@@ -149,7 +149,7 @@ class LogManager:
             try:
                 if self._is_kept_elsewhere(segment):
                     raise LeaseHeld(
-                        f"the tail of {topic.name} lies in the log directory {segment.log_uid} of another service",
+                        f"the tail of {topic.name} is in the log directory {segment.log_uid} of another service",
                         "try again",
                     )
                 with writer_lease(self.metadata, self.clock, topic.id, self.holder, 0) as lease:
@@ -252,7 +252,7 @@ class LogManager:
         self._check_given_up(topic, waiting)
 
     def _sealable(self, topic: TopicRecord, end: int) -> list[SegmentRecord]:
-        """What waits to be sealed and lies here."""
+        """What waits to be sealed and is here."""
         uid = self.log.known_uid
         return [one for one in self.rolled(topic, end) if one.log_uid == uid]
 
@@ -271,7 +271,7 @@ class LogManager:
         if all(one.ledger_id in others or one in given_up for one in waiting):
             return None
         uid = self.log.known_uid
-        assert uid is not None, "a segment lies in it"
+        assert uid is not None, "a segment is in it"
         StoreIdentity(self.metadata, self.store).require()
         claimed = self.metadata.log.claim_sealing(topic.id, self.holder, uid, SEALER_DEAD_MS, end, others, again=again)
         if claimed is not None:

@@ -144,7 +144,8 @@ class TopicSegments:
     def damaged(self) -> int:
         """Close the segment that is open and damaged as it is, with all that it ever held; how many bytes it has.
 
-        So no offset is given again; what can be read of it is sealed by whoever accepts the loss (log_manager.py).
+        So no offset is given again; what can be read of it is sealed when an operator accepts the loss
+        (log_manager.py).
         """
         row = self._open_row()
         if row is None:

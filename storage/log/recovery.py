@@ -1,11 +1,11 @@
 """Recovery: what a segment that was left open holds, and where it is cut.
 
 All frames are walked. The first that is not whole, be it torn, zeros or nonsense, ends the segment: nothing behind it
-was acknowledged under flush-every-append, because a flush makes all bytes before it durable. The visible end, if it
+was acknowledged under flush-every-append, because a flush makes all bytes before it durable. The high watermark, if it
 survived, says how far flushes had come: if frames are bad before that, acknowledged data is damaged, which is an error
 and no cut, unless the caller accepts the loss.
 
-The index is made anew beside. Changes nothing; the writer that asked cuts. May go wrong: ObjectDamaged with file and
+The index is made again beside. Changes nothing; the writer that asked cuts. May go wrong: ObjectDamaged with file and
 position. Memory: the largest entry, and 28 bytes for each 64 KiB of the segment.
 """
 
@@ -21,7 +21,7 @@ from storage.log.high_watermark import HighWatermark
 from storage.log.segment import Inspect, SegmentTally
 from storage.log.sparse_index import IndexPointers, Place
 
-RESTORE = "restore the file from a backup, or accept the loss of what lies behind it (docs/operations.md)"
+RESTORE = "restore the file from a backup, or accept the loss of what is behind it (docs/operations.md)"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def walked(
 
 
 def check_loss(path: Path, found: Recovered, end: HighWatermark | None) -> None:
-    """Raises ObjectDamaged if flushed bytes lie behind the last whole frame."""
+    """Raises ObjectDamaged if flushed bytes are behind the last whole frame."""
     if end is None or end.flushed <= found.end:
         return
     problem = found.problem or "the file ends there"

@@ -1,8 +1,8 @@
 """Whether a log directory has room for more: appends are refused before its disk is full.
 
 Two limits: how many bytes of rolled segments may wait to be sealed, which grow while the object store is away; and how
-many bytes of the disk stay free, for whoever frees space. What is refused was never taken, and appends go on by
-themselves when there is room again.
+many bytes of the disk stay free, for the operator who frees space. What is refused was never taken, and appends go on
+by themselves when there is room again.
 
 Asked before each append, so what was found counts for a moment: `DISK_MS` for the disk, `ROLLED_MS` for what is rolled.
 If that cannot be asked, what was found before counts. May go wrong: StorageFull. Must not know: SQL, segments.

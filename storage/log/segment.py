@@ -1,10 +1,10 @@
-"""A segment of the hot tail: what its writer and readers agree on.
+"""An unsealed segment: what its writer and readers agree on.
 
 A segment is one file and two that help, in the folder of its topic, named by its first offset:
 
     <first offset, 20 digits>.log      header and frames (frames.py); all that counts
-    <first offset, 20 digits>.end      how far it is flushed and may be read (high_watermark.py); made anew by recovery
-    <first offset, 20 digits>.index    pointers to some frames (sparse_index.py); made anew by recovery
+    <first offset, 20 digits>.end      how far it is flushed and may be read (high_watermark.py); made again by recovery
+    <first offset, 20 digits>.index    pointers to some frames (sparse_index.py); made again by recovery
 
 Entry ids count from 0. Offsets are dense: an entry takes as many as its header says (entry.py), so one frame after the
 other, ids and offsets of a segment follow from its bytes.
@@ -68,7 +68,7 @@ class FlushPolicy:
 class WriterOptions:
     """How a segment is written. `index_spacing`: bytes of log between two pointers of the sparse index.
 
-    `max_ahead_ms`: how far in the future a publish time may lie; None: any distance.
+    `max_ahead_ms`: how far in the future a publish time may be; None: any distance.
     """
 
     policy: FlushPolicy = FlushPolicy()
@@ -95,7 +95,7 @@ class WriterOptions:
 def ahead_of_time(publish_time: int, now_ms: int, max_ahead_ms: int) -> InvalidRecord:
     """What refuses a message of the future: it would hold back all that goes by time. Times in ms."""
     return InvalidRecord(
-        f"the publish time {publish_time} of a message lies {publish_time - now_ms} ms in the future, and at most "
+        f"the publish time {publish_time} of a message is {publish_time - now_ms} ms in the future, and at most "
         f"{max_ahead_ms} ms are allowed",
         "correct the producer's clock, or raise the policy message.timestamp.after.max.ms; nothing of it was kept",
     )

@@ -1,4 +1,5 @@
-"""Shows what is in a segment's file, however damaged: for `log dump`, and for whoever must decide what to do about it.
+"""Shows what is in a segment's file, however damaged: for `log dump`, and for an operator who must decide what to do
+about it.
 
 Each frame comes with its place and with how far it can be believed. Behind damage the next frame is looked for: where
 the damaged one says that it ends, where the index points, and wherever an entry with a right checksum of its own begins

@@ -1,14 +1,14 @@
 """The file of an open segment in its writer's hands: lock, header, frames, flush, cut, and the two files that help.
 
-Whoever has a `SegmentFile` has the lock (flock) on it: there is one on this machine, even if a process that lost the
-topic's lease in its sleep still lives. (A process that forks shares the lock with its child.) Not for several threads
-at once.
+The process that has a `SegmentFile` has the lock (flock) on it: there is one on this machine, even if a process that
+lost the topic's lease in its sleep still lives. (A process that forks shares the lock with its child.) Not for several
+threads at once.
 
-Who got the lock may have slept before, and others may have come and gone meanwhile: what he knew of the file need not
-be so any more. `before_write` asks once more, under the lock, before a byte of it is changed.
+The process that got the lock may have slept before, and others may have come and gone meanwhile: what it knew of the
+file need not be so any more. `before_write` asks once more, under the lock, before a byte of it is changed.
 
 Three places in it: `written`, up to which frames are whole; the durable end, up to which they were flushed; and the
-visible end, up to which its owner lets them be seen, because he has acknowledged them. `cut_back` leaves what was
+high watermark, up to which its owner lets them be seen, because it has acknowledged them. `cut_back` leaves what was
 acknowledged, or, once a flush has failed, what was flushed: what the kernel holds of the rest cannot be known.
 
 May go wrong: LeaseHeld (names the process that has the file), StorageFull, Unavailable, Misconfigured; in `recover`
@@ -293,7 +293,7 @@ def _held(files: SegmentFiles) -> LeaseHeld:
 
 
 def _open_index(path: Path, index: bytes) -> int:
-    """The index, made anew; -1 if it cannot be: readers do without."""
+    """The index, made again; -1 if it cannot be: readers do without."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(path.parent))
     except OSError as error:

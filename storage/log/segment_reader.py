@@ -1,10 +1,10 @@
 """Reads the entries of one segment: a rolled one, whose size its row says, or one that is appended to, possibly by
-another process, up to its visible end.
+another process, up to its high watermark.
 
 Every entry that is handed out is proved by its checksum (frames.py). A read that begins in the middle looks into the
 sparse index, and walks from the beginning if that does not help. Whatever is not valid before the end is damage: an
-error with file and position, never a gap. Where no visible end can be read, the last whole frame is the end: recovery
-keeps the same frames.
+error with file and position, never a gap. Where no high watermark can be read, the last whole frame is the end:
+recovery keeps the same frames.
 
 May go wrong: ObjectMissing; ObjectDamaged; Unavailable. Memory: a chunk, or twice the largest entry. Not for several
 threads at once. Must not know: rows, messages in a batch, which segments there are.
@@ -138,7 +138,7 @@ class SegmentReader:
         return found.visible
 
     def _end_by_frames(self, descriptor: int, at_least: HighWatermark | None) -> HighWatermark:
-        """The end of the last whole frame; `at_least`, if that lies behind it: then frames before it are damaged."""
+        """The end of the last whole frame; `at_least`, if that is behind it: then frames before it are damaged."""
         size = os.fstat(descriptor).st_size
         walk = self._walk(descriptor, self._proved(descriptor, size, lambda _: True), max(size, HEADER_BYTES))
         for _ in walk:

@@ -1,9 +1,9 @@
-"""Reading segments of the hot tail as rows, as if they were ledgers.
+"""Reading unsealed segments as rows, as if they were ledgers.
 
 Entries are read from the file (segment_reader.py), checked, unpacked (decode.py) and handed on as tables of
 `rows.SCHEMA`, a few MiB at a time. Of an open segment what its writer lets be seen is read, and not waited for.
 
-May go wrong: ObjectMissing, ObjectDamaged, with file and position; Misconfigured for a segment that lies elsewhere.
+May go wrong: ObjectMissing, ObjectDamaged, with file and position; Misconfigured for a segment that is elsewhere.
 Memory: one table, about four times `TABLE_BYTES`, or one entry's messages if they are more.
 """
 
@@ -35,14 +35,14 @@ TABLE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class UnsealedSegments:
-    """Reads segments that lie in one log directory."""
+    """Reads segments that are in one log directory."""
 
     log: LogDirectory
 
     def tables(
         self, topic: TopicRecord, segment: SegmentRecord, bound: Bound, after_offset: int = -1
     ) -> Iterator[pa.Table]:
-        """The rows of a segment from `bound` on, and not much of what lies up to an offset; no table is empty."""
+        """The rows of a segment from `bound` on, and not much of what is up to an offset; no table is empty."""
         reader = self._reader(topic, segment)
         with _naming_the_way_out(topic, segment):
             for entries in _gathered(reader.entries(_first_wanted(reader, segment, bound, after_offset))):
@@ -94,7 +94,7 @@ def _naming_the_way_out(topic: TopicRecord, segment: SegmentRecord) -> Iterator[
 
 
 def _first_wanted(reader: SegmentReader, segment: SegmentRecord, bound: Bound, after_offset: int) -> int:
-    """The offset from which on a segment must be read; it may lie before the bound, never behind it."""
+    """The offset from which on a segment must be read; it may be before the bound, never behind it."""
     first = max(segment.first_offset, after_offset + 1)
     if isinstance(bound, FromOffset):
         return max(first, bound.offset)

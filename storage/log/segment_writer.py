@@ -5,7 +5,7 @@ flush-every-append, and when it is written otherwise. The segment's file is its 
 (segment_file.py).
 
 A write or flush that fails ends the writer: all that waits fails, and the file is cut back to what was acknowledged,
-or, if it was the flush, to what was flushed. Then the owner closes it and recovers the segment anew.
+or, if it was the flush, to what was flushed. Then the owner closes it and recovers the segment again.
 
 May go wrong: LeaseHeld (names the process that has the file), InvalidRecord, StorageFull, Unavailable, Misconfigured;
 in `recover` ObjectMissing and ObjectDamaged. Memory: `max_pending_bytes`, and one entry of each thread or task that

@@ -91,7 +91,7 @@ class LogSweep:
             for file in files_set_aside(folder):
                 with _noted(folder.name, failed):
                     file.unlink(missing_ok=True)
-        with suppress(OSError):  # something that is not ours lies in it, or a writer has just made a file
+        with suppress(OSError):  # something that is not ours is in it, or a writer has just made a file
             folder.rmdir()
         return removed
 
@@ -100,7 +100,7 @@ class LogSweep:
 
         Those that hold messages are kept (unnamed.py): from the topic's end on they are taken up again, below it set
         aside. The end is older than the list of files, and that older than the rows that are looked at: so whatever a
-        live writer makes lies at or behind the end, and has a row before it holds anything.
+        live writer makes is at or behind the end, and has a row before it holds anything.
         """
         folder = self.log.of_topic(topic.uid)
         found = segments_in(folder)

@@ -1,10 +1,10 @@
-"""The one writer of a topic's hot tail: appends entries, rolls segments by size, by age and when it is asked to.
+"""The one writer of a topic's active segment: appends entries, rolls segments by size, by age and when it is asked to.
 
 It holds the topic's writer lease (SQL), so there is one, and the lock on the open segment's file, so that a process
-that lost its lease in its sleep cannot write beside its successor. Whoever gets that lock looks at lease and row once
-more before he writes: his successor may have come and gone while he slept. An append is acknowledged as the topic's
-flush policy says, by default when it is flushed (L1). A segment that a dead process left open is recovered first: its
-torn end is cut off, and it is gone on with (L2).
+that lost its lease in its sleep cannot write beside its successor. The process that gets that lock checks lease and row
+once more before it writes: its successor may have come and gone while it slept. An append is acknowledged as the
+topic's flush policy says, by default when it is flushed (L1). A segment that a dead process left open is recovered
+first: its torn end is cut off, and it is gone on with (L2).
 
 How segments are opened, recovered and rolled is in open_segment.py. After a failure of the disk the segment is
 recovered at the next append, from what is on it.

@@ -25,7 +25,7 @@ class UnsealedEnd:
 
 
 def open_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> UnsealedEnd | None:
-    """None: it lies in another log directory, or its file cannot be read, as readers say. Raises Misconfigured."""
+    """None: it is in another log directory, or its file cannot be read, as readers say. Raises Misconfigured."""
     if segment.log_uid != log.known_uid:
         return None
     folder = log.of_topic(topic.uid)

@@ -3,7 +3,7 @@
 SQL knows nothing of an open segment, so its file is read, as far as its writer lets it be seen, and only what has come
 since the last count: the rest is remembered. A segment in another log directory cannot be counted here.
 
-May go wrong: nothing; what cannot be read counts as it did before, and whoever reads or seals the segment says why.
+May go wrong: nothing; what cannot be read counts as it did before, and the reader or sealer of the segment reports why.
 Memory: a few numbers a segment.
 """
 
@@ -30,7 +30,7 @@ class UnsealedMessages:
 
 
 class OpenSegments:
-    """Counts open segments that lie in one log directory. Safe to share between threads."""
+    """Counts open segments that are in one log directory. Safe to share between threads."""
 
     def __init__(self, log: LogDirectory) -> None:
         self._log = log

@@ -1,7 +1,7 @@
 """Attempts: somebody at work who may write objects, known before the first object and until the end.
 
 Invariant: objects of an attempt become part of a topic only while the attempt is not finished (`check_open`). So
-whoever clears away what dead attempts left finishes them first (`expire`), and no late commit can name an object that
+the garbage collector finishes them first (`expire`), and no late commit can name an object that
 is gone. A row may be forgotten once its attempt is finished: an attempt that nobody knows counts as finished.
 
 Rows of several attempts are locked in the order of their ids, so that two transactions never wait for each other.

@@ -1,4 +1,4 @@
-"""What lies behind the horizon of topics, summed by SQL: a few statements for a page of them.
+"""What is behind the horizon of topics, summed by SQL: a few statements for a page of them.
 
 Invariants: a message counts once, in its ledger or in the rolled segment that no ledger stands for yet. What is open is
 not summed: its rows know nothing of it. A ledger that straddles the horizon, which no run of ours leaves, counts by
@@ -78,7 +78,7 @@ def _of_rows(
 
 
 def _summed(columns: Any, counts: ColumnElement[bool], closed_at: ColumnElement[int]) -> Select[Any]:
-    """Sums over the rows of a topic that lie behind its horizon. No message was published after `closed_at`."""
+    """Sums over the rows of a topic that are behind its horizon. No message was published after `closed_at`."""
     newest, oldest = (
         case((time > closed_at, closed_at), else_=time) for time in (columns.max_publish_time, columns.min_publish_time)
     )

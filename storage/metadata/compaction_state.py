@@ -1,9 +1,9 @@
 """Rows of control: what is wanted of a topic's compaction (S4, S5, S6).
 
-Invariants: a request is taken by the transaction that claims its run, so it is executed once, whoever executes it and
-whoever dies; a paused topic has no request. Every change is made while the topic's row is locked. A topic that was
-never asked for has no row; that is the same as a row of zeros.
-How pausing and requesting go together with runs is in compaction_state_store.py.
+Invariants: a request is taken by the transaction that claims its run, so it is executed once, whichever process
+executes it or dies; a paused topic has no request. Every change is made while the topic's row is locked. A topic that
+was never asked for has no row; that is the same as a row of zeros. How pausing and requesting go together with runs is
+in compaction_state_store.py.
 """
 
 from __future__ import annotations

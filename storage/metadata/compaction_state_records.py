@@ -63,11 +63,11 @@ class ServiceRecord:
 
 @dataclass(frozen=True)
 class BacklogRecord:
-    """What SQL knows of what lies behind a topic's horizon (offset `horizon`; -1: never compacted).
+    """What SQL knows of what is behind a topic's horizon (offset `horizon`; -1: never compacted).
 
     `clean_bytes`: logical bytes of the compacted ledger. `closed_…`: of sealed ledgers and rolled segments behind the
     horizon; `oldest`: the earliest publish time there, `soonest`: by when the first of them was published whole.
-    `open_segment` is for whoever has its file to count.
+    `open_segment` is for the process that has its file to count.
     """
 
     topic: TopicRecord

@@ -3,7 +3,7 @@
     None ── a run is claimed ──► InProgress ── pause ──► Aborted(1) ── its worker stops ──► Paused(1)
     Paused(1) ── pause ──► Paused(2) ── resume ──► Paused(1) ── resume ──► None   (S5; Kafka's LogCleanerManager)
 
-A request survives a crash: it is a row, and whoever leads executes it; `claim_run` takes it in the transaction that
+A request survives a crash: it is a row, and the leader executes it; `claim_run` takes it in the transaction that
 makes the run. "Running", for users, is a topic whose compaction is requested, or that has a run whose heart beats.
 
 Each method is one transaction and may raise Unavailable, Misconfigured and TopicNotFound. After Unavailable, `request`
@@ -95,12 +95,12 @@ class CompactionStateStore:
             return int(connection.execute(statement).scalar_one())
 
     def backlogs(self, topic_ids: Collection[int]) -> list[BacklogRecord]:
-        """What lies behind the horizon of these topics, in a few statements (S1)."""
+        """What is behind the horizon of these topics, in a few statements (S1)."""
         with self._database.snapshot() as connection:
             return backlogs.of(connection, topic_ids)
 
     def backlogs_in_pages(self, count: int) -> Iterator[list[BacklogRecord]]:
-        """What lies behind the horizon of all topics, by id, so many at a time; each page is of its own moment."""
+        """What is behind the horizon of all topics, by id, so many at a time; each page is of its own moment."""
         after = -1
         while True:
             with self._database.snapshot() as connection:
@@ -124,7 +124,7 @@ class CompactionStateStore:
     # Requests
 
     def request(self, topic_id: int, cause: str, by: str, dead_ms: int | None = None) -> CompactionState:
-        """Ask for a run; whoever leads executes it. `by`: who asks. The topic has its cursor `__compaction` then (S9).
+        """Ask for a run; the leader executes it. `by`: who asks. The topic has its cursor `__compaction` then (S9).
 
         Raises CompactionRunning if one is requested or runs (S4), CompactionPaused.
         """
@@ -165,7 +165,7 @@ class CompactionStateStore:
     def request_interrupted(self, by: str, dead_ms: int | None = None) -> list[TopicRecord]:
         """Ask again for the runs that died with their worker; those topics. Each run is asked for once.
 
-        The dead run is ended by whoever claims the next one.
+        The dead run is ended by the claim of the next one.
         """
         running = runs_table.c.state == RunState.RUNNING.value
         waits = controls_table.c.requested_at.is_not(None) | (controls_table.c.paused > 0)
@@ -305,7 +305,7 @@ class CompactionStateStore:
     def run_failed(self, run: RunRecord, error: str, retry_at: Callable[[int], int]) -> int | None:
         """The worker of a run has stopped, with this error: the run ends as ERROR, and its topic is tried again (S6).
 
-        In one transaction, so whoever is killed between the two loses nothing. `retry_at`: when, by the number of
+        In one transaction, so a kill between the two loses nothing. `retry_at`: when, by the number of
         failures in a row, which is the answer; None: the run had ended already, and that stays as it was.
         """
         with self._database.write() as connection:

@@ -7,8 +7,8 @@ Invariants: in one life of a cursor nothing that was acknowledged is lost. Owner
 merged with what is there, and mark-delete only grows. A reset, or another cursor of the same name, is another life; an
 owner from before it is Fenced. `__compaction` is moved by `publishing` alone (A4).
 
-Whoever changes a cursor's rows holds the row in `cursors` until the transaction ends; the topic's row is not needed, so
-acknowledging never waits for appends or publishing. May go wrong: ObjectDamaged for a row that is no bitmap.
+A transaction that changes a cursor's rows holds the row in `cursors` until the transaction ends; the topic's row is not
+needed, so acknowledging never waits for appends or publishing. May go wrong: ObjectDamaged for a row that is no bitmap.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def check_publish(
       that the run never saw would be missing (A1).
     - The horizon does not go back. Readers behind it have been given compacted data as complete up to there; and raw
       ledgers below it may be gone already (A4).
-    - The horizon lies on a message that exists. One past the end would swallow messages that are still to come.
+    - The horizon is on a message that exists. One past the end would swallow messages that are still to come.
     - The new ledger is of the next generation and of the run's own attempt: garbage collection goes by both.
     """
     check_run_is_current(topic, run)
@@ -77,7 +77,7 @@ def check_publish(
         )
     if new.horizon.offset >= topic.next_offset:
         raise AssertionError(
-            f"run {run.run_id}: the horizon {_shown(new.horizon)} lies past the end of {topic.name} "
+            f"run {run.run_id}: the horizon {_shown(new.horizon)} is past the end of {topic.name} "
             f"(offset {topic.next_offset}); take it from the run's snapshot"
         )
     if new.generation != expected_generation + 1:
@@ -237,7 +237,7 @@ def check_trim(
     horizon: Position | None,
     keep_start: bool,
 ) -> None:
-    """Ledgers may be marked only if they are there and lie below the new start.
+    """Ledgers may be marked only if they are there and are below the new start.
 
     If the start stays, reads begin at the first ledger that is left: so the oldest go, none above the horizon, and
     what of them survived is in the compacted ledger (C2).

@@ -66,7 +66,7 @@ def renew(connection: Connection, lease: Lease, ttl_ms: int, now: int) -> Lease:
 
 
 class Unrenewed(NamedTuple):
-    """The leases that got no new term. `lost`: for ever, to another or with their topic; `busy`: try these again."""
+    """The leases that got no new term. `lost`: forever, to another or with their topic; `busy`: try these again."""
 
     lost: list[Lease]
     busy: list[Lease]

@@ -47,7 +47,7 @@ def take_id(connection: Connection, topic_id: int, ledger_id: int) -> None:
             raise Conflict(f"its ledger id {ledger_id} was given to another ledger", "use another id")
     last = last_id(connection, topic_id)
     if last is not None and last >= ledger_id:
-        raise Conflict(f"its ledger id {ledger_id} lies below {last}, which the topic has reached", "use another id")
+        raise Conflict(f"its ledger id {ledger_id} is below {last}, which the topic has reached", "use another id")
     keep_ids(connection, ledger_id)
 
 

@@ -1,10 +1,10 @@
 """Until when an owner counts as alive: one rule for leases, leadership, pins, runs, attempts, claims and services.
 
-An owner says in a row that it is alive: until a time (a TTL), or at a time (a heartbeat). Whoever looks compares with
-its own clock. A time that lies further in the future than `LONGEST_TERMS` of the longest TTL was written by a clock
-that ran ahead: it says nothing, and its owner counts as dead. So a wrong clock holds nothing for longer than that. An
-owner that lives all the same is fenced by its token, epoch or attempt, and begins again; it never works beside the next
-one. An owner that is known to be a dead process of this machine is dead at once (storage/owner.py).
+An owner says in a row that it is alive: until a time (a TTL), or at a time (a heartbeat). A process that checks
+compares with its own clock. A time that is further in the future than `LONGEST_TERMS` of the longest TTL was written by
+a clock that ran ahead: it says nothing, and its owner counts as dead. So a wrong clock holds nothing for longer than
+that. An owner that lives all the same is fenced by its token, epoch or attempt, and begins again; it never works beside
+the next one. An owner that is known to be a dead process of this machine is dead at once (storage/owner.py).
 """
 
 from __future__ import annotations

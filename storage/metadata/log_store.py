@@ -118,7 +118,7 @@ class LogStore:
             segments.clear_request(connection, lease)
 
     def request_roll(self, topic_id: int) -> None:
-        """Ask whoever writes the topic to roll its open segment."""
+        """Ask the topic's writer to roll its open segment."""
         with self._database.write() as connection:
             segments.request_roll(connection, topic_id, self._clock.now_ms())
 
@@ -144,7 +144,8 @@ class LogStore:
     def check_open_segment(self, lease: Lease, ledger_id: int | None) -> None:
         """Raises Fenced unless the lease is its holder's and the topic's open segment is that one; None: it has none.
 
-        For who has the lock on a segment's file, and is about to write to it: he may have slept since he got the lease.
+        For the process that has the lock on a segment's file and is about to write: it may have slept since it got the
+        lease.
         """
         with self._database.write() as connection:
             segments.check_open(connection, lease, ledger_id)
@@ -200,7 +201,7 @@ class LogStore:
 
         `below`: only one that begins below this offset; `but`: none of these ledger ids; `again`: also one that was
         tried too often.
-        Whoever claimed it before and has not beaten for `stale_ms` is fenced.
+        A sealer that claimed it before and sent no heartbeat for `stale_ms` is fenced.
         """
         with self._database.write() as connection:
             now = self._clock.now_ms()
@@ -253,10 +254,10 @@ class LogStore:
         force: bool,
         keep_start: bool = False,
     ) -> None:
-        """Begin reads at `start_offset` and mark as deleted the given ledgers, which lie wholly below it (C1, C3).
+        """Begin reads at `start_offset` and mark as deleted the given ledgers, which are wholly below it (C1, C3).
 
         A topic for which compaction is enabled, and that has no cursor `__compaction`, needs all that it has (S9).
-        The start never goes back. `keep_start`: it stays where it is; the ledgers are the topic's oldest and lie at or
+        The start never goes back. `keep_start`: it stays where it is; the ledgers are the topic's oldest and are at or
         below the horizon, and what of them survived is in the compacted ledger (C2). `force`: no cursor holds
         anything back. Raises InvalidInput for an offset beyond the topic's end, Conflict if a cursor needs what would
         go (it is named), or if a ledger was trimmed already.
@@ -283,7 +284,7 @@ class LogStore:
         self._database.write_once(trim, happened, f"whether the topic with id {topic_id} was trimmed")
 
     def truncate(self, topic_id: int) -> TopicRecord:
-        """Clear what lies below the topic's end of now, raw and compacted, and raise the epoch; offsets go on (C2).
+        """Clear what is below the topic's end of now, raw and compacted, and raise the epoch; offsets go on (C2).
 
         Roll the open segment before: it stays. The topic as it is then. Called again, it clears what came meanwhile.
         """

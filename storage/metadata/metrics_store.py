@@ -1,7 +1,7 @@
 """MetricsStore: the numbers that a scrape of /metrics shows, in few statements. Reached as MetadataStore.metrics.
 
 Each method is one read, may be called again, and may raise Unavailable and Misconfigured. Nothing here grows with the
-number of ledgers; runs are read once each, page by page, by whoever keeps their sums
+number of ledgers; runs are read once each, page by page, by the process that keeps their sums
 (`api/observability/run_totals.py`). Must not know: Prometheus, names of metrics.
 """
 

@@ -41,7 +41,8 @@ def take(
     pinned = pinned or cursors.serving_compacted(connection, topic_id)
     if pinned is None:
         return None
-    # Readers that died leave rows; whoever makes rows sweeps them, so they are never more than there are readers.
+    # Readers that died leave rows; a process that makes rows sweeps them, so they are never more than there are
+    # readers.
     connection.execute(delete(pins).where(pins.c.topic_id == topic_id, ~_alive(now)))
     pin = Pin(uuid.uuid4().hex, topic_id, pinned.ledger_id, holder, now + ttl_ms)
     connection.execute(insert(pins).values(**row_mapping.pin_values(pin)))

@@ -27,7 +27,7 @@ class TopicRecord:
     """A topic. `uid` (32 hex digits) is new for each life of a name; `generation` and `epoch` only ever grow.
 
     `next_offset`: behind the last sealed ledger or rolled segment; an open segment goes on from there. `start_offset`:
-    what lies below it is gone, or hidden (C1).
+    what is below it is gone, or hidden (C1).
     """
 
     id: int
@@ -53,7 +53,7 @@ class TopicSummary:
 
 
 class SegmentState(StrEnum):
-    """States of a segment of the hot tail; each follows the one before."""
+    """States of a segment; each follows the one before."""
 
     OPEN = "OPEN"
     """It is appended to; its file says what it holds."""
@@ -86,7 +86,7 @@ MAX_SEALING_TRIES = 5
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """A segment of the hot tail, in the log directory `log_uid`. `content` None: it is open.
+    """An unsealed segment, in the log directory `log_uid`. `content` None: it is open.
 
     `sealing_tries`: how often it was claimed to be sealed and neither was nor was let go.
     """
@@ -142,7 +142,7 @@ class CompactedLedgerRecord:
 
 
 class RunState(StrEnum):
-    """States of a compaction run (semantics.md S7); all but RUNNING are for ever."""
+    """States of a compaction run (semantics.md S7); all but RUNNING are forever."""
 
     RUNNING = "RUNNING"
     SUCCESS = "SUCCESS"
@@ -222,7 +222,7 @@ class TopicSnapshot:
 
     @cached_property
     def pieces(self) -> tuple[LedgerRecord | SegmentRecord, ...]:
-        """What raw messages lie in, in the order of offsets; never a ledger and the segment that it was sealed from."""
+        """What raw messages are in, in the order of offsets; never a ledger and the segment that it was sealed from."""
         return tuple(sorted((*self.ledgers, *self.segments), key=lambda piece: piece.first_offset))
 
     @property

@@ -1,10 +1,10 @@
 """Sealing: a rolled segment is claimed by an attempt, and its ledger takes its place in one transaction.
 
-Invariants: at any moment a message lies in a segment that no ledger stands for, or in a ledger, never in both and
-never in neither. A segment is sealed by the attempt that has claimed it last: whoever claims from one that stopped
-answering finishes that one's attempt, so a late commit finds itself fenced. The ledger holds exactly what the segment
-holds (invariants.check_seal); it lies below the topic's end, so it is inserted here and not by ledgers.append. A claim
-is counted when it is made, so a segment that kills its sealers is known. It is taken back when its sealer ends by
+Invariants: at any moment a message is in a segment that no ledger stands for, or in a ledger, never in both and
+never in neither. A segment is sealed by the attempt that has claimed it last: the sealer that claims from one that
+stopped answering finishes that one's attempt, so a late commit finds itself fenced. The ledger holds exactly what the
+segment holds (invariants.check_seal); it is below the topic's end, so it is inserted here and not by ledgers.append. A
+claim is counted when it is made, so a segment that kills its sealers is known. It is taken back when its sealer ends by
 itself (`let_go`), or else, as the sealer could not say so or stood still, when the next one finds its process alive.
 
 A sealed segment's row stays until its file is gone, and tells who has to remove that. Must not know: files, objects.

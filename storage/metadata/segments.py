@@ -1,4 +1,4 @@
-"""Segments of the hot tail: opened, rolled or dropped by the holder of the topic's lease, and listed.
+"""Unsealed segments: opened, rolled or dropped by the holder of the topic's lease, and listed.
 
 Invariants: a topic has at most one OPEN segment (the database forbids a second one), and it begins where the topic
 ends; rolling it moves the topic's end behind it in the same transaction, so offsets are dense and nobody else can
@@ -103,7 +103,7 @@ def drop(connection: Connection, lease: Lease, ledger_id: int) -> None:
 
 
 def request_roll(connection: Connection, topic_id: int, now: int) -> None:
-    """Ask whoever writes the topic to roll it; asked twice, the first time counts. Raises TopicNotFound."""
+    """Ask the topic's writer to roll it; asked twice, the first time counts. Raises TopicNotFound."""
     topic = topics.locked(connection, topic_id)
     if not roll_requested(connection, topic.id):
         _set_request(connection, topic.id, now)

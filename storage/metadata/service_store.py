@@ -1,7 +1,7 @@
 """ServiceStore: which service processes live, and which of them schedules. Reached as MetadataStore.services.
 
 Each method is one transaction, may be called again, and may raise Unavailable and Misconfigured. Terms are counted by
-the clock of whoever asks: services of one database should agree on it within a fraction of a term; if they do not, a
+the caller's clock: services of one database should agree on it within a fraction of a term; if they do not, a
 leader may be overtaken early, and is then fenced (services.py).
 """
 

@@ -29,7 +29,7 @@ def of_references(connection: Connection, topic_id: int, now: int) -> GcSnapshot
     """What leads to objects, also trimmed ledgers until they are forgotten. Raises TopicNotFound.
 
     List the objects first and call this after: each attempt is known before its first object, so an object that was
-    listed, that nothing here leads to, and whose attempt is finished or unknown here, is garbage for ever.
+    listed, that nothing here leads to, and whose attempt is finished or unknown here, is garbage forever.
     """
     return GcSnapshot(
         topic=topics.by_id(connection, topic_id),

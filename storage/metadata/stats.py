@@ -62,7 +62,7 @@ class LedgerLine:
 
 @dataclass(frozen=True)
 class CursorStanding:
-    """A cursor, and what lies behind its mark-delete in sealed ledgers; one that straddles it counts whole.
+    """A cursor, and what is behind its mark-delete in sealed ledgers; one that straddles it counts whole.
 
     `acknowledged`, `ranges`: messages above mark-delete that are acknowledged, and how many ranges they make; 0 if
     that was not asked for.

@@ -2,7 +2,7 @@
 
 Invariants that the database itself keeps, whatever the code above it does:
 - a topic has one row a name, at most one RUNNING run, at most one compacted ledger that is not retired;
-- a generation of a topic is one compacted ledger, for ever;
+- a generation of a topic is one compacted ledger, forever;
 - a raw ledger starts where no other of its topic starts;
 - ids of topics and runs are never given to another row, also after a delete;
 - a pin holds a compacted ledger whose row exists: a row that is pinned cannot be deleted.
@@ -102,7 +102,7 @@ namespaces = Table(
     Column("tenant", String, ForeignKey("tenants.name"), nullable=False, index=True),
     Column("created_at", BigInteger, nullable=False),
 )
-"""By full name, `tenant/namespace`. Whoever makes something in a namespace, or deletes it, locks its row."""
+"""By full name, `tenant/namespace`. A transaction that makes something in a namespace, or deletes it, locks its row."""
 
 permissions = Table(
     "permissions",
@@ -207,7 +207,7 @@ segments = Table(
     Column("size", BigInteger),
     UniqueConstraint("topic_id", "first_offset"),
 )
-"""Segments of the hot tail: OPEN, then ROLLED, then SEALED, when the ledger of the same id has taken its place and the
+"""Unsealed segments: OPEN, then ROLLED, then SEALED, when the ledger of the same id has taken its place and the
 file waits to be removed; then the row goes. What is null is known from ROLLED on. `sealing_tries`: how often it was
 claimed to be sealed and neither was nor was let go, because its sealer died."""
 Index(

@@ -1,7 +1,7 @@
 """Tenants and namespaces, and what roles may do in them and with single topics.
 
 Invariants: a namespace has its tenant (the database says so); a tenant goes only without namespaces, a namespace only
-without topics, and permissions and policies of the scope go with it, as a topic's do (topic_deletion.py). Whoever
+without topics, and permissions and policies of the scope go with it, as a topic's do (topic_deletion.py). A call that
 makes or deletes something in a namespace locks its row first (`locked_namespace`), and in a tenant the tenant's, so
 neither can vanish meanwhile. Both locks come before all others of topics.py, but for a partitioned topic's own row;
 tenant before namespace.

@@ -166,7 +166,7 @@ class TenancyStore:
             return tenancy_topics.remove_property(connection, topic_id, key)
 
     def delete_topic(self, topic_id: int, *, force: bool = True) -> DeletedTopic:
-        """End the topic (S8): every row of it is gone, whoever works on it is fenced, its files are garbage.
+        """End the topic (S8): every row of it is gone, its writers and runs are fenced, its files are garbage.
 
         Raises LeaseHeld unless forced, if somebody writes it.
         """

@@ -5,9 +5,9 @@ until the transaction ends, so writers of one topic form a queue and writers of 
 Order of locks, everywhere: lease, topic, attempts by id, runs by id, then the rest, and of several topics first all
 leases, then all topics, and so on; that is why two transactions never wait for each other. Only heartbeats go without
 the topic's lock, and begin at the attempts; they update each row once, since PostgreSQL locks the topic to check the
-foreign key of a row that the same transaction has updated before. Whoever adds rows of a topic without its lock holds
-it `kept`, so that it is not deleted meanwhile. Tenants, namespaces and partitioned topics come before all, in this
-order (tenancy.py). tests/conformance/metadata/lock_order.py watches it.
+foreign key of a row that the same transaction has updated before. A transaction that adds rows of a topic without its
+lock holds it `kept`, so that it is not deleted meanwhile. Tenants, namespaces and partitioned topics come before all,
+in this order (tenancy.py). tests/conformance/metadata/lock_order.py watches it.
 """
 
 from __future__ import annotations

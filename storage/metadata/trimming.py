@@ -1,11 +1,11 @@
 """Trimming: raw ledgers are marked as deleted and the start of the topic moves, in one transaction (C1, C2, C3).
 
-Invariants: what a durable cursor still has to read, and what lies above the horizon of a topic that is compacted, is
+Invariants: what a durable cursor still has to read, and what is above the horizon of a topic that is compacted, is
 not trimmed unless forced; `start_offset` only grows; a marked ledger is never listed again. Its row stays until it is
-forgotten, and as long its objects count as referenced, so whoever reads it meanwhile may finish.
+forgotten, and as long its objects count as referenced, so its readers may finish.
 
 A cursor below the topic's start needs nothing below that start any more. Must not know: objects; which ledgers go is
-decided by whoever calls.
+decided by the caller.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def trim(
     force: bool,
     keep_start: bool,
 ) -> None:
-    """Mark ledgers that lie below `start_offset`, and begin reads there. `defaults`: the broker's policies.
+    """Mark ledgers that are below `start_offset`, and begin reads there. `defaults`: the broker's policies.
 
-    `keep_start`: the start stays, and the ledgers must be the topic's oldest and lie at or below the horizon.
+    `keep_start`: the start stays, and the ledgers must be the topic's oldest and are at or below the horizon.
     Raises InvalidInput, Conflict.
     """
     topic = topics.locked(connection, topic_id)
@@ -69,7 +69,8 @@ def trim(
 
 
 def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
-    """Clear what lies below the topic's end of now, raw and compacted, whoever needs it; the topic as it is then (C2).
+    """Clear what is below the topic's end of now, raw and compacted, also what cursors need; the topic as it is then
+    (C2).
 
     An open segment stays: it begins at that end. Rolled ones count as sealed, so their files go as those do. The epoch
     is over, so a run that goes on publishes nothing; `__compaction` has no horizon any more. Raises TopicNotFound.
@@ -101,7 +102,7 @@ def is_trimmed(connection: Connection, topic_id: int, ledger_ids: Collection[int
 
 
 def is_cleared(connection: Connection, topic_id: int, below: int) -> bool:
-    """Whether nothing that lies below an offset, raw or compacted, can be read."""
+    """Whether nothing that is below an offset, raw or compacted, can be read."""
     compacted = cursors.serving_compacted(connection, topic_id)
     raw = min((one.first_offset for one in ledgers.of_topic(connection, topic_id)), default=below)
     rolled = min((one.first_offset for one in segments_of(connection, topic_id, TAIL)), default=below)
@@ -132,23 +133,23 @@ def check_removal(connection: Connection, topic_id: int, name: str) -> None:
         return
     topic = topics.locked(connection, topic_id)
     compacted = cursors.serving_compacted(connection, topic_id)
-    # Segments need no look: what is not sealed lies above the horizon.
+    # Segments need no look: what is not sealed is above the horizon.
     first_raw = min((one.first_offset for one in ledgers.of_topic(connection, topic_id)), default=topic.next_offset)
-    first_raw = max(first_raw, topic.start_offset)  # it may lie within a ledger
+    first_raw = max(first_raw, topic.start_offset)  # it may be within a ledger
     if compacted is None or first_raw == 0:
         return
     last = min(first_raw - 1, compacted.horizon.offset)
     raise Conflict(
-        f"raw messages of {topic.name} are gone up to offset {last}: what is left of offsets 0 to {last} lies only in "
+        f"raw messages of {topic.name} are gone up to offset {last}: what is left of offsets 0 to {last} is only in "
         f"compacted ledger {compacted.ledger_id} ({compacted.messages} messages up to offset "
         f"{compacted.horizon.offset}), with what it remembers of deleted keys; it goes with the cursor "
         f"{COMPACTION_CURSOR}",
-        "keep the cursor, or force it to give this up for ever",
+        "keep the cursor, or force it to give this up forever",
     )
 
 
 def _check_cursors(connection: Connection, topic: TopicRecord, gone_below: int) -> None:
-    """Nobody needs what lies below that offset. Raises Conflict, which names the slowest cursor that does."""
+    """Nobody needs what is below that offset. Raises Conflict, which names the slowest cursor that does."""
     slowest = min(cursors.of_topic(connection, topic.id), key=_needed, default=None)
     if slowest is None or max(_needed(slowest), topic.start_offset) >= gone_below:
         return

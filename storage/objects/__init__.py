@@ -1,1 +1,1 @@
-"""Object stores: where ledgers, parts, indexes and manifests lie as immutable, named bytes."""
+"""Object stores: where ledgers, parts, indexes and manifests are as immutable, named bytes."""

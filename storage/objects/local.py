@@ -200,7 +200,7 @@ class LocalStore(ObjectStore):
                     os.close(descriptor)
 
     def _make_folder(self, folder: Path) -> None:
-        """See that the folder exists and that a power cut does not take it, whoever made it."""
+        """See that the folder exists and that a power cut does not take it, whichever process made it."""
         if folder in self._durable_folders:
             return
         if folder != self.root:

@@ -6,7 +6,7 @@ exactly one may win, every other must get `ObjectExists`, and the object must ho
 of the path that large objects take (on S3: conditional CompleteMultipartUpload). Ranged reads, listing right after a
 write, and deletes are tried as well.
 
-All objects lie below one random name and are deleted at the end, also after failures. An error that is not an answer to
+All objects are below one random name and are deleted at the end, also after failures. An error that is not an answer to
 the question (no credentials, no space, unreachable) is raised as it is: the probe then says nothing about the store. It
 knows no particular store. A passed probe is evidence, not proof: rounds are few.
 """

@@ -1,7 +1,7 @@
 """Many ranges of objects in few requests: neighbours in one object come in one ranged read.
 
 Also across a gap that is cheaper to read than another request (`ObjectStore.preferred_read_bytes`). So what a run
-reads of thousands of small blocks costs a request for each object that they lie in, not one for each block.
+reads of thousands of small blocks costs a request for each object that they are in, not one for each block.
 
 May go wrong: what `ObjectStore.get` raises. What was read is not checked here: that is for who knows the checksums.
 """

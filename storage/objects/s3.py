@@ -2,8 +2,8 @@
 
 Create-if-absent is the server's (`If-None-Match: *`); whether a server honours it is for `check` to find out. Requests
 are retried with back-off, so a PUT whose answer was lost is sent again and then refused because of itself. Hence every
-object carries a mark, drawn for the call that makes it, in its user metadata: whoever is refused asks whose mark the
-object has, and its own means success. A mark says more than equal bytes do: two writers of the same bytes have one
+object carries a mark, drawn for the call that makes it, in its user metadata: a call that is refused asks whose mark
+the object has, and its own means success. A mark says more than equal bytes do: two writers of the same bytes have one
 winner. If even the retries get no answer, the mark decides too; only when that cannot be read does the call fail, and
 then (`Unavailable`) the object may appear later.
 

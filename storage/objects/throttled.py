@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _HEARS_SECONDS = 0.5
-"""How long whoever waits does not look whether it is stopped."""
+"""How long a waiting task does not check whether it is stopped."""
 
 
 @dataclass(frozen=True)

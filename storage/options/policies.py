@@ -102,7 +102,7 @@ class TopicPolicies:
         None,
         "retention.ms",
         Optional(Duration(least=FOR_EVER)),
-        "How long messages are kept under `delete`; -1: for ever. Beats minutes and hours.",
+        "How long messages are kept under `delete`; -1: forever. Beats minutes and hours.",
         "log.retention.ms",
         unreadable=FOR_EVER,
     )
@@ -110,7 +110,7 @@ class TopicPolicies:
         None,
         "retention.minutes",
         Optional(Whole("minutes", least=FOR_EVER)),
-        "The same in minutes; -1: for ever. Beats hours.",
+        "The same in minutes; -1: forever. Beats hours.",
         "log.retention.minutes",
         "retentionTimeInMinutes",
         "defaultRetentionTimeInMinutes",
@@ -120,7 +120,7 @@ class TopicPolicies:
         168,
         "retention.hours",
         Whole("hours", least=FOR_EVER),
-        "The same in hours; -1: for ever.",
+        "The same in hours; -1: forever.",
         "log.retention.hours",
         unreadable=FOR_EVER,
     )
@@ -174,7 +174,7 @@ class TopicPolicies:
         3_600_000,
         "message.timestamp.after.max.ms",
         Optional(Duration()),
-        "How far in the future an appended or imported message's publish time may lie; else it is refused.",
+        "How far in the future an appended or imported message's publish time may be; else it is refused.",
         "log.message.timestamp.after.max.ms",
     )
     file_delete_delay_ms: int = _policy(
@@ -263,7 +263,7 @@ class TopicPolicies:
         0,
         "compaction.threshold.bytes",
         Size(),
-        "A compaction is due when more bytes than this lie after the horizon (S1); 0: off.",
+        "A compaction is due when more bytes than this are after the horizon (S1); 0: off.",
         "compactionThreshold",
         "compaction-threshold",
         "brokerServiceCompactionThresholdInBytes",
@@ -272,7 +272,7 @@ class TopicPolicies:
         0,
         "compaction.threshold.messages",
         Whole("messages"),
-        "A compaction is due when more messages than this lie after the horizon (S1); 0: off.",
+        "A compaction is due when more messages than this are after the horizon (S1); 0: off.",
     )
 
     message_ttl_seconds: int = _policy(
@@ -288,7 +288,7 @@ class TopicPolicies:
         -1,
         "backlog.quota.bytes",
         Size(least=FOR_EVER),
-        "How many bytes may lie behind the slowest subscription, `__compaction` apart; -1: any number.",
+        "How many bytes may be behind the slowest subscription, `__compaction` apart; -1: any number.",
         "backlogQuotaDefaultLimitBytes",
         unreadable=FOR_EVER,
     )
@@ -327,7 +327,7 @@ class TopicPolicies:
 
     @property
     def retention_ms_effective(self) -> int | None:
-        """How long messages are kept under `delete`, or None: for ever."""
+        """How long messages are kept under `delete`, or None: forever."""
         found = self.retention_ms
         if found is None and self.retention_minutes is not None:
             found = self.retention_minutes * 60_000

@@ -224,7 +224,7 @@ class CompactedReader:
                 f"{manifest.dropped_to}",
                 _REMEDY,
             )
-        if by_event != bool(self._by_event):  # the key's value may now be a message that lies before what was delivered
+        if by_event != bool(self._by_event):  # the key's value may now be a message that is before what was delivered
             raise StateMayBeStale(f"{gone} {manifest.generation} has another order", _REMEDY)
 
     def _check_nothing_hidden(self, manifest: Manifest, shown: RetentionFilter | None) -> None:

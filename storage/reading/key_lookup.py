@@ -1,11 +1,11 @@
 """The newest message of one key, value or tombstone, from the key indexes: a point read (T4).
 
-Order of looking: raw behind the horizon, newest first, then the levels of the compacted index, newest first. A segment
-of the hot tail has no index: it is read through, on this machine's disk. All else is one ranged read of the fence that
-the key's hash falls into. The first record decides: a marker names no message; anything else names an offset, and then
-the footer and one row group are read. With event-time order (the frozen policy of the compacted ledger) the
-largest event time wins, of equal ones the later offset (P9): all of them are looked at, each in two reads. A topic that
-was never compacted has offset order.
+Order of looking: raw behind the horizon, newest first, then the levels of the compacted index, newest first. A unsealed
+segment has no index: it is read through, on this machine's disk. All else is one ranged read of the fence that the
+key's hash falls into. The first record decides: a marker names no message; anything else names an offset, and then the
+footer and one row group are read. With event-time order (the frozen policy of the compacted ledger) the largest event
+time wins, of equal ones the later offset (P9): all of them are looked at, each in two reads. A topic that was never
+compacted has offset order.
 
 So at most 3 + 2 × levels ranged reads, where each ledger behind the horizon counts as a level, whatever the topic's
 size, and the manifest is the only object that is read whole; only a ledger that a trim cut in two may be read through,
@@ -67,7 +67,7 @@ def point_read(
 
     `now`: in event-time order, by which lateness is over (P9). `shown`: what of a compacted ledger may be seen (C2).
 
-    Raises ObjectMissing, ObjectDamaged; SegmentNotLocal where a newer value may lie in another machine's log.
+    Raises ObjectMissing, ObjectDamaged; SegmentNotLocal where a newer value may be in another machine's log.
     """
     seen = snapshot()
     while True:
@@ -129,7 +129,7 @@ class _PointRead:
         """`winner`, unless a chunked message that the tail completes comes after it."""
         horizon = manifest.horizon.offset if manifest else -1
         chunks = [chunk_table.none()]
-        # One that comes after the winner ends after it: what lies before need not be read where no chunk lies there.
+        # One that comes after the winner ends after it: what is before need not be read where no chunk is there.
         after = [piece for piece in self._reader.pieces if by_event or winner is None or _ends_after(piece, winner)]
         chunks += [self._chunks(piece, horizon, by_event) for piece in after]
         if not any(map(len, chunks)):
@@ -168,14 +168,14 @@ class _PointRead:
         """The key's record of each ledger and segment behind the horizon, the newest first."""
         first = max(horizon + 1, self._snapshot.topic.start_offset)
         for ledger in reversed(self._reader.pieces):
-            if isinstance(ledger, SegmentRecord):  # never compacted, so it lies behind the horizon
+            if isinstance(ledger, SegmentRecord):  # never compacted, so it is behind the horizon
                 yield from self._in_segment(ledger, by_event)
                 continue
             if ledger.last_offset < first:
                 return
             record = self._record(ledger.index, by_event)
-            # A ledger may straddle the horizon: what of it lies below is represented in the compacted ledger. It may
-            # straddle the topic's start: what lies below that is gone, and hides nothing.
+            # A ledger may straddle the horizon: what of it is below is represented in the compacted ledger. It may
+            # straddle the topic's start: what is below that is gone, and hides nothing.
             if record is not None and record[1] & _OFFSET >= first:
                 yield _found(record, RowsObject(ledger.rows, ledger.footer_size))
             elif record is not None and by_event and record[1] & _OFFSET < self._snapshot.topic.start_offset:

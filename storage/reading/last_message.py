@@ -1,12 +1,12 @@
 """The last message that a reader gets, by its id (R6).
 
 Looked for from the end: raw behind the horizon, then the compacted ledger. Rows that no reader gets do not count, and
-of a chunked message only the last chunk does, if the message is complete: its other chunks lie before it, in order, and
-none was trimmed, hidden (C2) or never sent. A reader that waits for a message that can never be whole waits for ever.
+of a chunked message only the last chunk does, if the message is complete: its other chunks are before it, in order, and
+none was trimmed, hidden (C2) or never sent. A reader that waits for a message that can never be whole waits forever.
 
 Whether a message is complete the chunk tables say, by the rule of `storage/ledger/chunk_table.py: assemble`. One walk
 goes backwards and takes all last chunks along of which the first chunk was not found yet (`_Unfinished`), so each table
-is read once, however many of them there are. It ends when none is left that lies behind the last message. A segment has
+is read once, however many of them there are. It ends when none is left that is behind the last message. A segment has
 no table, and is read through in windows that grow. Plain messages cost one row group, or one entry.
 
 Memory: the ids of a row group or window, the chunk table of one ledger or one hash range, and 72 bytes a chunk of the
@@ -219,7 +219,7 @@ class _Unfinished:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last message is known: none that is unfinished lies behind it."""
+        """Whether the last message is known: none that is unfinished is behind it."""
         return self.best is not None and not _behind(_ends(self._chunks), self.best).any()
 
     def may_be_in(self, hash_range: HashRange) -> bool:
@@ -248,7 +248,7 @@ class _Unfinished:
     def _settled(self, chunks: Chunks) -> Chunks:
         """Note the messages that are whole; the chunks of those that are neither whole nor known never to be.
 
-        What lies before a message's first chunk plays no part in it.
+        What is before a message's first chunk plays no part in it.
         """
         found = assemble(chunks)
         if len(found.offset):
@@ -290,7 +290,7 @@ def _ends(chunks: Chunks) -> Chunks:
 
 
 def _behind(chunks: Chunks, offset: int) -> Mask:
-    """Which lie behind an offset."""
+    """Which are behind an offset."""
     found: Mask = offsets(chunks) > np.uint64(offset)
     return found
 

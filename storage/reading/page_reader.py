@@ -50,7 +50,7 @@ class PageReader:
         self._partition = partition
         self._chunks = ChunkAssembler()
         self._seen: list[tuple[int, ReaderState]] = []
-        """The tables that chunks of incomplete messages lie in: first offset, and the state behind it."""
+        """The tables that chunks of incomplete messages are in: first offset, and the state behind it."""
         if isinstance(read, CompactedReader):
             read.go_on(state)
 
@@ -120,7 +120,7 @@ class PageReader:
         return replace(self._here(), start=AtOffset(offset + 1))
 
     def _state_of(self, offset: int) -> ReaderState:
-        """The state behind the table in which an offset lies."""
+        """The state behind the table in which an offset is."""
         return next((state for first, state in reversed(self._seen) if first <= offset), self._seen[0][1])
 
     def _here(self) -> ReaderState:

@@ -64,7 +64,7 @@ def parse_place(text: str) -> MessageId | int:
 
 
 def mark_delete_before(topic: Topic, place: MessageId | int) -> Position | None:
-    """The message before the first one at or after `place`; None: nothing lies before that, or `place` itself is gone.
+    """The message before the first one at or after `place`; None: nothing is before that, or `place` itself is gone.
 
     Where that message is gone, or a slot without a message, its id is the one right before the next message's. Raises
     InvalidInput for an offset behind the end.
@@ -76,7 +76,7 @@ def mark_delete_before(topic: Topic, place: MessageId | int) -> Position | None:
     start = AtOffset(place) if isinstance(place, int) else place
     if isinstance(place, int) and not _is_known(reader, start) and place > end_of(reader):
         raise InvalidInput(
-            f"the offset {place} of {topic.name} lies behind its end, which is {end_of(reader)}", "use latest"
+            f"the offset {place} of {topic.name} is behind its end, which is {end_of(reader)}", "use latest"
         )
     if place == EARLIEST or is_below(bound_of(start), reader):
         return None
@@ -93,20 +93,20 @@ def mark_delete_before(topic: Topic, place: MessageId | int) -> Position | None:
 
 
 def check_begins(topic: Topic, start: Start) -> None:
-    """Raises OffsetOutOfRange for a start behind the end: whoever waits there misses all that comes before it.
+    """Raises OffsetOutOfRange for a start behind the end: a reader that waits there misses all that comes before it.
 
     Right at the end is where one waits; a time is never behind it.
     """
     if is_behind_end(topic, start):
         shown = f"the offset {start.offset}" if hasattr(start, "offset") else f"the message {start}"
         raise OffsetOutOfRange(
-            f"{shown} lies behind the end of {topic.name}, which is at offset {end_of(topic.snapshot_reader())}",
+            f"{shown} is behind the end of {topic.name}, which is at offset {end_of(topic.snapshot_reader())}",
             "read from a place that is there, from earliest or from latest",
         )
 
 
 def is_behind_end(topic: Topic, start: Start) -> bool:
-    """Whether a start lies behind where the next message comes."""
+    """Whether a start is behind where the next message comes."""
     from storage.ledger.seek import AtOffset, AtTime
 
     if isinstance(start, AtTime):
@@ -123,7 +123,7 @@ def is_behind_end(topic: Topic, start: Start) -> bool:
 
 
 def _is_known(reader: SnapshotReader, start: Start) -> bool:
-    """Whether a start lies before the end of what is sealed or rolled: rows tell that, and no segment is read."""
+    """Whether a start is before the end of what is sealed or rolled: rows tell that, and no segment is read."""
     from storage.reading.snapshot_reader import last_of, may_come_to
 
     return any(last_of(piece) is not None and may_come_to(start, piece) for piece in reader.pieces)
@@ -163,7 +163,7 @@ def end_of(reader: SnapshotReader) -> int:
 
 def described(reader: SnapshotReader, record: CursorRecord, summary: RangesSummary) -> dict[str, Any]:
     """A cursor as plain values. `backlog`: messages that are left and not acknowledged; None: the end is not known,
-    since messages that are not sealed yet lie in a log directory that is not here."""
+    since messages that are not sealed yet are in a log directory that is not here."""
     mark = record.mark_delete
     behind = max(mark.offset + 1 if mark else 0, reader.first_offset)
     try:
@@ -183,7 +183,7 @@ def described(reader: SnapshotReader, record: CursorRecord, summary: RangesSumma
 
 
 def _right_before(message_id: MessageId) -> MessageId:
-    """An id that lies before this one and behind all others that do (Pulsar's position before a first entry: -1)."""
+    """An id that is before this one and behind all others that do (Pulsar's position before a first entry: -1)."""
     if message_id.batch_index > 0:
         return MessageId(message_id.ledger_id, message_id.entry_id, message_id.partition, message_id.batch_index - 1)
     return MessageId(message_id.ledger_id, message_id.entry_id - 1, message_id.partition)

@@ -93,7 +93,7 @@ class RawReader:
                 self._passed(reader.read_to)
                 return
             except (ObjectMissing, ObjectDamaged):
-                # A file that is made anew under its old name looks damaged to who has the old row.
+                # A file that is made again under its old name looks damaged to who has the old row.
                 snapshot = self._look()
                 if snapshot.pieces[: len(reader.pieces)] == reader.pieces:
                     raise
@@ -120,7 +120,7 @@ class RawReader:
         if self._reset is Reset.FAIL:
             first = reader.first_offset
             raise OffsetOutOfRange(
-                f"{bound} lies before the first message of {reader.snapshot.topic.name}, which is at offset {first}",
+                f"{bound} is before the first message of {reader.snapshot.topic.name}, which is at offset {first}",
                 f"read from earliest, from latest, or from offset {first} on",
             )
         if self._reset is Reset.LATEST:
@@ -129,7 +129,7 @@ class RawReader:
 
 
 def is_below(bound: Bound, reader: SnapshotReader) -> bool:
-    """Whether what a bound names lies before the topic's first message. Earliest never does."""
+    """Whether what a bound names is before the topic's first message. Earliest never does."""
     if isinstance(bound, FromOffset):
         return bound.offset < reader.first_offset
     assert isinstance(bound, FromId)

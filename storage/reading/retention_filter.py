@@ -53,7 +53,7 @@ class RetentionFilter:
         return self.not_before_ms is not None and part.max_publish_time < self.not_before_ms
 
     def may_hide_behind(self, offset: int, parts: Sequence[Part]) -> bool:
-        """Whether a row of `parts` that lies behind `offset` may be hidden."""
+        """Whether a row of `parts` that is behind `offset` may be hidden."""
         behind = [part for part in parts if part.last.offset > offset]
         if not behind or self.start_offset > offset + 1:
             return bool(behind)

@@ -2,14 +2,14 @@
 
 The rule (semantics.md R1–R4): with the flag on and a start at or below the horizon, the first compacted message at or
 after the start, to the end of the compacted ledger, then raw right after the horizon. Otherwise raw. Raw is one
-sequence of sealed ledgers and segments of the hot tail, in the order of offsets, from the topic's start offset on
+sequence of sealed ledgers and unsealed segments, in the order of offsets, from the topic's start offset on
 (storage/log/segment_tables.py reads the segments). A reader keeps the snapshot that it began with, so a compaction
 beside it changes nothing that it sees. That what the snapshot names stays there is not seen to here:
 `compacted_reader.py` and `raw_reader.py` do, and go on where it does not.
 
 May go wrong: ObjectMissing, ObjectDamaged, for the object or file that was read, with the ledger it belongs to (R8); a
 compacted ledger that is lost never turns into a shorter key set. SegmentNotLocal, where a read comes to messages that
-lie in another machine's log: what comes before them is given.
+are in another machine's log: what comes before them is given.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Limits:
 class SnapshotReader:
     """Reads what one `TopicSnapshot` shows.
 
-    `tail` None: nothing may lie in segments. `shown`: what of the compacted ledger may be seen (C2); None: all of it.
+    `tail` None: nothing may be in segments. `shown`: what of the compacted ledger may be seen (C2); None: all of it.
     """
 
     def __init__(

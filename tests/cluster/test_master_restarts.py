@@ -1,5 +1,5 @@
 """A Spark master that is killed with its workers and started again: it knows nothing of the application, and Spark's
-driver would wait for it for ever. The run fails, and the next one gets another session."""
+driver would wait for it forever. The run fails, and the next one gets another session."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def valued(keys: Mapping[int, bytes]) -> dict[int, Said]:
 
 
 def roll_and_seal(topic: Topic) -> None:
-    """A new open segment begins here; what is before it lies in ledgers."""
+    """A new open segment begins here; what is before it is in ledgers."""
     topic.keeper().roll(topic.record)
     for _ in topic.keeper().seal(topic.record):
         pass
@@ -285,7 +285,7 @@ def test_worked_example_5_grouping() -> None:
     """Six pieces of which much is dead: fewer come out, in order, of neighbours only, none above the limit.
 
     Kafka fills one group after the other, to [0.4 0.4] [0.3 0.7] [0.3] [1]: 0.8, 1, 0.3 and 1 GB. Here all six are
-    written anew, so they are one stretch, which is cut into parts of equal cost
+    rewritten, so they are one stretch, which is cut into parts of equal cost
     (docs/decisions/0004-parts-stay-and-bitmaps-say-what-died.md): as many as the limit asks for, and as Kafka's here,
     but no small one is left over, which the next run would have to merge again, and no core waits for a large one.
     """

@@ -327,7 +327,7 @@ def read_compacted(store: ObjectStore, manifest: dict[str, Any]) -> tuple[list[d
 @settings(max_examples=25)
 @given(st.lists(contents(max_size=30), min_size=1, max_size=4))
 def test_the_page_reads_a_compacted_ledger(tmp_path_factory: pytest.TempPathFactory, history: list[pa.Table]) -> None:
-    """After each of several runs: parts that were kept or written anew, their deleted rows, levels of the index."""
+    """After each of several runs: parts that were kept or rewritten, their deleted rows, levels of the index."""
     bench = Workbench.embedded(tmp_path_factory.mktemp("page"))
     topic = bench.topic()
     model: dict[bytes, dict[str, Any]] = {}

@@ -38,13 +38,13 @@ def instead(policy: Policy) -> str:
     if policy.unreadable is NO_RUN:
         return f"- `{policy.name}`: no compaction"
     if policy.unreadable in (FOR_EVER, ALWAYS_MS):
-        return f"- `{policy.name}`: {'no limit' if 'quota' in policy.name else 'for ever'}"
+        return f"- `{policy.name}`: {'no limit' if 'quota' in policy.name else 'forever'}"
     return f"- `{policy.name}`: `{cell(shown(policy.name, policy.unreadable))}`"
 
 
 def test_the_page_says_what_counts_instead_of_an_unreadable_value() -> None:
     others = [policy for policy in POLICIES.values() if policy.unreadable is not WIDER]
-    lines = re.findall(r"^- `[^`]+\.[^`]+`: (?:`.*`|no compaction|for ever|no limit)$", PAGE, re.MULTILINE)
+    lines = re.findall(r"^- `[^`]+\.[^`]+`: (?:`.*`|no compaction|forever|no limit)$", PAGE, re.MULTILINE)
     assert lines == list(map(instead, others))
 
 

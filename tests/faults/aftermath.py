@@ -105,7 +105,7 @@ def check_state(
 
 
 def check_pieces(bench: Workbench) -> None:
-    """L4: each message lies in a ledger or in a segment that is none yet, never in both, never in neither."""
+    """L4: each message is in a ledger or in a segment that is none yet, never in both, never in neither."""
     topic = bench.topic(TOPIC)
     snapshot, everything = topic.snapshot(), raw(topic)
     segments = [one for one in snapshot.segments if one.content is not None]

@@ -1,7 +1,7 @@
 """A power loss at any moment of a log's life: what was flushed is there, what was not is whole entries or nothing.
 
 What is behind the last flush of a segment's file may be gone, cut anywhere, zeros or nonsense; the files that help
-(visible end, index) may be gone, or be as new as they were. The database is what it was: SQLite looks after itself.
+(high watermark, index) may be gone, or be as new as they were. The database is what it was: SQLite looks after itself.
 And the other way round: with the flush taken out, the same check finds messages lost.
 """
 

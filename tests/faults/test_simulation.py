@@ -33,7 +33,7 @@ FOUND_BY = {
     "reader-ignores-deleted": 1,
     "reader-starts-again": 13,
     "reader-silently-stale": 1,
-    "tombstone-kept-anew": 31,
+    "tombstone-kept-again": 31,
     "newest-for-oldest": 38,
     "cursors-not-waited-for": 18,
     "recovery-cuts-too-much": 0,

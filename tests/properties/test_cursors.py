@@ -1,7 +1,7 @@
 """Random lives of a cursor against plain sets: what is delivered again is what was not acknowledged and flushed.
 
 One or two owners acknowledge one by one, in ranges and cumulatively, flush, skip, reset, die without a word and come
-back. Offsets lie around the border of two stretches, so that marks cross it. For each owner the model has a set of what
+back. Offsets are around the border of two stretches, so that marks cross it. For each owner the model has a set of what
 it knows; what is stored is a set too, to which a flush adds and which a reset replaces.
 """
 

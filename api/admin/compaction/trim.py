@@ -1,7 +1,7 @@
 """Letting old raw ledgers go on demand: as the topic's cleanup policies say, or all before a message (C1, C2, T3).
 
 Without the query parameter `dryRun` this is Pulsar's call: the policies are applied, and the answer is empty, as
-Pulsar's clients wait for ever if a call that answers nothing answers a list. With it the answer reports what went, or
+Pulsar's clients wait forever if a call that answers nothing answers a list. With it the answer reports what went, or
 would. Ledgers are listed no more at once; their objects go with a later garbage collection, after
 `file.delete.delay.ms`.
 """

@@ -50,7 +50,7 @@ def entries(topic: Topic, start: Start, reset: Reset = Reset.EARLIEST) -> Iterat
                     yield gathered
                     gathered = []
                 gathered.append(row)
-    except SegmentNotLocal:  # an entry lies in one ledger, so the last one is whole
+    except SegmentNotLocal:  # an entry is in one ledger, so the last one is whole
         if gathered:
             yield gathered
         raise

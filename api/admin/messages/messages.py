@@ -187,7 +187,7 @@ SealedOnly = Annotated[
     Query(
         alias="sealedOnly",
         description="Only what is sealed into the object store, without the newest messages: for a topic whose log "
-        "lies on a machine that is away.",
+        "is on a machine that is away.",
     ),
 ]
 

@@ -123,7 +123,7 @@ def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
     """The topic, or the partitions by their number; None: that one was deleted by itself. Raises Problem (404).
 
     Raises Elsewhere for a topic that another service writes, before the body is read: it goes there as it comes. A
-    key's partition is found by the number of all, or its messages would lie in two.
+    key's partition is found by the number of all, or its messages would be in two.
     """
     whole = parts.components.metadata.tenancy.partitioned(name)
     if whole is None:

@@ -1,6 +1,6 @@
-"""What lies before subscriptions, by Pulsar's calls: its size, what it is made of, and clearing it by namespace.
+"""What is before subscriptions, by Pulsar's calls: its size, what it is made of, and clearing it by namespace.
 
-What is done to a namespace is done to its topics one by one, each where its messages lie, so a service asks others for
+What is done to a namespace is done to its topics one by one, each where its messages are, so a service asks others for
 theirs. A failure ends it; what was done stays, and the same call does the rest.
 """
 
@@ -80,7 +80,7 @@ class AnalyzedBacklog(BaseModel):
 )
 @waits_for(WaitsFor.STORE)
 def backlog_size(parts: Parts, topic: Topic, place: Annotated[ResetCursorData, Body()]) -> int:
-    """About how many bytes lie at a message or behind it; -1:-1: how many there are."""
+    """About how many bytes are at a message or behind it; -1:-1: how many there are."""
     refuse_partitioned(parts, topic, "calculate backlog size is not allowed for partitioned-topic")
     record = resolve.topic(parts, topic)
     parts.forwarding.for_reading(record)

@@ -187,7 +187,7 @@ def expire_for_all(parts: Parts, topic: Topic, seconds: Seconds, authoritative: 
 
 
 def clear_backlog(parts: Service, record: TopicRecord, name: str) -> None:
-    """Acknowledge all that a topic holds; its messages lie here."""
+    """Acknowledge all that a topic holds; its messages are here."""
     with Owned(parts, record, name) as owned:
         owned.acknowledge_to(mark_delete_before(owned.topic, LATEST))
 

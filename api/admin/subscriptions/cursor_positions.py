@@ -142,7 +142,7 @@ def each(
 
 
 def at_hand(parts: Service, topic: TopicName) -> list[TopicRecord]:
-    """The topic or its partitions, all of whose messages lie here. Raises Elsewhere, before anything is done."""
+    """The topic or its partitions, all of whose messages are here. Raises Elsewhere, before anything is done."""
     records = resolve.topics(parts, topic)
     for record in records:
         parts.forwarding.for_reading(record)

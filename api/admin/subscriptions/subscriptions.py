@@ -89,7 +89,7 @@ def create_subscription(
     records = at_hand(parts, topic)
     first = asked.message_id if isinstance(asked, ResetCursorData) else asked
     if records and all(is_behind_end(opened(parts, record), first) for record in records):
-        raise Problem(412, f"Unable to find position for position specified: {first} lies behind the end of {topic}")
+        raise Problem(412, f"Unable to find position for position specified: {first} is behind the end of {topic}")
     found = [_created(parts, record, name, asked) for record in records]
     if found and not any(found):
         raise Problem(409, EXISTS)

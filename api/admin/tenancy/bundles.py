@@ -1,6 +1,6 @@
 """Bundles: the ranges of hashes into which Pulsar cuts a namespace, so that tools may go over it range by range.
 
-Nothing is spread by them here: every namespace has the same four, a broker's default. A topic lies in one by the
+Nothing is spread by them here: every namespace has the same four, a broker's default. A topic is in one by the
 CRC-32 of its full name, as in Pulsar (`NamespaceBundleFactory`), so what is asked bundle by bundle names each topic
 once, and all calls agree.
 """
@@ -24,7 +24,7 @@ _STARTS = tuple(int(one, 16) for one in _BOUNDARIES[:-1])
 
 
 def bundle_of(topic: TopicName) -> str:
-    """The name of the bundle that a topic lies in."""
+    """The name of the bundle that a topic is in."""
     number = zlib.crc32(str(topic).encode())
     return RANGES[max(at for at, start in enumerate(_STARTS) if start <= number)]
 

@@ -1,4 +1,4 @@
-"""What lies behind a topic: ledgers, cursors, the compacted ledger; from SQL, without a look into any of them."""
+"""What is behind a topic: ledgers, cursors, the compacted ledger; from SQL, without a look into any of them."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def lookup_topic(parts: Parts, request: Request, topic: Topic) -> LookupData:
     responses={200: {"content": {"text/plain": {}}}, **refusals(404, 412)},
 )
 def lookup_bundle(parts: Parts, topic: Topic) -> Response:
-    """The bundle that a topic lies in, one of those of its namespace."""
+    """The bundle that a topic is in, one of those of its namespace."""
     resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
     return Response(bundle_of(topic), media_type="text/plain")
 

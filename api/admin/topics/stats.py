@@ -111,7 +111,7 @@ def get_partitioned_stats(
 )
 @waits_for(WaitsFor.LOG)
 def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicStats:
-    """How much a topic holds, and how much of it lies before its slowest cursor."""
+    """How much a topic holds, and how much of it is before its slowest cursor."""
     found = of_topic(parts, topic)
     backlogs = {one.record.name: found.backlog(one) for one in found.standing.cursors}
     return OfflineTopicStats(

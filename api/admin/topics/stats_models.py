@@ -174,7 +174,7 @@ class CursorStats(Document):
 
 
 class TopicInternalStats(Document):
-    """What lies behind a topic: ledgers, the compacted one, cursors."""
+    """What is behind a topic: ledgers, the compacted one, cursors."""
 
     entries_added_counter: int = 0
     number_of_entries: int = 0
@@ -242,7 +242,7 @@ class TopicInternalInfo(Document):
 
 
 class OfflineTopicStats(Document):
-    """What lies before the cursors of a topic, in the order in which a broker writes it."""
+    """What is before the cursors of a topic, in the order in which a broker writes it."""
 
     topic_name: str
     broker_name: str

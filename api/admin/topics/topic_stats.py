@@ -1,4 +1,4 @@
-"""The numbers behind a topic's stats: what SQL knows, and the open segment as far as it lies here.
+"""The numbers behind a topic's stats: what SQL knows, and the open segment as far as it is here.
 
 Cheap, whatever a topic holds: a few statements and one small file; no object, no entry. Messages are counted, where a
 broker counts entries; bytes are those that a producer sent.
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """A topic at one moment. `tail`: of the open segment, if it lies here."""
+    """A topic at one moment. `tail`: of the open segment, if it is here."""
 
     standing: TopicStanding
     tail: UnsealedEnd | None

@@ -174,7 +174,7 @@ def unload_topic(parts: Parts, topic: Topic) -> Response:
 
 
 def written_by_a_service(parts: Service, topic_id: int) -> bool:
-    """Whether a live service holds the topic's lease: its producers open the topic anew, so it may be deleted."""
+    """Whether a live service holds the topic's lease: its producers open the topic again, so it may be deleted."""
     metadata = parts.components.metadata
     lease = metadata.log.lease_of(topic_id)
     if lease is None:

@@ -30,7 +30,7 @@ Applied = Annotated[
     typer.Option("-a", "--applied", help="What holds in the end, wherever it is set."),
 ]
 RetentionTime = Annotated[
-    str, typer.Option("-t", "--time", metavar="TIME", help="Seconds, or 100m, 3h, 2d, 5w; 0: none, -1: for ever.")
+    str, typer.Option("-t", "--time", metavar="TIME", help="Seconds, or 100m, 3h, 2d, 5w; 0: none, -1: forever.")
 ]
 RetentionSize = Annotated[
     str, typer.Option("-s", "--size", metavar="BYTES", help="Bytes, or 10M, 16G, 3T; 0: none, -1: any number.")

@@ -190,7 +190,7 @@ def broker_version(context: typer.Context) -> None:
 
 
 def runtime_configuration(context: typer.Context) -> None:
-    """Show the settings that the service runs with; secrets are masked."""
+    """Show the settings that the service runs with; secrets are redacted."""
     admin = session(context)
     admin.show(admin.service.get(path(*_BROKERS, "configuration", "runtime")))
 

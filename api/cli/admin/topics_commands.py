@@ -174,7 +174,7 @@ def unload(context: typer.Context, topic: Topic) -> None:
 
 
 def truncate(context: typer.Context, topic: Topic) -> None:
-    """Move all subscriptions of a topic to its end, and delete what lies before."""
+    """Move all subscriptions of a topic to its end, and delete what is before."""
     admin = session(context)
     admin.service.delete(topic_path(topic, "truncate"))
     admin.done(f"topic {topic} truncated")

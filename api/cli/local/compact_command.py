@@ -78,7 +78,7 @@ def compact_topic(
         str | None, typer.Option(metavar="DURATION", help="How long an incomplete chunked message is waited for.")
     ] = None,
     max_garbage_ratio: Annotated[
-        float, typer.Option(metavar="RATIO", help="Write a part anew when more of its rows, from 0 to 1, are dead.")
+        float, typer.Option(metavar="RATIO", help="Write a part again when more of its rows, from 0 to 1, are dead.")
     ] = 0.5,
     max_read_rate: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Bytes a second to read at most, with K, M or G if you like.")
@@ -148,7 +148,7 @@ def _listed(components: Components, namespace: str | None) -> list[TopicName]:
 
 
 def _has_tail(topic: Topic) -> bool:
-    """Whether messages lie in segments that no ledger stands for yet; one that cannot be read here may have some."""
+    """Whether messages are in segments that no ledger stands for yet; one that cannot be read here may have some."""
     segments = topic.snapshot().segments
     if not segments or any(segment.content is not None and segment.content.messages for segment in segments):
         return bool(segments)
@@ -208,7 +208,7 @@ class _Work:
         return [(name, self._with_tail(name, found[name])) for name in names]
 
     def _with_tail(self, name: TopicName, found: dict[str, object] | Exception) -> dict[str, object] | Exception | None:
-        """And what lies in segments, which a run seals first; None: nothing at all."""
+        """And what is in segments, which a run seals first; None: nothing at all."""
         if isinstance(found, Exception):
             return found
         from compactor.scheduling.backlog import unsealed

@@ -1,4 +1,4 @@
-"""`compactor compactions list`, `show` and `cancel`: runs as the database remembers them, for ever.
+"""`compactor compactions list`, `show` and `cancel`: runs as the database remembers them, forever.
 
 A RUNNING row says what its worker said last, every two seconds. A worker that died says nothing any more; its run
 stays RUNNING until the next trigger for the topic takes over, which it may as soon as the heartbeat is too old.

@@ -1,4 +1,4 @@
-"""`compactor config show`: the settings as they are in the end, and where each comes from. Secrets are masked."""
+"""`compactor config show`: the settings as they are in the end, and where each comes from. Secrets are redacted."""
 
 from __future__ import annotations
 

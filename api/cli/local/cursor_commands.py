@@ -108,7 +108,7 @@ def reset_cursor(
 ) -> None:
     """Move a cursor, back or forward.
 
-    What it had acknowledged behind that place is forgotten. Whoever has it open must open it again.
+    What it had acknowledged behind that place is forgotten. A reader that has it open must open it again.
     """
     name = TopicName.parse(topic)
     place = parse_place(to)

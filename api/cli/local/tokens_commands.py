@@ -73,7 +73,7 @@ def create_token(
     ] = None,
     expiry_time: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How long it holds: 90s, 12h, 30d, 4w, 1y (default: for ever)."),
+        typer.Option(metavar="DURATION", help="How long it holds: 90s, 12h, 30d, 4w, 1y (default: forever)."),
     ] = None,
 ) -> None:
     """Make a token, and print it."""
@@ -91,7 +91,7 @@ def create_token(
     if expiry_time is not None:
         claims["exp"] = now + _seconds(expiry_time)
     else:
-        say("compactor: this token holds for ever: give --expiry-time, unless that is what you want")
+        say("compactor: this token holds forever: give --expiry-time, unless that is what you want")
     print(create(key, subject, claims))  # noqa: T201
 
 

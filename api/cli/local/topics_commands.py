@@ -93,7 +93,7 @@ def show_stats(
         "last_compacted_message_id": last_compacted,
     }
     for log_uid in sorted(away):
-        say(f"Messages of {name} that are not sealed yet lie in the log directory {log_uid}, which is not here")
+        say(f"Messages of {name} that are not sealed yet are in the log directory {log_uid}, which is not here")
     if output is ListingName.JSON:
         print(json.dumps(document, indent=2))  # noqa: T201
         return
@@ -104,7 +104,7 @@ def show_stats(
 
 
 def _if_here(ask: Callable[[], T]) -> T | None:
-    """What is asked; None where it depends on messages that lie in a log directory that is not here."""
+    """What is asked; None where it depends on messages that are in a log directory that is not here."""
     from storage.errors import SegmentNotLocal
 
     try:
@@ -116,7 +116,7 @@ def _if_here(ask: Callable[[], T]) -> T | None:
 def stats(snapshot: TopicSnapshot, first_offset: int, next_offset: int | None, tail: Unsealed) -> dict[str, Any]:
     """What one snapshot shows, as plain values; offsets of the first raw message, and of the next one to come.
 
-    `tail`: what lies in segments, which is part of the backlog: the next run seals it first.
+    `tail`: what is in segments, which is part of the backlog: the next run seals it first.
     """
     horizon = snapshot.horizon
     backlog = [ledger for ledger in snapshot.ledgers if horizon is None or ledger.last_offset > horizon.offset]

@@ -213,13 +213,13 @@ def test_seal_all_topics(compactor_command: Compactor) -> None:
 
 
 def test_a_topic_that_is_named_is_sealed_or_it_is_said_why(compactor_command: Compactor, segment: Path) -> None:
-    """Its segments may lie on another machine; of all topics that is no error."""
+    """Its segments may be on another machine; of all topics that is no error."""
     compactor_command("topics", "roll", "t").done()
     elsewhere = ("--log", str(segment.parent.parent.parent / "elsewhere"))
     assert compactor_command(*elsewhere, "log", "seal").done().stderr == "0 segment files removed\n"
     refused = compactor_command(*elsewhere, "log", "seal", "t")
     assert refused.exit_code == 5
-    assert "lies in the log directory" in refused.stderr.splitlines()[-1]
+    assert "is in the log directory" in refused.stderr.splitlines()[-1]
     compactor_command("log", "seal", "t").done()
 
 
@@ -234,7 +234,7 @@ def test_what_lies_on_another_machine_is_left_out_of_stats_and_named(
     assert document["raw"]["next_offset"] is None
     assert document["last_message_id"] is None
     assert document["raw"]["messages"] == 1
-    assert "lie in the log directory" in shown.stderr
+    assert "are in the log directory" in shown.stderr
     assert compactor_command(*elsewhere, "topics", "list", "--output", "json").exit_code == 0
     refused = compactor_command(*elsewhere, "get", "t", "a")
     assert (refused.exit_code, refused.stdout) == (5, "")
@@ -306,7 +306,7 @@ def test_a_loss_is_accepted_only_by_hand(compactor_command: Compactor, segment: 
 def test_what_is_left_of_a_damaged_rolled_segment_is_sealed_by_hand(
     compactor_command: Compactor, segment: Path
 ) -> None:
-    """`log seal --accept-loss`; without it what lies behind the damage is sealed all the same."""
+    """`log seal --accept-loss`; without it what is behind the damage is sealed all the same."""
     compactor_command("topics", "roll", "t").done()
     at = positions(compactor_command("log", "dump", str(segment)).messages)
     content = bytearray(segment.read_bytes())

@@ -69,7 +69,7 @@ def test_limit(compactor_command: Compactor, history: str) -> None:
 def test_a_read_from_behind_the_end_says_so(compactor_command: Compactor, history: str, more: tuple[str, ...]) -> None:
     """As REST's 416; right at the end is where one waits."""
     for start, shown in (("7", "the offset 7"), ("1:9:-1", "the message 1:9:-1"), ("2:0:-1", "the message 2:0:-1")):
-        told = compactor_command("read", history, "--from", start, *more).refused(2, f"{shown} lies behind the end of")
+        told = compactor_command("read", history, "--from", start, *more).refused(2, f"{shown} is behind the end of")
         assert "at offset 6" in told
     assert compactor_command("read", history, "--from", "6").done().messages == []
     assert compactor_command("read", history, "--from", "latest").done().messages == []
@@ -125,7 +125,7 @@ def test_a_file_that_was_there_is_replaced_by_a_whole_one_or_stays(compactor_com
     assert (folder / "out.parquet").read_text() == "of yesterday"
     compactor_command("read", "t", *out, "--value-encoding", "base64").done()
     assert pq.read_table(folder / "out.parquet").num_rows == 1
-    assert sorted(folder.iterdir()) == before, "nothing half written lies beside it"
+    assert sorted(folder.iterdir()) == before, "nothing half written is beside it"
 
 
 def test_parquet_belongs_to_a_file(compactor_command: Compactor, history: str, folder: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_key_pair_makes_tokens_that_the_public_key_validates(
     compactor_command("tokens", "create-key-pair", *files).refused(2, "private.key is there already")
     made = compactor_command("tokens", "create", "--subject", "a", "--private-key", "private.key")
     token = made.done().stdout.strip()
-    assert "holds for ever" in made.stderr
+    assert "holds forever" in made.stderr
     assert jwt.get_unverified_header(token)["alg"] == algorithm
     monkeypatch.setenv("COMPACTOR_AUTH_TOKEN_PUBLIC_KEY", "public.key")
     assert '"sub": "a"' in compactor_command("tokens", "validate", token).done().stdout

@@ -1,4 +1,4 @@
-"""Writes the locks of the Java clients anew: `python -m tests.clients.java.lock`. Needs Maven; tests do not.
+"""Writes the locks of the Java clients again: `python -m tests.clients.java.lock`. Needs Maven; tests do not.
 
 Each `*.pom.xml` here becomes the lock of the same name: what Maven resolves for it, less the native libraries of
 systems that no test runs on.

@@ -64,7 +64,7 @@ def test_every_call_is_offered_or_says_that_it_is_not(served: Served) -> None:
     ["topics trim-topic persistent://public/default/x", "topics clear-backlog persistent://public/default/x"],
 )
 def test_a_call_that_pulsars_clients_expect_no_answer_from_has_none(served: Served, command: str) -> None:
-    """They wait for ever for the end of a call that answers a list."""
+    """They wait forever for the end of a call that answers a list."""
     _prepare(served)
     call = next(one for one in recorded() if one.command.startswith(command))
     answer = served.ask(call.verb, call.path, call.body or None)

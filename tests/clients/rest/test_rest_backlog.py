@@ -1,4 +1,4 @@
-"""Message time to live, backlog quotas, and what lies before subscriptions, by Pulsar's calls."""
+"""Message time to live, backlog quotas, and what is before subscriptions, by Pulsar's calls."""
 
 from __future__ import annotations
 

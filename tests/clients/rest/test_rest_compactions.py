@@ -308,7 +308,7 @@ def test_a_trim_is_reported_or_done_and_reported_as_the_query_says(rest_topic: R
 
 
 def test_a_trim_without_more_applies_the_policies_and_answers_nothing(rest_topic: RestTopic) -> None:
-    """As a broker: Pulsar's clients wait for ever for a list where they want no answer."""
+    """As a broker: Pulsar's clients wait forever for a list where they want no answer."""
     rest_topic.put(a="1")
     rest_topic.compact()
     assert rest_topic.ask("PUT", "/policies/cleanup.policy", "compact").status_code == 204

@@ -291,7 +291,7 @@ def test_partitions_by_key_and_in_turn(served: Served) -> None:
 
 
 def test_a_key_that_was_deleted_in_a_new_partition_stays_deleted(served: Served) -> None:
-    """Its value lies in the old one for ever."""
+    """Its value is in the old one forever."""
     grown = RestTopic(served, "grown")
     assert grown.ask("PUT", "/partitions", 1).status_code == 204
     key = next(key for key in map(str, range(99)) if partition_of(key.encode(), 2, 0) == 1)

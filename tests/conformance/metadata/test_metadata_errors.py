@@ -77,7 +77,7 @@ def test_a_session_that_the_server_ends_is_unavailable(postgres_server: Postgres
             connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
     raised(Unavailable, die)
-    store.upgrade()  # the pool has noticed, and connects anew
+    store.upgrade()  # the pool has noticed, and connects again
 
 
 def test_a_url_that_cannot_be_used_is_misconfigured() -> None:

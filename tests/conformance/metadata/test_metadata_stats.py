@@ -1,4 +1,4 @@
-"""What stats ask of SQL: sums, what lies behind each cursor, the last runs; in as many statements for any topic."""
+"""What stats ask of SQL: sums, what is behind each cursor, the last runs; in as many statements for any topic."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_an_answer_that_is_lost_is_found_out(database_url: URL, open_store: Open
 
 @pytest.mark.parametrize("seed", range(3))
 def test_racing_with_everybody_at_work(database_url: URL, open_store: OpenStore, seed: int) -> None:
-    """Each either happened before the end, and went with it, or is told; nothing is left, and nobody waits for ever."""
+    """Each either happened before the end, and went with it, or is told; nothing is left, and nobody waits forever."""
     stores = [open_store(database_url) for _ in range(2)]
     before = rows(stores[0])
     topic = filled(stores[0], f"t{seed}")

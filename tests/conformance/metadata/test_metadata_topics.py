@@ -31,7 +31,7 @@ def test_a_topic_is_made_once(store: MetadataStore, clock: ManualClock) -> None:
     with patch("storage.metadata.topics.secrets.randbits", return_value=7) as drawn:  # in CI all are drawn alike
         other = store.create_topic(TopicName.parse("other"))
     assert other.uid != made.uid
-    assert other.hash_seed == 7, "it is drawn anew"
+    assert other.hash_seed == 7, "it is drawn again"
     drawn.assert_called_once_with(63)
 
 

@@ -267,7 +267,7 @@ def test_what_only_the_compacted_ledger_holds_is_not_given_up_by_the_way(
     before = state(store, topic)
     with pytest.raises(Conflict) as told:
         store.delete_cursor(topic.id, COMPACTION_CURSOR)
-    assert "gone up to offset 2: what is left of offsets 0 to 2 lies only" in told.value.message
+    assert "gone up to offset 2: what is left of offsets 0 to 2 is only" in told.value.message
     assert f"compacted ledger {run.compacted_ledger_id} (2 messages up to offset 6)" in told.value.message
     assert "force" in told.value.remedy
     assert state(store, topic) == before
@@ -279,7 +279,7 @@ def test_all_raw_is_gone(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3, 4)
     publish_all(store, topic)
     store.log.trim(topic.id, 7, ids(made), force=False, keep_start=True)
-    with pytest.raises(Conflict, match="offsets 0 to 6 lies only"):
+    with pytest.raises(Conflict, match="offsets 0 to 6 is only"):
         store.delete_cursor(topic.id, COMPACTION_CURSOR)
 
 
@@ -288,7 +288,7 @@ def test_raw_is_gone_beyond_the_horizon(store: MetadataStore, topic: TopicRecord
     made = append(store, topic, 3, 4)
     compact_up_to(store, topic, end_of(made[0]))
     store.log.trim(topic.id, 7, ids(made), force=True)
-    with pytest.raises(Conflict, match="offsets 0 to 2 lies only"):
+    with pytest.raises(Conflict, match="offsets 0 to 2 is only"):
         store.delete_cursor(topic.id, COMPACTION_CURSOR)
 
 
@@ -296,7 +296,7 @@ def test_raw_is_gone_up_to_the_middle_of_a_ledger(store: MetadataStore, topic: T
     append(store, topic, 3, 4)
     publish_all(store, topic)
     store.log.trim(topic.id, 2, [], force=False)
-    with pytest.raises(Conflict, match="offsets 0 to 1 lies only"):
+    with pytest.raises(Conflict, match="offsets 0 to 1 is only"):
         store.delete_cursor(topic.id, COMPACTION_CURSOR)
 
 

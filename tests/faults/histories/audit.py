@@ -92,7 +92,7 @@ def check_raw(history: History, raw: list[ReadMessage], horizon: MessageId | Non
             raise history.violation(f"{one} was trimmed, and the horizon is {horizon}")
     for one in raw:
         if history.hidden_to is not None and one.id < history.hidden_to:
-            raise history.violation(f"{one} lies below {history.hidden_to}, where the topic was trimmed to")
+            raise history.violation(f"{one} is below {history.hidden_to}, where the topic was trimmed to")
     missed = [one for one in history.missed if one.serial in given]
     if missed:
         raise history.violation(f"a raw read passed over {missed[:5]}, which are there")

@@ -1,6 +1,6 @@
 """The services of the random histories, and what is between them and the machine: a link to PostgreSQL, a proxy to S3.
 
-Each service is a process with a log directory of its own, so of each topic the tail lies with one of them. It may be
+Each service is a process with a log directory of its own, so of each topic the tail is with one of them. It may be
 killed (SIGKILL), stopped (SIGSTOP), ended (SIGTERM); its link to the database may be cut at a COMMIT or for a while,
 and its requests to the store may fail in every way that `s3_proxy` knows. Everything listens on loopback; processes are
 ended by the pids of those that were started here.

@@ -363,7 +363,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
             "A reader goes on in a newer generation that has dropped deletions which it has not seen.",
             ((CompactedReader, "_check_nothing_dropped", lambda *_: None),),
         ),
-        "tombstone-kept-anew": Bug(
+        "tombstone-kept-again": Bug(
             "A retained tombstone begins its retention again whenever its part is rewritten.",
             ((phase_two, "_first_kept", _first_kept_now),),
         ),

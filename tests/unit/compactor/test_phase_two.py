@@ -37,7 +37,7 @@ from tests.sealed import NOW, carry_out, damaged_copy, decide, live_rows, manife
 from tests.strategies import histories
 
 KEEP = Sizing(1, max_garbage_ratio=1)
-"""No part is written anew for its garbage."""
+"""No part is rewritten for its garbage."""
 ANEW = Sizing(1, max_garbage_ratio=0)
 """Every part with garbage is."""
 

@@ -1,6 +1,6 @@
 """What an incremental run asks of the store at scale: 8,192 parts, 1,000 dirty ledgers, every request counted.
 
-The parts are objects without a meaning: a run that opened one that it does not write anew would fail.
+The parts are objects without a meaning: a run that opened one that it does not write again would fail.
 """
 
 from __future__ import annotations

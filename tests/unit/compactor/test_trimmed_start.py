@@ -1,4 +1,4 @@
-"""A trim that cuts a ledger in two: what lies below the topic's start is not there for a run, and verify knows (P3)."""
+"""A trim that cuts a ledger in two: what is below the topic's start is not there for a run, and verify knows (P3)."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_manifest_says_below_what_a_reader_may_miss_something(
     assert dropped_to(bench, topic) == lost_to
     ten(bench, topic)
     bench.compact(topic)
-    assert dropped_to(bench, topic) == lost_to, "for ever"
+    assert dropped_to(bench, topic) == lost_to, "forever"
 
 
 def test_a_run_does_not_bring_back_what_was_trimmed_before_it(bench: Workbench) -> None:
@@ -166,7 +166,7 @@ def test_a_message_without_a_key_stays_gone(bench: Workbench, retained: bool) ->
 
 
 def test_chunks_below_the_start_make_no_message(bench: Workbench) -> None:
-    """Trimmed: one whole, the head of another, and a begin that was begun anew behind the start."""
+    """Trimmed: one whole, the head of another, and a begin that was begun again behind the start."""
     topic = bench.topic()
     rows = [*whole("u", b"u", b"1", b"2"), chunk("v", 0, 2, b"v", b"1"), chunk("w", 0, 2, b"w", b"0")]
     rows += [chunk("v", 1, 2, b"v", b"2"), *whole("w", b"w", b"1", b"2"), message(b"a", b"3")]

@@ -302,7 +302,7 @@ def manifest_of(bench: Workbench, topic: Topic) -> tuple[TopicSnapshot, Compacte
 
 
 def test_a_lost_manifest_is_an_explicit_error(bench: Workbench) -> None:
-    """R8: named on compacted reads and on the next run; raw goes on; deleting the cursor starts anew."""
+    """R8: named on compacted reads and on the next run; raw goes on; deleting the cursor starts again."""
     topic = two_generations(bench)
     _, compacted = manifest_of(bench, topic)
     bench.store.delete(compacted.manifest.name)
@@ -318,7 +318,7 @@ def test_a_lost_manifest_is_an_explicit_error(bench: Workbench) -> None:
 
 @pytest.mark.parametrize("what", ["part", "index"])
 def test_a_lost_part_or_index_is_an_explicit_error(bench: Workbench, what: str) -> None:
-    """R8 for the other objects: never a shorter key set in silence. (The part is one that must be written anew.)"""
+    """R8 for the other objects: never a shorter key set in silence. (The part is one that must be rewritten.)"""
     topic = bench.topic()
     bench.append(topic, [content((b"kept", b"1"), (b"x", b"1"), (b"y", b"1"))])
     bench.with_sizing(Sizing(1)).compact(topic)

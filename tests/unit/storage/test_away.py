@@ -1,4 +1,4 @@
-"""Messages that are not sealed and lie on a machine that is away: what the store has is read, the rest is named."""
+"""Messages that are not sealed and are on a machine that is away: what the store has is read, the rest is named."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def away(bench: Workbench, here: LogDirectory) -> Topic:
     return there(bench, topic, here)
 
 
-NAMED = r"from offset 5 to 5 are not sealed yet: the segment \d+ lies in the log directory [0-9a-f]{32}"
+NAMED = r"from offset 5 to 5 are not sealed yet: the segment \d+ is in the log directory [0-9a-f]{32}"
 
 
 @pytest.mark.parametrize("read_compacted", [False, True])
@@ -68,7 +68,7 @@ def test_a_read_gives_what_is_sealed_and_then_names_the_rest(away: Topic, read_c
 
 
 def test_a_key_is_looked_up_in_what_is_sealed_if_asked_to(away: Topic) -> None:
-    """Its newest value may lie in the segment, so an older one is no answer by itself."""
+    """Its newest value may be in the segment, so an older one is no answer by itself."""
     for key, value in ((b"k0", b"2"), (b"k1", b"1"), (b"k3", b"1")):
         with pytest.raises(SegmentNotLocal, match=NAMED):
             away.get(key)

@@ -146,7 +146,7 @@ def test_a_chunked_message_counts_as_one(bench: Workbench, read_compacted: bool)
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_the_last_message_is_none_that_is_incomplete(bench: Workbench, others: int) -> None:
-    """R6, Pulsar #18808: whoever waits for it would wait for ever."""
+    """R6, Pulsar #18808: whoever waits for it would wait forever."""
     topic = bench.topic("chunked")
     chunked.append(bench, topic, [chunked.message(b"b", b"x")] * others + [chunked.chunk("u", 0, 2, b"k", b"1")])
     delivered = [*ids(topic.messages()), EARLIEST][0]
@@ -538,7 +538,7 @@ def test_the_last_message_costs_each_chunk_table_once(
     bench: Workbench, compacts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many last chunks are stray, as of a producer that lost its first ones again and again; and one that is
-    not lies among them, of which the first chunk is in the oldest ledger."""
+    not is among them, of which the first chunk is in the oldest ledger."""
     topic = bench.topic("chunked")
     begun, ended = chunked.whole("whole", b"k", b"1", b"2")
     strays = [[chunked.chunk(f"{n} {m}", 1, 2, b"k", b"x") for m in range(2)] for n in range(6)]

@@ -77,7 +77,7 @@ def test_what_is_rolled_is_sealed_and_maintenance_runs(tmp_path: Path, monkeypat
 def test_a_tail_that_nobody_has_open_is_rolled_and_sealed_for_another_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two services with a log directory each; the one that compacts is not the one where the messages lie."""
+    """Two services with a log directory each; the one that compacts is not the one where the messages are."""
     monkeypatch.setattr("api.background.maintenance_loop.LOOK_SECONDS", 0.05)
     first = Settings(data=str(tmp_path / "first"))
     second = Settings(data=str(tmp_path / "second"), database=first.database_url, store=first.store_url)
@@ -86,7 +86,7 @@ def test_a_tail_that_nobody_has_open_is_rolled_and_sealed_for_another_service(
         with topic.append_log() as log:
             log.append(one(b"k", b"v"))
         other = there.topic(topic.name)
-        with pytest.raises(Misconfigured, match="lies in the log directory"):
+        with pytest.raises(Misconfigured, match="is in the log directory"):
             other.keeper().settle(other.record, 60_000)
         living = [ServiceRecord("first:1:aa", "http://first", here.log.uid, 1, here.clock.now_ms())]
         monkeypatch.setattr(there.metadata.services, "services", lambda: living)

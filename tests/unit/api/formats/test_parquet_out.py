@@ -1,4 +1,4 @@
-"""Parquet out: a chunked message is one row (P10), wherever its chunks lie, and counts as one."""
+"""Parquet out: a chunked message is one row (P10), wherever its chunks are, and counts as one."""
 
 from __future__ import annotations
 

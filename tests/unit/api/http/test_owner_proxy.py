@@ -92,7 +92,7 @@ def two_logs(bench: Workbench, logs: dict[str, LogDirectory]) -> TopicRecord:
 @pytest.mark.parametrize(
     ("alive", "start", "asked"),
     [
-        # first, all live: a read goes where the first messages lie that it comes to, another request to the newest
+        # first, all live: a read goes where the first messages are that it comes to, another request to the newest
         ("ab", EARLIEST, {"a": "a", "b": "a", "c": "a"}),
         ("ab", AtOffset(1), {"a": "a", "b": "a", "c": "a"}),
         ("ab", AtOffset(2), {"a": "b", "b": "b", "c": "b"}),

@@ -39,7 +39,7 @@ INTERVAL_MS = Settings().auth_reload_interval_ms
 
 
 def written(file: Path, content: bytes | str) -> Path:
-    """The file, made anew under its name, as an editor or a mounted secret does it."""
+    """The file, made again under its name, as an editor or a mounted secret does it."""
     temporary = file.with_suffix(".new")
     temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
     os.replace(temporary, file)

@@ -118,7 +118,7 @@ def test_each_run_is_counted_once_and_one_under_way_when_it_has_ended() -> None:
 
 
 def test_a_run_that_is_committed_after_a_later_one_is_counted() -> None:
-    """PostgreSQL gives ids before it commits; ids that nobody ever has are not asked for for ever."""
+    """PostgreSQL gives ids before it commits; ids that nobody ever has are not asked for forever."""
     history = History([run(1, 1), run(4, 1)], topics("a"))
     made, clock = metrics(history)
     count = "pulsar_compaction_succeed_count persistent://t/n/a"

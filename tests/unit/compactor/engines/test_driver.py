@@ -34,7 +34,7 @@ class Time:
 
 
 class FakeDriver:
-    """Says what it is told to, the last thing for ever. `obeys`: what ends its job: cancel, kill."""
+    """Says what it is told to, the last thing forever. `obeys`: what ends its job: cancel, kill."""
 
     def __init__(self, says: Sequence[Look | Exception], obeys: str = "cancel kill") -> None:
         self.says, self.obeys = list(says), obeys.split()

@@ -322,7 +322,7 @@ def test_a_manifest_that_cannot_be_read_keeps_everything_of_its_topic(bench: Wor
 
 
 def test_a_cleared_compacted_ledger_is_collected_without_its_manifest(bench: Workbench, topic: Topic) -> None:
-    """R8, the whole way back: clear, collect a grace time later, compact anew from raw."""
+    """R8, the whole way back: clear, collect a grace time later, compact again from raw."""
     lose_manifest(bench, topic)
     with pytest.raises(DataLoss):
         bench.compact(bench_append(bench, topic))

@@ -282,7 +282,7 @@ def cursor_at(bench: Workbench, topic: Topic, name: str, offset: int) -> None:
 
 
 def produce(bench: Workbench, topic: Topic, *times: int) -> None:
-    """One message at each time into the hot tail, which stays open."""
+    """One message at each time into the active segment, which stays open."""
     with topic.append_log() as log:
         for number, time in enumerate(times):
             log.append(encode_message(b"k", b"%d" % number, producer="p", sequence_id=number, publish_time=time))
@@ -367,7 +367,7 @@ def test_a_topic_that_is_to_be_compacted_has_its_cursor_from_then_on(
 
 
 def test_looking_makes_no_log_directory(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
-    """Nor does it where the segments lie in another one, as on a machine that only looks."""
+    """Nor does it where the segments are in another one, as on a machine that only looks."""
     produce(bench, topic, NOW)
     allow(bench, topic, **{"cleanup.policy": "delete", "retention.ms": 0})
     elsewhere = Retention(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "nowhere"))

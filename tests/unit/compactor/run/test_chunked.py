@@ -123,7 +123,7 @@ def test_an_incomplete_message_expires_a_day_after_its_newest_chunk(bench: Workb
 
 
 def test_a_chunk_that_goes_by_a_limit_keeps_no_other(bench: Workbench) -> None:
-    """The newest chunk lies below the topic's start: the one that is left is judged by itself, in one run (C2, P11)."""
+    """The newest chunk is below the topic's start: the one that is left is judged by itself, in one run (C2, P11)."""
     topic = bench.topic()
     now = bench.clock.now_ms()
     newest, left = chunk("u", 0, 3, b"k", b"A"), chunk("u", 1, 3, b"k", b"B", publish_time=now - DAY)
@@ -173,7 +173,7 @@ def test_its_time_to_live_is_counted_from_its_last_chunk(bench: Workbench) -> No
 
 
 def test_by_event_time_the_first_chunk_counts(bench: Workbench) -> None:
-    """P9, and a topic that changes its order: the message is in an index that is made anew."""
+    """P9, and a topic that changes its order: the message is in an index that is made again."""
     topic = bench.topic()
     first = [chunk("u", 0, 2, b"k", b"A", event_time=9), chunk("u", 1, 2, b"k", b"B", event_time=1)]
     append(bench, topic, [*first, message(b"l", b"v", event_time=1)])

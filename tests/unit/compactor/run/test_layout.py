@@ -1,4 +1,4 @@
-"""What a run keeps, writes anew and cuts: right for any numbers, and logarithmic for steady trickles."""
+"""What a run keeps, writes again and cuts: right for any numbers, and logarithmic for steady trickles."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_bitmaps_are_cut_by_the_rows_that_go(monkeypatch: pytest.MonkeyPatch) ->
         pytest.param([0, 9], [10, 0], 2, None, id="untouched since it was looked at"),
         pytest.param([0, 0], [0, 100], 2, None, id="its neighbour went, and it never lost a row"),
         pytest.param([9, 0], [0, 100], 2, 0, id="its neighbour went, and it has lost rows before"),
-        pytest.param([9, 0], [0, 60], 2, None, id="its neighbour is written anew"),
+        pytest.param([9, 0], [0, 60], 2, None, id="its neighbour is rewritten"),
         pytest.param([0, 0], [0, 10, 1], 2, None, id="something new is behind it"),
     ],
 )

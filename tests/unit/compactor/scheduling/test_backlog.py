@@ -214,7 +214,7 @@ def test_a_topic_with_a_minimum_lag_is_due_when_something_whole_is_old_enough(be
 @pytest.mark.parametrize("left_open", [False, True])
 def test_what_is_old_behind_something_young_makes_nothing_due(bench: Workbench, left_open: bool) -> None:
     """Producers' clocks differ. A run ends before the first ledger that is too young (P2), so it would find nothing,
-    and only roll the tail, at each look anew."""
+    and only roll the tail, at each look again."""
     topic = bench.topic()
     set_at(bench, topic, MESSAGES, 1)
     bench.metadata.policies.set(topic_scope(topic.record), "min.compaction.lag.ms", 1000)

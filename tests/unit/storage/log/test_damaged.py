@@ -134,7 +134,7 @@ def of_another(segment: SegmentFiles, _: list[int]) -> None:
         pytest.param(in_checksum(11), set(), id="the last frame's checksum"),
         pytest.param(in_length, {5}, id="a length, without an index"),
         pytest.param(zeros, {4, 5, 6}, id="a block of zeros"),
-        pytest.param(two_holes, {*range(2, 9)}, id="two lengths: what lies between is nowhere"),
+        pytest.param(two_holes, {*range(2, 9)}, id="two lengths: what is between is nowhere"),
         pytest.param(in_length_and_the_last, {*range(5, 12)}, id="a length, and the end"),
         pytest.param(torn, {9, 10, 11}, id="the end"),
         pytest.param(in_header, set(), id="the header"),

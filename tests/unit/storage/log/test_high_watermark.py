@@ -1,4 +1,4 @@
-"""The visible end: two copies, each on its own, and nothing from another segment of the same name."""
+"""The high watermark: two copies, each on its own, and nothing from another segment of the same name."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_a_segment_that_its_sealer_let_go_at_the_last_moment_is_not_said_to_be_c
         return iter(())
 
     monkeypatch.setattr(LogManager, "_seal_below", let_go)
-    with pytest.raises(LeaseHeld, match="whoever had claimed it has let it go"):
+    with pytest.raises(LeaseHeld, match="the sealer that had claimed it has let it go"):
         topic.keeper().settle(topic.record, wait_ms=0)
 
 
@@ -369,7 +369,7 @@ def test_a_damaged_rolled_segment_is_named_and_stays(bench: Workbench, topic: To
 def test_an_open_segment_that_no_writer_has_is_rolled_by_age(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the messages of an idle topic stay on one disk for ever."""
+    """Else the messages of an idle topic stay on one disk forever."""
     monkeypatch.setattr("storage.log.topic_log.LOOK_SECONDS", 3600.0)
     assert isinstance(bench.clock, ManualClock)
     slower, damaged, written, empty = map(bench.topic, ("slower", "damaged", "written", "empty"))
@@ -423,7 +423,7 @@ def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: T
 def test_files_of_no_row_go_and_what_a_writer_makes_stays(bench: Workbench, topic: Topic) -> None:
     with dying_at(Failpoint.SEGMENT_FILE_CREATED):
         produce(topic, [one(b"a", b"1")])
-    assert topic.keeper().sweep() == 0, "it lies at the topic's end, where a writer may be at work"
+    assert topic.keeper().sweep() == 0, "it is at the topic's end, where a writer may be at work"
     bench.append(topic, [content((b"x", b"1"))])
     assert topic.keeper().sweep() == 1
     produce(topic, [one(b"b", b"2")])
@@ -519,7 +519,7 @@ def test_a_segment_in_another_directory_is_left_to_those_who_have_it(
     nowhere = tmp_path / "nowhere"
     other = LogManager(bench.metadata, bench.store, bench.clock, LogDirectory(nowhere), "other")
     started = bench.clock.now_ms()
-    with pytest.raises(SegmentNotLocal, match="lies in the log directory"):
+    with pytest.raises(SegmentNotLocal, match="is in the log directory"):
         other.settle(topic.record)
     assert bench.clock.now_ms() == started
     assert len(list(topic.keeper().seal(topic.record))) == 1

@@ -1,4 +1,4 @@
-"""Reading a segment: open up to its visible end, rolled up to its size; seeking; and damage."""
+"""Reading a segment: open up to its high watermark, rolled up to its size; seeking; and damage."""
 
 from __future__ import annotations
 

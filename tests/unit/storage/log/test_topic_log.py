@@ -386,7 +386,7 @@ def test_a_row_without_a_file_is_a_loss_and_named(bench: Workbench, topic: Topic
 def test_damage_in_what_was_flushed_is_named_and_costs_what_is_damaged_if_that_is_accepted(
     bench: Workbench, topic: Topic
 ) -> None:
-    """No offset and no id is given again, and what lies behind the damage is kept."""
+    """No offset and no id is given again, and what is behind the damage is kept."""
     produce(topic, [one(b"a", b"1"), one(b"b", b"2"), batch((b"c", b"3"), (b"d", b"4"))])
     before = raw(topic)
     file = segment_file(bench, topic)

@@ -102,7 +102,7 @@ def test_a_gap_before_what_was_lost_refuses_appends_until_the_loss_is_accepted(b
     topic.keeper().settle(topic.record)
     produce(topic, [one(b"d", b"4")])
     bench.clock.advance(60_000)
-    topic.keeper().sweep(topic.record)  # b and c lie in ledgers alone, which the backup does not know
+    topic.keeper().sweep(topic.record)  # b and c are in ledgers alone, which the backup does not know
     restore()
     refusal = r"00000000000000000003\.log holds messages .* the topic ends at offset 1 in the database"
     with pytest.raises(Misconfigured, match=refusal):

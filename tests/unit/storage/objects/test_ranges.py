@@ -1,4 +1,4 @@
-"""Many ranges in few requests: whatever is asked for comes, and only what lies apart costs a request."""
+"""Many ranges in few requests: whatever is asked for comes, and only what is apart costs a request."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def test_a_later_value_that_retention_hides_is_said(bench: Workbench, topic: Top
 
 
 def test_a_generation_in_another_order_cannot_be_gone_on_in(bench: Workbench, topic: Topic) -> None:
-    """R7: by event time a key's value may be a message that lies before what was given, so it would never be seen."""
+    """R7: by event time a key's value may be a message that is before what was given, so it would never be seen."""
     reading = topic.messages(read_compacted=True)
     take(reading, 1)
     gone = manifest(bench, topic)

@@ -1,4 +1,4 @@
-"""Point reads of keys whose newest message lies in the hot tail (T4)."""
+"""Point reads of keys whose newest message is in an unsealed segment (T4)."""
 
 from __future__ import annotations
 

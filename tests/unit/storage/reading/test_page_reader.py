@@ -1,4 +1,4 @@
-"""Pages of a read, each in a process of its own: tokens, and chunked messages that lie across pages."""
+"""Pages of a read, each in a process of its own: tokens, and chunked messages that are across pages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def all_messages(topic: Topic, read_compacted: bool, messages: int) -> list[Mess
 
 
 def spread() -> list[Row]:
-    """Two chunked messages whose chunks lie between each other's and those of plain messages."""
+    """Two chunked messages whose chunks are between each other's and those of plain messages."""
     long, short = whole("u", b"long", b"01", b"23", b"45"), whole("v", b"short", b"ab", b"cd")
     plain = [message(b"p%d" % number, b"x") for number in range(6)]
     return [plain[0], long[0], plain[1], short[0], plain[2], long[1], short[1], plain[3], long[2], *plain[4:]]

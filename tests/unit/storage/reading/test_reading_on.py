@@ -143,7 +143,7 @@ def test_a_key_below_the_start_has_no_value(bench: Workbench, topic: Topic) -> N
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("last", ["marker", "undecodable"])
 def test_the_last_message_id_is_of_a_message_that_is_delivered(topic: Topic, last: str, sealed: bool) -> None:
-    """R6 (Pulsar #16205, #18808, #21951): a reader that waits for it must not wait for ever."""
+    """R6 (Pulsar #16205, #18808, #21951): a reader that waits for it must not wait forever."""
     fields = {"marker_type": 10} if last == "marker" else {"num_messages_in_batch": 3}
     produce(topic, [one(b"a", b"1"), entry(metadata(**fields), b"\xff" * 40)])
     if sealed:

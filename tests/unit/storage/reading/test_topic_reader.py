@@ -93,7 +93,7 @@ def test_a_time_that_has_not_come_gives_nothing_yet(topic: Topic) -> None:
 
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_time_is_not_that_of_a_message_that_was_trimmed(bench: Workbench, sealed: bool) -> None:
-    """A trim goes to an offset within a ledger: what lies below it is not looked at for a time either."""
+    """A trim goes to an offset within a ledger: what is below it is not looked at for a time either."""
     topic = bench.topic("trimmed")
     produce(topic, [one(b"a", b"%d" % n, NOW + time) for n, time in enumerate([9, 9, 1, 2, 8, 3])])
     with topic.append_log(0) as log:
@@ -263,7 +263,7 @@ def test_a_page_is_empty_only_if_there_is_nothing(topic: Topic) -> None:
 def test_a_start_that_has_not_come_yet_is_waited_for(
     bench: Workbench, topic: Topic, flag: bool, compacted: bool, start: str, first: int
 ) -> None:
-    """With the flag too: what lies before it is not given instead."""
+    """With the flag too: what is before it is not given instead."""
     last = raw(topic)[-1].message_id
     behind = MessageId(last.ledger_id, last.entry_id + 1)
     starts: dict[str, Start] = {"end": AtOffset(12), "beyond": AtOffset(14), "id": behind, "time": AtTime(NOW + 100)}
