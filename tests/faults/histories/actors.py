@@ -348,6 +348,16 @@ def _line(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"offset": -1, **found}
 
 
+def unpause(history: History, call: Caller) -> None:
+    """Resume until the topic is not paused. A service that is stopped may execute a pause that nobody waits for later."""
+    while True:
+        control = call.until("GET", f"{admin(history)}/compaction/control", [200, 404])
+        if control.status == 404 or not control.json()[0]["paused"]:
+            return
+        call("POST", f"{admin(history)}/compaction/resume")
+        time.sleep(_AGAIN_SECONDS)
+
+
 class Operator:
     """Compacts, pauses, trims, truncates, deletes; what must be done is asked for until it is."""
 
@@ -399,15 +409,7 @@ class Operator:
         self._expect(history, answer, 200, 204)
         history.note(f"paused: {answer.status}")
         time.sleep(self._chance.random() * 2)
-        self.unpause(history)
-
-    def unpause(self, history: History) -> None:
-        while True:
-            control = self._call.until("GET", f"{admin(history)}/compaction/control", [200, 404])
-            if control.status == 404 or not control.json()[0]["paused"]:
-                return
-            self._call("POST", f"{admin(history)}/compaction/resume")
-            time.sleep(_AGAIN_SECONDS)
+        unpause(history, self._call)
 
     def abort(self, history: History) -> None:
         answer = self._call("POST", f"{admin(history)}/compaction/abort")

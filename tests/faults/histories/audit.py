@@ -17,7 +17,7 @@ from storage.ledger.manifest import read_manifest
 from storage.metadata.store import MetadataStore
 from storage.model import MessageId
 from storage.objects.registry import open_store
-from tests.faults.histories.actors import KEYS, Caller, Follower, ReadMessage, Tally, admin, read_all
+from tests.faults.histories.actors import KEYS, Caller, Follower, ReadMessage, Tally, admin, read_all, unpause
 from tests.faults.histories.history import History, SentMessage
 
 _SETTLES_WITHIN_SECONDS = 180
@@ -51,6 +51,7 @@ def compact(history: History, call: Caller) -> None:
     triggered = False
     while True:
         if not triggered:
+            unpause(history, call)
             triggered = call("PUT", f"{admin(history)}/compaction").status == 204
         status = call("GET", f"{admin(history)}/compaction")
         found = status.json() if status.status == 200 else {"status": "?"}

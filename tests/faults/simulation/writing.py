@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
+from storage.errors import CompactorError, DataLoss, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.records import COMPACTION_CURSOR, Attempt
 from storage.model import Position
@@ -79,7 +79,7 @@ class Writing:
             require(done == len(rows), f"{told} was told as done, and {done} are there")
             return
         self._world.note(f"  {type(error).__name__}: {error}"[:150])
-        if isinstance(error, Unavailable):
+        if isinstance(error, Unavailable | DataLoss):  # also of store.uid, which an import reads
             require(faulty, f"{told} failed without a fault: {error}")
             if "is not known" in error.message:
                 return

@@ -305,7 +305,7 @@ def test_verify_names_what_a_run_brought_back(bench: Workbench, policies: Polici
     topic = bench.topic()
     at(bench, topic, (b"a", b"0", 1), (None, b"1", 1), (b"b", b"2", 1))
     trim(bench, topic, 2)
-    with patch("compactor.two_phase.dirty.first_plan", reading_all):
+    with patch("compactor.two_phase.run_input.first_plan", reading_all):
         bench.compactor().compact(topic.name, policies)
     assert offsets(topic) == [0, 1, 2]
     report = verified(bench, topic)

@@ -178,7 +178,7 @@ def test_a_segment_that_its_sealer_let_go_at_the_last_moment_is_not_said_to_be_c
         return iter(())
 
     monkeypatch.setattr(LogManager, "_seal_below", let_go)
-    with pytest.raises(LeaseHeld, match="the sealer that had claimed it has let it go"):
+    with pytest.raises(LeaseHeld, match="its sealer released it"):
         topic.keeper().settle(topic.record, wait_ms=0)
 
 
