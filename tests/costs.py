@@ -2,8 +2,8 @@
 
 A pytest plugin. The cost of a test is its wall time with its fixtures, and the CPU seconds of this process and of the
 child processes that ended during the test; a Spark or a server that many tests share is counted where it ends.
-A test that is not marked slow fails if it takes more than `FAST_SECONDS` of CPU, or if it takes as long on a machine
-that had nothing else to do: `WAITING_FACTOR` allows for the other worker and for a busy machine.
+A test that is not marked slow fails if it takes, without its fixtures, more than `FAST_SECONDS` of CPU, or waits for
+as long: `WAITING_FACTOR` allows for the other worker and for a busy machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAITING_FACTOR = 6
 """So many times as long may it take by the clock."""
 STARTED = "COMPACTOR_CI_STARTED"
 """When CI began, in seconds since the epoch: set by .ci/run."""
-_CPU, _WALL = pytest.StashKey[float](), pytest.StashKey[float]()
+_CPU, _WALL, _CALL = pytest.StashKey[float](), pytest.StashKey[float](), pytest.StashKey[float]()
 
 
 def _cpu() -> float:
@@ -37,13 +37,18 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     return (yield)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    item.stash[_CALL] = _cpu()
+    return (yield)
+
+
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    cpu = _cpu() - item.stash.get(_CPU, _cpu())
-    wall = call.stop - call.start
+    cpu, wall = _cpu() - item.stash.get(_CALL, _cpu()), call.stop - call.start
     too_long = cpu > FAST_SECONDS or wall > FAST_SECONDS * WAITING_FACTOR
     if too_long and report.when == "call" and report.passed and "slow" not in item.keywords:
         report.outcome = "failed"
@@ -52,7 +57,7 @@ def pytest_runtest_makereport(
             f"{FAST_SECONDS:.0f} s: make it cheaper, or mark it slow."
         )
     if report.when == "teardown":
-        wall = time.monotonic() - item.stash.get(_WALL, time.monotonic())
+        cpu, wall = _cpu() - item.stash.get(_CPU, _cpu()), time.monotonic() - item.stash.get(_WALL, time.monotonic())
         report.user_properties.append(("cost", f"{cpu:.3f} {wall:.3f}"))
     return report
 

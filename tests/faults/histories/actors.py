@@ -349,7 +349,7 @@ def _line(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unpause(history: History, call: Caller) -> None:
-    """Resume until the topic is not paused. A service that is stopped may execute a pause that nobody waits for later."""
+    """Resume until the topic is not paused. A stopped service executes later a pause that had no answer."""
     while True:
         control = call.until("GET", f"{admin(history)}/compaction/control", [200, 404])
         if control.status == 404 or not control.json()[0]["paused"]:
