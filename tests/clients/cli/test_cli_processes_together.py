@@ -99,6 +99,7 @@ def test_what_a_producer_acknowledged_is_there_however_it_ends(number: signal.Si
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.slow
 def test_writers_pass_the_lease_on_and_readers_see_one_sequence(folder: Path) -> None:
     write_lines(folder / "in.jsonl", *({"key": f"k{n % 7}", "value": str(n)} for n in range(100, 150)))
     with ExitStack() as stack:
