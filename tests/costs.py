@@ -2,8 +2,8 @@
 
 A pytest plugin. The cost of a test is its wall time with its fixtures, and the CPU seconds of this process and of the
 child processes that ended during the test; a Spark or a server that many tests share is counted where it ends.
-A test that is not marked slow fails if it takes, without its fixtures, more than `FAST_SECONDS` of CPU, or waits for
-as long: `WAITING_FACTOR` allows for the other worker and for a busy machine.
+A test that is neither slow nor has a budget of its own (budgets.py) fails if it takes, without its fixtures, more than
+`FAST_SECONDS` of CPU, or waits for as long: `WAITING_FACTOR` allows for the other worker and for a busy machine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def pytest_runtest_makereport(
     report = yield
     cpu, wall = _cpu() - item.stash.get(_CALL, _cpu()), call.stop - call.start
     too_long = cpu > FAST_SECONDS or wall > FAST_SECONDS * WAITING_FACTOR
-    if too_long and report.when == "call" and report.passed and "slow" not in item.keywords:
+    if too_long and report.when == "call" and report.passed and not {"slow", "budgeted"} & set(item.keywords):
         report.outcome = "failed"
         report.longrepr = (
             f"{item.nodeid} took {cpu:.1f} s of CPU and {wall:.1f} s in all. A test of the fast tier may take "

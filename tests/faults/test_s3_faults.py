@@ -64,8 +64,7 @@ def proxy(versitygw: Versitygw) -> Iterator[S3Proxy]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients wait a second for an answer, and not at all before they ask again."""
-    monkeypatch.setattr("storage.objects.s3.READ_SECONDS", 1)
+    """Clients do not wait before they ask again; for an answer they wait a second (`silence_seconds`)."""
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))
 
 
@@ -84,6 +83,7 @@ def bench_of(worlds: Worlds, proxy: S3Proxy, stage: str, clock: ManualClock) -> 
                     part_bytes=PART_BYTES,
                     attempts=ATTEMPTS,
                     clock=ManualClock(),
+                    silence_seconds=1,
                 )
             )
         return stores[0]

@@ -253,7 +253,7 @@ class LogMachine(RuleBasedStateMachine):
         super().__init__()
         self.life = ExitStack()
         folder = Path(self.life.enter_context(tempfile.TemporaryDirectory()))
-        for module in ("lease", "log.topic_log", "log.keeper"):
+        for module in ("log.lease", "log.topic_log", "log.log_manager"):
             self.life.enter_context(mock.patch(f"storage.{module}.Heartbeat", NoHeartbeat))
         self.clock = AskingClock()
         store = MetadataStore(f"sqlite:///{folder / 'metadata.db'}", self.clock)

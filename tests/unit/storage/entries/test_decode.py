@@ -366,7 +366,7 @@ def test_a_batch_that_cannot_be_decoded_passes_whole_and_takes_its_offsets(name:
     assert {row["publish_time"] for row in rows} == {PUBLISHED}
 
 
-@pytest.mark.parametrize("are", [-1, +1, 10_000_000], ids="{:+}".format)
+@pytest.mark.parametrize("lie", [-1, +1, 10_000_000], ids="{:+}".format)
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec])
 def test_a_size_that_is_not_the_payloads_passes_whole(codec: Codec, lie: int) -> None:
     """Never a byte of memory that is not the message's, which Arrow would hand out (compression.py)."""
