@@ -649,7 +649,7 @@ def table_of(rows: list[tuple[bytes | None, bytes | None, int]]) -> pa.Table:
     return pa.Table.from_pylist(drawn, schema=INPUT_SCHEMA)
 
 
-TestLog: Any = LogMachine.TestCase
+TestLog: Any = pytest.mark.budgeted(LogMachine.TestCase)
 TestLog.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=30,

@@ -211,7 +211,7 @@ class SegmentMachine(RuleBasedStateMachine):
         assert content.size == self.segment.files.log.stat().st_size
 
 
-TestSegments = SegmentMachine.TestCase
+TestSegments = pytest.mark.budgeted(SegmentMachine.TestCase)
 TestSegments.settings = settings(max_examples=EXAMPLES, stateful_step_count=20)
 
 
