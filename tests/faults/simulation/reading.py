@@ -192,6 +192,8 @@ class Readers:
             behind = reading.given[count - 1].offset if count else -1
             raw_lasts = bool(count) and ledger != inside and first <= behind + 1
             raw_from = 0 if count else first
+            if begins is not None and count and ledger == inside == begins.ledger:
+                raw_from = begins.first  # what was trimmed before it began is not missed by a later page either
             expected = model.at_or_after(
                 None if raw_lasts else ledger, len(model.everything), reading.start, behind, raw_from, look.start
             )
