@@ -10,7 +10,7 @@ connection = context.config.attributes.get("connection")
 if connection is None:
     raise RuntimeError("migrations need a connection of storage.metadata.schema; run `compactor db upgrade`")
 
-# render_as_batch: SQLite changes a table by making it again.
+# render_as_batch: SQLite changes a table by rewriting it.
 context.configure(connection=connection, target_metadata=METADATA, render_as_batch=True)
 with context.begin_transaction():
     context.run_migrations()

@@ -35,6 +35,7 @@ from compactor.engines.spark import (
     SparkDriver,
     SparkEngine,
     SparkSettings,
+    _configuration,
     _gateway,
     open_session,
 )
@@ -157,6 +158,12 @@ DRIVER = """
     finally:
         session.stop()
 """
+
+
+def test_java_logs_to_the_file_of_the_settings(tmp_path: Path) -> None:
+    options = _configuration(SparkSettings(tmp_path / "spark.log"), tmp_path)["spark.driver.extraJavaOptions"]
+    (named,) = re.findall(r"-D(\S+)=" + re.escape(str(tmp_path / "spark.log")), options)
+    assert f"fileName = ${{sys:{named}}}\n" in (tmp_path / "log4j2.properties").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
