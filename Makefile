@@ -20,8 +20,10 @@ demo: runtime-environment ## install what is needed, make a topic, compact it an
 # pytest comes last and nothing is printed after it: CI reads its closing line.
 # Two at once: many tests wait for disks and servers. ARGS="-n 0" for one, to look with a debugger.
 test: check ## check, then the tests: the fast tier, or everything with CI=true (ARGS=… for pytest)
-	@case "$${CI:-}" in true) tier='not soak'; slowest='--durations=40'; $(BIN)/python -m tests.servers.versitygw || exit ;; *) tier='not slow and not soak'; slowest= ;; esac; \
-		exec $(BIN)/python -m pytest -m "$$tier" -n 2 --dist worksteal $$slowest $(ARGS)
+	@case "$${CI:-}" in \
+		true) tier='not soak'; slowest=--durations=40; $(BIN)/python -m tests.servers.versitygw || exit ;; \
+		*) tier='not slow and not soak'; slowest= ;; \
+	esac; exec $(BIN)/python -m pytest -m "$$tier" -n 2 --dist worksteal $$slowest $(ARGS)
 
 check: dev-environment ## lint, format, types and the rules between packages
 	@$(BIN)/ruff check

@@ -1,10 +1,9 @@
 """One compaction run, in order: tail → claim → snapshot → scan → phase one → layout → phase two → verify → publish.
 
-    tail       rolled and sealed up to now, so that what was appended is in ledgers
-               (storage/log/log_manager.py)
+    tail       rolled and sealed up to now, so that what was appended is in ledgers    (storage/log/log_manager.py)
     claim      one run a topic; the epoch grows, policies and clock are frozen in the run's row
     snapshot   the end position, once (P2): what is dirty, and what the previous compacted ledger has    (run_input.py)
-    scan       only if policies go by time: which rows are due to go                                      (scan.py)
+    scan       only if policies go by time: which rows are due to go                               (expiry_scan.py)
     phase one  one task a hash range: key indexes in, row sets and the new index level out           (phase_one.py)
     layout     which old parts stay, which are rewritten, how the survivors are cut                  (layout.py)
     phase two  one task a part: survivors are copied; bitmaps for parts that stay                    (phase_two.py)

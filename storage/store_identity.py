@@ -21,7 +21,6 @@ May go wrong: OtherStore, ObjectDamaged, and any error of store and database.
 
 from __future__ import annotations
 
-import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -29,7 +28,7 @@ from storage.checksums import crc32c
 from storage.errors import Misconfigured, ObjectDamaged, ObjectExists, ObjectMissing, OtherStore
 from storage.ledger.names import STORE_UID, TOPICS
 from storage.metadata.store import MetadataStore
-from storage.metadata.store_binding import Binding
+from storage.metadata.store_binding import Binding, new_uid
 from storage.objects.interface import ObjectStore
 
 _UID_BYTES = 32
@@ -124,7 +123,7 @@ class StoreIdentity:
         ours = self.metadata.store_binding.begin(before.url)
         if before.theirs is None:
             # A uid of its own: the store that this one was copied from is another one from now on.
-            self._put(secrets.token_hex(_UID_BYTES // 2) if ours.confirmed else ours.uid)
+            self._put(new_uid() if ours.confirmed else ours.uid)
         self.metadata.store_binding.bind(self._uid() or ours.uid, before.url)
         return before
 

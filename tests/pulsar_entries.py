@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from storage.entries.entry import (
     inspect,
 )
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
+from tests.budgets import IN_CI
 
 REAL_ENTRIES = Path(__file__).parents[1].parent / "shared" / "data" / "pulsar-entries.jsonl"
 PUBLISHED = 1_700_000_000_000
@@ -27,7 +27,7 @@ PUBLISHED = 1_700_000_000_000
 def real_entries() -> list[dict[str, Any]]:
     """Each line of the file; the test is skipped where the file is not."""
     if not REAL_ENTRIES.exists():
-        if os.environ.get("CI") == "true":
+        if IN_CI:
             pytest.fail(f"{REAL_ENTRIES.name} is missing: CI needs ../shared beside the clone")
         pytest.skip(f"{REAL_ENTRIES.name} is not beside this clone (../shared/data)")
     return [json.loads(line) for line in REAL_ENTRIES.read_text().splitlines()]

@@ -1,0 +1,1 @@
+"""What a service does besides requests."""

@@ -36,7 +36,7 @@ def control_loop(settings: Settings, components: Components) -> ControlLoop:
 
 def loop_settings(settings: Settings) -> LoopSettings:
     """What of the settings is the loop's; limits of bytes a second are shared by the worker slots."""
-    lanes = settings.compaction_max_runs
+    slots = settings.compaction_max_runs
     rates = Rates(settings.compaction_max_read_rate or None, settings.compaction_max_write_rate or None)
     return LoopSettings(
         monitor_interval_ms=settings.compaction_monitor_interval_ms,
@@ -45,12 +45,12 @@ def loop_settings(settings: Settings) -> LoopSettings:
         small_bytes=settings.compaction_batch_bytes,
         batch=settings.compaction_batch_topics,
         worker=WorkerSettings(
-            lanes=lanes,
+            slots=slots,
             retry_first_ms=settings.compaction_retry_first_ms,
             retry_most_ms=settings.compaction_retry_most_ms,
             run_dead_ms=settings.compaction_run_dead_after_ms,
             stalled_ms=settings.compaction_stalled_after_ms,
-            rates=rates.shared_by(lanes),
+            rates=rates.shared_by(slots),
         ),
     )
 

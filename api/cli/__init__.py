@@ -1,1 +1,1 @@
-"""Command lines: `compactor`, which works on the store and database itself."""
+"""Command lines: `compactor`, on the store and database itself, and `compactor-admin`, over HTTP."""

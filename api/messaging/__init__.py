@@ -1,0 +1,1 @@
+"""Open logs of topics, and which partition a key goes to."""

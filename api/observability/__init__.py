@@ -1,0 +1,1 @@
+"""Log lines, metrics, and what must not be seen in either."""

@@ -1,0 +1,1 @@
+"""One table of settings, and where their values come from."""

@@ -1,0 +1,1 @@
+"""What is done for topics beside compaction: retention, garbage collection, backlog limits, clearing."""

@@ -24,7 +24,7 @@ from compactor.scheduling.backlog import Backlogs
 from compactor.scheduling.due import (
     Check,
     Due,
-    Lanes,
+    WorkerSlots,
     due,
     jobs,
     without,
@@ -84,7 +84,7 @@ class ControlLoop:
         self._settings = settings
         self._url = url
         self._started_at = clock.now_ms()
-        self._lanes = Lanes(settings.worker.lanes, settings.small_bytes, settings.batch)
+        self._slots = WorkerSlots(settings.worker.slots, settings.small_bytes, settings.batch)
         self._leadership = Leadership(metadata.services, clock, self.name, settings.lease_term_ms)
         self._backlogs = Backlogs(metadata, log)
         self._worker = Worker(
@@ -252,7 +252,7 @@ class ControlLoop:
     def _begin(self) -> None:
         """Fill the free worker slots, if there are any: who asks first, then what is due, the dirtiest first."""
         large, small = self._worker.busy()
-        if large + small >= self._lanes.lanes:
+        if large + small >= self._slots.count:
             return
         away = self._worker.out_of_reach()
         asked = [topic.id for topic, _ in self._metadata.control.requests() if topic.id not in away]
@@ -263,8 +263,8 @@ class ControlLoop:
         wanted = [measured[topic_id] for topic_id in asked if topic_id in measured]
         wanted += [one.backlog for one in self._due]
         causes = {one.topic.id: one.cause for one in self._due}
-        small_ids = {one.topic.id for one in wanted if self._lanes.is_small(one)}
-        for topics in jobs(wanted, large, small, self._lanes):
+        small_ids = {one.topic.id for one in wanted if self._slots.is_small(one)}
+        for topics in jobs(wanted, large, small, self._slots):
             begun = [topic for topic in topics if topic.id in measured or self._request(topic, causes[topic.id])]
             self._due = without(self._due, {topic.id for topic in topics})
             if begun and self._leadership.token is not None:

@@ -39,12 +39,10 @@ class Due:
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """How much runs at once. `worker slots`: jobs; a small topic has up to `small_bytes` dirty, and `batch` go
-    together.
-    """
+class WorkerSlots:
+    """How much runs at once. `count`: jobs; a small topic has up to `small_bytes` dirty, and `batch` go together."""
 
-    lanes: int
+    count: int
     small_bytes: int
     batch: int
 
@@ -135,19 +133,19 @@ def may_begin(control: CompactionState, now: int) -> bool:
     return control.requested_at is None and not control.paused and not control.aborting and not waits
 
 
-def jobs(wanted: Sequence[Backlog], busy_large: int, busy_small: int, lanes: Lanes) -> list[list[TopicRecord]]:
+def jobs(wanted: Sequence[Backlog], busy_large: int, busy_small: int, slots: WorkerSlots) -> list[list[TopicRecord]]:
     """What to begin now, the first first, as topics that go together; `busy_…`: worker slots that are taken.
 
-    All small topics that wait go in one job, up to `Lanes.batch`; large ones leave one lane to small ones, unless
+    All small topics that wait go in one job, up to `WorkerSlots.batch`; large ones leave one slot to small ones, unless
     there is only one.
     """
-    free = lanes.lanes - busy_large - busy_small
-    large_left = (lanes.lanes if lanes.lanes == 1 else lanes.lanes - 1) - busy_large
+    free = slots.count - busy_large - busy_small
+    large_left = (slots.count if slots.count == 1 else slots.count - 1) - busy_large
     found: list[list[TopicRecord]] = []
     open_batch: list[TopicRecord] | None = None
     for backlog in wanted:
-        if lanes.is_small(backlog):
-            if open_batch is None or len(open_batch) >= lanes.batch:
+        if slots.is_small(backlog):
+            if open_batch is None or len(open_batch) >= slots.batch:
                 if len(found) >= free:
                     continue
                 open_batch = []

@@ -67,7 +67,7 @@ class WorkerSettings:
     """How a worker works. Times in milliseconds; `run_dead_ms`: a run without a heartbeat for so long is dead;
     `stalled_ms`: one of whose tasks none ends for so long fails."""
 
-    lanes: int = 4
+    slots: int = 4
     retry_first_ms: int = 30_000
     retry_most_ms: int = 3_600_000
     run_dead_ms: int = RUN_DEAD_MS
@@ -114,7 +114,7 @@ class Worker:
         self._random = random
         self._on_ended = on_ended
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(settings.lanes, "compaction")
+        self._pool = ThreadPoolExecutor(settings.slots, "compaction")
         self._jobs: dict[Future[None], Job] = {}
         self._held_until: dict[int, int] = {}
         self._ending = False
@@ -148,7 +148,7 @@ class Worker:
         return engine
 
     def busy(self) -> tuple[int, int]:
-        """Lanes that are taken: by large topics, by small ones."""
+        """WorkerSlots that are taken: by large topics, by small ones."""
         with self._lock:
             large = sum(job.large for job in self._jobs.values())
             return large, len(self._jobs) - large

@@ -1,0 +1,1 @@
+"""Proof of a compacted ledger against raw and against itself."""

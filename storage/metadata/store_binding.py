@@ -49,7 +49,7 @@ class StoreBinding:
         with self._database.write() as connection:
             try:
                 with connection.begin_nested():
-                    made = {"role": OBJECTS, "uid": secrets.token_hex(16), "url": url, "bound_at": None}
+                    made = {"role": OBJECTS, "uid": new_uid(), "url": url, "bound_at": None}
                     connection.execute(insert(store_bindings).values(**made))
             except IntegrityError:
                 pass  # it was there, or another process was first
@@ -78,6 +78,11 @@ class StoreBinding:
         """Whether a topic that lives has the uid."""
         with self._database.read() as connection:
             return connection.execute(select(topics.c.id).where(topics.c.uid == uid)).one_or_none() is not None
+
+
+def new_uid() -> str:
+    """A uid for a store: 32 hex digits, drawn."""
+    return secrets.token_hex(16)
 
 
 def _find(connection: Connection) -> Binding | None:

@@ -161,8 +161,9 @@ class CompactedReader:
                     self._next = self._first_bound(pinned.snapshot)
                 if self._next is None:
                     continue
-                self._pass_what_was_trimmed_before(compacted)
                 is_read = compacted is None or self._next.is_behind(compacted.horizon)
+                if compacted is not None and is_read and self._known_to is not None and not self._is_another(compacted):
+                    self._go_behind(compacted.horizon.offset)  # a page may end at its last message
                 if (is_read or self._is_another(compacted)) and self._raw_lasts(pinned.snapshot):
                     return pinned.snapshot
                 if is_read and compacted == pinned.snapshot.compacted:
@@ -204,10 +205,15 @@ class CompactedReader:
             self._known_to = first_known if known_to is None else max(known_to, last)
             yield table
             pinned.renew()
-        self._next = FromOffset(horizon + 1)
-        if self._known_to is not None:
+        self._go_behind(horizon)
+
+    def _go_behind(self, horizon: int) -> None:
+        """All of the compacted ledger was delivered: what comes next is behind it, and behind all that is known."""
+        if self._known_to is None:
+            self._next = FromOffset(horizon + 1)
+        else:
             self._known_to = max(horizon, self._known_to)
-            self._next = FromOffset(self._known_to + 1)
+            self._next = FromOffset(max(_offset_of(self._next), self._known_to + 1))
 
     def _is_another(self, compacted: CompactedLedgerRecord | None) -> bool:
         """Whether something was delivered, and not by reading on to here in this compacted ledger."""
@@ -236,14 +242,6 @@ class CompactedReader:
             "are past the topic's retention or below its start",
             _REMEDY,
         )
-
-    def _pass_what_was_trimmed_before(self, compacted: CompactedLedgerRecord | None) -> None:
-        """A page may end at the last message of its compacted ledger: what comes next is behind all that is known."""
-        if compacted is None or self._known_to is None or self._is_another(compacted):
-            return
-        assert self._next is not None
-        if self._next.is_behind(compacted.horizon):
-            self._next = FromOffset(max(_offset_of(self._next), self._known_to + 1))
 
     def _raw_lasts(self, snapshot: TopicSnapshot) -> bool:
         """Whether raw has all that comes next, or what it has is good enough: nothing was delivered yet."""
@@ -312,7 +310,7 @@ class _Pinned:
                 failpoint(Failpoint.PIN_RENEWED)
 
 
-def _offset_of(bound: Bound) -> int:
+def _offset_of(bound: Bound | None) -> int:
     """The offset that a read goes on at that has delivered something."""
     assert isinstance(bound, FromOffset)
     return bound.offset

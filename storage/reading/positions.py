@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from storage.topic import Topic
 
 PLACES = "earliest|latest|MESSAGE_ID|OFFSET"
+_NAMED = {"earliest": EARLIEST, "latest": LATEST}
 STARTS = "earliest, latest, an offset, @ and a time, or a message id as ledger:entry"
 
 
@@ -32,7 +33,7 @@ def parse_start(text: str) -> Start:
         return AtOffset(int(text))
     if text.startswith("@"):
         return AtTime(parse_time(text[1:]))
-    named = {"earliest": EARLIEST, "latest": LATEST}.get(text)
+    named = _NAMED.get(text)
     if named is None and ":" not in text:
         raise InvalidMessageId(f"{text!r} is not a start of a read", f"use {STARTS}")
     return named or MessageId.parse(text)
@@ -55,7 +56,7 @@ def parse_place(text: str) -> MessageId | int:
     """`earliest`, `latest`, a message id, or an offset. Raises InvalidMessageId."""
     if re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
-    named = {"earliest": EARLIEST, "latest": LATEST}.get(text)
+    named = _NAMED.get(text)
     if named is not None:
         return named
     if ":" not in text:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from storage.model import Message
 from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
 from storage.topic import Topic
+from tests.budgets import IN_CI
 from tests.servers.fixtures_postgres import postgres_server
 from tests.servers.fixtures_s3 import use_credentials, versitygw
 from tests.workbench import Workbench, compacted_only, view
@@ -48,7 +48,7 @@ class RealInput:
 @pytest.fixture(scope="module")
 def real_input() -> RealInput:
     if not CHANGES.exists():
-        if os.environ.get("CI") == "true":
+        if IN_CI:
             pytest.fail(f"{CHANGES.name} is missing: CI needs ../shared beside the clone")
         pytest.skip(f"{CHANGES.name} is not beside this clone (../shared/data)")
     with gzip.open(CHANGES, "rt", encoding="utf-8") as lines:

@@ -5,11 +5,11 @@ Without PostgreSQL, tests that ask for it are skipped, and say how to get it; wi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
+from tests.budgets import IN_CI
 from tests.servers.postgres import PostgresNotFound, PostgresServer
 
 
@@ -19,7 +19,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     try:
         server = PostgresServer()
     except PostgresNotFound as missing:
-        if os.environ.get("CI") == "true":
+        if IN_CI:
             pytest.fail(f"no PostgreSQL to test on: {missing}")
         pytest.skip(f"no PostgreSQL to test on: {missing}")
     yield server

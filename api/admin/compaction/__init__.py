@@ -1,0 +1,1 @@
+"""Routes of compaction: triggers, runs, verification, trimming, garbage."""

@@ -1,0 +1,1 @@
+"""Routes that produce and read messages."""

@@ -1,0 +1,1 @@
+"""Routes of policies of topics, namespaces and the broker."""

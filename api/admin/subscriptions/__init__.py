@@ -1,0 +1,1 @@
+"""Routes of subscriptions: cursors, and what is before them."""

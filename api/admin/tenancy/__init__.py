@@ -1,0 +1,1 @@
+"""Routes of tenants, namespaces and permissions."""

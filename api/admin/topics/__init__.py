@@ -1,0 +1,1 @@
+"""Routes of topics and partitioned topics: their life, stats and owner."""

@@ -1,0 +1,1 @@
+"""What both command lines share: options, errors, tables, exit codes."""

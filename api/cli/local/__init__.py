@@ -1,0 +1,1 @@
+"""Commands of `compactor`, on this machine's database and store."""

@@ -191,9 +191,9 @@ class Readers:
             last = number == len(reading.looks) - 1
             behind = reading.given[count - 1].offset if count else -1
             raw_lasts = bool(count) and ledger != inside and first <= behind + 1
-            raw_from = 0 if count else first
-            if begins is not None and count and ledger == inside == begins.ledger:
-                raw_from = begins.first  # what was trimmed before it began is not missed by a later page either
+            # What was trimmed before it began is not missed by a later page either.
+            still_there = begins is not None and ledger == inside == begins.ledger
+            raw_from = first if not count else begins.first if begins is not None and still_there else 0
             expected = model.at_or_after(
                 None if raw_lasts else ledger, len(model.everything), reading.start, behind, raw_from, look.start
             )

@@ -29,7 +29,7 @@ from tests.workbench import TINY, Workbench, compacted_only, store_policy, view
 HOLD_SECONDS = 60
 """What must come from another thread has come long before; or the test fails."""
 TERM = 10_000
-SETTINGS = LoopSettings(lease_term_ms=TERM, worker=WorkerSettings(lanes=3, sizing=TINY))
+SETTINGS = LoopSettings(lease_term_ms=TERM, worker=WorkerSettings(slots=3, sizing=TINY))
 
 
 class Held(InProcess):
@@ -278,7 +278,7 @@ def test_the_leader_forgets_services_that_were_killed_long_ago(stage: Stage) -> 
 
 
 def test_what_waits_for_a_lane_is_not_measured(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = stage.lead(replace(SETTINGS, worker=replace(SETTINGS.worker, lanes=1)))
+    loop = stage.lead(replace(SETTINGS, worker=replace(SETTINGS.worker, slots=1)))
     topics = [stage.topic(name) for name in "ab"]
     stage.engines.go.clear()
     loop.trigger(topics[0].record)
@@ -664,7 +664,7 @@ def test_the_end_of_a_service_lets_runs_finish(stage: Stage) -> None:
 
 
 def test_what_does_not_finish_in_time_is_handed_over(stage: Stage) -> None:
-    settings = replace(SETTINGS, worker=replace(SETTINGS.worker, lanes=1))
+    settings = replace(SETTINGS, worker=replace(SETTINGS.worker, slots=1))
     loop = stage.lead(settings)
     topic, waiting = stage.topic("t"), stage.topic("waiting")
     stage.engines.go.clear()
@@ -741,7 +741,7 @@ def test_a_running_compaction_is_stopped(stage: Stage, how: str) -> None:
 
 
 def test_dirtiest_first_when_there_is_one_lane(stage: Stage) -> None:
-    settings = replace(SETTINGS, small_bytes=0, worker=replace(SETTINGS.worker, lanes=1))
+    settings = replace(SETTINGS, small_bytes=0, worker=replace(SETTINGS.worker, slots=1))
     topics = {number: stage.topic(f"t{number}", 4) for number in range(3)}
     for topic in topics.values():
         stage.bench.compact(topic)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from compactor.scheduling.backlog import Backlog
 from compactor.scheduling.due import (
     Check,
-    Lanes,
+    WorkerSlots,
     cause_of,
     due,
     jobs,
@@ -103,7 +103,7 @@ def test_who_is_left_out(control: CompactionState, begins: bool) -> None:
     assert [one.topic.id for one in due(backlogs, {1: control}, NOW)] == ([1, 2] if begins else [2])
 
 
-LANES = Lanes(lanes=3, small_bytes=100, batch=3)
+SLOTS = WorkerSlots(count=3, small_bytes=100, batch=3)
 
 
 def small(number: int) -> Backlog:
@@ -119,42 +119,42 @@ def ids(found: list[list[TopicRecord]]) -> list[list[int]]:
 
 
 def test_small_topics_go_together_and_large_ones_alone() -> None:
-    assert LANES.is_small(small(1))
-    assert not LANES.is_small(large(1))
-    assert not LANES.is_small(backlog(1, size=100, clean=1601))
+    assert SLOTS.is_small(small(1))
+    assert not SLOTS.is_small(large(1))
+    assert not SLOTS.is_small(backlog(1, size=100, clean=1601))
     wanted = [small(1), large(2), small(3), large(4), large(5), small(6), small(7)]
-    assert ids(jobs(wanted, 0, 0, LANES)) == [[1, 3, 6], [2], [4]]
-    assert ids(jobs(wanted[1:], 0, 0, LANES)) == [[2], [3, 6, 7], [4]]
+    assert ids(jobs(wanted, 0, 0, SLOTS)) == [[1, 3, 6], [2], [4]]
+    assert ids(jobs(wanted[1:], 0, 0, SLOTS)) == [[2], [3, 6, 7], [4]]
 
 
 def test_large_topics_leave_a_lane_to_small_ones() -> None:
     wanted = [large(1), large(2), large(3), small(4)]
-    assert ids(jobs(wanted[:3], 0, 0, LANES)) == [[1], [2]]
-    assert ids(jobs(wanted, 0, 0, LANES)) == [[1], [2], [4]]
-    assert ids(jobs(wanted, 2, 0, LANES)) == [[4]]
-    assert ids(jobs(wanted, 2, 1, LANES)) == []
-    assert ids(jobs([large(1), small(2)], 0, 0, replace(LANES, lanes=1))) == [[1]]
+    assert ids(jobs(wanted[:3], 0, 0, SLOTS)) == [[1], [2]]
+    assert ids(jobs(wanted, 0, 0, SLOTS)) == [[1], [2], [4]]
+    assert ids(jobs(wanted, 2, 0, SLOTS)) == [[4]]
+    assert ids(jobs(wanted, 2, 1, SLOTS)) == []
+    assert ids(jobs([large(1), small(2)], 0, 0, replace(SLOTS, count=1))) == [[1]]
 
 
 @given(
     st.lists(st.booleans(), max_size=40),
     st.integers(0, 4),
     st.integers(0, 4),
-    st.builds(Lanes, st.integers(1, 5), st.just(100), st.integers(1, 4)),
+    st.builds(WorkerSlots, st.integers(1, 5), st.just(100), st.integers(1, 4)),
 )
 def test_no_lane_has_two_jobs_and_no_topic_is_begun_twice(
-    kinds: list[bool], busy_large: int, busy_small: int, lanes: Lanes
+    kinds: list[bool], busy_large: int, busy_small: int, slots: WorkerSlots
 ) -> None:
     wanted = [small(number) if kind else large(number) for number, kind in enumerate(kinds)]
-    found = jobs(wanted, busy_large, busy_small, lanes)
+    found = jobs(wanted, busy_large, busy_small, slots)
     begun = Counter(one.id for topics in found for one in topics)
     assert set(begun.values()) <= {1}
-    assert len(found) <= max(0, lanes.lanes - busy_large - busy_small)
+    assert len(found) <= max(0, slots.count - busy_large - busy_small)
     for topics in found:
-        assert 1 <= len(topics) <= lanes.batch
+        assert 1 <= len(topics) <= slots.batch
         assert len(topics) == 1 or all(kinds[one.id] for one in topics)
-    if busy_large + busy_small < lanes.lanes and any(kinds):
-        assert any(kinds[one] for one in begun) or (lanes.lanes - busy_large - busy_small) <= len(found)
+    if busy_large + busy_small < slots.count and any(kinds):
+        assert any(kinds[one] for one in begun) or (slots.count - busy_large - busy_small) <= len(found)
 
 
 def test_a_failing_topic_waits_longer_each_time_up_to_the_most() -> None:
