@@ -1,24 +1,22 @@
-"""What one setting is: its name, what it takes, what it means, and by what other names it is known."""
+"""What one setting is: an option with a variable in the environment and Pulsar's and Kafka's own names."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-from api.observability.redaction import redacted
+from api.observability.redaction import redacted, shown_url
+from storage.options.kinds import Kind, Text
+from storage.options.option import Option, option
 
 ENVIRONMENT = "COMPACTOR_"
 
 
-class Kind(Protocol):
-    """What a setting takes."""
+class Url(Text):
+    """A text that is one URL, or empty; its password is never shown."""
 
-    @property
-    def allowed(self) -> str: ...
-
-    def parse(self, name: str, given: object) -> object: ...
-
-    def shown(self, value: object) -> object: ...
+    def shown(self, value: object) -> object:
+        return shown_url(str(value))
 
 
 @dataclass(frozen=True)
@@ -31,16 +29,11 @@ class Alias:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Option):
     """What may be set."""
 
-    name: str
-    kind: Kind
-    doc: str
-    default: Any
     aliases: tuple[Alias, ...] = ()
     secret: bool = False
-    attribute: str = ""
 
     @property
     def variable(self) -> str:
@@ -51,11 +44,11 @@ class Setting:
         """The value as it may be shown, and as JSON has it: secrets redacted."""
         if self.secret and value and not str(value).startswith("file:"):
             return "***"
-        told = self.kind.shown(value)
-        return redacted(told) if isinstance(told, str) else told
+        shown = self.kind.shown(value)
+        return redacted(shown) if isinstance(shown, str) else shown
 
 
 def setting(default: Any, name: str, kind: Kind, doc: str, *aliases: str | Alias, secret: bool = False) -> Any:
     """A field of `api.settings.settings.Settings` that is a setting."""
-    others = tuple(one if isinstance(one, Alias) else Alias(one) for one in aliases)
-    return field(default=default, metadata={"setting": Setting(name, kind, doc, default, others, secret)})
+    others = tuple(alias if isinstance(alias, Alias) else Alias(alias) for alias in aliases)
+    return option(Setting(name, kind, doc, default, aliases=others, secret=secret))

@@ -14,32 +14,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from api.settings.kinds import (
-    BOOLEAN,
-    Choice,
-    Decimal,
-    List,
-    Optional,
-    Size,
-    Text,
-    Url,
-    Whole,
-    WithUnit,
-)
-from api.settings.setting import Alias, Setting
+from api.settings.setting import Alias, Setting, Url
 from api.settings.setting import setting as _setting
 from storage.errors import Misconfigured
+from storage.options.kinds import BOOLEAN, Choice, Decimal, Duration, List, Optional, Size, Text, Whole
+from storage.options.option import table
 from storage.private import make_private
 
 _PORT = Whole("the port", most=65_535)
 _COUNT = Whole("pieces", least=1)
 _THREADS = Whole("threads", least=1, most=1024)
 CONFIG_VARIABLE = "COMPACTOR_CONFIG"
+
+
+def _duration(least: int = 0) -> Duration:
+    return Duration(least=least, needs_unit=True)
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,12 +92,12 @@ class Settings:
     shutdown_grace_ms: int = _setting(
         30_000,
         "shutdown.grace",
-        WithUnit(),
+        _duration(),
         "How long requests and runs may take to end after SIGTERM.",
         Alias("brokerShutdownTimeoutMs", unit=1),
     )
     forwarding_timeout_ms: int = _setting(
-        30_000, "forwarding.timeout", WithUnit(least=1), "How long another service may take for a forwarded request."
+        30_000, "forwarding.timeout", _duration(least=1), "How long another service may take for a forwarded request."
     )
 
     # Compaction by itself
@@ -119,7 +112,7 @@ class Settings:
     compaction_monitor_interval_ms: int = _setting(
         60_000,
         "compaction.monitor-interval",
-        WithUnit(least=1),
+        _duration(least=1),
         "How often all topics are looked at.",
         Alias("brokerServiceCompactionMonitorIntervalInSeconds", unit=1000),
         Alias("log.cleaner.backoff.ms", unit=1),
@@ -152,51 +145,51 @@ class Settings:
         Alias("log.cleaner.io.max.bytes.per.second", part=0.5),
     )
     compaction_retry_first_ms: int = _setting(
-        30_000, "compaction.retry-first", WithUnit(least=1), "How long after its first failure a topic is tried again."
+        30_000, "compaction.retry-first", _duration(least=1), "How long after its first failure a topic is tried again."
     )
     compaction_retry_most_ms: int = _setting(
-        3_600_000, "compaction.retry-most", WithUnit(least=1), "What that grows to, doubling with each failure."
+        3_600_000, "compaction.retry-most", _duration(least=1), "What that grows to, doubling with each failure."
     )
     compaction_run_dead_after_ms: int = _setting(
         30_000,
         "compaction.run-dead-after",
-        WithUnit(least=1000),
+        _duration(least=1000),
         "A run that says nothing for so long is held for dead, and made again. The same in all services.",
     )
     compaction_stalled_after_ms: int = _setting(
         1_800_000,
         "compaction.stalled-after",
-        WithUnit(least=1000),
+        _duration(least=1000),
         "A run of whose tasks none ends for so long fails, and is tried again; waiting for cores does not count. "
         "Longer than a task may take.",
     )
     leader_lease_term_ms: int = _setting(
         10_000,
         "leader.lease-term",
-        WithUnit(least=100),
+        _duration(least=100),
         "The one service that schedules says so this often, three times over; another takes over after its end.",
     )
 
     # Keeping house
 
     maintenance_seal_interval_ms: int = _setting(
-        5_000, "maintenance.seal-interval", WithUnit(least=1), "How often rolled segments become ledgers."
+        5_000, "maintenance.seal-interval", _duration(least=1), "How often rolled segments become ledgers."
     )
     maintenance_interval_ms: int = _setting(
         300_000,
         "maintenance.interval",
-        WithUnit(least=1),
+        _duration(least=1),
         "How often cleanup policies and retention are applied; limits of backlogs every minute, or as often if that is "
         "more.",
         Alias("log.retention.check.interval.ms", unit=1),
     )
-    gc_interval_ms: int = _setting(3_600_000, "gc.interval", WithUnit(least=1), "How often garbage is collected.")
+    gc_interval_ms: int = _setting(3_600_000, "gc.interval", _duration(least=1), "How often garbage is collected.")
     gc_grace_ms: int = _setting(
-        3_600_000, "gc.grace", WithUnit(least=60_000), "How long garbage stays, and how long an attempt may be silent."
+        3_600_000, "gc.grace", _duration(least=60_000), "How long garbage stays, and how long an attempt may be silent."
     )
     producers_max: int = _setting(1000, "producers.max", _COUNT, "Topics that are open for writing at once.")
     producers_idle_ms: int = _setting(
-        5_000, "producers.idle", WithUnit(least=1), "How long a topic stays open for writing without a message."
+        5_000, "producers.idle", _duration(least=1), "How long a topic stays open for writing without a message."
     )
 
     # Limits
@@ -238,7 +231,7 @@ class Settings:
     limits_request_timeout_ms: int = _setting(
         30_000,
         "limits.request-timeout",
-        WithUnit(least=100),
+        _duration(least=100),
         "How long a request may wait for database, log directory or object store; 503 then. "
         "Streams, verifying, trimming and garbage collection may take longer.",
     )
@@ -257,16 +250,16 @@ class Settings:
     limits_header_timeout_ms: int = _setting(
         10_000,
         "limits.header-timeout",
-        WithUnit(least=1),
+        _duration(least=1),
         "How long request line and headers may take to arrive, with TLS its handshake too.",
     )
     limits_body_timeout_ms: int = _setting(
-        60_000, "limits.body-timeout", WithUnit(least=1), "How long a body may take to arrive; 408 then."
+        60_000, "limits.body-timeout", _duration(least=1), "How long a body may take to arrive; 408 then."
     )
     limits_answer_timeout_ms: int = _setting(
         60_000,
         "limits.answer-timeout",
-        WithUnit(least=1),
+        _duration(least=1),
         "How long a client may take for the next 64 KiB of its answer; its connection is cut off then.",
     )
     threads_database: int = _setting(
@@ -317,7 +310,7 @@ class Settings:
     auth_reload_interval_ms: int = _setting(
         10_000,
         "auth.reload-interval",
-        WithUnit(least=1),
+        _duration(least=1),
         "How often the files of keys and of revoked tokens are looked at again.",
     )
     auth_role_claim: str = _setting(
@@ -327,7 +320,7 @@ class Settings:
     auth_leeway_ms: int = _setting(
         0,
         "auth.leeway",
-        WithUnit(),
+        _duration(),
         "How far clocks may differ when a token's times are checked.",
         Alias("tokenAllowedClockSkewSeconds", unit=1000),
     )
@@ -460,11 +453,5 @@ class Settings:
         return self.data_directory
 
 
-SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {
-        one.metadata["setting"].name: replace(one.metadata["setting"], attribute=one.name)
-        for one in fields(Settings)
-        if "setting" in one.metadata
-    }
-)
+SETTINGS = table(Settings, Setting)
 """All settings by name, in the order in which they are shown."""

@@ -9,21 +9,21 @@ Raises Misconfigured, which names file, name and what is allowed; values of secr
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from api.settings.kinds import WithUnit
 from api.settings.setting import Alias, Setting
 from api.settings.settings import SETTINGS
 from storage.errors import InvalidInput, Misconfigured
 from storage.options import policies
+from storage.options.kinds import Duration
+from storage.options.option import closest
 
 _PROPERTIES = (".conf", ".properties")
-_NAMES_TOLD = 8
+_NAMES_SHOWN = 8
 _OF_OTHERS = ("COMPACTOR_TOKEN", "COMPACTOR_TOKEN_FILE", "COMPACTOR_CA_CERT", "COMPACTOR_MAVEN_REPOSITORY")
 """Variables of `compactor-admin`, and of the installation of Spark."""
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
@@ -71,13 +71,13 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def variable_notes(environment: Mapping[str, str]) -> list[str]:
-    """What a person should be told about each of them, in a line."""
+    """What a person should know about each of them, in a line."""
     known = {setting.variable.removeprefix("COMPACTOR_"): setting.variable for setting in SETTINGS.values()}
     notes = []
     for name in unknown_variables(environment):
-        near = difflib.get_close_matches(name.removeprefix("COMPACTOR_"), known, n=1)
-        advice = f"did you mean {known[near[0]]}?" if near else "see docs/settings.md"
-        notes.append(f"{name} is no setting, and passed over: {advice}")
+        near = closest(name.removeprefix("COMPACTOR_"), known)
+        advice = f"did you mean {known[near]}?" if near else "see docs/settings.md"
+        notes.append(f"{name} is not a setting, and is ignored: {advice}")
     return notes
 
 
@@ -128,10 +128,10 @@ def _found(path: Path, given: Mapping[str, object], strict: bool) -> Found:
         except InvalidInput as error:
             raise Misconfigured(f"{path}: {error.message}", error.remedy) from error
     if unknown and strict:
-        near = difflib.get_close_matches(unknown[0], [*SETTINGS, *policies.POLICIES], n=1)
+        near = closest(unknown[0], [*SETTINGS, *policies.POLICIES])
         raise Misconfigured(
             f"{path}: there is no setting or policy {unknown[0]!r}",
-            f"{f'did you mean {near[0]}? ' if near else ''}see `compactor config show` and docs/settings.md",
+            f"{f'did you mean {near}? ' if near else ''}see `compactor config show` and docs/settings.md",
         )
     try:
         policies.check(found)
@@ -141,9 +141,9 @@ def _found(path: Path, given: Mapping[str, object], strict: bool) -> Found:
 
 
 def _note(path: Path, unknown: list[str]) -> str:
-    told = ", ".join(unknown[:_NAMES_TOLD])
-    more = f" and {len(unknown) - _NAMES_TOLD} more" if len(unknown) > _NAMES_TOLD else ""
-    return f"{path}: not known here, and passed over: {told}{more}"
+    shown = ", ".join(unknown[:_NAMES_SHOWN])
+    more = f" and {len(unknown) - _NAMES_SHOWN} more" if len(unknown) > _NAMES_SHOWN else ""
+    return f"{path}: not known here, and ignored: {shown}{more}"
 
 
 def _names() -> dict[str, tuple[tuple[Setting, Alias | None], ...]]:
@@ -179,10 +179,9 @@ def _parsed(setting: Setting, given: object, where: str, alias: Alias | None = N
     try:
         return setting.kind.parse(setting.name, given)
     except InvalidInput as error:
-        said = f"the value of {setting.name} cannot be taken" if setting.secret else error.message
-        said = said.replace("the policy ", "")
-        unit = f" ({alias.name} in its own unit)" if alias and isinstance(setting.kind, WithUnit) else ""
-        raise Misconfigured(f"{where}: {said}", f"give {setting.kind.allowed}{unit}") from error
+        reason = f"the value of {setting.name} cannot be taken" if setting.secret else error.message
+        unit = f" ({alias.name} in its own unit)" if alias and isinstance(setting.kind, Duration) else ""
+        raise Misconfigured(f"{where}: {reason}", f"give {setting.kind.allowed}{unit}") from error
 
 
 def _flat(prefix: str, table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -223,7 +222,7 @@ def _unescaped(text: str) -> str:
     named = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
     def one(match: re.Match[str]) -> str:
-        said = match[1]
-        return chr(int(said[1:], 16)) if len(said) == 5 else named.get(said, said)
+        escaped = match[1]
+        return chr(int(escaped[1:], 16)) if len(escaped) == 5 else named.get(escaped, escaped)
 
     return _ESCAPE.sub(one, text)

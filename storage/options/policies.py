@@ -17,18 +17,16 @@ Pure. Must not know: SQL, what is done with policies (the compactor makes its ru
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import Any
 
 from storage.errors import InvalidInput
 from storage.options.kinds import (
     ALWAYS_MS,
     BOOLEAN,
-    FOR_EVER,
+    NO_LIMIT,
     RATIO,
     Choice,
     CleanupPolicy,
@@ -38,6 +36,7 @@ from storage.options.kinds import (
     Size,
     Whole,
 )
+from storage.options.option import Option, closest, option, table
 
 DAY_MS = 86_400_000
 HOLD, REFUSE, EVICT = "producer_request_hold", "producer_exception", "consumer_backlog_eviction"
@@ -68,21 +67,15 @@ class Unreadable:
 
 
 @dataclass(frozen=True)
-class Policy:
-    """What may be set: its name, other names, what values it takes, what it does, and what counts where a stored value
-    cannot be read."""
+class Policy(Option):
+    """What may be set. `unreadable`: what counts where a stored value cannot be read."""
 
-    name: str
-    kind: Kind
-    doc: str
     aliases: tuple[str, ...] = ()
-    default: object = None
     unreadable: object = WIDER
-    attribute: str = ""
 
 
 def _policy(default: object, name: str, kind: Kind, doc: str, *aliases: str, unreadable: object = WIDER) -> Any:
-    return field(default=default, metadata={"policy": Policy(name, kind, doc, aliases, default, unreadable)})
+    return option(Policy(name, kind, doc, default, aliases=aliases, unreadable=unreadable))
 
 
 @dataclass(frozen=True)
@@ -101,36 +94,36 @@ class TopicPolicies:
     retention_ms: int | None = _policy(
         None,
         "retention.ms",
-        Optional(Duration(least=FOR_EVER)),
+        Optional(Duration(least=NO_LIMIT)),
         "How long messages are kept under `delete`; -1: forever. Beats minutes and hours.",
         "log.retention.ms",
-        unreadable=FOR_EVER,
+        unreadable=NO_LIMIT,
     )
     retention_minutes: int | None = _policy(
         None,
         "retention.minutes",
-        Optional(Whole("minutes", least=FOR_EVER)),
+        Optional(Whole("minutes", least=NO_LIMIT)),
         "The same in minutes; -1: forever. Beats hours.",
         "log.retention.minutes",
         "retentionTimeInMinutes",
         "defaultRetentionTimeInMinutes",
-        unreadable=FOR_EVER,
+        unreadable=NO_LIMIT,
     )
     retention_hours: int = _policy(
         168,
         "retention.hours",
-        Whole("hours", least=FOR_EVER),
+        Whole("hours", least=NO_LIMIT),
         "The same in hours; -1: forever.",
         "log.retention.hours",
-        unreadable=FOR_EVER,
+        unreadable=NO_LIMIT,
     )
     retention_bytes: int = _policy(
         -1,
         "retention.bytes",
-        Size(least=FOR_EVER),
+        Size(least=NO_LIMIT),
         "How many bytes of raw messages are kept under `delete`; -1: any number.",
         "log.retention.bytes",
-        unreadable=FOR_EVER,
+        unreadable=NO_LIMIT,
     )
     segment_bytes: int = _policy(
         128 * _MIB,
@@ -287,10 +280,10 @@ class TopicPolicies:
     backlog_quota_bytes: int = _policy(
         -1,
         "backlog.quota.bytes",
-        Size(least=FOR_EVER),
+        Size(least=NO_LIMIT),
         "How many bytes may be behind the slowest subscription, `__compaction` apart; -1: any number.",
         "backlogQuotaDefaultLimitBytes",
-        unreadable=FOR_EVER,
+        unreadable=NO_LIMIT,
     )
     backlog_quota_bytes_action: str = _policy(
         HOLD,
@@ -303,10 +296,10 @@ class TopicPolicies:
     backlog_quota_seconds: int = _policy(
         -1,
         "backlog.quota.seconds",
-        Whole("seconds", least=FOR_EVER, most=_INT),
+        Whole("seconds", least=NO_LIMIT, most=_INT),
         "How old a message may be that a subscription, `__compaction` apart, has not acknowledged; -1: any age.",
         "backlogQuotaDefaultLimitSecond",
-        unreadable=FOR_EVER,
+        unreadable=NO_LIMIT,
     )
     backlog_quota_seconds_action: str = _policy(
         HOLD,
@@ -336,9 +329,7 @@ class TopicPolicies:
         return found if found >= 0 else None
 
 
-POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {one.metadata["policy"].name: replace(one.metadata["policy"], attribute=one.name) for one in fields(TopicPolicies)}
-)
+POLICIES = table(TopicPolicies, Policy)
 """All policies by name, in the order in which they are shown."""
 _BY_ANY_NAME = {
     name.lower(): policy for policy in POLICIES.values() for name in (policy.name, policy.attribute, *policy.aliases)
@@ -350,8 +341,8 @@ def policy(name: str) -> Policy:
     """By name or alias; capitals do not matter. Raises InvalidInput."""
     found = _BY_ANY_NAME.get(name.strip().lower())
     if found is None:
-        near = difflib.get_close_matches(name.strip().lower(), _BY_ANY_NAME, n=1)
-        meant = f"did you mean {_BY_ANY_NAME[near[0]].name}? " if near else ""
+        near = closest(name.strip().lower(), _BY_ANY_NAME)
+        meant = f"did you mean {_BY_ANY_NAME[near].name}? " if near else ""
         raise InvalidInput(f"there is no policy {name!r}", f"{meant}there are {', '.join(POLICIES)}")
     return found
 

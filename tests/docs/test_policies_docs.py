@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from api.cli.local.policies_command import cell
-from storage.options.kinds import ALWAYS_MS, FOR_EVER
+from storage.options.kinds import ALWAYS_MS, NO_LIMIT
 from storage.options.policies import (
     NO_RUN,
     POLICIES,
@@ -37,7 +37,7 @@ def instead(policy: Policy) -> str:
     """What counts where the stored value cannot be read, as the list has it."""
     if policy.unreadable is NO_RUN:
         return f"- `{policy.name}`: no compaction"
-    if policy.unreadable in (FOR_EVER, ALWAYS_MS):
+    if policy.unreadable in (NO_LIMIT, ALWAYS_MS):
         return f"- `{policy.name}`: {'no limit' if 'quota' in policy.name else 'forever'}"
     return f"- `{policy.name}`: `{cell(shown(policy.name, policy.unreadable))}`"
 

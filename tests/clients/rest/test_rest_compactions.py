@@ -208,7 +208,7 @@ def test_a_stored_policy_that_cannot_be_read_is_shown_beside_what_counts_instead
     store_policy(metadata, BROKER, "segment.bytes", 1 << 40)
     found = rest_topic.ask("GET", "/policies").json()
     reason = found["retention.ms"]["unreadable"].pop("reason")
-    assert reason.startswith("'1y' is no value for the policy retention.ms: give milliseconds")
+    assert reason.startswith("'1y' is not a value of retention.ms: give milliseconds")
     assert found["retention.ms"] == {
         "value": -1,
         "origin": "topic",

@@ -159,7 +159,7 @@ def test_an_unreadable_value_contradicts_nothing() -> None:
     unreadable = policies.read(LEAST, "two")
     assert isinstance(unreadable, Unreadable)
     assert unreadable.value == "two"
-    assert unreadable.reason.startswith("'two' is no value for the policy min.compaction.lag.ms: give milliseconds")
+    assert unreadable.reason.startswith("'two' is not a value of min.compaction.lag.ms: give milliseconds")
     policies.check({LEAST: unreadable, MOST: 1})
     assert policies.read(LEAST, "2") == 2
 

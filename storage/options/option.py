@@ -1,0 +1,46 @@
+"""What an option is: one name, what it takes, what it means, its default. Policies and settings are options.
+
+A table of options is a frozen dataclass whose fields are declared with `option`; `table` reads it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from storage.options.kinds import Kind
+
+_OPTION = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """`attribute`: the field that holds it."""
+
+    name: str
+    kind: Kind
+    doc: str
+    default: Any = None
+    attribute: str = ""
+
+
+OptionT = TypeVar("OptionT", bound=Option)
+
+
+def option(declared: Option) -> Any:
+    """A field of a dataclass that is an option."""
+    return field(default=declared.default, metadata={_OPTION: declared})
+
+
+def table(of: type, kind: type[OptionT]) -> Mapping[str, OptionT]:
+    """The options that dataclass `of` declares, by name, in the order in which they are shown."""
+    declared = ((one.name, one.metadata[_OPTION]) for one in fields(of) if _OPTION in one.metadata)
+    return MappingProxyType({one.name: replace(one, attribute=attribute) for attribute, one in declared})
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """The one of `names` that `name` may be a slip for, or empty."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), "")
