@@ -3,11 +3,11 @@
 A run is a generator that yields `Work` and is sent the answers (two_phase.py). A batch takes the work of all its runs,
 lets the engine do it as one job, hands out the answers, and goes round until every run has ended. Runs need not be in
 the same phase. A run that fails, or is fenced, ends alone: its error is recorded in its row (W3) and kept in its
-outcome, the others go on.
+outcome, the others continue.
 
 One thread beats for all runs of the batch, with their progress, in one transaction. It hears which runs were fenced
 (cancelled, taken over, their cursor deleted): those end at the next phase, and when none is left the job is stopped. A
-job of which no task ends for too long is stopped as well, and its runs fail; their hearts beat no more, so that an
+job of which no task ends for too long is stopped as well, and its runs fail; their heartbeats stop, so that an
 engine that cannot even be stopped holds up no other service. The time for which a job waits for the cores that other
 jobs of the session have does not count.
 """
@@ -35,7 +35,7 @@ from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 
 BEATS = 30
-"""Heartbeats in the time after which a run is held for dead: one a second. A run that is cancelled hears of it so soon,
+"""Heartbeats in the time after which a run counts as dead: one a second. A cancelled run is notified as soon,
 and its progress is as old at most."""
 
 
@@ -161,11 +161,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Batch:
-    """Drives runs; `heartbeat_ms`: a run is held for dead without a heartbeat for so long.
+    """Drives runs; `heartbeat_ms`: a run without a heartbeat for that time counts as dead.
 
     `claims_at_once`: a claim may have to wait for others (a tail is rolled and sealed), so some are made at once.
     `on_failed` records that a run did not succeed, why, and in which words, as soon as it is known; None: in its row.
-    `stillness` None: a job may take as long as it likes for a task.
+    `stillness` None: a task of a job has no time limit.
     """
 
     metadata: MetadataStore
@@ -252,7 +252,7 @@ class Batch:
     def _do(self, running: list[Job]) -> list[list[Any] | CompactorError]:
         """Let the engine do the work of all; what came of it, run by run, or why nothing did.
 
-        An engine that gives up on all, because one task kills its workers, is asked again for each run by itself.
+        An engine that gives up on all, because one task kills its workers, is asked again for each run alone.
         """
         together = self._do_together(running)
         still = self.stillness is not None and self.stillness.is_over
@@ -294,7 +294,7 @@ class Batch:
             return error
         return Unavailable(
             f"no task of {phases} ended for {self.stillness.limit_ms / 1000:g} s, so it was stopped",
-            "look whether Spark's workers and the object store answer; where a task may take so long, raise "
+            "check that Spark's workers and the object store answer; where a task may take that long, raise "
             "compaction.stalled-after",
             is_public=True,
         )

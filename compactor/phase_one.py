@@ -70,7 +70,7 @@ def run_range(plan: RunPlan, number: int) -> RangeResult:
 
 @contextmanager
 def task_store(plan: RunPlan) -> Iterator[ObjectStore]:
-    """The run's store as a task sees it: opened by itself, within the run's rates, until the task is to end."""
+    """The run's store as a task sees it: opened by the task, within the run's rates, until the task is to end."""
     with closing(open_store(plan.store)) as store:
         yield throttled(store, plan.rates, SystemClock(), stop_of_this_task())
 
@@ -137,7 +137,7 @@ def _read_levels(
         if plan.reindexed and chunks is not None:
             found.append(chunks.indexed())
         level_records = key_index.concatenated(found)
-        if np.any(level_records.hi[1:] < level_records.hi[:-1]):  # parts that were indexed again, each by itself
+        if np.any(level_records.hi[1:] < level_records.hi[:-1]):  # parts that were indexed again, each alone
             level_records = level_records.take(key_index.latest(level_records.hi, level_records.lo))
         levels.append(level_records)
     return levels
@@ -160,7 +160,7 @@ def _among(store: ObjectStore, plan: RunPlan, rows: tuple[tuple[int, DeletedRows
 
 
 def _gone_offsets(store: ObjectStore, plan: RunPlan) -> BitMap64:
-    """All rows that go whatever they are (C2)."""
+    """All rows that expire, of whatever kind (C2)."""
     offsets = BitMap64()
     bitmaps = read_all_deleted(store, [place for _, place in plan.gone])
     for (number, _), bitmap in zip(plan.gone, bitmaps, strict=True):

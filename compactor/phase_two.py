@@ -138,7 +138,7 @@ def _named(reader: RowsReader, offsets: I64) -> Wanted:
 
 
 def _positions(reader: RowsReader, number: int, group: RowGroup, offsets: I64) -> I64:
-    """Where in a row group the rows of `offsets` are. A group without gaps needs no look at its offsets."""
+    """Where in a row group the rows of `offsets` are. The offsets of a group without gaps need not be read."""
     if group.last_offset - group.first_offset + 1 == group.rows:
         return offsets - group.first_offset
     present = reader.offsets(number)

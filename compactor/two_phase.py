@@ -82,7 +82,7 @@ from storage.store_identity import StoreIdentity
 PoliciesOf = Callable[[TopicRecord], Policies]
 """The policies of a run of a topic that begins now."""
 HEARTBEAT_MS = 30_000
-"""A run whose heartbeat is older than this is held for dead and may be taken over."""
+"""A run whose heartbeat is older than this counts as dead and may be taken over."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class TwoPhaseCompactor:
 
     `log`: where the unsealed segments of topics are; None: what is not sealed yet belongs to a later run.
     `leader`: the token of the leadership that these runs are begun for: only topics are compacted whose request is
-    there, and not by a leader that was overtaken. It may raise what says that nothing is to begin any more.
+    there, and not by a leader that was overtaken. It may raise an error: then no run begins.
     `claims_at_once`: topics whose tails are sealed at once, each in a thread. `on_failed`: as in Batch.
     `retry_tail_at`: when a topic is tried again of whose tail something had to be left; None: it is not.
-    `stalled_ms`: a run of whose tasks none ends for so long fails; None: it takes as long as it likes.
+    `stalled_ms`: a run none of whose tasks ends within that time fails; None: there is no limit.
     """
 
     metadata: MetadataStore
@@ -380,7 +380,7 @@ class TwoPhaseCompactor:
         return self.metadata.publish(run, snapshot.topic.generation, compacted, statistics, retry)
 
     def _clean_up(self, ranges: Sequence[RangeResult]) -> None:
-        """Row sets are between the two phases of this run alone; nobody else was ever told of them."""
+        """Row sets are between the two phases of this run alone; no other process knows them."""
         for result in ranges:
             if result.row_sets:
                 try:

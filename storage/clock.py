@@ -1,7 +1,7 @@
 """Time, as a component that is handed in.
 
 What is written down, compared or waited for goes by a `Clock` that is handed in; tests hand in one that they move by
-hand. Only what nobody decides by has a time of its own: how often a heart beats, how fast progress is shown.
+hand. Only what decides nothing has its own time: the rate of heartbeats, the rate of progress output.
 """
 
 from __future__ import annotations

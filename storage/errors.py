@@ -8,7 +8,7 @@
     │   └── OffsetOutOfRange  the asked position is before the topic's first message
     ├── NotFound              what was named does not exist
     │   └── TopicNotFound
-    ├── Conflict              somebody else was first; look, then try again
+    ├── Conflict              another caller was first; check, then try again
     │   ├── LeaseHeld         another writer has the topic
     │   ├── CompactionRunning a run of the topic is under way
     │   ├── CompactionPaused  compaction of the topic is paused
@@ -24,7 +24,7 @@
         ├── ObjectMissing
         └── ObjectDamaged
 
-Every error says what happened, to which topic, ledger or object, and what to do: `message` is the first two in one
+Every error states what happened, to which topic, ledger or object, and what to do: `message` is the first two in one
 sentence, `remedy` the third. Faces print both on one line and never a traceback.
 
 Errors of the last three kinds are for operators: they name hosts, paths, users and buckets. Others get `public_text`,
@@ -39,10 +39,10 @@ _IN_FULL = "\nin full: "
 
 
 class CompactorError(Exception):
-    """Something that a user can be told about.
+    """An error that a user can read.
 
     `message`: what happened, and to what. `remedy`: what to do about it. `public`: the message as others than operators
-    may read it: no host, path, user or bucket, nothing that another program has said; empty: the kind says it.
+    may read it: no host, path, user or bucket, no text of another program; empty: the text of the kind.
     """
 
     def __init__(self, message: str, remedy: str, *, is_public: bool = False, public: str = "") -> None:
@@ -85,7 +85,7 @@ class TopicNotFound(NotFound):
 
 
 class Conflict(CompactorError):
-    """Somebody else was first; look, then try again."""
+    """Another caller was first; check, then try again."""
 
 
 class LeaseHeld(Conflict):
@@ -97,7 +97,7 @@ class CompactionRunning(Conflict):
 
 
 class CompactionPaused(Conflict):
-    """Compaction of the topic is paused; the message says how often, since each pause wants a resume (S5)."""
+    """Compaction of the topic is paused; the message states how many times, since each pause needs a resume (S5)."""
 
 
 class ObjectExists(Conflict):
@@ -142,7 +142,7 @@ class ObjectMissing(DataLoss):
 
 
 class ObjectDamaged(DataLoss):
-    """An object is shorter than, or not the bytes that, its row or manifest says."""
+    """An object is shorter than, or not the bytes that, its row or manifest names."""
 
 
 _FOR_OPERATORS: Mapping[type[CompactorError], tuple[str, str]] = {
@@ -155,7 +155,7 @@ _FOR_OPERATORS: Mapping[type[CompactorError], tuple[str, str]] = {
 
 
 def meaning(error: BaseException) -> str:
-    """What the kind of an error says of the part that it comes from."""
+    """The text of an error's kind for the part that it comes from."""
     return next((meant for kind, (meant, _) in _FOR_OPERATORS.items() if isinstance(error, kind)), "fails")
 
 
@@ -164,7 +164,7 @@ def public_text(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if not isinstance(error, CompactorError):
-        return f"unexpected {type(error).__name__}: the log of the service says more"
+        return f"unexpected {type(error).__name__}: see the log of the service"
     if isinstance(error, SegmentNotLocal):  # it names the directory by its uid
         return f"{error.message}: an operator must start a service where that is"
     remedy = next((todo for kind, (_, todo) in _FOR_OPERATORS.items() if isinstance(error, kind)), None)
@@ -173,9 +173,7 @@ def public_text(error: BaseException) -> str:
     if remedy is None:
         return str(error)
     what = f"the database, the object store, a disk or Spark {meaning(error)}"
-    return (
-        f"{what}: {remedy}; the log of the service says more" if remedy else f"{what}: the log of the service says more"
-    )
+    return f"{what}: {remedy}; see the log of the service" if remedy else f"{what}: see the log of the service"
 
 
 def recorded(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """The steps at which work may be cut off: one table of named points, which the code and its crash tests share.
 
-Code says `failpoint(Step.X)` right after what the table says of X has happened. Nothing listens in production, and the
-call is one look at a variable; a test listens with `observed` and does there what a crash, a fault or a racing process
+Code calls `failpoint(Failpoint.X)` right after the event that the table gives for X. Nothing listens in production, and
+the call reads one variable; a test listens with `observed` and does there what a crash, a fault or a racing process
 would do. No setting and no environment variable turns anything on.
 
 tests/faults kills a process at each of these points, on each store that reaches it (`Failpoint.store`), and asks what
@@ -32,20 +32,20 @@ class Failpoint(Enum):
     IMPORT_INDEX_WRITTEN = "A ledger's rows and key index exist, and no row names them."
     IMPORT_BEFORE_COMMIT = "All objects of the import exist; the transaction has not begun."
     IMPORT_INSIDE_COMMIT = "The import's ledgers are inserted, the transaction is not committed."
-    IMPORT_AFTER_COMMIT = "The import is committed and nobody has been told."
+    IMPORT_AFTER_COMMIT = "The import is committed and not yet reported."
     IMPORT_ATTEMPT_FINISHED = "The import's attempt is finished, its lease is still held."
-    IMPORT_LEASE_RELEASED = "The import's lease is given back."
+    IMPORT_LEASE_RELEASED = "The import's lease is released."
 
     SEGMENT_FILE_CREATED = "A segment's file exists with its header, durably; no row names it."
     SEGMENT_OPENED = "A segment's row is committed and its file exists."
     ENTRIES_WRITTEN = "Entries are in a segment's file, not flushed and not acknowledged."
-    ENTRIES_FLUSHED = "Entries are flushed and nobody has been told."
-    ROLL_FLUSHED = "A segment is flushed to its end; its row says that it is open."
+    ENTRIES_FLUSHED = "Entries are flushed and not yet acknowledged."
+    ROLL_FLUSHED = "A segment is flushed to its end; its row's state is open."
     ROLL_INSIDE_COMMIT = "A segment's row is changed to rolled, the transaction is not committed."
-    SEGMENT_ROLLED = "A segment's row says that it is rolled."
+    SEGMENT_ROLLED = "A segment's row has the state rolled."
     SEAL_CLAIMED = "A sealer has claimed a rolled segment, and its attempt is a row."
     SEAL_INSIDE_COMMIT = "A segment is changed to sealed and its ledger inserted, the transaction is not committed."
-    SEGMENT_SEALED = "The ledger stands for its segment; the segment's file is still there."
+    SEGMENT_SEALED = "The ledger replaces its segment; the segment's file still exists."
     SEGMENT_FILE_REMOVED = "The file of a sealed segment is gone, its row is there."
     SEGMENT_FORGOTTEN = "File and row of a sealed segment are gone."
     TRIM_INSIDE_COMMIT = "Ledgers are marked as deleted and the start offset is moved, not committed."
@@ -87,7 +87,7 @@ class Failpoint(Enum):
     MANIFEST_PUT = "The manifest exists and no row names it."
     PUBLISH_BEFORE_TRANSACTION = "The transaction that publishes has not begun."
     PUBLISH_INSIDE_TRANSACTION = "Generation, pointer, horizon and run are changed, the transaction is not committed."
-    PUBLISH_AFTER_COMMIT = "The new generation serves, and the run has not been told."
+    PUBLISH_AFTER_COMMIT = "The new generation serves, and the run does not know it yet."
     RUN_ROW_SETS_CLEANED = "The run's row sets are deleted; nothing is left to do."
 
     GC_LISTED = "Garbage collection has listed a topic's objects."
@@ -96,7 +96,7 @@ class Failpoint(Enum):
     GC_COMPACTED_COLLECTED = "The row of a retired compacted ledger is gone, its objects are still there."
     GC_BEFORE_DELETE = "Garbage collection is about to delete an object."
     GC_DELETED_ONE = "Garbage collection has deleted one object."
-    GC_DONE = "Garbage collection of a topic is over."
+    GC_DONE = "Garbage collection of a topic has ended."
 
     PIN_TAKEN = "A reader has pinned the generation that it will read."
     PIN_RENEWED = "A reader's pin has a new term."

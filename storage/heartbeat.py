@@ -1,8 +1,8 @@
-"""A background thread that says every so often that its owner is alive.
+"""A background thread that sends heartbeats for its owner.
 
 Used for writer leases and for runs. A beat that fails because the owner was fenced, or its topic deleted (S8), ends the
-heart and calls `on_fenced`; one that fails otherwise (the database is away) is tried again at the next beat. Losing
-the right to work is not decided here but where it counts: the commit checks token or epoch.
+heart and calls `on_fenced`; one that fails otherwise (the database is away) is tried again at the next heartbeat.
+Losing the right to work is not decided here but where it counts: the commit checks token or epoch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Heartbeat:
             except (Fenced, TopicNotFound):
                 self._on_fenced()
                 return
-            except Exception:  # noqa: S112  a heart that stops at the first fault would give its owner's work away
+            except Exception:  # noqa: S112  a heartbeat that stops at the first fault would lose its owner's work
                 continue
 
     def __exit__(

@@ -8,7 +8,7 @@ A row (lease, attempt, run, pin, service) holds the text; only this module makes
 Host and pid are for an operator. They do not identify a process: containers share a host name and all run as pid 1,
 and a pid is given again. `machine` is a hash of the boot and the pid namespace, `start` the time at which the process
 started there (in hex, clock ticks since the boot). So a process can say of an owner on its own machine that it is dead.
-Where the system does not tell them (no Linux), both are random: processes are told apart, and none is known to be dead.
+Where the system does not report them (no Linux), both are random: processes differ, and none is known to be dead.
 
 Invariants: a live process is never called dead; what is not known counts as alive.
 """
@@ -87,7 +87,7 @@ class Owner:
 
 
 def owner_name() -> str:
-    """The text of this process at a new piece of work: unique, and an operator sees from it where to look."""
+    """The text of this process at a new piece of work: unique, and an operator sees from it which process it is."""
     return str(Owner.current())
 
 
@@ -123,7 +123,7 @@ def _process(pid: int) -> tuple[str, str]:
 
 
 def _stat(pid: int) -> tuple[str, str] | None:
-    """State and start (hex) of a process; None if the system does not tell."""
+    """State and start (hex) of a process; None if the system does not report it."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
         fields = text[text.rindex(b")") + 2 :].split()  # a command's name may hold spaces and brackets

@@ -1,8 +1,8 @@
-"""Who may read what is written here: messages are their owner's alone, unless a folder says otherwise.
+"""Who may read what is written here: messages are their owner's alone, unless a folder's mode is wider.
 
 A folder that is made for segments, objects or the database is open to its owner only (0700). One that is there keeps
 its mode, and what is made inside a folder is as open as that folder: so an operator who shares a store with a group
-says it once, by the mode of its folder, and a folder of an older version goes on as it was. The process's umask may
+says it once, by the mode of its folder, and a folder of an older version keeps its mode. The process's umask may
 take more away.
 """
 
@@ -40,7 +40,7 @@ def file_mode(folder: Path) -> int:
 
 
 def is_open_to_others(folder: Path) -> bool:
-    """Whether people who are neither its owner nor of its group may look into a folder; False if there is none."""
+    """Whether people who are neither its owner nor of its group may list a folder; False if there is none."""
     with suppress(FileNotFoundError, NotADirectoryError):
         return bool(_mode(folder) & OTHERS)
     return False

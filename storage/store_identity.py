@@ -108,7 +108,7 @@ class StoreIdentity:
         )
 
     def adopt(self, *, force: bool = False) -> Adoption:
-        """Bind database and store, whatever either belonged to; as they were before.
+        """Bind database and store, whatever they belonged to; returns them as they were before.
 
         Raises Misconfigured, unless forced, if the store does not have an object that the database names.
         """
@@ -174,7 +174,7 @@ class StoreIdentity:
         return uid
 
     def _put(self, uid: str) -> None:
-        with suppress(ObjectExists):  # another process was first: whose it is, is looked at next
+        with suppress(ObjectExists):  # another process was first: the next check finds out whose it is
             self.store.put(STORE_UID, _encoded(uid))
 
     def _has(self, name: str) -> bool:

@@ -106,7 +106,9 @@ class Topic:
         wait_ms: int = DEFAULT_WAIT_MS,
         on_held: OnHeld = lambda _: None,
     ) -> BulkAppend:
-        """A writer of sealed ledgers; each of its `append` calls is all or nothing. `on_held`: who is waited for."""
+        """A writer of sealed ledgers; each of its `append` calls is all or nothing. `on_held`: called with the owner
+        that is waited for.
+        """
         return BulkAppend(
             self._metadata,
             self._store,
@@ -131,7 +133,7 @@ class Topic:
         """The writer of the active segment; a context manager, inside which the topic is ours to append to.
 
         `on_rolled` is called when a segment waits to be sealed. `watch`: of a process that has many open at once;
-        `on_held`: who is waited for.
+        `on_held`: called with the owner that is waited for.
         """
         log = self._log_directory
         one = self.record
@@ -164,7 +166,7 @@ class Topic:
         `LATEST` gives none: only messages after this call would count. Limits: R10, where a chunk counts as a message.
         `reset`: what a raw read does whose
         start was trimmed (L3). With the flag the read begins, and pins its generation, when the first batch is asked
-        for; the pin is given back when the compacted part is over or the iterator is closed. Raises DataLoss (R8),
+        for; the pin is released when the compacted part ends or the iterator is closed. Raises DataLoss (R8),
         StateMayBeStale (R7), OffsetOutOfRange.
         """
         limits = Limits(max_messages, max_bytes)
@@ -175,7 +177,7 @@ class Topic:
     def reader(
         self, start: Start = EARLIEST, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
     ) -> TopicReader:
-        """A reader that goes on as messages come: page by page, waiting for new ones if it is asked to."""
+        """A reader that follows the topic: page by page, waiting for new messages if asked to."""
         return TopicReader(
             self._clock, self._pinned_read(start, reset) if read_compacted else self._raw_read(start, reset)
         )
@@ -183,7 +185,7 @@ class Topic:
     def page_reader(
         self, state: ReaderState, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
     ) -> PageReader:
-        """A reader of one page, which says where the next one begins."""
+        """A reader of one page, which returns where the next one begins."""
         read = self._pinned_read(state.start, reset) if read_compacted else self._raw_read(state.start, reset)
         return PageReader(read, state, self.name.partition)
 
@@ -210,7 +212,7 @@ class Topic:
         return visible(self._metadata, snapshot.topic, self._clock.now_ms())
 
     def snapshot_reader(self) -> SnapshotReader:
-        """A reader of the topic as it is now, for questions that a look answers."""
+        """A reader of the topic as it is now, for questions about one moment."""
         snapshot = self.snapshot()
         return SnapshotReader(self._store, snapshot, self._tail, self._shown(snapshot))
 
@@ -252,7 +254,7 @@ class Topic:
             reader = self.snapshot_reader()
             try:
                 return LastMessage(self._store, reader, self._hasher).message_id(read_compacted)
-            except ObjectMissing:  # it was sealed, or trimmed, between the look and the read
+            except ObjectMissing:  # it was sealed, or trimmed, between the check and the read
                 if self.snapshot().pieces == reader.pieces:
                     raise
 

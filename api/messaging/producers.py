@@ -1,9 +1,9 @@
-"""The topics that this service writes: open logs, shared by all requests, given back when not used for long.
+"""The topics that this service writes: open logs, shared by all requests, released when idle.
 
 An open log holds the topic's writer lease, a file and perhaps a thread, so their number is bounded: beyond, the one
 that was used longest ago makes room, and if all are in use the request is refused (Unavailable). One that lost its
-lease, or whose topic was deleted and made again, is closed and opened again by the next request. Requests to one topic
-share its flushes (group commit): each waits only for its own messages.
+lease, or whose topic was deleted and created again, is closed and opened again by the next request. Requests to one
+topic share its flushes (group commit): each waits only for its own messages.
 
 A caller gets LeaseHeld for a topic that another process writes soon; `api/http/owner_proxy.py` decides what then.
 """
@@ -71,7 +71,7 @@ class Producers:
         self._thread = threading.Thread(target=self._run, name="producers", daemon=True)
 
     def start(self) -> None:
-        """Begin to look for idle logs."""
+        """Start to check for idle logs."""
         self._thread.start()
 
     def drain(self) -> None:
@@ -121,7 +121,7 @@ class Producers:
         self._close(self._taken(lambda one: one.topic.id == topic_id))
 
     def close_idle(self) -> int:
-        """Give back what nobody has used for so long; how many."""
+        """Release the logs that were idle for that time; the number released."""
         now = self._clock.now_ms()
         # Or as long in the future: the clock was set back.
         idle = self._taken(lambda one: not one.users and abs(now - one.used_at) >= self._idle_ms)
@@ -133,7 +133,7 @@ class Producers:
             try:
                 self.close_idle()
             except Exception:  # a thread that ends here would leave every log open
-                _log.exception("logs that nobody uses cannot be given back now")
+                _log.exception("idle logs cannot be released now")
 
     def _use(self, topic: Topic) -> _Open:
         """The topic's open log, which stays open until it is released."""
@@ -225,7 +225,7 @@ class Producers:
                     log.__exit__(None, None, None)
                 except CompactorError:
                     pass  # what was acknowledged is flushed; the rest was never acknowledged
-                except Exception:  # the caller that makes room, or releases others, goes on
+                except Exception:  # the caller that makes room, or releases others, continues
                     _log.exception("the log of %s did not end as it should", one.topic.name)
 
 
@@ -234,7 +234,7 @@ def _refused(answer: Answer) -> bool:
 
 
 def _appended(log: TopicLog, entries: Sequence[bytes], on_lost: Callable[[], object]) -> list[Answer]:
-    """The answers of entries, in order. `on_lost`: the log is nobody's any more.
+    """The answers of entries, in order. `on_lost`: this process no longer owns the log.
 
     Behind an entry that failed, and may be sent again, none is appended. A client that repeats only what failed would
     else turn the order of a key's messages round.

@@ -59,10 +59,10 @@ class Settings:
         "local[*]", "spark-master", Text("a Spark master"), "Spark master; in-process: no Spark, for small topics."
     )
 
-    # The service's face
+    # The service's address
 
     host: str = _setting("127.0.0.1", "host", Text("an address"), "Address to bind to.", "bindAddress")
-    port: int = _setting(8080, "port", _PORT, "Port; 0: any that is free, which is told.", "webServicePort")
+    port: int = _setting(8080, "port", _PORT, "Port; 0: any free one, which is printed.", "webServicePort")
     advertised_url: str = _setting(
         "",
         "advertised-url",
@@ -79,7 +79,7 @@ class Settings:
     )
     cluster_name: str = _setting("standalone", "cluster-name", Text("a name"), "The one cluster's name.", "clusterName")
     tls_certificate: str = _setting(
-        "", "tls.certificate", Text("a PEM file"), "Certificate, and what it hangs on; with it HTTPS is served alone."
+        "", "tls.certificate", Text("a PEM file"), "Certificate and its chain; with it only HTTPS is served."
     )
     tls_key: str = _setting("", "tls.key", Text("a PEM file"), "The certificate's private key.")
     tls_ca: str = _setting(
@@ -100,7 +100,7 @@ class Settings:
         30_000, "forwarding.timeout", _duration(least=1), "How long another service may take for a forwarded request."
     )
 
-    # Compaction by itself
+    # Automatic compaction
 
     compaction_automatic: bool = _setting(
         True,
@@ -113,7 +113,7 @@ class Settings:
         60_000,
         "compaction.monitor-interval",
         _duration(least=1),
-        "How often all topics are looked at.",
+        "How often all topics are checked.",
         Alias("brokerServiceCompactionMonitorIntervalInSeconds", unit=1000),
         Alias("log.cleaner.backoff.ms", unit=1),
     )
@@ -154,20 +154,20 @@ class Settings:
         30_000,
         "compaction.run-dead-after",
         _duration(least=1000),
-        "A run that says nothing for so long is held for dead, and made again. The same in all services.",
+        "A run without a heartbeat for this time counts as dead, and is started again. The same in all services.",
     )
     compaction_stalled_after_ms: int = _setting(
         1_800_000,
         "compaction.stalled-after",
         _duration(least=1000),
-        "A run of whose tasks none ends for so long fails, and is tried again; waiting for cores does not count. "
+        "A run none of whose tasks ends within this time fails, and is tried again; waiting for cores does not count. "
         "Longer than a task may take.",
     )
     leader_lease_term_ms: int = _setting(
         10_000,
         "leader.lease-term",
         _duration(least=100),
-        "The one service that schedules says so this often, three times over; another takes over after its end.",
+        "TTL of the leader's lease, renewed three times within it; another service takes over when it expires.",
     )
 
     # Keeping house
@@ -311,7 +311,7 @@ class Settings:
         10_000,
         "auth.reload-interval",
         _duration(least=1),
-        "How often the files of keys and of revoked tokens are looked at again.",
+        "How often the files of keys and of revoked tokens are read again.",
     )
     auth_role_claim: str = _setting(
         "sub", "auth.role-claim", Text("a claim"), "Claim that is the role.", "tokenAuthClaim"
@@ -359,13 +359,13 @@ class Settings:
     them.
     """
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """What a person should be told about the sources."""
+    """What an operator should know about the sources."""
 
     @classmethod
     def load(cls, environment: Mapping[str, str] = os.environ, config: str | None = None, **flags: object) -> Settings:
         """From flags (by attribute; None: not given), the environment, the file, defaults.
 
-        Raises Misconfigured, which names where the value stands.
+        Raises Misconfigured, which names where the value is set.
         """
         from api.settings.sources import read_file, read_values
 

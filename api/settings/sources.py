@@ -3,7 +3,7 @@
 A file is TOML, in which every name must be known, or, if its name ends in `.conf` or `.properties`, Java properties as
 Pulsar's `broker.conf` and Kafka's `server.properties` are: of these the names that are known count, and the rest are
 named in one note. A name is a setting's, an alias (Pulsar's and Kafka's, each in its own unit), or a policy's, which
-then is the broker's default. The same thing said twice in different words, with different values, is refused.
+then is the broker's default. Two names of one option with different values are refused.
 Raises Misconfigured, which names file, name and what is allowed; values of secrets are not repeated.
 """
 
@@ -31,7 +31,7 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Found:
-    """What a file says: settings and policies by their own names."""
+    """The content of a file: settings and policies by their own names."""
 
     settings: Mapping[str, object]
     policies: Mapping[str, object]
@@ -60,7 +60,7 @@ def read_values(
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Variables that look like settings and are none, as a slip of the finger makes them."""
+    """Variables with the prefix of settings that are not settings: typing errors."""
     known = {setting.variable for setting in SETTINGS.values()} | {"COMPACTOR_CONFIG"}
     others = ("COMPACTOR_ADMIN_", "COMPACTOR_TEST_", "COMPACTOR_SOAK_", *_OF_OTHERS)
     return sorted(
@@ -82,7 +82,7 @@ def variable_notes(environment: Mapping[str, str]) -> list[str]:
 
 
 def read_file(path: Path) -> Found:
-    """What the file says."""
+    """The settings and policies of the file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -109,7 +109,7 @@ def _found(path: Path, given: Mapping[str, object], strict: bool) -> Found:
 
     def put(into: dict[str, object], name: str, value: object, called: str) -> None:
         if name in into and into[name] != value:
-            raise Misconfigured(f"{path}: {called} says something else about {name} than another line", "leave one out")
+            raise Misconfigured(f"{path}: {called} and another line give {name} different values", "leave one out")
         into[name] = value
 
     for name, value in given.items():
@@ -203,7 +203,7 @@ def _properties(text: str) -> dict[str, str]:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines without comments; one that ends in a backslash goes on in the next."""
+    """Lines without comments; one that ends in a backslash continues in the next."""
     begun = ""
     for raw in text.splitlines():
         line = raw.lstrip()

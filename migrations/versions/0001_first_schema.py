@@ -1,6 +1,6 @@
 """The first schema: topics, their ledgers, cursors, leases, attempts and compaction runs.
 
-What the tables mean is said in storage/metadata/tables.py.
+storage/metadata/tables.py describes the tables.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pins: which compacted ledgers readers are reading, and until when.
 
-What the table means is said in storage/metadata/tables.py. The state CANCELLED of a run needs no change: states are
+storage/metadata/tables.py describes the table. The state CANCELLED of a run needs no change: states are
 text.
 """
 

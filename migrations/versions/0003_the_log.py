@@ -1,6 +1,6 @@
 """The log: segments of the hot tail, trimmed ledgers, policies, ranges of cursors.
 
-What the tables and columns mean is said in storage/metadata/tables.py.
+storage/metadata/tables.py describes the tables and columns.
 """
 
 from __future__ import annotations

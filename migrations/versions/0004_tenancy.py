@@ -1,6 +1,6 @@
 """Tenants, namespaces, permissions, partitioned topics, properties of topics, and what deleted topics leave.
 
-What the tables mean is said in storage/metadata/tables.py. Every topic that is there keeps its tenant and namespace:
+storage/metadata/tables.py describes the tables. Every topic that is there keeps its tenant and namespace:
 they are made here, beside `public` and `public/default`.
 """
 

@@ -1,6 +1,6 @@
 """Scheduling: what is wanted of a topic's compaction, the services that live, and which of them leads.
 
-What the tables and columns mean is said in storage/metadata/tables.py.
+storage/metadata/tables.py describes the tables and columns.
 """
 
 from __future__ import annotations

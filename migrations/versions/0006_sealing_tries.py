@@ -1,6 +1,6 @@
 """How often sealing a segment was begun and not ended: what its sealers die of is given up.
 
-What the column means is said in storage/metadata/tables.py.
+storage/metadata/tables.py describes the column.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The identity of the object store that the database uses.
 
-What the columns mean is said in storage/metadata/tables.py.
+storage/metadata/tables.py describes the columns.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ This is the loop that every batched message goes through once, so it reads the l
 properties, then a key, each shorter than 128 bytes, then fields that are numbers. Whatever else comes (a longer key, a
 field of another kind, an unknown one, another order) goes to protobuf, and a property test holds the two equal.
 
-May go wrong: Undecodable, and nothing else, whatever the bytes are. A batch is all or nothing.
+Raises Undecodable and nothing else, for any bytes. A batch is all or nothing.
 
 Must not know: entries, offsets, Arrow.
 """

@@ -175,7 +175,7 @@ def _scattered(count: int, chosen: list[int], values: Sequence[object], data_typ
 
 
 def _repeated(values: list[Any], chosen: npt.NDArray[np.int64], data_type: pa.DataType) -> pa.Array:
-    """The values that `chosen` says, row by row."""
+    """The values that `chosen` selects, row by row."""
     if all(value is None for value in values):
         return pa.nulls(len(chosen), data_type)
     return pa.array(values, data_type).take(pa.array(chosen))

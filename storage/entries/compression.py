@@ -2,7 +2,7 @@
 
 The caller says how many bytes must come out. Never more memory than that is taken, and anything else that
 comes out, more, less or nothing, is an Undecodable. This holds although Arrow's LZ4 and Snappy fill a larger buffer in
-part and say nothing of the rest, which is whatever lay in memory before.
+part and do not report the rest, which is whatever was in memory before.
 
 Must not know: what the bytes mean, or where their size was found.
 """
@@ -19,7 +19,7 @@ _ARROW_NAMES = {Codec.LZ4: "lz4_raw", Codec.ZSTD: "zstd", Codec.SNAPPY: "snappy"
 
 
 class Undecodable(Exception):
-    """Bytes are not what their metadata says; the entry that they are of passes whole (P8)."""
+    """Bytes are not what their metadata states; their entry passes whole (P8)."""
 
 
 def compress(codec: Codec, data: bytes) -> bytes:
@@ -35,7 +35,7 @@ def compress(codec: Codec, data: bytes) -> bytes:
 def decompress(codec: Codec, data: bytes, size: int) -> bytes:
     """The `size` bytes that `data` holds. Raises Undecodable if it holds anything else.
 
-    With Codec.NONE the size is not looked at: the bytes are what they are.
+    With Codec.NONE the size is not checked: the bytes are returned as they are.
     """
     if codec == Codec.NONE:
         return data

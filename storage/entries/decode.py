@@ -7,7 +7,7 @@ lost; no entry, however damaged, makes it fail (P8).
 |---|---|
 | a message, or a batch | slot MESSAGE; in a batch what was compacted out before: COMPACTED_OUT (W2) |
 | a chunk (P10) | slot CHUNK; its payload as stored, as the whole message was compressed before it was cut |
-| an encrypted message | slot MESSAGE, the payload its ciphertext, or null if its null_value flag says so (P5) |
+| an encrypted message | slot MESSAGE, the payload its ciphertext, or null if its null_value flag is set (P5) |
 | an encrypted batch | slot WHOLE_ENTRY, one row, the payload all bytes of the entry |
 | a marker | slot MARKER, its payload as stored, never delivered |
 | one that cannot be decoded | slot WHOLE_ENTRY, then COMPACTED_OUT rows for the other offsets that it took |
@@ -49,7 +49,7 @@ _PAYLOAD_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry of the log: its place, its first offset, its bytes. `header` None: not looked at yet."""
+    """An entry of the log: its place, its first offset, its bytes. `header` None: not parsed yet."""
 
     entry_id: int
     offset: int
@@ -205,7 +205,7 @@ def _key(metadata: MessageMetadata) -> bytes:
     try:
         return decode_key(metadata.partition_key, metadata.partition_key_b64_encoded)
     except ValueError as error:
-        raise Undecodable("a key is said to be base64 and is not") from error
+        raise Undecodable("a key is marked as base64 and is not") from error
 
 
 def _chunk(metadata: MessageMetadata) -> ChunkRow:

@@ -1,7 +1,7 @@
 """Messages to entries, as Pulsar's clients send them: one message, or a batch, with the checksum in front.
 
 A key that is UTF-8 goes as text, any other in base64 (P10: its identity is its bytes either way). A null payload sets
-the flag `null_value` and has no bytes. An event time of 0 cannot be told from none and comes back as none.
+the flag `null_value` and has no bytes. An event time of 0 equals none, and is read back as none.
 
 May go wrong: InvalidRecord, where a message or a batch is larger than an entry may be.
 """
@@ -47,7 +47,7 @@ def encode_batch(
 ) -> bytes:
     """An entry that holds the messages of `table` (bulk_append.INPUT_SCHEMA, at least one row) as a batch.
 
-    A batch has one publish time, the one given; the table's are not looked at. Sequence ids ascend by one.
+    A batch has one publish time, the one given; the table's are not read. Sequence ids ascend by one.
     """
     assert len(table), "a batch holds at least one message"
     if len(table) > MAX_BATCH_MESSAGES:

@@ -1,4 +1,4 @@
-"""An entry as Pulsar's producers send it and its brokers store it: what its metadata says, without its payload.
+"""An entry as Pulsar's producers send it and its brokers store it: the content of its metadata, without its payload.
 
     [0x0e02, size, broker entry metadata] [0x0e01, CRC32C] size, MessageMetadata, payload
 
@@ -7,7 +7,7 @@ where it is there it is checked: it covers all that follows it. `inspect` is on 
 the metadata once and never decodes a payload. What it lets through may still turn out to be undecodable (decode.py);
 but how many offsets the entry takes is settled here, once and for all.
 
-May go wrong: InvalidRecord, and nothing else, whatever the bytes are.
+Raises InvalidRecord and nothing else, for any bytes.
 
 Must not know: segments, rows, files. Sources: Pulsar's Commands.parseMessageMetadata, ConsumerImpl.messageReceived.
 """
@@ -42,7 +42,7 @@ _REMEDY = "send entries as Pulsar's clients encode them; nothing of this one was
 
 @dataclass(frozen=True, slots=True)
 class EntryHeader:
-    """What an entry's metadata says. Times: milliseconds since the Unix epoch.
+    """The content of an entry's metadata. Times: milliseconds since the Unix epoch.
 
     `messages`: the offsets that it takes, 1 if it is encrypted. `logical_bytes`: of its payload, uncompressed.
     `key`: of a message that is not in a batch.
@@ -78,7 +78,7 @@ def inspect(entry: bytes) -> EntryHeader:
     if batched and not encrypted:
         messages = metadata.num_messages_in_batch
         if not 1 <= messages <= min(MAX_BATCH_MESSAGES, logical_bytes // SMALLEST_IN_BATCH):
-            raise _invalid(f"it says to hold {messages} messages in {logical_bytes} bytes")
+            raise _invalid(f"it claims {messages} messages in {logical_bytes} bytes")
     return EntryHeader(
         messages,
         batched,
@@ -119,7 +119,7 @@ def parse(entry: bytes, checked: bool = False) -> tuple[MessageMetadata, int]:
 
 
 def decode_key(key: bytes, in_base64: bool) -> bytes:
-    """The bytes of a partition key (P10). Raises ValueError where base64 is said and is not.
+    """The bytes of a partition key (P10). Raises ValueError for a key that is marked as base64 and is not.
 
     Padding may be missing, as Java allows.
     """
@@ -142,7 +142,7 @@ def _unbatched_key(metadata: MessageMetadata) -> bytes | None:
     try:
         return decode_key(metadata.partition_key, metadata.partition_key_b64_encoded)
     except binascii.Error as error:
-        raise _invalid("its key is said to be base64 and is not") from error
+        raise _invalid("its key is marked as base64 and is not") from error
 
 
 def _invalid(what: str) -> InvalidRecord:

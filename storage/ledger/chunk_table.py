@@ -2,9 +2,9 @@
 
 A chunked message is one message, but its chunks are rows of their own, maybe of several ledgers. A table has one
 record a chunk, 72 bytes, ascending by offset: hashes of uuid and key, number and count, offset, times, and whether the
-payload is empty. So who is complete, and who wins, is decided without a look at a row. A sealed ledger's table is an
+payload is empty. So who is complete, and who wins, is decided without reading a row. A sealed ledger's table is an
 area of its key index object; a compacted ledger has tables of its own, named by its manifest, which hold all its live
-chunks: nobody reads those of older ledgers again.
+chunks: those of older ledgers are not read again.
 
 `assemble` is the rule of `storage/entries/chunk_assembler.py` over records. Chunks with one uuid, key and count make a
 message if they come in order. Between two messages of a uuid there may be *stale* chunks: repeats, and beginnings that

@@ -2,10 +2,10 @@
 
 A later run supersedes rows of a part without writing the part again: it writes a bitmap, and its manifest names that
 beside the part. The bitmap holds *offsets relative to the part's first*, not row numbers, so phase one, which knows
-offsets only, makes it without a look at the part. Bitmaps of several parts share an object; each is a ranged read
+offsets only, makes it without reading the part. Bitmaps of several parts share an object; each is a ranged read
 with a checksum of its own.
 
-May go wrong: ObjectMissing, ObjectDamaged; a bitmap that cannot be read is never taken for an empty one.
+May go wrong: ObjectMissing, ObjectDamaged; a bitmap that cannot be read never counts as an empty one.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def latest(hi: U64, lo: U64) -> npt.NDArray[np.int64]:
     """Positions of the last record of each distinct hash, in hash order.
 
     Input: halves of shape (n,), in offset order among equal hashes. Concatenated sorted runs are merged, not sorted.
-    Two keys that share the high half are told apart by the low half.
+    Two keys that share the high half differ in the low half.
     """
     if len(hi) == 0:
         return np.empty(0, dtype=np.int64)
@@ -276,7 +276,7 @@ def find(records: Records, hi: U64, lo: U64) -> npt.NDArray[np.int64]:
 
 
 def fence_count(records: int) -> int:
-    """The number of fences for so many records: a power of two, 1 if small."""
+    """The number of fences for that many records: a power of two, 1 if small."""
     return 1 << max(0, (max(1, records) - 1) // FENCE_RECORDS).bit_length()
 
 

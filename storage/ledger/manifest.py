@@ -1,4 +1,4 @@
-"""The manifest of a compacted ledger: the one object that says which parts and indexes it is made of.
+"""The manifest of a compacted ledger: the one object that lists its parts and indexes.
 
 JSON, written create-if-absent, never changed. `CompactedLedgerRecord` in SQL names it and vouches for its bytes; it
 vouches for the footers of its parts and the fences of its indexes.
@@ -6,7 +6,7 @@ vouches for the footers of its parts and the fences of its indexes.
 Invariants, checked whenever one is made or read: parts ascend by offset and do not overlap; nothing is above the
 horizon (P2, W1); counts add up, and no part is without a live row. An empty list of parts is a valid compacted ledger.
 
-A run leaves most parts as they are: `deleted` of a part says which of its rows no longer count (storage/ledger/
+A run leaves most parts as they are: `deleted` of a part lists the rows that no longer count (storage/ledger/
 deletion_bitmap.py). The key index is a list of levels, as in an LSM tree: each run adds one in front, and merges some.
 """
 
@@ -50,7 +50,7 @@ class Part:
     `messages`, `logical_bytes` and the times are of all its rows; `offset_sum` is the sum of the offsets of its live
     rows modulo 2⁶⁴. No live value was published before `oldest_value`, no live tombstone was first kept before
     `oldest_tombstone` or has a lower offset than `first_tombstone`; None: there is none of the kind. No live row at all
-    was published before `oldest_row`; None: nobody has looked, so it is `min_publish_time`.
+    was published before `oldest_row`; None: not computed, so it is `min_publish_time`.
     """
 
     rows: RowsObject
@@ -107,7 +107,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         for part in self.parts:
-            # totals are added up from the parts, and readers are told them as the truth
+            # totals are added up from the parts, and readers rely on them
             if not (0 <= part.dead < part.messages <= part.last.offset - part.first.offset + 1):
                 raise ValueError(
                     f"a part of compacted ledger {self.ledger_id} counts {part.messages} messages, {part.dead} of them "

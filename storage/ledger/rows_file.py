@@ -5,7 +5,7 @@ row or manifest that names the object. So whatever part of it is read, one range
 the trust begins at the database. Other tools see plain Parquet.
 
 Reading does only what it must: a row group's bytes come in one ranged read; columns that the footer's statistics
-prove constant (most of Pulsar's metadata, most of the time) are not decoded but made again.
+prove constant (most of Pulsar's metadata, most of the time) are not decoded but rebuilt.
 
 May go wrong: ObjectMissing, ObjectDamaged from any read; any store error from a write, which then leaves no object.
 """
@@ -33,7 +33,7 @@ from storage.objects.interface import ObjectStore, ObjectWriter
 VERSION_KEY = b"compactor.format_version"
 CHECKSUMS_KEY = b"compactor.row_group_crc32c"
 _WRITE_BYTES = 1 << 20
-"""Pyarrow writes in many small pieces; they go on in pieces of this size."""
+"""Pyarrow writes many small buffers; they are passed on in buffers of this size."""
 _REMEDY = "restore the object from a backup, or see docs/operations.md on damaged ledgers"
 
 
@@ -49,7 +49,7 @@ class RowsObject:
 class RowGroup:
     """A row group: its place in the object, its rows, its offsets in the topic (inclusive).
 
-    `last_entry_id` None: the group spans ledgers, so statistics do not tell.
+    `last_entry_id` None: the group spans ledgers, so statistics do not contain it.
     """
 
     start: int
@@ -308,7 +308,7 @@ class RowsReader:
 
 
 def _assemble(columns: list[str], pieces: list[pa.Table], constants: dict[str, Any], count: int) -> pa.Table:
-    """The decoded columns of `pieces`, one after the other, with the constant ones made again."""
+    """The decoded columns of `pieces`, one after the other, with the constant ones rebuilt."""
     decoded = pa.concat_tables(pieces)
     made = [
         rows.constant(constants[name], name, count) if name in constants else decoded.column(name) for name in columns

@@ -1,7 +1,7 @@
 """Sealing: the rows of one ledger, in memory, become a rows object and its key index.
 
 The one place where a ledger's key index is built (its rows are in memory anyway). Writes two objects under the
-attempt's names; they exist for nobody until a row in SQL says so.
+attempt's names; they do not exist for readers until a row in SQL names them.
 """
 
 from __future__ import annotations

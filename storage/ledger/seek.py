@@ -116,7 +116,8 @@ class FromId:
 
 @dataclass(frozen=True)
 class FromTime:
-    """The first message that was published at `publish_time` or later: to look for it, not to read on from it.
+    """The first message that was published at `publish_time` or later: to search for it, not to continue reading from
+    it.
 
     What comes behind it may be older: producers' clocks differ.
     """

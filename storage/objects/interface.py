@@ -162,7 +162,7 @@ class ObjectWriter(ABC):
 
     @abstractmethod
     def _discard(self) -> None:
-        """Give back whatever is not the object; called once, after `_commit` or instead of it; must not raise."""
+        """Release everything but the object; called once, after `_commit` or instead of it; must not raise."""
 
 
 class ObjectStore(ABC):

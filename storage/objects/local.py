@@ -3,7 +3,7 @@
 An object is written to a file of a random name in the hidden folder `.tmp` of the same root, made durable, and then
 hard-linked to its name: a link fails if the name is taken and shows a whole file or none, so it is create-if-absent and
 atomic in one call. Then its folder is made durable. A process that dies leaves at most a file in `.tmp`; each such file
-is locked (flock) by the process that writes it, so the next store to write here can tell dead ones and removes them.
+is locked (flock) by the process that writes it, so the next store to write here recognizes dead ones and removes them.
 
 Folders appear with the first object below them and stay when the last one goes: removing them would race with writers,
 and would unmake what `_durable_folders` remembers.
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 TEMPORARY_FOLDER = ".tmp"
 WRITE_BACK_BYTES = 8 << 20
-"""How much is written before the kernel is told to start moving it to the disk.
+"""How much is written before the kernel is asked to start writing it to the disk.
 
 Measured on ext4, 512 MiB written at 200 MiB/s: the final fsync takes 3 ms so, 150 ms otherwise; a call up to 2 ms.
 """
@@ -181,14 +181,14 @@ class LocalStore(ObjectStore):
         while True:
             path = self._temporary / uuid.uuid4().hex
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, file_mode(self._temporary))
-            with suppress(OSError):  # no locks here: then nobody can take one, and so nobody sweeps
+            with suppress(OSError):  # no locks here: then no process can take one, and none sweeps
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:
                 return descriptor, path
             os.close(descriptor)  # swept between its making and its locking
 
     def _sweep(self) -> None:
-        """Remove what dead processes left: the temporary files that nobody holds locked."""
+        """Remove what dead processes left: the temporary files that no process has locked."""
         for leftover in os.listdir(self._temporary):
             path = self._temporary / leftover
             with suppress(OSError):
@@ -248,7 +248,7 @@ class LocalStore(ObjectStore):
                     "check that COMPACTOR_STORE is the store this was written to, else restore it (docs/operations.md)",
                 ) from error
             if isinstance(error, FileNotFoundError):
-                self._durable_folders.clear()  # somebody took folders away from under us; make them again next time
+                self._durable_folders.clear()  # another process removed folders; create them again next time
             what = f"cannot {verb} object {name} in {self.url}, {error.strerror or error}"
             if error.errno in _FULL:
                 raise StorageFull(what, "free space or raise the quota, then try again") from error
@@ -261,7 +261,7 @@ class LocalStore(ObjectStore):
                     what,
                     "let this user write there, on a file system with hard links, or choose another folder",
                 ) from error
-            raise Unavailable(what, "look at the disk and the mount, then try again") from error
+            raise Unavailable(what, "check the disk and the mount, then try again") from error
 
 
 class _LocalWriter(ObjectWriter):

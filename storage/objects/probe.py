@@ -7,7 +7,7 @@ of the path that large objects take (on S3: conditional CompleteMultipartUpload)
 write, and deletes are tried as well.
 
 All objects are below one random name and are deleted at the end, also after failures. An error that is not an answer to
-the question (no credentials, no space, unreachable) is raised as it is: the probe then says nothing about the store. It
+the question (no credentials, no space, unreachable) is raised as it is: the probe then has no result. It
 knows no particular store. A passed probe is evidence, not proof: rounds are few.
 """
 
@@ -37,7 +37,7 @@ PROBE_PREFIX = "compactor-store-check"
 
 @dataclass(frozen=True)
 class Capability:
-    """One promise. `finding` says what was seen, in a few words."""
+    """One promise. `finding` describes what was seen, in a few words."""
 
     name: str
     held: bool
@@ -91,7 +91,7 @@ def probe(store: ObjectStore, *, streamed: ObjectStore, rounds: int = ROUNDS, ra
             _delete(store, f"{base}/listed"),
         )
     finally:
-        with suppress(CompactorError):  # what failed above says more than what fails here
+        with suppress(CompactorError):  # the failure above explains more than one here
             for left in list(store.list(base + "/")):
                 store.delete(left.name)
     return ProbeReport(store.url, rounds, racers, capabilities)

@@ -3,7 +3,7 @@
 Also across a gap that is cheaper to read than another request (`ObjectStore.preferred_read_bytes`). So what a run
 reads of thousands of small blocks costs a request for each object that they are in, not one for each block.
 
-May go wrong: what `ObjectStore.get` raises. What was read is not checked here: that is for who knows the checksums.
+May go wrong: what `ObjectStore.get` raises. What was read is not checked here: the caller knows the checksums.
 """
 
 from __future__ import annotations

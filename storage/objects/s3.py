@@ -3,9 +3,9 @@
 Create-if-absent is the server's (`If-None-Match: *`); whether a server honours it is for `check` to find out. Requests
 are retried with back-off, so a PUT whose answer was lost is sent again and then refused because of itself. Hence every
 object carries a mark, drawn for the call that makes it, in its user metadata: a call that is refused asks whose mark
-the object has, and its own means success. A mark says more than equal bytes do: two writers of the same bytes have one
-winner. If even the retries get no answer, the mark decides too; only when that cannot be read does the call fail, and
-then (`Unavailable`) the object may appear later.
+the object has, and its own means success. A mark proves more than equal bytes do: two writers of the same bytes have
+one winner. If even the retries get no answer, the mark decides too; only when that cannot be read does the call fail,
+and then (`Unavailable`) the object may appear later.
 
 boto3 clients are safe among threads, not over a fork or a pickle: a forked child makes its own, pickling is refused.
 What this module must not know: what the bytes mean, and credentials, which boto3 finds in the process's environment.
@@ -230,7 +230,9 @@ class S3Store(ObjectStore):
         self._clock.wait(random.uniform(0.0, min(5.0, 0.05 * 2**attempt)))  # noqa: S311
 
     def _is_marked(self, name: str, mark: str) -> bool:
-        """Whether the object exists and is the one that the call with this mark made; False if nobody can tell."""
+        """Whether the object exists and is the one that the call with this mark made; False if it cannot be found
+        out.
+        """
         try:
             head = self.client.head_object(Bucket=self.bucket, Key=self.key(name))
         except (ClientError, BotoCoreError):
@@ -257,7 +259,7 @@ class S3Store(ObjectStore):
                 if attempt == self._attempts:
                     raise Unavailable(
                         f"object {key} of bucket {self.bucket} breaks off while it is read, {error}",
-                        "look at the network and the server, then try again",
+                        "check the network and the server, then try again",
                     ) from error
             self.back_off(attempt)
         raise AssertionError("the last attempt returns or raises")

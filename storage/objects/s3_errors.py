@@ -110,5 +110,5 @@ def _answered(error: ClientError, verb: str, name: str, url: str, bucket: str) -
             f"check the credentials and allow them to get, put, delete and list in bucket {bucket}, and the clock",
         )
     if code in _BUSY or status == 429 or (status >= 500 and status != 501):
-        return Unavailable(what, "the server is busy or failing; try again later, or look at its log")
+        return Unavailable(what, "the server is busy or failing; try again later, or see its log")
     return Misconfigured(what, "check endpoint, region and bucket, and run `compactor store check`")

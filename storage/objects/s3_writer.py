@@ -37,7 +37,7 @@ MAX_PARTS = 10_000
 
 
 class S3Writer(ObjectWriter):
-    """A writer of one object of `store`; `metadata` holds its mark, which tells it from other writers' (see s3.py)."""
+    """A writer of one object of `store`; `metadata` holds its mark, which differs from other writers' (see s3.py)."""
 
     def __init__(self, store: S3Store, name: str, metadata: dict[str, str], threshold: int, part_bytes: int) -> None:
         super().__init__(name)
@@ -159,7 +159,7 @@ class _Upload:
             body = os.pread(self._descriptor, length, start)
         if len(body) != length:
             raise Unavailable(
-                f"the temporary file of object {self._name} lost bytes", "look at the disk of TMPDIR, then try again"
+                f"the temporary file of object {self._name} lost bytes", "check the disk of TMPDIR, then try again"
             )
         answer = self._client.upload_part(**self._where, PartNumber=number, Body=body)
         failpoint(Failpoint.S3_PART_UPLOADED)
@@ -175,4 +175,4 @@ def _speaking_of_spool(name: str) -> Iterator[None]:
         what = f"cannot spool object {name} in {tempfile.gettempdir()}, {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StorageFull(what, "free space there or point TMPDIR to a larger disk, then try again") from error
-        raise Unavailable(what, "look at the disk of TMPDIR, then try again") from error
+        raise Unavailable(what, "check the disk of TMPDIR, then try again") from error

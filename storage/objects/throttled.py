@@ -4,8 +4,8 @@ Each byte moved takes its share of a second, and a call waits for its own bytes 
 is not saved up, so a pause is not followed by a burst, and a thousand tasks of one request each keep the limit, too. A
 run divides its limit among the tasks that run at once: their sum keeps it, and a task that runs alone gets its share.
 
-Where nobody can kill a task (it runs in the process of who wants it stopped), it is stopped here: once `stop` is set,
-whatever would read or write, or waits for its turn, raises Fenced.
+A task that cannot be killed, because it runs in the process of its caller, is stopped here: once `stop` is set,
+every read and write, also one that waits for its turn, raises Fenced.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Rates:
     write: int | None = None
 
     def shared_by(self, tasks: int) -> Rates:
-        """The share of one of so many tasks that run at once."""
+        """The share of one of the tasks that run at once."""
         return Rates(*(None if rate is None else max(1, rate // tasks) for rate in (self.read, self.write)))
 
 

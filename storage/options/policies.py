@@ -40,7 +40,7 @@ from storage.options.option import Option, closest, option, table
 
 DAY_MS = 86_400_000
 HOLD, REFUSE, EVICT = "producer_request_hold", "producer_exception", "consumer_backlog_eviction"
-"""What happens where a backlog is over its quota, in Pulsar's words."""
+"""What happens when a backlog exceeds its quota, in Pulsar's words."""
 _OVER_QUOTA = Choice((HOLD, REFUSE, EVICT))
 _INT = (1 << 31) - 1
 _MIB = 1 << 20
@@ -143,7 +143,7 @@ class TopicPolicies:
         1,
         "flush.messages",
         Optional(Whole("messages", least=1)),
-        "A flush comes after so many messages; 1: nothing is acknowledged before it is flushed.",
+        "The number of messages after which a flush comes; 1: nothing is acknowledged before it is flushed.",
         "log.flush.interval.messages",
         unreadable=1,
     )
@@ -151,7 +151,7 @@ class TopicPolicies:
         None,
         "flush.ms",
         Optional(Duration(least=1)),
-        "A flush comes at most so long after a message.",
+        "The longest time between a message and its flush.",
         "log.flush.interval.ms",
         unreadable=1,
     )
@@ -227,7 +227,7 @@ class TopicPolicies:
         None,
         "compaction.key-ttl.ms",
         Optional(Duration(least=1)),
-        "A key whose value is so old goes from the compacted ledger (T2).",
+        "A key whose value is older than this is removed from the compacted ledger (T2).",
         unreadable=None,
     )
     compaction_event_time_order: bool = _policy(
@@ -249,7 +249,7 @@ class TopicPolicies:
         DAY_MS,
         "compaction.chunk-expiry.ms",
         Optional(Duration(least=1)),
-        "Chunks of a message that is still incomplete after so long go (P10).",
+        "Chunks of a message that is still incomplete after this time are removed (P10).",
         unreadable=None,
     )
     compaction_threshold_bytes: int = _policy(

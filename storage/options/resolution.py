@@ -1,7 +1,7 @@
 """How the policies of a topic follow from what is set for it and around it.
 
 A policy is set for a topic, for its namespace or for the broker; the nearest setting counts, then what the service's
-settings file says (`configured`), then the default. Two groups are looked at together:
+settings file says (`configured`), then the default. Two groups are resolved together:
 
 - `retention.ms`, `.minutes` and `.hours` are one policy in three units: the nearest scope that sets any of them
   counts, and of those it sets, ms beats minutes beats hours (C1).
@@ -58,7 +58,7 @@ class Triggers:
     """What makes a compaction of a topic due; 0 and None: that does not.
 
     `dirty_ratio` and `max_lag_ms` are Kafka's, so they hold for topics that are cleaned by compaction (their
-    `cleanup.policy` has `compact`), and for those for which, or for whose namespace, somebody has set them.
+    `cleanup.policy` has `compact`), and for those for which, or for whose namespace, they are set.
     """
 
     threshold_bytes: int = 0
@@ -83,7 +83,7 @@ class Resolved:
 
     @property
     def triggers(self) -> Triggers:
-        """When a compaction of the topic is due by itself."""
+        """When an automatic compaction of the topic is due."""
         policies, compact = self.policies, "compact" in self.policies.cleanup_policy
         return Triggers(
             policies.compaction_threshold_bytes,
@@ -95,7 +95,7 @@ class Resolved:
 
     @property
     def compaction_enabled(self) -> bool:
-        """Whether the topic is to be compacted by itself: then it has the cursor `__compaction`, and nothing that no
+        """Whether the topic is compacted automatically: then it has the cursor `__compaction`, and nothing that no
         run has seen is trimmed (S9). So also where that depends on a setting that cannot be read."""
         return self.triggers.any or any(self._may_trigger(name, one.origin) for name, one in self.unreadable.items())
 

@@ -118,7 +118,7 @@ def is_behind_end(topic: Topic, start: Start) -> bool:
             return False
         try:
             return start.offset > reader.end if isinstance(start, AtOffset) else _is_unknown_id(reader, start)
-        except ObjectMissing:  # it was sealed, or trimmed, between the look and the read
+        except ObjectMissing:  # it was sealed, or trimmed, between the check and the read
             if topic.snapshot().pieces == reader.pieces:
                 raise
 

@@ -54,7 +54,7 @@ def test_no_answer_holds_a_secret_nor_where_store_and_database_are(error: Compac
     for hidden in ("hunter2", "pass-word", "bucket", "minio", "@db", "db-prod", "/srv"):
         assert hidden not in said or isinstance(error, InvalidInput)
     assert "hunter2" not in said
-    assert "is no topic" in said or "cannot be reached" in said or "the log of the service says more" in said
+    assert "is no topic" in said or "cannot be reached" in said or "see the log of the service" in said
 
 
 def test_what_is_the_operators_is_logged_once_whole(caplog: pytest.LogCaptureFixture) -> None:
@@ -98,9 +98,9 @@ def test_what_is_kept_of_an_error_is_shown_in_full_to_operators_only() -> None:
         shown_error(kept) == f"cannot read object x of bucket acme, {ENDPOINT.replace('pass-word', '***')}: try again"
     )
     said = shown_error(kept, in_full=False) or ""
-    assert said.endswith("does not answer now: try again; the log of the service says more")
+    assert said.endswith("does not answer now: try again; see the log of the service")
     kept = recorded(ZeroDivisionError("in /srv/x"))
-    assert shown_error(kept, in_full=False) == "unexpected ZeroDivisionError: the log of the service says more"
+    assert shown_error(kept, in_full=False) == "unexpected ZeroDivisionError: see the log of the service"
     assert recorded(KeyboardInterrupt()) == "interrupted"
     kept = recorded(InvalidInput("'x' is no topic", "give one"))
     assert shown_error(kept) == shown_error(kept, in_full=False) == "'x' is no topic: give one"
