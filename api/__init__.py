@@ -1,1 +1,1 @@
-"""The faces to the outside: the only place that wires the parts together."""
+"""The interfaces (REST, CLI): the only place that wires the parts together."""

@@ -74,7 +74,7 @@ def make_app(service: Service) -> FastAPI:
         redoc_url=None,
         static_url="/docs-static",
         lifespan=lifespan,
-        redirect_slashes=False,  # a redirect comes before anybody is asked for a token, and names the caller's Host
+        redirect_slashes=False,  # a redirect comes before a token is checked, and names the caller's Host
     )
     app.state.service = service
     app.state.pools = service.pools

@@ -45,9 +45,9 @@ class Components:
 def open_components(settings: Settings) -> Iterator[Components]:
     """Open what `settings` name; closed at the end of the context.
 
-    The embedded database is brought to the newest schema by itself; any other must have been, by
+    The embedded database is upgraded to the newest schema automatically; any other must have been, by
     `compactor db upgrade`. For readers: nothing is made in the store. If an object is
-    missing because the store is another one, the error says so.
+    missing because the store is another one, the error states it.
     """
     metadata = open_metadata(settings)
     try:
@@ -109,7 +109,7 @@ def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) ->
 
 
 def open_metadata(settings: Settings) -> MetadataStore:
-    """The database, whatever its schema."""
+    """The database, with any schema."""
     from storage.clock import SystemClock
     from storage.metadata.store import MetadataStore
 

@@ -1,6 +1,6 @@
 """What is known of runs, verifications, trims and policies, as plain values: one form for the command line and REST.
 
-Times are milliseconds since 1970. `in_full`: for operators, who may know where database and store are.
+Times are milliseconds since 1970. `in_full`: for operators, who may read where database and store are.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = 
 
 
 def shown_error(text: object, *, in_full: bool = True) -> str | None:
-    """What a document says of an error that was recorded, without secrets; None: there was none."""
+    """A recorded error as documents show it, without secrets; None: there was none."""
     if not text:
         return None
     return redacted(full_part(str(text))) if in_full else shown(without_places(public_part(str(text))))
 
 
 def without_places(text: str) -> str:
-    """A text without the URLs in it: an error that an older version kept has nothing that says which part is public."""
+    """A text without the URLs in it: an error that an older version stored does not mark which part is public."""
     return _LOCATION.sub("…", text)
 
 

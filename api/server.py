@@ -1,9 +1,9 @@
 """A service on a socket: binding, TLS, telling its URL, and ending in good order.
 
 Invariants: without access control only loopback is bound; the socket is bound before anything heavy is loaded, so a
-port that is taken is told at once; the line `serving` with the URL is logged when requests are answered. SIGTERM (or
-Ctrl-C) ends it: no new connections, requests and runs under way have the grace time, then the process ends with 0; a
-second signal ends it at once. Forwarding headers (`X-Forwarded-For`) are not believed.
+port that is in use is reported at once; the line `serving` with the URL is logged when requests are answered. SIGTERM
+(or Ctrl-C) ends it: no new connections, requests and runs under way have the grace time, then the process ends with 0;
+a second signal ends it at once. Forwarding headers (`X-Forwarded-For`) are not believed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LOG = logging.getLogger(__name__)
 _BACKLOG = 2048
 _SWITCH_SECONDS = 0.0005
 """How long a thread that computes keeps others waiting (Python: 5 ms). An answer changes threads at each statement, and
-would wait so long each time while the scheduler looks at all topics, or garbage is collected."""
+would wait that long each time while the scheduler checks all topics, or garbage is collected."""
 
 
 def serve(settings: Settings) -> None:
@@ -131,7 +131,7 @@ def serve_app(app: ASGIApp, settings: Settings, listener: Listener, on_signal: C
 
 
 def check_exposure(settings: Settings) -> None:
-    """Without access control nobody else may reach the service. Raises Misconfigured, which says what to do."""
+    """Without access control no other machine may reach the service. Raises Misconfigured, which states what to do."""
     if settings.access_control:
         if not (settings.auth_token_secret_key or settings.auth_token_public_key or settings.auth_jwks_file):
             raise Misconfigured(
@@ -173,7 +173,7 @@ def check_tls(settings: Settings) -> None:
 
 
 def check_parts(settings: Settings) -> None:
-    """What would be found out only when it is used, much later: Spark's master, the URL that is told, the log's place.
+    """Checks at the start what would fail much later: Spark's master, the advertised URL, the log's directory.
 
     Raises Misconfigured. Spark's cluster need not answer yet.
     """
@@ -206,7 +206,7 @@ def check_parts(settings: Settings) -> None:
 
 
 def exposed_folders(settings: Settings) -> list[str]:
-    """What to say of folders of ours that hold messages and that any user of the machine may look into."""
+    """Warnings for our folders that hold messages and that any user of the machine may list."""
     store = urlsplit(settings.store_url)
     folders = {settings.data_directory, settings.log_directory}
     folders |= {Path(unquote(store.path))} if store.scheme == "file" else set()

@@ -1,7 +1,7 @@
 """One process of the service: its parts, how they start and in which order they end.
 
 Routes reach the parts through `Parts`; nothing here knows of HTTP but that. Everything is handed in, so a test makes a
-service of its own with a clock and an engine that it controls.
+service with a clock and an engine that it controls.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class Service:
     polls: LongPolls
     readiness: SingleFlight[Mapping[str, Check]]
     scrapes: SingleFlight[bytes]
-    """What is told without a token is made for all who ask at once."""
+    """What is answered without a token is computed once for all who ask at once."""
     verifying: threading.Lock = field(default_factory=threading.Lock)
     """Held while a topic is verified: it reads all of it, so one at a time."""
     not_ready: dict[str, str] = field(default_factory=dict)
-    """By what was looked at, what is wrong with it, as it was logged last."""
+    """By name of a check, what was wrong at it when it was logged last."""
 
 
 @contextmanager
 def running(settings: Settings) -> Iterator[Service]:
-    """A service with all its parts, started; ended in the opposite order, when what goes on has been let finish."""
+    """A service with all its parts, started; stopped in the opposite order, after the work under way has finished."""
     with ExitStack() as parts:
         components = parts.enter_context(open_for_writing(settings))
         components = replace(components, log=replace(components.log, wake_sealer=lambda: maintenance.wake()))

@@ -1,7 +1,7 @@
 """Who may do what: the actions that routes ask for, and the one place that allows or refuses them.
 
-A route says what it needs, `dependencies=[allowed(Action.COMPACT)]`; the path's tenant, namespace and topic say where.
-Several actions: any of them is enough. Rules, the first that fits:
+A route says what it needs, `dependencies=[allowed(Action.COMPACT)]`; the path's tenant, namespace and topic are the
+scope. Several actions: any of them is enough. Rules, the first that fits:
 
 - access control is off (only on loopback): everything is allowed;
 - no token, or one that does not hold: 401;
@@ -61,13 +61,13 @@ _SCHEME = HTTPBearer(scheme_name="token", bearerFormat="JWT", auto_error=False)
 PROBES = ("/livez", "/readyz")
 """Paths that are answered for any caller, however busy the service is."""
 _CHECKED = "compactor.checked"
-"""Where a request's scope says which permissions were checked."""
+"""The key of a request's scope that holds which permissions were checked."""
 _CHALLENGE: Mapping[str, str] = {"WWW-Authenticate": 'Bearer realm="compactor"'}
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request: a role by its token; no role: `refused` says why."""
+    """Who sent a request: a role by its token; no role: `refused` is the reason."""
 
     address: str
     role: str | None = None
@@ -148,7 +148,7 @@ class Access:
         return self.verifier is None or (caller.role is not None and caller.role in self.superusers)
 
     def asks_sql(self, caller: Caller, actions: tuple[Action, ...]) -> bool:
-        """Whether `require` may look at grants, so that it wants a thread."""
+        """Whether `require` may read grants, so that it needs a thread."""
         decided = self.verifier is None or caller.role is None or caller.role in self.superusers
         return not decided and not {Action.ANYONE, Action.SUPERUSER} & set(actions)
 
@@ -182,7 +182,7 @@ def unauthenticated(caller: Caller) -> Problem:
 
 
 class Authentication:
-    """Middleware: finds out who sent a request, once, as `request.state.caller`; it refuses nobody."""
+    """Middleware: finds out who sent a request, once, as `request.state.caller`; it refuses no request."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -253,10 +253,10 @@ def _where(request: Request) -> Where:
 
 
 class Permission:
-    """What a route wants of its caller. `api/http/routes.py` checks it before the body is read; as a dependency it says
-    in the OpenAPI document that a token is wanted, and checks what nobody has checked yet.
+    """What a route requires of its caller. `api/http/routes.py` checks it before the body is read; as a dependency it
+    states in the OpenAPI document that a token is needed, and checks what is not checked yet.
 
-    `is_told`: the refusal may say where permission is missing, since the path says it, too.
+    `is_told`: the refusal may name where permission is missing, since the path names it, too.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class Permission:
         *,
         is_told: bool = True,
     ) -> None:
-        assert actions, "a route says what it needs"
+        assert actions, "a route declares what it needs"
         self._actions = actions
         self._where = where
         self._is_told = is_told

@@ -2,8 +2,8 @@
 
 The line is a log record of the logger `audit` with the fields `who`, `address`, `method`, `target` (the path without
 its query, which may hold anything), `action` (the route's name), `status`, `request_id`, `duration_ms`. Bodies, headers
-and tokens are in no line. It is written when the answer begins; refusals are written, too. An error that nobody
-foresaw ends here, as a 500 that names its request; a request that the end of the service cuts off, as a 503. The id is
+and tokens are in no line. It is written when the answer begins; refusals are written, too. An unexpected error
+ends here, as a 500 that names its request; a request that the end of the service cuts off, as a 503. The id is
 the one that the client or the service before sent (`X-Request-Id`, if it is a plain word), else a new one; it is in
 every answer and, while the request is worked on, in every line of the log.
 """
@@ -27,7 +27,7 @@ HEADER = b"x-request-id"
 CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _PLAIN = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 _TARGET_MOST = 1024
-_ENDS = "the service is ending, and has not finished this request in time: look what became of it, or ask another one"
+_ENDS = "the service is ending, and has not finished this request in time: check its effect, or ask another service"
 
 
 class Audit:
@@ -65,8 +65,8 @@ class Audit:
                 if not status:
                     await response(scope, receive, say)
             except asyncio.CancelledError:
-                # The server ends, and the grace is over: waiting requests are answered, and what is half sent breaks
-                # off.
+                # The server ends, and the grace time has passed: waiting requests are answered, and half-sent answers
+                # are cut off.
                 LOG.warning("a request was cut off at the end of the service", extra={"target": scope["path"]})
                 if not status:
                     with suppress(asyncio.CancelledError):

@@ -58,7 +58,7 @@ class _Accepted(socket.socket):
 
 
 class Listener(socket.socket):
-    """A socket that listens, and holds so many connections. Its loop is asyncio's."""
+    """A listening socket with a limit of connections. Its loop is asyncio's."""
 
     def __init__(self, family: int, kind: int, protocol: int) -> None:
         super().__init__(family, kind, protocol)
@@ -69,13 +69,13 @@ class Listener(socket.socket):
         self._rests = False
 
     def limit(self, most: int, seldom: Seldom, *, plain: bool) -> None:
-        """Hold at most so many connections. `plain`: not of TLS, so that a refusal can be read."""
+        """Hold at most that many connections. `plain`: without TLS, so that a refusal can be read."""
         self._most, self._seldom, self._says_so = most, seldom, plain
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection. Raises ConnectionAbortedError for one that was closed at once, on which asyncio goes
         on with what else there is to do."""
-        if self._rests:  # asyncio goes on asking in the pass in which it was told to rest
+        if self._rests:  # asyncio still accepts in the pass in which it was told to pause
             self._rests = False
             raise ConnectionAbortedError
         try:
@@ -96,13 +96,13 @@ class Listener(socket.socket):
         if self._seldom is not None:
             self._seldom.warn(
                 f"{self._most} connections are open, as many as may: others are refused. Raise limits.connections and "
-                "the limit of file descriptors (ulimit -n, LimitNOFILE), or see who opens them"
+                "the limit of file descriptors (ulimit -n, LimitNOFILE), or find the process that opens them"
             )
         raise ConnectionAbortedError
 
 
 def loop_errors(seldom: Seldom) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """A handler of an event loop's errors that says seldom that descriptors ran out."""
+    """A handler of an event loop's errors that limits how often "out of descriptors" is logged."""
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if "socket.accept()" in context.get("message", ""):
@@ -191,7 +191,7 @@ def deadline_protocol(settings: Settings, seldom: Seldom) -> type[H11Protocol]:
                 self._answer_timer = self.loop.call_later(answer_seconds, self._look_at_taken, waits)
 
         def _look_at_taken(self, waited: int) -> None:
-            # With TLS nothing is seen of what is encrypted already: all that has the time of one look.
+            # With TLS the encrypted bytes in flight are not visible: all of them have the time of one check.
             if waited - self.transport.get_write_buffer_size() >= _LEAST_TAKEN:
                 self._time_answer(is_held_up=True)
                 return
@@ -222,5 +222,5 @@ _TOLD_ELSEWHERE = ("Invalid HTTP request received.", "ASGI callable returned wit
 
 
 def without_repeats(record: logging.LogRecord) -> bool:
-    """A filter of uvicorn's log: what `DeadlineProtocol` says seldom, and `api/http/audit.py` in words."""
+    """A filter of uvicorn's log: what `DeadlineProtocol` logs at a limited rate, and `api/http/audit.py` in words."""
     return record.msg not in _TOLD_ELSEWHERE

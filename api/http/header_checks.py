@@ -8,7 +8,7 @@
               `allowed-hosts`, and so is its `Origin`, which is also where it came to. A page whose owner lets its name
               lead to 127.0.0.1 has a `Host` of its own (DNS rebinding): 403
 
-With access control a browser sends no token by itself, so names are not looked at. Pure.
+With access control a browser sends no token on its own, so names are not checked. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINE_BYTES = len(b": \r\n")
 
 @dataclass(frozen=True)
 class Wire:
-    """The rules. `hosts`: names of this service besides loopback's; None: names are not looked at."""
+    """The rules. `hosts`: names of this service besides loopback's; None: names are not checked."""
 
     header_bytes: int
     hosts: frozenset[str] | None
@@ -41,7 +41,7 @@ class Wire:
         return cls(settings.limits_header_bytes, frozenset(one.lower().strip("[]") for one in names if one))
 
     def refusal(self, scope: Scope, *, names: bool) -> Problem | None:
-        """Why a request is refused; None: it is not. `names`: whether those that it uses are looked at."""
+        """Why a request is refused; None: it is not. `names`: whether the names that it uses are checked."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         line = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
         size = line + sum(len(name) + len(value) + _LINE_BYTES for name, value in headers)

@@ -1,7 +1,7 @@
 """Bounds of JSON texts, checked before a parser sees them: how many values, and how deep.
 
 A parser holds Python's one lock from the first byte to the last, so what it would be given is counted first, in steps
-that let other threads go on, and only up to the bound: a text of 16 MiB that is all brackets costs as much as the
+that let other threads continue, and only up to the bound: a text of 16 MiB that is all brackets costs as much as the
 bound allows. Counted are separators and brackets outside strings, so a text that is no JSON may pass: its parser says
 what is wrong. Pure.
 """
@@ -24,7 +24,7 @@ _SLICE_BYTES = 1 << 20
 
 
 class TooMuch(ValueError):
-    """A JSON text beyond the bounds; the text says which."""
+    """A JSON text beyond the bounds; the message names which."""
 
 
 def check_bounds(text: bytes, values: int = VALUES, depth: int = DEPTH) -> list[int]:
@@ -61,7 +61,7 @@ def load(text: bytes) -> Any:
 
 
 def _without_escapes(text: bytes) -> Iterator[bytes]:
-    """The text without what stands behind a backslash and could be taken for the end of a string."""
+    """The text without what follows a backslash and could count as the end of a string."""
     begin = 0
     while begin < len(text):
         end = min(begin + _SLICE_BYTES, len(text))

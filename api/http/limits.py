@@ -1,4 +1,4 @@
-"""Limits of the service's face: how large a body is, how often one asks, how many ask at once.
+"""Limits of requests: the size of a body, the rate of a caller, the number at once.
 
 Middleware, before any route. What may change something and comes without a token that holds is refused here, before its
 body is read: 401; bodies of strangers take no memory. A body is counted while it is read, so one without a length, or
@@ -8,7 +8,7 @@ address for callers that have none (so guessing tokens is slow, too), in buckets
 Retry-After. What is under way at once is counted for the whole process: 503; half of it is the most that one role has,
 so that its long polls do not keep all others out. Probes (/livez, /readyz) always pass.
 
-What is wrong with a request before anybody asks who sent it is refused by `api/http/header_checks.py`; connections are
+What is wrong with a request before its caller is known is refused by `api/http/header_checks.py`; connections are
 limited in `api/http/connections.py`. Time through the clock that is handed in.
 """
 
@@ -42,7 +42,7 @@ class _Bucket:
 
 
 class Buckets:
-    """Token buckets by name: `rate` a second, as many at once. The least used are forgotten, which forgives them."""
+    """Token buckets by name: `rate` a second, as many at once. The least used are dropped, which resets them."""
 
     def __init__(self, rate: float, clock: Clock, most: int = MOST_BUCKETS) -> None:
         self._rate = rate
@@ -140,14 +140,16 @@ class Limits:
 
 
 def hold_body_to(scope: Scope, most: int) -> None:
-    """Let no more than so many bytes of a request's body be read. Raises Problem (413) where its length says more."""
+    """Let at most that many bytes of a request's body be read. Raises Problem (413) if its length is declared as
+    more.
+    """
     counted: _Counted | None = scope["state"].get(_BODY)
     if counted is not None:
         counted.hold_to(most, _length(scope))
 
 
 def _length(scope: Scope) -> int:
-    """What a request says of its body's length; 0: nothing."""
+    """The declared length of a request's body; 0: none."""
     lengths = [value for name, value in scope["headers"] if name == b"content-length"]
     return int(lengths[0][:20]) if lengths and lengths[0].isdigit() else 0
 
@@ -162,7 +164,7 @@ class _Counted:
         self.taken = 0
 
     def hold_to(self, most: int, length: int) -> None:
-        """Take no more than that, nor a body that says it is longer. Raises Problem (413)."""
+        """Take no more than that, nor a body that is declared longer. Raises Problem (413)."""
         self._most = min(self._most, most)
         if length > self._most:
             raise self._limits.too_large(self._most)

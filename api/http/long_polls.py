@@ -1,4 +1,4 @@
-"""Reads that wait for a first message: no thread waits with them, and all of them share one look.
+"""Reads that wait for a first message: no thread waits with them, and all of them share one poll.
 
 While any read waits, one task looks every `POLL_SECONDS` at all topics that are waited for: a statement or two for the
 database, and a file of 256 bytes for each that is written here. A read is woken when its topic has changed since it
@@ -33,7 +33,7 @@ _End = tuple[TopicTail, UnsealedEnd | None] | None
 
 @dataclass(eq=False)
 class _Waiting:
-    """A read that waits. `seen`: what its topic was when it was woken last; empty: it was not looked at yet."""
+    """A read that waits. `seen`: what its topic was when it was woken last; empty: it was not polled yet."""
 
     topic_id: int
     seen: list[_End] = field(default_factory=list)
@@ -44,7 +44,7 @@ class LongPolls:
     """The reads that wait."""
 
     def __init__(self, metadata: MetadataStore, log: LogDirectory, clock: Clock, pools: Pools, most: int) -> None:
-        """`pools`: whose threads look; `most` reads of one caller wait at once."""
+        """`pools`: whose threads poll; `most` reads of one caller wait at once."""
         self._metadata = metadata
         self._log = log
         self._clock = clock
@@ -104,7 +104,7 @@ class LongPolls:
             waiting = list(self._waiting)
             try:
                 found = await self._ends_of(sorted({one.topic_id for one in waiting}))
-            except Exception:  # each read finds out by itself, and says so to its caller
+            except Exception:  # each read finds out on its own, and reports it to its caller
                 found = None
             for one in waiting:
                 seen = [] if found is None else [found.get(one.topic_id)]

@@ -1,7 +1,7 @@
 """Errors as HTTP has them: one table from kinds to statuses, and Pulsar's body, `{"reason": …}`.
 
-A reason says what happened, to what, and what to do; never a traceback. What nobody foresaw is logged with its
-traceback, and told as a 500 that names the request. Pulsar's own words stand where a real broker has some
+A reason states what happened, to what, and what to do; never a traceback. An unexpected error is logged with its
+traceback, and answered as a 500 that names the request. Pulsar's own words are used where a real broker has some
 (docs/rest.md): a route raises them as `Problem`.
 """
 
@@ -44,7 +44,7 @@ BY_KIND: Mapping[type[Exception], int] = {
 
 
 _ERRORS = 10
-"""So many of a request's errors are told."""
+"""The number of a request's errors that are reported."""
 _RETRY_AFTER: Mapping[type[Exception], str] = {errors.StorageFull: "10", errors.Unavailable: "1"}
 """Seconds; the first that fits."""
 _OVER_HTTP = tuple(
@@ -58,7 +58,7 @@ _OVER_HTTP = tuple(
         (r"leave out --read-compacted\b", "leave out readCompacted"),
     )
 )
-"""Advice that names what is at hand on the service's machine, and what is for who asks over HTTP."""
+"""Advice for an operator of the service's machine, and the same for a caller over HTTP."""
 
 
 class Problem(HTTPException):
@@ -69,7 +69,7 @@ class Problem(HTTPException):
 
 
 class Unreadable(HTTPException):
-    """A body that is no JSON of the asked kind, told as a broker's JSON parser tells it: 400, in plain text."""
+    """A body that is not JSON of the asked kind, in the words of a broker's JSON parser: 400, in plain text."""
 
     media_type = "text/plain"
 
@@ -78,7 +78,7 @@ class Unreadable(HTTPException):
 
 
 class Reason(BaseModel):
-    """The body of every answer that tells of a problem."""
+    """The body of every answer that reports a problem."""
 
     reason: str
 
@@ -90,7 +90,7 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 @contextmanager
 def missing_told(reason: str) -> Iterator[None]:
-    """Inside it, what does not exist is told in these words of a broker: 404."""
+    """Inside it, what does not exist is reported in these words of a broker: 404."""
     try:
         yield
     except errors.NotFound as error:
@@ -98,7 +98,7 @@ def missing_told(reason: str) -> Iterator[None]:
 
 
 def status_of(error: Exception) -> int:
-    """The status of an error; 500 for one that nobody foresaw."""
+    """The status of an error; 500 for an unexpected one."""
     return next((status for kind, status in BY_KIND.items() if isinstance(error, kind)), 500)
 
 
@@ -194,8 +194,8 @@ async def _unforeseen(request: Request, error: Exception) -> Response:
 
 
 def unforeseen(scope: Scope, error: Exception) -> Response:
-    """The answer to an error that nobody foresaw, which is logged with its traceback and names the request."""
+    """The answer to an unexpected error, which is logged with its traceback and names the request."""
     LOG.error("unexpected error in %s %s", scope["method"], scope["path"], exc_info=error)
     request = scope.get("state", {}).get("request_id", "without an id")
-    reason = f"unexpected {type(error).__name__} in request {request}: the service's log tells more; report it"
+    reason = f"unexpected {type(error).__name__} in request {request}: see the service's log, and report it"
     return answer(500, reason)

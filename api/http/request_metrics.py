@@ -12,7 +12,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class HttpMetrics:
-    """The middleware. A monotonic clock of its own: nothing is decided by it."""
+    """The middleware. It has its own monotonic clock: nothing is decided by it."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app

@@ -1,15 +1,15 @@
 """What a request waits for, and the threads that wait: each kind of waiting has a pool of its own.
 
-A route says what it waits for, `@waits_for(WaitsFor.STORE)`; without that, the database. A store that hangs holds the
-threads of the routes that need it, and no other route notices.
+A route declares what it waits for, `@waits_for(WaitsFor.STORE)`; without that, the database. A store that hangs holds
+the threads of the routes that need it, and no other route notices.
 
 A pool has a bound for each thing that a hanging part could use up: threads, requests that wait for one, and the time
 until the answer. A request beyond the last two is answered 503 with Retry-After; so is, at once, a request that comes
 while all threads are held and none has got anywhere for `STUCK_MS`. A thread cannot be stopped: it keeps its place in
-the pool until what it waits for ends by itself (the store's and the database's own time-outs), and its result is
+the pool until what it waits for ends (by the store's and the database's own time-outs), and its result is
 dropped. What no thread has begun at the deadline is never begun.
 
-The threads are daemons, so one that hangs does not hold up the end of the process. Must not know: routes, HTTP but for
+The threads are daemons, so one that hangs does not delay the end of the process. Must not know: routes, HTTP but for
 the refusal.
 """
 
@@ -70,7 +70,7 @@ def waits_for(what: WaitsFor) -> Callable[[Endpoint], Endpoint]:
 
 
 def waited_for(endpoint: Callable[..., Any]) -> WaitsFor:
-    """What an endpoint waits for: the database, unless it says something else."""
+    """What an endpoint waits for: the database, unless it declares something else."""
     found: WaitsFor = getattr(endpoint, _ATTRIBUTE, WaitsFor.DATABASE)
     return found
 
@@ -173,7 +173,7 @@ class Pool:
             self._jobs.put(None)
 
     def _finish(self, work: Callable[[], Any]) -> None:
-        """Queue what ends other work: it is never refused or dropped, and nobody waits for it."""
+        """Queue what ends other work: it is never refused or dropped, and no caller waits for it."""
         job = _job(work)
         job.ends_other = True
         with self._lock:
@@ -197,7 +197,7 @@ class Pool:
         return job
 
     def _start(self) -> None:
-        """Start one thread more; if that cannot be, those that there are go on. Raises Problem (503) if none is."""
+        """Start one thread more; if that is impossible, the existing ones continue. Raises Problem (503) if none is."""
         try:
             threading.Thread(target=self._serve, name=f"{self._what.name.lower()}-pool", daemon=True).start()
         except RuntimeError as error:
@@ -246,7 +246,7 @@ class Pool:
                 job.future.set_exception(RuntimeError("a generator ended where none was"))
             else:
                 job.future.set_exception(error)
-                job.future.exception()  # it counts as seen, also if nobody waits any more
+                job.future.exception()  # it counts as seen, also if no caller waits any more
             if error is not None and (job.dropped or job.ends_other):
                 self._log_late(error)
 

@@ -1,10 +1,10 @@
-"""The keys that tokens are checked with, looked at again while the service runs: rotation and revocation.
+"""The keys that tokens are checked with, read again while the service runs: rotation and revocation.
 
-Keys, JWKS and the list of revoked tokens stand in files. Every `auth.reload-interval` after the last look the next
-request looks, in a thread of its own, whether one of them has changed (its inode, time or size), and reads that one
+Keys, JWKS and the list of revoked tokens are in files. Every `auth.reload-interval` after the last check the next
+request checks, in its own thread, whether one of them has changed (its inode, time or size), and reads that one
 again. The list of revoked tokens comes first, and counts at once. A file that cannot be read or used changes nothing:
-what it held before goes on to count, and the log says so, until it is right again; the other files are read all the
-same. One look is made at a time, and a request waits `WAIT_MS` for it and no longer: a file that hangs (NFS) holds one
+its previous content stays valid, and the log reports it, until it is right again; the other files are still read.
+One check runs at a time, and a request waits `WAIT_MS` for it and no longer: a file that hangs (NFS) holds one
 thread, and delays one request.
 
 The list of revoked tokens has one id (the claim `jti`) a line; `#` begins a comment. Must not know: HTTP.
@@ -34,13 +34,13 @@ from storage.errors import Misconfigured
 
 LOG = logging.getLogger(__name__)
 WAIT_MS = 1000
-"""How long the request that looks waits for the look."""
+"""How long the request that checks waits for the check."""
 Content = TypeVar("Content")
 _Stamp = tuple[int, int, int] | None
 
 
 class _Source(Generic[Content]):
-    """Keys or ids, from where a setting says that they stand; `content` is what was read of them last."""
+    """Keys or ids, from the place that a setting names; `content` is what was read of them last."""
 
     def __init__(self, given: str, read: Callable[[], Content]) -> None:
         """Raises Misconfigured."""
@@ -50,18 +50,18 @@ class _Source(Generic[Content]):
         self._said = ""
         self.content = read()
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Read the file again if it has changed; whether it was."""
         stamp = _stamp(self.file)  # before it is read: what changes meanwhile is read again the next time
         if stamp == self._stamp:
             return False
         try:
             self.content = self._read()
-        except Exception as error:  # whatever is wrong with a file, the request that looks is not
+        except Exception as error:  # a fault of a file is not a fault of the request that checks
             if str(error) != self._said:
                 self._said = str(error)
                 defect = None if isinstance(error, Misconfigured) else error
-                LOG.warning("what was read before goes on to count: %s", error, exc_info=defect)
+                LOG.warning("what was read before stays valid: %s", error, exc_info=defect)
             return False
         self._stamp, self._said = stamp, ""
         LOG.info("read again: %s", self.file)
@@ -90,51 +90,51 @@ class TokenKeys:
             frozenset() if self._revoked is None else self._revoked.content,
         )
         self._lock = threading.Lock()
-        self._looking = False
-        self._looked_at = clock.now_ms()
+        self._checking = False
+        self._checked_at = clock.now_ms()
 
     async def keep_up(self) -> None:
-        """Look at the files, in a thread, if that is due; the look may outlast this call."""
+        """Check the files, in a thread, if that is due; the check may outlast this call."""
         if not self.is_due():
             return
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 
-        def look() -> None:
-            self.look()
+        def check() -> None:
+            self.check()
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(done.cancel)
 
         try:
-            threading.Thread(target=look, name="token-keys", daemon=True).start()
-        except RuntimeError as error:  # no thread is left: a later request looks
-            LOG.warning("the files of keys are not looked at: %s", error)
+            threading.Thread(target=check, name="token-keys", daemon=True).start()
+        except RuntimeError as error:  # no thread is left: a later request checks
+            LOG.warning("the files of keys cannot be checked: %s", error)
             self._ended()
             return
         await asyncio.wait({done}, timeout=WAIT_MS / 1000)
 
     def is_due(self) -> bool:
-        """Whether the files are to be looked at now; it is said to one who asks, who then calls `look`."""
+        """Whether the files are due for a check now; true for one caller, which then calls `check`."""
         with self._lock:
-            if not self._has_files or self._looking or 0 <= self._clock.now_ms() - self._looked_at < self._interval_ms:
+            if not self._has_files or self._checking or 0 <= self._clock.now_ms() - self._checked_at < self._interval_ms:
                 return False
-            self._looking = True
+            self._checking = True
             return True
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Read again each file that has changed."""
         try:
-            if self._revoked is not None and self._revoked.look():
+            if self._revoked is not None and self._revoked.check():
                 self.verifier = replace(self.verifier, revoked=self._revoked.content)
-            for one in self._keys:
-                if one.look():
+            for key in self._keys:
+                if key.check():
                     self.verifier = replace(self.verifier, keys=self._all_keys())
         finally:
             self._ended()
 
     def _ended(self) -> None:
         with self._lock:
-            self._looking, self._looked_at = False, self._clock.now_ms()
+            self._checking, self._checked_at = False, self._clock.now_ms()
 
     def _all_keys(self) -> list[Key]:
         return [key for one in self._keys for key in one.content]

@@ -1,10 +1,10 @@
 """Tokens: JSON Web Tokens as Pulsar's `bin/pulsar tokens` makes and its brokers check them.
 
-Signed by HS256 (a secret key) or by RS256 or ES256 (a key pair). A key stands where Pulsar's settings name it:
+Signed by HS256 (a secret key) or by RS256 or ES256 (a key pair). A key is where Pulsar's settings name it:
 `file:///path`, a path, `data:;base64,…`, or Base64 as it is; in a file it is raw, Base64 or PEM (DER for key pairs).
 Invariants: a key works with the one algorithm of its kind, so no token can choose another (`none`, or a public key
-taken for a secret); `exp` and `nbf` are honoured by the injected clock; what is wrong with a token is told without the
-token. Raises Misconfigured for keys, BadToken for tokens. Must not know: HTTP, roles' permissions.
+taken for a secret); `exp` and `nbf` are honoured by the injected clock; what is wrong with a token is reported without
+the token. Raises Misconfigured for keys, BadToken for tokens. Must not know: HTTP, roles' permissions.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _UNCHECKED: Options = {
     "verify_sub": False,
     "verify_jti": False,
 }
-"""Of a token's contents, all is looked at here: by our clock, and with our words."""
+"""All of a token's contents is checked here: by our clock, and with our words."""
 
 
 class BadToken(Exception):
-    """A token that does not say who its bearer is; the text says why, without the token."""
+    """A token that does not prove its bearer's role; the text gives the reason, without the token."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Verifier:
         return role
 
     def claims(self, token: str) -> Mapping[str, Any]:
-        """What a token says, if it holds now. Raises BadToken."""
+        """The claims of a token that is valid now. Raises BadToken."""
         claims = self._signed(token)
         now = self.clock.now_ms()
         if (expires := _time(claims, "exp")) is not None and now >= expires * 1000 + self.leeway_ms:
@@ -162,7 +162,7 @@ def create(key: bytes | PrivateKey, subject: str, claims: Mapping[str, object]) 
 
 
 def shown(token: str) -> dict[str, object]:
-    """Header and claims of a token that nobody vouches for. Raises InvalidInput."""
+    """Header and claims of a token whose signature is not checked. Raises InvalidInput."""
     try:
         return {
             "header": jwt.get_unverified_header(token),
@@ -197,7 +197,7 @@ def new_key_pair(algorithm: str) -> tuple[bytes, bytes]:
 
 
 def secret_keys(name: str, given: str) -> list[bytes]:
-    """What a secret key may be: what Base64 says, then the bytes as they are (which Pulsar takes of a file)."""
+    """What a secret key may be: decoded Base64, then the bytes as they are (which Pulsar takes of a file)."""
     content = _content(name, given)
     if _is_of_a_pair(content):
         raise Misconfigured(f"{name} holds a key of a pair, which others may know: it is no secret", _KEPT)
@@ -205,13 +205,13 @@ def secret_keys(name: str, given: str) -> list[bytes]:
     if not found:
         what = f"the secret key of {name} is shorter than {SECRET_BYTES} bytes"
         if not given.startswith(("data:", "file:")) and not Path(given).exists():
-            what = f"{name} names no file that exists, and taken for Base64 it is shorter than {SECRET_BYTES} bytes"
+            what = f"{name} names no existing file, and as Base64 it is shorter than {SECRET_BYTES} bytes"
         raise Misconfigured(what, _KEPT)
     return found
 
 
 def _is_of_a_pair(content: bytes) -> bool:
-    """Whether it is a public or private key: who has the public one could sign with it, taken for a secret."""
+    """Whether it is a public or private key: with the public one used as a secret anyone could sign."""
     if b"-----BEGIN" in content:
         return True
     for der in (content, _unbase64(content) or b""):
@@ -288,7 +288,7 @@ def revoked_tokens(given: str) -> frozenset[str]:
 
 
 def file_of(given: str) -> Path | None:
-    """The file that a setting names for a key; None: the key stands in the setting itself."""
+    """The file that a setting names for a key; None: the key is in the setting itself."""
     if given.startswith("data:"):
         return None
     path = Path(unquote(urlsplit(given).path) if given.startswith("file:") else given)
@@ -315,7 +315,7 @@ def _unusable(name: str) -> Misconfigured:
 
 
 def _content(name: str, given: str) -> bytes:
-    """The bytes of a key, from where it stands. Never shows them."""
+    """The bytes of a key, from its file or setting. Never shows them."""
     if given.startswith("data:"):
         kind, comma, data = given[5:].partition(",")
         if comma and kind.endswith(";base64"):

@@ -102,13 +102,13 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
         written(jwks, content)
         clock.advance(INTERVAL_MS)
         assert (keys.is_due(), keys.is_due()) == (True, False)
-        keys.look()
+        keys.check()
     jwks.unlink()
-    keys.look()
+    keys.check()
     assert [key.key_id for key in keys.verifier.keys] == ["one"]
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
     written(jwks, key_set(second, "two"))
-    keys.look()
+    keys.check()
     assert [key.key_id for key in keys.verifier.keys] == ["two"]
 
 
@@ -119,7 +119,7 @@ def test_a_token_is_revoked_whatever_is_wrong_with_another_file(tmp_path: Path) 
     assert keys.verifier.role(token) == "ops"
     written(key, b"too short")
     written(revoked, "lost")
-    keys.look()
+    keys.check()
     with pytest.raises(BadToken, match="revoked"):
         keys.verifier.role(token)
 
@@ -156,7 +156,7 @@ def test_the_interval_begins_when_a_look_ends(tmp_path: Path) -> None:
     assert keys.is_due()
     clock.advance(INTERVAL_MS)
     assert not keys.is_due(), "one look at a time"
-    keys.look()
+    keys.check()
     assert not keys.is_due()
     clock.advance(INTERVAL_MS)
     assert keys.is_due()
@@ -173,7 +173,7 @@ def test_a_key_of_a_kind_that_is_not_known_here_changes_nothing(
     before = keys.verifier.keys
     written(public, UNKNOWN_CURVE)
     for _ in range(2):
-        keys.look()
+        keys.check()
     assert keys.verifier.keys == before
     assert ["holds no public key" in record.message for record in caplog.records] == [True]
 
@@ -190,7 +190,7 @@ def test_a_defect_of_a_reload_changes_nothing_either(
     monkeypatch.setattr("api.http.tokens.secret_keys", fails)
     written(key, NEW)
     for _ in range(2):
-        keys.look()
+        keys.check()
     assert [record.exc_info is not None for record in caplog.records if record.levelno == logging.WARNING] == [True]
 
 

@@ -118,7 +118,7 @@ def test_toml_has_types_tables_and_policies(tmp_path: Path) -> None:
         ("compaction.automatic = 1", "compaction.automatic"),
         ("compaction.threshold.bytes = -1", "compaction.threshold.bytes"),
         ("min.compaction.lag.ms = '2d'\nmax.compaction.lag.ms = '1d'", "is above"),
-        ("port = 1\nwebServicePort = 2", "something else"),
+        ("port = 1\nwebServicePort = 2", "different values"),
     ],
 )
 def test_toml_that_cannot_be_meant(text: str, says: str, tmp_path: Path) -> None:
