@@ -116,7 +116,8 @@ class TokenKeys:
     def is_due(self) -> bool:
         """Whether the files are due for a check now; true for one caller, which then calls `check`."""
         with self._lock:
-            if not self._has_files or self._checking or 0 <= self._clock.now_ms() - self._checked_at < self._interval_ms:
+            waited = self._clock.now_ms() - self._checked_at
+            if not self._has_files or self._checking or 0 <= waited < self._interval_ms:
                 return False
             self._checking = True
             return True
