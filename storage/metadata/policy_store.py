@@ -97,7 +97,7 @@ class PolicyStore:
         `removed` None: all that the scope has. Raises InvalidInput for a name or value that is not allowed, or values
         that contradict each other or what a scope keeps; TopicNotFound if the topic of a scope is gone.
         """
-        wanted = dict(policies.parse(name, value) for name, value in values.items())
+        wanted = parsed(values)
         gone = None if removed is None else {policies.policy(name).name for name in removed}
         with self._database.write() as connection:
             found = _topics_of(connection, scopes)
@@ -109,10 +109,7 @@ class PolicyStore:
                         f"the topic with uid {uid} does not exist (any more)", "see `compactor topics list`"
                     )
                 _remove(connection, scope, gone)
-                if wanted:
-                    policies.check({**of_scopes(connection, [scope])[scope], **wanted})
-                for name, value in wanted.items():
-                    _put(connection, scope, name, policies.shown(name, value))
+                put(connection, scope, wanted)
                 self._ensure_cursor(connection, topic)
 
     def of_scope(self, scope: str) -> dict[str, object]:
@@ -186,6 +183,20 @@ class PolicyResolver:
             broker, around, topics_own = (values_of(self._stored.get(scope, {})) for scope in scopes)
             self._known[alike] = resolve(broker, around, topics_own, self._broker_defaults)
         return self._known[alike]
+
+
+def parsed(values: Mapping[str, object]) -> dict[str, object]:
+    """Values by the policies' own names, from texts or JSON values by name. Raises InvalidInput."""
+    return dict(policies.parse(name, value) for name, value in values.items())
+
+
+def put(connection: Connection, scope: str, values: Mapping[str, object]) -> None:
+    """Set policies in a scope; `values` as `parsed` gives them. Raises InvalidInput if they contradict each other or
+    what the scope keeps."""
+    if values:
+        policies.check({**of_scopes(connection, [scope])[scope], **values})
+    for name, value in values.items():
+        _put(connection, scope, name, policies.shown(name, value))
 
 
 def of_scopes(connection: Connection, scopes: Collection[str]) -> dict[str, dict[str, object]]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from storage.clock import Clock
 from storage.failpoints import Failpoint, failpoint
-from storage.metadata import tenancy, tenancy_partitions, tenancy_topics, topic_deletion, topics
+from storage.metadata import policy_store, tenancy, tenancy_partitions, tenancy_topics, topic_deletion, topics
 from storage.metadata.engine import Database
 from storage.metadata.records import TopicRecord
 from storage.metadata.tenancy_records import DeletedTopic, NamespaceRecord, PartitionedTopic, TenantRecord
@@ -69,10 +69,12 @@ class TenancyStore:
         with self._database.snapshot() as connection:
             return tenancy.namespace(connection, name)
 
-    def create_namespace(self, name: str) -> None:
-        """Raises NotFound for the tenant, Conflict, InvalidInput."""
+    def create_namespace(self, name: str, policies: Mapping[str, object] | None = None) -> None:
+        """With these policies, texts or JSON values by name. Raises NotFound for the tenant, Conflict, InvalidInput."""
+        wanted = policy_store.parsed(policies or {})
         with self._database.write() as connection:
             tenancy.create_namespace(connection, name, self._clock.now_ms())
+            policy_store.put(connection, policy_store.namespace_scope(name), wanted)
 
     def ensure_namespace(self, topic: TopicName) -> None:
         """The topic's tenant and namespace, made if they do not exist."""
