@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from api.admin.brokers import broker_stats, brokers, health, not_offered
 from api.admin.compaction import compaction, garbage, progress, runs, trim, verify
 from api.admin.messages import messages, produce, read
-from api.admin.policies import backlog_policies, policies, retention, thresholds
+from api.admin.policies import backlog_quotas, named_policies, pulsar_policies
 from api.admin.subscriptions import backlog, cursor_moves, subscriptions
 from api.admin.tenancy import namespaces, permissions, tenants
 from api.admin.topics import internal_stats, leases, lookup, non_persistent, partitioned, stats, topics
@@ -24,9 +24,10 @@ from api.http.audit import Audit
 from api.http.limits import Limits
 from api.http.paths import EncodedSlashes
 from api.http.request_metrics import HttpMetrics
+from api.http.routes import Routes
 from api.service import Service
 
-ROUTERS: tuple[APIRouter, ...] = (
+ROUTERS: tuple[Routes, ...] = (
     health.router,
     stats.router,  # what is asked most goes first
     internal_stats.router,
@@ -37,9 +38,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     topics.router,
     leases.router,
     partitioned.router,
-    thresholds.router,
-    retention.router,
-    backlog_policies.router,
+    *pulsar_policies.ROUTERS,
+    backlog_quotas.router,
     lookup.router,
     produce.router,
     read.router,
@@ -50,7 +50,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     runs.router,
     progress.router,
     verify.router,
-    policies.router,
+    named_policies.router,
     trim.router,
     garbage.router,
     broker_stats.router,
@@ -91,6 +91,5 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(Authentication, access=app.state.access)
     app.add_middleware(EncodedSlashes)
     for router in ROUTERS:
-        # Not `include_router`: that makes each route again, on the event loop, when the first request comes to it.
         app.router.routes.extend(router.routes)
     return app

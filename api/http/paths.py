@@ -21,6 +21,8 @@ from api.http.problems import Problem
 from storage.errors import InvalidTopicName
 from storage.model import TopicName
 
+TOPIC_PATH = "/persistent/{tenant}/{namespace}/{topic}"
+NAMESPACE_PATH = "/namespaces/{tenant}/{namespace}"
 _KEPT = re.compile(rb"%(2[fF5])")
 _ENCODED = re.compile("%2[fF5]")
 NOT_VALID = "Topic name is not valid"

@@ -6,39 +6,55 @@
     endpoint     one that is no coroutine is called by a thread of the pool of what it waits for
                  (`api/http/thread_pools.py`), which also makes the bytes of its answer
 
-So nothing that a caller can make large runs on the event loop, and who may do nothing costs nothing. Every module of
-`api/admin` makes its router with `Routes(…)`.
+So nothing that a caller can make large runs on the event loop, and a caller without permission costs nothing.
+
+Every module of `api/admin` makes its router with `Routes("tag")`. A route states only what the table does not give:
+
+    operation id   the name of the function, in camel case; the summary are its words
+    permission     the actions behind the path, of which any is enough
+    refusals       412 for a path with a tenant, 404 with a namespace, 507 for a route that waits for the store
+    status         204 for a function that returns None
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+import re
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
+from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
 from api.http import json_bounds
-from api.http.access import Permission
+from api.http.access import Action, Permission, allowed
 from api.http.limits import BODY_BYTES, hold_body_to
-from api.http.problems import Problem
-from api.http.thread_pools import parse_body, pools_of, waited_for
+from api.http.problems import Problem, refusals
+from api.http.query_parameters import KNOWN_QUERY
+from api.http.thread_pools import WaitsFor, parse_body, pools_of
 
+_WORDS = re.compile("[A-Z]+(?![a-z])|[A-Za-z][a-z]*")
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 _REQUEST: ContextVar[Request] = ContextVar("request")
 
 
 class Route(APIRoute):
     """A route as the module's docstring has it."""
 
-    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        super().__init__(
-            path, endpoint if inspect.iscoroutinefunction(endpoint) else self._in_pool(endpoint), **options
-        )
+    def __init__(self, path: str, endpoint: Callable[..., Any], *, waits_for: WaitsFor, **options: Any) -> None:
+        self.waits_for = waits_for
+        if endpoint.__annotations__.get("return", "") in (None, "None"):
+            options |= {"status_code": 204, "response_model": None}
+        if not inspect.iscoroutinefunction(endpoint):
+            endpoint = self._in_pool(endpoint)
+        elif options.get("status_code") == 204:
+            endpoint = _without_content(endpoint)
+        super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -61,36 +77,118 @@ class Route(APIRoute):
         return TypeAdapter(self.response_model)
 
     def _in_pool(self, endpoint: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
-        waits = waited_for(endpoint)
-
         @functools.wraps(endpoint)
         async def call(**values: Any) -> Any:
-            return await pools_of(_REQUEST.get())[waits].run(self._answer, endpoint, values)
+            return await pools_of(_REQUEST.get())[self.waits_for].run(self._answer, endpoint, values)
 
         return call
 
     def _answer(self, endpoint: Callable[..., Any], values: Mapping[str, Any]) -> Any:
         """What an endpoint returns, as an answer. Runs in a thread."""
-        found = endpoint(**values)
-        if isinstance(found, Response) or self.response_model is None:
-            return found
-        checked = self._answers.validate_python(found, from_attributes=True)
+        result = endpoint(**values)
+        if self.status_code == 204:
+            return Response(status_code=204)
+        if isinstance(result, Response) or self.response_model is None:
+            return result
+        checked = self._answers.validate_python(result, from_attributes=True)
         content = self._answers.dump_json(
             checked,
             by_alias=True,
             exclude_none=self.response_model_exclude_none,
             exclude_unset=self.response_model_exclude_unset,
         )
-        given = values.get(self.dependant.response_param_name or "")  # in which an endpoint sets headers
-        headers = given.headers if isinstance(given, Response) else None
+        response = values.get(self.dependant.response_param_name or "")  # in which an endpoint sets headers
+        headers = response.headers if isinstance(response, Response) else None
         return Response(content, self.status_code or 200, headers, media_type="application/json")
 
 
-class Routes(APIRouter):
-    """A router whose routes are `Route`."""
+class Routes:
+    """A router whose routes are `Route`, with the defaults of the module's docstring."""
 
-    def __init__(self, prefix: str = "", tags: list[str] | None = None) -> None:
-        super().__init__(prefix=prefix, tags=list(tags or ()), route_class=Route, redirect_slashes=False)
+    def __init__(self, tag: str = "", prefix: str = "/admin/v2", *, known_query: bool = False) -> None:
+        """`known_query`: a query parameter that a route does not have is refused (`query_parameters.py`)."""
+        self.routes: list[Route] = []
+        self._tags = [tag] if tag else []
+        self._prefix = prefix
+        self._needs = [KNOWN_QUERY] if known_query else []
+
+    def route(
+        self,
+        methods: str | Collection[str],
+        path: str,
+        *needs: Any,
+        refuses: Collection[int] = (),
+        waits_for: WaitsFor = WaitsFor.DATABASE,
+        operation_id: str = "",
+        responses: Mapping[int | str, dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> Callable[[Endpoint], Endpoint]:
+        """Add the function as a route.
+
+        `needs`: actions, of which the caller may do any; and dependencies. `refuses`: statuses besides those that the
+        path and `waits_for` imply. `responses` and `options`: as FastAPI has them.
+        """
+        actions = [one for one in needs if isinstance(one, Action)]
+        dependencies = [allowed(*actions)] if actions else []
+        dependencies += [one for one in needs if not isinstance(one, Action)]
+        statuses = sorted({*refuses, *_implied(path, waits_for)})
+
+        def added(endpoint: Endpoint) -> Endpoint:
+            operation = operation_id or to_camel(endpoint.__name__)
+            self.routes.append(
+                Route(
+                    self._prefix + path,
+                    endpoint,
+                    waits_for=waits_for,
+                    methods=[methods] if isinstance(methods, str) else sorted(methods),
+                    tags=self._tags,
+                    dependencies=[*dependencies, *self._needs],
+                    operation_id=operation,
+                    summary=" ".join(_WORDS.findall(operation)).title(),
+                    responses={**refusals(*statuses), **(responses or {})},
+                    **options,
+                )
+            )
+            return endpoint
+
+        return added
+
+    def get(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        """As `route`."""
+        return self.route("GET", path, *needs, **options)
+
+    def put(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        """As `route`."""
+        return self.route("PUT", path, *needs, **options)
+
+    def post(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        """As `route`."""
+        return self.route("POST", path, *needs, **options)
+
+    def delete(self, path: str, *needs: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        """As `route`."""
+        return self.route("DELETE", path, *needs, **options)
+
+
+def _implied(path: str, waits_for: WaitsFor) -> set[int]:
+    """The statuses of refusals that a route gives for its path, and for what it waits for."""
+    statuses = {412} if "{tenant}" in path else set()
+    if "{namespace}" in path:
+        statuses.add(404)
+    if waits_for in (WaitsFor.STORE, WaitsFor.WORK):
+        statuses.add(507)
+    return statuses
+
+
+def _without_content(
+    endpoint: Callable[..., Coroutine[Any, Any, None]],
+) -> Callable[..., Coroutine[Any, Any, Response]]:
+    @functools.wraps(endpoint)
+    async def call(**values: Any) -> Response:
+        await endpoint(**values)
+        return Response(status_code=204)
+
+    return call
 
 
 async def _parse(request: Request) -> None:

@@ -1,7 +1,7 @@
 """What a request waits for, and the threads that wait: each kind of waiting has a pool of its own.
 
-A route declares what it waits for, `@waits_for(WaitsFor.STORE)`; without that, the database. A store that hangs holds
-the threads of the routes that need it, and no other route notices.
+A route declares what it waits for, `waits_for=WaitsFor.STORE`; without that, the database. A store that hangs holds the
+threads of the routes that need it, and no other route notices.
 
 A pool has a bound for each thing that a hanging part could use up: threads, requests that wait for one, and the time
 until the answer. A request beyond the last two is answered 503 with Retry-After; so is, at once, a request that comes
@@ -36,7 +36,6 @@ from storage.errors import CompactorError
 
 LOG = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
-Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 STUCK_MS = 5_000
 """How long all threads may be held without one of them ending before the pool takes no more requests."""
@@ -46,7 +45,6 @@ _PARSED_HERE_BYTES = 4 << 10
 """A body up to this size takes less time to parse than to hand to a thread."""
 _PER_THREAD = 16
 """Requests that wait for a thread, for each thread there is."""
-_ATTRIBUTE = "_waits_for"
 
 
 class WaitsFor(StrEnum):
@@ -57,22 +55,6 @@ class WaitsFor(StrEnum):
     STORE = "object store"
     WORK = "long work over the object store"
     PARSING = "parsing of bodies"
-
-
-def waits_for(what: WaitsFor) -> Callable[[Endpoint], Endpoint]:
-    """Say of an endpoint what it waits for."""
-
-    def marked(endpoint: Endpoint) -> Endpoint:
-        setattr(endpoint, _ATTRIBUTE, what)
-        return endpoint
-
-    return marked
-
-
-def waited_for(endpoint: Callable[..., Any]) -> WaitsFor:
-    """What an endpoint waits for: the database, unless it declares something else."""
-    found: WaitsFor = getattr(endpoint, _ATTRIBUTE, WaitsFor.DATABASE)
-    return found
 
 
 @dataclass(eq=False)

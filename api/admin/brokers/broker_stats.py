@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from api.admin.tenancy.bundles import RANGES, bundle_of
 from api.admin.topics.stats_models import NO_CONSUMER
 from api.admin.topics.topic_stats import Figures, figures
-from api.http.access import Action, allowed
+from api.http.access import Action
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.observability.logs import Seldom
@@ -24,17 +24,16 @@ from api.service import Parts, Service
 from storage.errors import CompactorError, NotFound
 from storage.model import TopicName
 
-router = Routes(prefix="/admin/v2/broker-stats", tags=["brokers"])
+router = Routes("brokers", "/admin/v2/broker-stats")
 
 
 @router.get(
     "/topics",
-    dependencies=[allowed(Action.SUPERUSER)],
-    operation_id="getBrokerTopics",
+    Action.SUPERUSER,
     response_class=Response,
     responses={200: {"content": {"application/json": {}}, "description": "By namespace, bundle, domain and topic."}},
 )
-async def topics(parts: Parts, request: Request) -> Response:
+async def get_broker_topics(parts: Parts, request: Request) -> Response:
     """Stats of every topic, by namespace and bundle. A topic whose figures cannot be had is left out, and logged."""
     written = parts.pools[WaitsFor.LOG].each(_written(parts, request.app.state.seldom))
     return StreamingResponse(written, media_type="application/json")

@@ -12,16 +12,15 @@ from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from api.admin.models import done
 from api.admin.topics.lookup import service_urls
-from api.http.access import Action, allowed
-from api.http.problems import Problem, refusals
+from api.http.access import Action
+from api.http.problems import Problem
 from api.http.routes import Routes
 from api.service import Parts, Service
 from compactor.maintenance.tasks import Task
 from storage.metadata.policy_store import BROKER
 
-router = Routes(prefix="/admin/v2/brokers", tags=["brokers"])
+router = Routes("brokers", "/admin/v2/brokers")
 
 PULSAR_VERSION = "4.2.4"
 """The broker whose answers these are."""
@@ -40,49 +39,33 @@ class BrokerInfo(BaseModel):
     serviceUrl: str  # noqa: N815
 
 
-@router.get("", dependencies=[allowed(Action.SUPERUSER)], operation_id="listBrokers")
+@router.get("", Action.SUPERUSER)
 def list_brokers(parts: Parts, request: Request) -> list[str]:
     """Host and port of each service process that lives; one that was killed is among them for up to 15 s."""
     return _brokers(parts, request)
 
 
-@router.get(
-    "/version",
-    dependencies=[allowed(Action.ANYONE)],
-    operation_id="getVersion",
-    response_class=Response,
-    responses=_TEXT,
-)
+@router.get("/version", Action.ANYONE, response_class=Response, responses=_TEXT)
 def get_version() -> Response:
     """The version of Pulsar whose admin API this is."""
     return Response(PULSAR_VERSION, media_type="application/json")
 
 
-@router.get(
-    "/health",
-    dependencies=[allowed(Action.ANYONE)],
-    operation_id="healthCheck",
-    response_class=Response,
-    responses=_TEXT | refusals(503),
-)
-def health(parts: Parts) -> Response:
+@router.get("/health", Action.ANYONE, refuses=(503,), response_class=Response, responses=_TEXT)
+def health_check(parts: Parts) -> Response:
     """`ok` if the database answers; 503 if it does not."""
     parts.components.metadata.tenancy.tenants()
     return Response("ok", media_type="application/json")
 
 
-@router.get(
-    "/ready", dependencies=[allowed(Action.ANYONE)], operation_id="isReady", response_class=Response, responses=_TEXT
-)
-def ready() -> Response:
+@router.get("/ready", Action.ANYONE, response_class=Response, responses=_TEXT)
+def is_ready() -> Response:
     """`ok`: it answers. `/readyz` tells more."""
     return Response("ok", media_type="application/json")
 
 
-@router.get(
-    "/leaderBroker", dependencies=[allowed(Action.SUPERUSER)], operation_id="getLeaderBroker", responses=refusals(404)
-)
-def leader(parts: Parts) -> BrokerInfo:
+@router.get("/leaderBroker", Action.SUPERUSER, refuses=(404,))
+def get_leader_broker(parts: Parts) -> BrokerInfo:
     """The service that schedules compactions."""
     services = parts.components.metadata.services
     name = services.leader()
@@ -92,20 +75,20 @@ def leader(parts: Parts) -> BrokerInfo:
     return BrokerInfo(brokerId=urlsplit(found.url).netloc, serviceUrl=found.url)
 
 
-@router.get("/configuration", dependencies=[allowed(Action.SUPERUSER)], operation_id="listDynamicConfigurations")
-def dynamic_configuration() -> list[str]:
+@router.get("/configuration", Action.SUPERUSER)
+def list_dynamic_configurations() -> list[str]:
     """The settings that can be changed while the service runs: none."""
     return []
 
 
-@router.get("/configuration/values", dependencies=[allowed(Action.SUPERUSER)], operation_id="getDynamicConfigurations")
-def dynamic_values() -> dict[str, str]:
+@router.get("/configuration/values", Action.SUPERUSER)
+def get_dynamic_configurations() -> dict[str, str]:
     """Those that were changed: none."""
     return {}
 
 
-@router.get("/configuration/runtime", dependencies=[allowed(Action.SUPERUSER)], operation_id="getRuntimeConfigurations")
-def runtime_configuration(parts: Parts) -> dict[str, str]:
+@router.get("/configuration/runtime", Action.SUPERUSER)
+def get_runtime_configurations(parts: Parts) -> dict[str, str]:
     """The settings of compaction by Pulsar's names. `compactor config show` tells all."""
     policies = parts.components.metadata.policies
     broker = {**policies.broker_defaults, **policies.of_scope(BROKER)}
@@ -117,43 +100,25 @@ def runtime_configuration(parts: Parts) -> dict[str, str]:
     return dict(sorted({**_FIXED, **{name: str(value).lower() for name, value in values.items()}}.items()))
 
 
-@router.post(
-    "/configuration/{name}/{value}",
-    dependencies=[allowed(Action.SUPERUSER)],
-    operation_id="updateDynamicConfiguration",
-    responses=refusals(412),
-)
-def update_dynamic(name: str, value: str) -> Response:
+@router.post("/configuration/{name}/{value}", Action.SUPERUSER, refuses=(412,))
+def update_dynamic_configuration(name: str, value: str) -> Response:
     """Refused: 412."""
     raise Problem(412, "Can't update non-dynamic configuration")
 
 
-@router.delete(
-    "/configuration/{name}",
-    dependencies=[allowed(Action.SUPERUSER)],
-    operation_id="deleteDynamicConfiguration",
-    responses=refusals(412),
-)
-def delete_dynamic(name: str) -> Response:
+@router.delete("/configuration/{name}", Action.SUPERUSER, refuses=(412,))
+def delete_dynamic_configuration(name: str) -> Response:
     """Refused: 412."""
     raise Problem(412, "Can't delete non-dynamic configuration")
 
 
-@router.get(
-    "/backlog-quota-check",
-    dependencies=[allowed(Action.SUPERUSER)],
-    operation_id="backlogQuotaCheck",
-    status_code=204,
-)
-def check_backlogs(parts: Parts) -> Response:
+@router.get("/backlog-quota-check", Action.SUPERUSER)
+def backlog_quota_check(parts: Parts) -> None:
     """Let this service compare backlogs with their quotas now, and expire messages."""
     parts.maintenance.maintenance.hasten(Task.BACKLOG)
-    return done()
 
 
-@router.get(
-    "/{cluster}", dependencies=[allowed(Action.SUPERUSER)], operation_id="listClusterBrokers", responses=refusals(404)
-)
+@router.get("/{cluster}", Action.SUPERUSER, refuses=(404,))
 def list_cluster_brokers(parts: Parts, request: Request, cluster: str) -> list[str]:
     """As `listBrokers`, of the one cluster."""
     if cluster != parts.settings.cluster_name:

@@ -29,7 +29,7 @@ from api.observability.redaction import redacted
 from api.service import Parts, Service
 from storage.errors import CompactorError, ObjectMissing, meaning
 
-router = Routes(tags=["health"])
+router = Routes("health", "")
 LOG = logging.getLogger(__name__)
 _OK = "ok"
 
@@ -48,13 +48,13 @@ class Check(NamedTuple):
     full: str
 
 
-@router.get("/livez", operation_id="livez", response_class=PlainTextResponse)
+@router.get("/livez", response_class=PlainTextResponse)
 async def livez() -> str:
     """The process answers."""
     return "ok\n"
 
 
-@router.get("/readyz", operation_id="readyz", responses={503: {"model": Readiness}})
+@router.get("/readyz", responses={503: {"model": Readiness}})
 async def readyz(parts: Parts, in_full: InFull) -> Readiness:
     """The service can do its work: database, schema and object store answer."""
     found = await parts.readiness.answer(lambda: _checked(parts))
@@ -66,7 +66,6 @@ async def readyz(parts: Parts, in_full: InFull) -> Readiness:
 
 @router.get(
     "/metrics",
-    operation_id="metrics",
     response_class=PlainTextResponse,
     responses={401: {"description": "metrics.authenticate is set."}, 403: {"description": "No superuser."}},
 )

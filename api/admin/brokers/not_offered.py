@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.admin import resolve
 from api.admin.models import done, unset
-from api.http.access import Action, allowed, require_here
+from api.http.access import ANY_USE, Action, require_here
 from api.http.paths import Namespace, Topic
 from api.http.problems import Problem
 from api.http.routes import Routes
@@ -32,7 +32,7 @@ SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
 _TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/"
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}/"
 _CLUSTER = "/admin/v2/clusters/{cluster}"
-_LOOK = (Action.PRODUCE, Action.CONSUME, Action.COMPACT, Action.ADMIN)
+_LOOK = (*ANY_USE, Action.ADMIN)
 
 
 @dataclass(frozen=True)
@@ -289,24 +289,18 @@ def _check_cluster(parts: Service, request: Request) -> None:
 
 def _router() -> Routes:
     """A route a row; what is not offered is not described either."""
-    made = Routes()
+    routes = Routes(prefix="")
     for row in ROWS:
+        needs: tuple[Action, ...] = _LOOK
         if row.path.startswith(_TOPIC):
-            endpoint, needed = _of_topic(row), allowed(*_LOOK)
+            endpoint = _of_topic(row)
         elif row.path.startswith(_NAMESPACE):
-            endpoint, needed = _of_namespace(row), allowed(*_LOOK)
+            endpoint = _of_namespace(row)
         else:
             is_refusal = all(isinstance(answer, str) for answer in row.answers.values())
-            endpoint, needed = _of_service(row), allowed(Action.ANYONE if is_refusal else Action.SUPERUSER)
-        made.add_api_route(
-            row.path,
-            endpoint,
-            methods=sorted(row.answers),
-            dependencies=[needed],
-            response_model=None,
-            include_in_schema=False,
-        )
-    return made
+            endpoint, needs = _of_service(row), (Action.ANYONE if is_refusal else Action.SUPERUSER,)
+        routes.route(row.answers, row.path, *needs, response_model=None, include_in_schema=False)(endpoint)
+    return routes
 
 
 router = _router()

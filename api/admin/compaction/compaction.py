@@ -7,27 +7,25 @@ comes from the runs in SQL, and survives as well (S7).
 from __future__ import annotations
 
 from pydantic import BaseModel
-from starlette.responses import Response
 
 from api.admin import resolve
-from api.admin.models import done
 from api.http.access import (
+    ANY_USE,
     Action,
     CallerName,
     InFull,
-    allowed,
 )
-from api.http.paths import Topic
-from api.http.problems import Problem, refusals
+from api.http.paths import TOPIC_PATH, Topic
+from api.http.problems import Problem
 from api.http.routes import Routes
 from api.reports import shown_error
-from api.service import Parts, Service
-from compactor.scheduling.status import CompactionStatus, StatusAndError, compaction_status
+from api.service import Parts
+from compactor.scheduling import status
+from compactor.scheduling.status import CompactionStatus, StatusAndError
 from storage.errors import CompactionRunning, TopicNotFound
-from storage.metadata.records import TopicRecord
 from storage.model import TopicName
 
-router = Routes(prefix="/admin/v2", tags=["compaction"])
+router = Routes("compaction")
 
 RUNNING = "Compaction already in progress"
 MANUAL = "manual"
@@ -41,14 +39,8 @@ class LongRunningProcessStatus(BaseModel):
     lastError: str = ""  # noqa: N815
 
 
-@router.put(
-    "/persistent/{tenant}/{namespace}/{topic}/compaction",
-    dependencies=[allowed(Action.COMPACT)],
-    operation_id="compact",
-    status_code=204,
-    responses=refusals(404, 409, 412),
-)
-def compact(parts: Parts, caller: CallerName, topic: Topic) -> Response:
+@router.put(TOPIC_PATH + "/compaction", Action.COMPACT, refuses=(409,))
+def compact(parts: Parts, caller: CallerName, topic: Topic) -> None:
     """Compact a topic, or every partition of one. 409 while it, or any of them, is compacted or paused."""
     resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
     records = resolve.topics(parts, topic)
@@ -65,20 +57,14 @@ def compact(parts: Parts, caller: CallerName, topic: Topic) -> Response:
             raise Problem(409, RUNNING) from error
         except TopicNotFound as error:
             raise resolve.not_found(parts, record.name) from error
-    return done()
 
 
-@router.get(
-    "/persistent/{tenant}/{namespace}/{topic}/compaction",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="compactionStatus",
-    responses=refusals(404, 412),
-)
-def status(parts: Parts, topic: Topic, in_full: InFull) -> LongRunningProcessStatus:
+@router.get(TOPIC_PATH + "/compaction", *ANY_USE)
+def compaction_status(parts: Parts, topic: Topic, in_full: InFull) -> LongRunningProcessStatus:
     """How compaction stands; of a partitioned topic: RUNNING if any partition is, then ERROR, then NOT_RUN."""
     found = {}
     for record in resolve.topics(parts, topic):
-        one = _status(parts, record)
+        one = status.compaction_status(parts.components.metadata, record.id)
         found[record.name] = StatusAndError(one.status, shown_error(one.last_error, in_full=in_full) or "")
     whole = summed(found)
     return LongRunningProcessStatus(status=whole.status, lastError=whole.last_error)
@@ -94,7 +80,3 @@ def summed(found: dict[TopicName, StatusAndError]) -> StatusAndError:
             errors = [f"{name}: {one.last_error}" for name, one in of_it.items() if one.last_error]
             return StatusAndError(worst, "; ".join(errors))
     return StatusAndError(CompactionStatus.SUCCESS, "")
-
-
-def _status(parts: Service, record: TopicRecord) -> StatusAndError:
-    return compaction_status(parts.components.metadata, record.id)

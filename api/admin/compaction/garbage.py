@@ -8,17 +8,16 @@ from fastapi import Body
 from pydantic import BaseModel, Field
 
 from api.admin.models import Strict
-from api.http.access import Action, allowed
-from api.http.problems import Problem, refusals
-from api.http.query_parameters import KNOWN_QUERY
+from api.http.access import Action
+from api.http.problems import Problem
 from api.http.routes import Routes
-from api.http.thread_pools import WaitsFor, waits_for
+from api.http.thread_pools import WaitsFor
 from api.reports import shown_error
 from api.service import Parts
 from compactor.maintenance.garbage import Collected, GarbageCollector
 from storage.model import TopicName
 
-router = Routes(prefix="/admin/v2", tags=["garbage"])
+router = Routes("garbage", known_query=True)
 
 LEAST_GRACE_MS = 60_000
 """Twice the term of a heartbeat: with less, what is at work would be taken for dead."""
@@ -64,15 +63,8 @@ class GarbageReport(BaseModel):
     topics: list[TopicGarbage]
 
 
-@router.post(
-    "/garbage",
-    dependencies=[allowed(Action.SUPERUSER), KNOWN_QUERY],
-    operation_id="collectGarbage",
-    response_model=GarbageReport,
-    responses=refusals(400, 404, 412, 507),
-)
-@waits_for(WaitsFor.WORK)
-def collect(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = CollectGarbage()) -> Any:  # noqa: B008
+@router.post("/garbage", Action.SUPERUSER, refuses=(404, 412), waits_for=WaitsFor.WORK, response_model=GarbageReport)
+def collect_garbage(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = CollectGarbage()) -> Any:  # noqa: B008
     """Delete what nothing refers to. A dry run by default."""
     if wanted.topics is not None and wanted.unknownTopics:
         raise Problem(400, "topics and unknownTopics do not go together: leave one of them out")

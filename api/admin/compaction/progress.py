@@ -18,14 +18,12 @@ from starlette.responses import Response, StreamingResponse
 
 from api.admin.compaction.runs import RunId, topic_of_run
 from api.http.access import Action, allowed_on
-from api.http.problems import refusals
-from api.http.query_parameters import KNOWN_QUERY
 from api.http.routes import Routes
 from api.http.run_single_flight import LOOK_MS
 from api.service import Parts, Service
 from storage.metadata.records import RunState
 
-router = Routes(prefix="/admin/v2", tags=["compactions"])
+router = Routes("compactions", known_query=True)
 
 KEEP_ALIVE_MS = 10_000
 """A quiet connection hears something so often."""
@@ -34,15 +32,14 @@ EVENTS = "text/event-stream"
 
 @router.get(
     "/compactions/{run}/events",
-    dependencies=[allowed_on(topic_of_run, Action.COMPACT), KNOWN_QUERY],
-    operation_id="watchCompaction",
+    allowed_on(topic_of_run, Action.COMPACT),
+    refuses=(404,),
     response_class=Response,
     responses={
-        200: {"description": "Events, until the run has ended.", "content": {EVENTS: {"schema": {"type": "string"}}}},
-        **refusals(404),
+        200: {"description": "Events, until the run has ended.", "content": {EVENTS: {"schema": {"type": "string"}}}}
     },
 )
-async def watch(parts: Parts, run: RunId) -> Response:
+async def watch_compaction(parts: Parts, run: RunId) -> Response:
     """Follow a run until it has ended."""
     found = await parts.looks.look(run)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

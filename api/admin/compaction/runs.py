@@ -7,19 +7,14 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query, Request
 from pydantic import BaseModel
-from starlette.responses import Response
 
 from api.admin import resolve
-from api.admin.models import done
 from api.http.access import (
     Action,
     InFull,
-    allowed,
     allowed_on,
 )
-from api.http.paths import Topic
-from api.http.problems import refusals
-from api.http.query_parameters import KNOWN_QUERY
+from api.http.paths import TOPIC_PATH, Topic
 from api.http.routes import Routes
 from api.reports import run_document, shown_error
 from api.service import Parts, Service
@@ -28,9 +23,8 @@ from storage.metadata.compaction_state_records import CompactionState
 from storage.metadata.records import RunRecord, RunState, TopicRecord
 from storage.model import TopicName
 
-router = Routes(prefix="/admin/v2", tags=["compactions"])
+router = Routes("compactions", known_query=True)
 
-_PATH = "/persistent/{tenant}/{namespace}/{topic}"
 MOST_RUNS = 10_000
 RunId = Annotated[int, Path(ge=1, le=2**63 - 1, description="The run's number.")]
 Limit = Annotated[int, Query(ge=1, le=MOST_RUNS, description="The newest so many.")]
@@ -110,14 +104,8 @@ class Scheduler(BaseModel):
     paused: list[Control]
 
 
-@router.get(
-    _PATH + "/compactions",
-    dependencies=[allowed(Action.COMPACT, Action.ADMIN, Action.CONSUME), KNOWN_QUERY],
-    operation_id="getTopicCompactions",
-    response_model=list[Run],
-    responses=refusals(404, 412),
-)
-def topic_runs(parts: Parts, topic: Topic, in_full: InFull, state: State = None, limit: Limit = 50) -> Any:
+@router.get(TOPIC_PATH + "/compactions", Action.COMPACT, Action.ADMIN, Action.CONSUME, response_model=list[Run])
+def get_topic_compactions(parts: Parts, topic: Topic, in_full: InFull, state: State = None, limit: Limit = 50) -> Any:
     """The runs of a topic, or of all partitions of one, the newest first."""
     records = resolve.topics(parts, topic)
     found: list[tuple[TopicName, RunRecord]] = []
@@ -127,25 +115,14 @@ def topic_runs(parts: Parts, topic: Topic, in_full: InFull, state: State = None,
     return _shown(parts, found[:limit], in_full)
 
 
-@router.get(
-    "/compactions",
-    dependencies=[allowed(Action.SUPERUSER), KNOWN_QUERY],
-    operation_id="getCompactions",
-    response_model=list[Run],
-    responses=refusals(400),
-)
-def all_runs(parts: Parts, state: State = None, limit: Limit = 50) -> Any:
+@router.get("/compactions", Action.SUPERUSER, response_model=list[Run])
+def get_compactions(parts: Parts, state: State = None, limit: Limit = 50) -> Any:
     """The runs of all topics, the newest first."""
     return _shown(parts, parts.components.metadata.all_runs(limit, state=state), True)
 
 
-@router.get(
-    "/compactions/scheduler",
-    dependencies=[allowed(Action.SUPERUSER), KNOWN_QUERY],
-    operation_id="getScheduler",
-    responses=refusals(400),
-)
-def scheduler(parts: Parts) -> Scheduler:
+@router.get("/compactions/scheduler", Action.SUPERUSER)
+def get_scheduler(parts: Parts) -> Scheduler:
     """The leader, the services, the queue, and the topics that fail, with their back-off, or are paused."""
     metadata = parts.components.metadata
     leader = metadata.services.leader()
@@ -171,57 +148,34 @@ def scheduler(parts: Parts) -> Scheduler:
     )
 
 
-@router.get(
-    "/compactions/{run}",
-    dependencies=[allowed_on(topic_of_run, Action.COMPACT), KNOWN_QUERY],
-    operation_id="getCompaction",
-    response_model=Run,
-    responses=refusals(404),
-)
-def run(parts: Parts, run: RunId, in_full: InFull) -> Any:
+@router.get("/compactions/{run}", allowed_on(topic_of_run, Action.COMPACT), refuses=(404,), response_model=Run)
+def get_compaction(parts: Parts, run: RunId, in_full: InFull) -> Any:
     """One run: how far it is, its policies, its numbers, and why it failed if it did."""
     record = parts.components.metadata.run(run)
     return _shown(parts, [(parts.components.metadata.snapshot(record.topic_id).topic.name, record)], in_full)[0]
 
 
-@router.delete(
-    "/compactions/{run}",
-    dependencies=[allowed_on(topic_of_run, Action.COMPACT), KNOWN_QUERY],
-    operation_id="cancelCompaction",
-    status_code=204,
-    responses=refusals(404, 409),
-)
-def cancel(
+@router.delete("/compactions/{run}", allowed_on(topic_of_run, Action.COMPACT), refuses=(404, 409))
+def cancel_compaction(
     parts: Parts,
     run: RunId,
     reason: Annotated[str, Query(max_length=1000, description="Kept with the run.")] = "cancelled by hand",
-) -> Response:
+) -> None:
     """Cancel a run that is under way: it publishes nothing from now on, and its worker stops within seconds.
 
     A topic that is still due, because it is over a threshold, is compacted again soon: pause it to keep it from that.
     """
     parts.components.metadata.cancel_run(run, reason)
-    return done()
 
 
-@router.get(
-    _PATH + "/compaction/control",
-    dependencies=[allowed(Action.COMPACT, Action.ADMIN), KNOWN_QUERY],
-    operation_id="getCompactionControl",
-    responses=refusals(404, 412),
-)
-def control(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
+@router.get(TOPIC_PATH + "/compaction/control", Action.COMPACT, Action.ADMIN)
+def get_compaction_control(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """What is wanted of the compaction of a topic, or of each of its partitions."""
     return [_now(parts, record, in_full) for record in resolve.topics(parts, topic)]
 
 
-@router.post(
-    _PATH + "/compaction/pause",
-    dependencies=[allowed(Action.COMPACT, Action.ADMIN), KNOWN_QUERY],
-    operation_id="pauseCompaction",
-    responses=refusals(404, 412),
-)
-def pause(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
+@router.post(TOPIC_PATH + "/compaction/pause", Action.COMPACT, Action.ADMIN)
+def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Stop a run that is under way and make none until it is resumed, as many times as it was paused (S5).
 
     Of a partitioned topic all partitions are paused, or none.
@@ -231,26 +185,16 @@ def pause(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     return [_control(record, one, in_full) for record, one in zip(records, made, strict=True)]
 
 
-@router.post(
-    _PATH + "/compaction/resume",
-    dependencies=[allowed(Action.COMPACT, Action.ADMIN), KNOWN_QUERY],
-    operation_id="resumeCompaction",
-    responses=refusals(404, 409, 412),
-)
-def resume(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
+@router.post(TOPIC_PATH + "/compaction/resume", Action.COMPACT, Action.ADMIN, refuses=(409,))
+def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
     records = resolve.topics(parts, topic)
     made = parts.components.metadata.control.resume_all([record.id for record in records])
     return [_control(record, one, in_full) for record, one in zip(records, made, strict=True)]
 
 
-@router.post(
-    _PATH + "/compaction/abort",
-    dependencies=[allowed(Action.COMPACT, Action.ADMIN), KNOWN_QUERY],
-    operation_id="abortCompaction",
-    responses=refusals(404, 409, 412),
-)
-def abort(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
+@router.post(TOPIC_PATH + "/compaction/abort", Action.COMPACT, Action.ADMIN, refuses=(409,))
+def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
     records = resolve.topics(parts, topic)
     made = parts.components.metadata.control.abort_all([record.id for record in records])

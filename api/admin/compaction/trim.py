@@ -15,18 +15,17 @@ from pydantic import BaseModel
 
 from api.admin import resolve
 from api.admin.models import Strict, done
-from api.http.access import Action, InFull, allowed
-from api.http.paths import Topic
-from api.http.problems import Problem, refusals
-from api.http.query_parameters import KNOWN_QUERY
+from api.http.access import Action, InFull
+from api.http.paths import TOPIC_PATH, Topic
+from api.http.problems import Problem
 from api.http.routes import Routes
-from api.http.thread_pools import WaitsFor, waits_for
+from api.http.thread_pools import WaitsFor
 from api.reports import trim_document
 from api.service import Parts
 from compactor.maintenance.retention import Retention
 from storage.reading.positions import parse_trim_place
 
-router = Routes(prefix="/admin/v2", tags=["trim"])
+router = Routes("trim", known_query=True)
 
 
 class Trim(Strict):
@@ -76,14 +75,14 @@ DryRun = Annotated[
 
 
 @router.post(
-    "/persistent/{tenant}/{namespace}/{topic}/trim",
-    dependencies=[allowed(Action.ADMIN), KNOWN_QUERY],
-    operation_id="trimTopic",
+    TOPIC_PATH + "/trim",
+    Action.ADMIN,
+    refuses=(405, 409),
+    waits_for=WaitsFor.WORK,
     response_model=list[TrimReport],
-    responses={204: {"description": "Trimmed, as `dryRun` was not given."}, **refusals(400, 404, 405, 409, 412, 507)},
+    responses={204: {"description": "Trimmed, as `dryRun` was not given."}},
 )
-@waits_for(WaitsFor.WORK)
-def trim(
+def trim_topic(
     parts: Parts, topic: Topic, in_full: InFull, wanted: Annotated[Trim | None, Body()] = None, dry_run: DryRun = None
 ) -> Any:
     """Let raw ledgers of a topic, or of each partition, go; with `dryRun`, report them, or what would go."""

@@ -10,18 +10,17 @@ from typing import Any
 from pydantic import BaseModel
 
 from api.admin import resolve
-from api.http.access import Action, InFull, allowed
-from api.http.paths import Topic
-from api.http.problems import Problem, refusals
-from api.http.query_parameters import KNOWN_QUERY
+from api.http.access import Action, InFull
+from api.http.paths import TOPIC_PATH, Topic
+from api.http.problems import Problem
 from api.http.routes import Routes
-from api.http.thread_pools import WaitsFor, waits_for
+from api.http.thread_pools import WaitsFor
 from api.reports import verify_document
 from api.service import Parts
 from compactor.engines.engine import InProcess
 from compactor.verify.verify import Verifier
 
-router = Routes(prefix="/admin/v2", tags=["compactions"])
+router = Routes("compactions", known_query=True)
 
 
 class Difference(BaseModel):
@@ -50,14 +49,14 @@ class VerifyReport(BaseModel):
 
 
 @router.post(
-    "/persistent/{tenant}/{namespace}/{topic}/compaction/verify",
-    dependencies=[allowed(Action.COMPACT, Action.ADMIN), KNOWN_QUERY],
-    operation_id="verifyTopic",
+    TOPIC_PATH + "/compaction/verify",
+    Action.COMPACT,
+    Action.ADMIN,
+    refuses=(409,),
+    waits_for=WaitsFor.WORK,
     response_model=list[VerifyReport],
-    responses=refusals(404, 409, 412, 507),
 )
-@waits_for(WaitsFor.WORK)
-def verify(parts: Parts, topic: Topic, in_full: InFull) -> Any:
+def verify_topic(parts: Parts, topic: Topic, in_full: InFull) -> Any:
     """A report of the topic, or one of each partition. 409 while another one is under way here."""
     records = resolve.topics(parts, topic)
     components = parts.components

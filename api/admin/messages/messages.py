@@ -25,14 +25,13 @@ from api.admin.messages.entries import (
     entry_response,
     refuse_far,
 )
-from api.admin.models import done
 from api.formats.encoding import TextEncoding, to_bytes
 from api.formats.jsonl import JsonLines
-from api.http.access import Action, allowed
-from api.http.paths import Topic, decoded
-from api.http.problems import Problem, refusals
+from api.http.access import Action
+from api.http.paths import TOPIC_PATH, Topic, decoded
+from api.http.problems import Problem
 from api.http.routes import Routes
-from api.http.thread_pools import WaitsFor, waits_for
+from api.http.thread_pools import WaitsFor
 from api.messaging.key_routing import partition_of
 from api.service import Parts, Service
 from compactor.maintenance.truncation import Truncation
@@ -44,9 +43,8 @@ from storage.model import Message, MessageId, TopicName
 from storage.reading.positions import first_at
 from storage.topic import Topic as OpenTopic
 
-router = Routes(prefix="/admin/v2", tags=["messages"])
+router = Routes("messages")
 
-_PATH = "/persistent/{tenant}/{namespace}/{topic}"
 _LONG = 2**63 - 1
 AGE = "X-Compactor-Age"
 """Of the newest message of a key, also of a tombstone: what partitions in several services are compared by."""
@@ -75,14 +73,8 @@ class KeyMessage(BaseModel):
     properties: dict[str, str] | None = None
 
 
-@router.get(
-    _PATH + "/lastMessageId",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="getLastMessageId",
-    responses=refusals(404, 405, 412, 507),
-)
-@waits_for(WaitsFor.STORE)
-def last_message_id(
+@router.get(TOPIC_PATH + "/lastMessageId", Action.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
+def get_last_message_id(
     parts: Parts,
     topic: Topic,
     read_compacted: Annotated[bool, Query(alias="readCompacted", description="Of a reader with the flag.")] = False,
@@ -96,14 +88,8 @@ def last_message_id(
     return _answer(last, topic, last.batch_index, size)
 
 
-@router.get(
-    _PATH + "/messageid/{timestamp}",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="getMessageIdByTimestamp",
-    responses=refusals(404, 405, 412, 507),
-)
-@waits_for(WaitsFor.STORE)
-def message_id_by_timestamp(
+@router.get(TOPIC_PATH + "/messageid/{timestamp}", Action.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
+def get_message_id_by_timestamp(
     parts: Parts,
     topic: Topic,
     timestamp: Annotated[int, Path(ge=0, le=_LONG)],
@@ -125,14 +111,14 @@ def message_id_by_timestamp(
 
 
 @router.get(
-    _PATH + "/ledger/{ledger}/entry/{entry}",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="getMessageById",
+    TOPIC_PATH + "/ledger/{ledger}/entry/{entry}",
+    Action.CONSUME,
+    refuses=(405,),
+    waits_for=WaitsFor.STORE,
     response_class=Response,
-    responses=RESPONSE | refusals(404, 405, 412, 507),
+    responses=RESPONSE,
 )
-@waits_for(WaitsFor.STORE)
-def message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, authoritative: bool = False) -> Response:
+def get_message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, authoritative: bool = False) -> Response:
     """One raw entry, by its id."""
     _refuse_partitioned(
         parts,
@@ -143,13 +129,13 @@ def message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, authorita
 
 
 @router.get(
-    _PATH + "/examinemessage",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="examineMessage",
+    TOPIC_PATH + "/examinemessage",
+    Action.CONSUME,
+    refuses=(405,),
+    waits_for=WaitsFor.STORE,
     response_class=Response,
-    responses=RESPONSE | refusals(404, 405, 412, 507),
+    responses=RESPONSE,
 )
-@waits_for(WaitsFor.STORE)
 def examine_message(
     parts: Parts,
     topic: Topic,
@@ -193,14 +179,12 @@ SealedOnly = Annotated[
 
 
 @router.get(
-    _PATH + "/key/{key}",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="getKey",
+    TOPIC_PATH + "/key/{key}",
+    Action.CONSUME,
+    waits_for=WaitsFor.STORE,
     response_model=KeyMessage,
     response_model_exclude_none=False,
-    responses=refusals(400, 404, 412, 507),
 )
-@waits_for(WaitsFor.STORE)
 def get_key(
     parts: Parts,
     response: Response,
@@ -218,14 +202,7 @@ def get_key(
     return _of_key(parts, response, topic, decoded(key), key_encoding, value_encoding, sealed_only)
 
 
-@router.get(
-    _PATH + "/key",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="getEmptyKey",
-    response_model=KeyMessage,
-    responses=refusals(400, 404, 412, 507),
-)
-@waits_for(WaitsFor.STORE)
+@router.get(TOPIC_PATH + "/key", Action.CONSUME, waits_for=WaitsFor.STORE, response_model=KeyMessage)
 def get_empty_key(
     parts: Parts,
     response: Response,
@@ -243,15 +220,8 @@ def get_empty_key(
     return _of_key(parts, response, topic, key, key_encoding, value_encoding, sealed_only)
 
 
-@router.delete(
-    _PATH + "/truncate",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="truncateTopic",
-    status_code=204,
-    responses=refusals(404, 409, 412, 507),
-)
-@waits_for(WaitsFor.WORK)
-def truncate(parts: Parts, topic: Topic, authoritative: bool = False) -> Response:
+@router.delete(TOPIC_PATH + "/truncate", Action.ADMIN, refuses=(409,), waits_for=WaitsFor.WORK)
+def truncate_topic(parts: Parts, topic: Topic, authoritative: bool = False) -> None:
     """Clear a topic, or all partitions of one or none, raw and compacted; offsets go on.
 
     What cursors and compaction have not read is lost to them.
@@ -262,7 +232,6 @@ def truncate(parts: Parts, topic: Topic, authoritative: bool = False) -> Respons
     components = parts.components
     truncation = Truncation(components.metadata, parts.patient_store, components.clock, components.log)
     truncation.truncate_all(records)
-    return done()
 
 
 def _of_key(

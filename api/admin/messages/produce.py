@@ -26,13 +26,12 @@ from api.admin.messages.produce_models import (
 )
 from api.background.maintenance_loop import QUOTA_LOOK_MS
 from api.formats.encoding import TextEncoding, to_text
-from api.http.access import Action, allowed
+from api.http.access import Action
 from api.http.owner_proxy import Elsewhere
-from api.http.paths import Topic, segment
+from api.http.paths import TOPIC_PATH, Topic, segment
 from api.http.problems import (
     Problem,
     log_for_operators,
-    refusals,
     status_of,
     told,
 )
@@ -50,7 +49,7 @@ from storage.model import MessageId, TopicName
 from storage.options.policies import HOLD
 from storage.topic import Topic as OpenTopic
 
-router = Routes(prefix="/topics", tags=["produce"])
+router = Routes("produce", "/topics")
 
 RETRY, REFUSED = 1, 2
 """Error codes of a message: the same may work later; it cannot be taken."""
@@ -73,14 +72,7 @@ _BODY: dict[str, Any] = {
 }
 
 
-@router.post(
-    "/persistent/{tenant}/{namespace}/{topic}",
-    dependencies=[allowed(Action.PRODUCE)],
-    operation_id="produce",
-    response_model=ProducerAcks,
-    openapi_extra=_BODY,
-    responses=refusals(400, 404, 409, 412, 415, 507),
-)
+@router.post(TOPIC_PATH, Action.PRODUCE, refuses=(409, 415, 507), response_model=ProducerAcks, openapi_extra=_BODY)
 async def produce(
     parts: Parts,
     request: Request,
@@ -95,12 +87,11 @@ async def produce(
 
 
 @router.post(
-    "/persistent/{tenant}/{namespace}/{topic}/partitions/{partition}",
-    dependencies=[allowed(Action.PRODUCE)],
-    operation_id="produceToPartition",
+    TOPIC_PATH + "/partitions/{partition}",
+    Action.PRODUCE,
+    refuses=(409, 415, 507),
     response_model=ProducerAcks,
     openapi_extra=_BODY,
-    responses=refusals(400, 404, 409, 412, 415, 507),
 )
 async def produce_to_partition(
     parts: Parts,

@@ -23,11 +23,10 @@ from starlette.responses import Response, StreamingResponse
 from api.admin import resolve
 from api.formats.encoding import TextEncoding
 from api.formats.jsonl import JsonLines
-from api.http.access import Action, allowed, caller_of
+from api.http.access import Action, caller_of
 from api.http.owner_proxy import FORWARDED
-from api.http.paths import Topic
+from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import Problem, refusals
-from api.http.query_parameters import KNOWN_QUERY
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
@@ -41,7 +40,7 @@ from storage.reading.reader_state import ReaderState
 from storage.reading.snapshot_reader import Limits, messages
 from storage.topic import Topic as OpenTopic
 
-router = Routes(prefix="/admin/v2", tags=["read"])
+router = Routes("read", known_query=True)
 
 JSON_LINES = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -67,13 +66,7 @@ KeyEncoding = Annotated[TextEncoding, Query(alias="keyEncoding", description="Ho
 ValueEncoding = Annotated[TextEncoding, Query(alias="valueEncoding", description="How values are shown.")]
 
 
-@router.get(
-    "/persistent/{tenant}/{namespace}/{topic}/messages",
-    dependencies=[allowed(Action.CONSUME), KNOWN_QUERY],
-    operation_id="readMessages",
-    response_class=Response,
-    responses=_RESPONSES,
-)
+@router.get(TOPIC_PATH + "/messages", Action.CONSUME, response_class=Response, responses=_RESPONSES)
 async def read_messages(
     parts: Parts,
     request: Request,

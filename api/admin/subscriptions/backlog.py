@@ -12,15 +12,12 @@ from typing import Annotated, Any
 
 from fastapi import Body, Path, Request
 from pydantic import BaseModel
-from starlette.responses import Response
 
 from api.admin import resolve
 from api.admin.messages.entries import MOST_ENTRIES, entries
-from api.admin.models import done
 from api.admin.subscriptions.cursor_moves import clear_backlog
 from api.admin.subscriptions.cursor_positions import (
     ONE,
-    PATH,
     MissingTold,
     ResetCursorData,
     Subscription,
@@ -28,17 +25,19 @@ from api.admin.subscriptions.cursor_positions import (
     refuse_partitioned,
 )
 from api.admin.tenancy.bundles import bundle_of, check_bundle
-from api.http.access import Action, allowed
+from api.http.access import Action
 from api.http.owner_proxy import Elsewhere
 from api.http.paths import (
+    NAMESPACE_PATH,
+    TOPIC_PATH,
     Namespace,
     Topic,
     decoded,
     segment,
 )
-from api.http.problems import Problem, refusals
+from api.http.problems import Problem
 from api.http.routes import Routes
-from api.http.thread_pools import WaitsFor, waits_for
+from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from compactor.maintenance.backlog_limits import bytes_behind, extents
 from storage.cursor import Cursor
@@ -48,10 +47,9 @@ from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import EARLIEST, MessageId
 from storage.reading.positions import first_at
 
-router = Routes(prefix="/admin/v2", tags=["backlog"])
+router = Routes("backlog")
 
-_NAMESPACE = "/namespaces/{tenant}/{namespace}"
-_BUNDLE = _NAMESPACE + "/{bundle}"
+_BUNDLE = NAMESPACE_PATH + "/{bundle}"
 Bundle = Annotated[str, Path(description="One of the namespace's bundles: only its topics.")]
 
 
@@ -72,14 +70,8 @@ class AnalyzedBacklog(BaseModel):
     lastMessageId: str | None = None  # noqa: N815
 
 
-@router.put(
-    PATH + "/backlogSize",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="getBacklogSizeByMessageId",
-    responses=refusals(400, 404, 405, 412, 507),
-)
-@waits_for(WaitsFor.STORE)
-def backlog_size(parts: Parts, topic: Topic, place: Annotated[ResetCursorData, Body()]) -> int:
+@router.put(TOPIC_PATH + "/backlogSize", Action.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
+def get_backlog_size_by_message_id(parts: Parts, topic: Topic, place: Annotated[ResetCursorData, Body()]) -> int:
     """About how many bytes are at a message or behind it; -1:-1: how many there are."""
     refuse_partitioned(parts, topic, "calculate backlog size is not allowed for partitioned-topic")
     record = resolve.topic(parts, topic)
@@ -93,14 +85,9 @@ def backlog_size(parts: Parts, topic: Topic, place: Annotated[ResetCursorData, B
 
 
 @router.post(
-    ONE + "/analyzeBacklog",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="analyzeSubscriptionBacklog",
-    response_model_exclude_none=True,
-    responses=refusals(400, 404, 405, 412, 507),
+    ONE + "/analyzeBacklog", Action.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE, response_model_exclude_none=True
 )
-@waits_for(WaitsFor.STORE)
-def analyze_backlog(
+def analyze_subscription_backlog(
     parts: Parts, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData | None, Body()] = None
 ) -> AnalyzedBacklog:
     """Read and count what a subscription has before it, from its position or a message on, to 10,000 entries."""
@@ -139,87 +126,51 @@ def _entry_id(row: dict[str, Any]) -> str:
     return f"{row['ledger_id']}:{row['entry_id']}"
 
 
-@router.post(
-    _NAMESPACE + "/clearBacklog",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="clearNamespaceBacklog",
-    status_code=204,
-    responses=refusals(404, 409, 412, 507),
-)
-async def clear_namespace(parts: Parts, request: Request, namespace: Namespace) -> Response:
+@router.post(NAMESPACE_PATH + "/clearBacklog", Action.CONSUME, refuses=(409, 507))
+async def clear_namespace_backlog(parts: Parts, request: Request, namespace: Namespace) -> None:
     """Acknowledge all that there is for all subscriptions of all topics; `__compaction` stays where it is."""
-    return await _clear(parts, request, namespace, None, None)
+    await _clear(parts, request, namespace, None, None)
 
 
-@router.post(
-    _NAMESPACE + "/clearBacklog/{subscription}",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="clearNamespaceBacklogForSubscription",
-    status_code=204,
-    responses=refusals(404, 409, 412, 507),
-)
-async def clear_namespace_subscription(
+@router.post(NAMESPACE_PATH + "/clearBacklog/{subscription}", Action.CONSUME, refuses=(409, 507))
+async def clear_namespace_backlog_for_subscription(
     parts: Parts, request: Request, namespace: Namespace, subscription: Subscription
-) -> Response:
+) -> None:
     """The same for the subscriptions of that name."""
-    return await _clear(parts, request, namespace, None, subscription)
+    await _clear(parts, request, namespace, None, subscription)
 
 
-@router.post(
-    _BUNDLE + "/clearBacklog",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="clearNamespaceBundleBacklog",
-    status_code=204,
-    responses=refusals(404, 409, 412, 507),
-)
-async def clear_bundle(parts: Parts, request: Request, namespace: Namespace, bundle: Bundle) -> Response:
+@router.post(_BUNDLE + "/clearBacklog", Action.CONSUME, refuses=(409, 507))
+async def clear_namespace_bundle_backlog(parts: Parts, request: Request, namespace: Namespace, bundle: Bundle) -> None:
     """The same for the topics of one bundle."""
-    return await _clear(parts, request, namespace, bundle, None)
+    await _clear(parts, request, namespace, bundle, None)
 
 
-@router.post(
-    _BUNDLE + "/clearBacklog/{subscription}",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="clearNamespaceBundleBacklogForSubscription",
-    status_code=204,
-    responses=refusals(404, 409, 412, 507),
-)
-async def clear_bundle_subscription(
+@router.post(_BUNDLE + "/clearBacklog/{subscription}", Action.CONSUME, refuses=(409, 507))
+async def clear_namespace_bundle_backlog_for_subscription(
     parts: Parts, request: Request, namespace: Namespace, bundle: Bundle, subscription: Subscription
-) -> Response:
+) -> None:
     """The same for the subscriptions of that name, of the topics of one bundle."""
-    return await _clear(parts, request, namespace, bundle, subscription)
+    await _clear(parts, request, namespace, bundle, subscription)
 
 
-@router.post(
-    _NAMESPACE + "/unsubscribe/{subscription}",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="unsubscribeNamespace",
-    status_code=204,
-    responses=refusals(404, 412),
-)
-async def unsubscribe_namespace(parts: Parts, namespace: Namespace, subscription: Subscription) -> Response:
+@router.post(NAMESPACE_PATH + "/unsubscribe/{subscription}", Action.CONSUME)
+async def unsubscribe_namespace(parts: Parts, namespace: Namespace, subscription: Subscription) -> None:
     """Delete the subscriptions of that name of all topics."""
-    return await _unsubscribe(parts, namespace, None, subscription)
+    await _unsubscribe(parts, namespace, None, subscription)
 
 
-@router.post(
-    _BUNDLE + "/unsubscribe/{subscription}",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="unsubscribeNamespaceBundle",
-    status_code=204,
-    responses=refusals(404, 412),
-)
-async def unsubscribe_bundle(
+@router.post(_BUNDLE + "/unsubscribe/{subscription}", Action.CONSUME)
+async def unsubscribe_namespace_bundle(
     parts: Parts, namespace: Namespace, bundle: Bundle, subscription: Subscription
-) -> Response:
+) -> None:
     """The same for the topics of one bundle."""
-    return await _unsubscribe(parts, namespace, bundle, subscription)
+    await _unsubscribe(parts, namespace, bundle, subscription)
 
 
 async def _clear(
     parts: Service, request: Request, namespace: str, bundle: str | None, subscription: str | None
-) -> Response:
+) -> None:
     wanted = None if subscription is None else _no_compaction(subscription)
     database, store = parts.pools[WaitsFor.DATABASE], parts.pools[WaitsFor.STORE]
     for record in await database.run(_topics, parts, namespace, bundle):
@@ -232,7 +183,6 @@ async def _clear(
                 answer = await parts.forwarding.send(request, other.service, "POST", target, b"")
                 if answer.status_code not in (204, 404):
                     raise Problem(answer.status_code, f"{record.name}: {answer.text[:500]}") from other
-    return done()
 
 
 def _clear_here(parts: Service, record: TopicRecord, name: str) -> None:
@@ -244,11 +194,10 @@ def _clear_here(parts: Service, record: TopicRecord, name: str) -> None:
         return
 
 
-async def _unsubscribe(parts: Service, namespace: str, bundle: str | None, subscription: str) -> Response:
+async def _unsubscribe(parts: Service, namespace: str, bundle: str | None, subscription: str) -> None:
     name, database = _no_compaction(subscription), parts.pools[WaitsFor.DATABASE]
     for record in await database.run(_topics, parts, namespace, bundle):
         await database.run(_delete, parts, record, name)
-    return done()
 
 
 def _delete(parts: Service, record: TopicRecord, name: str) -> None:

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 from fastapi import Body, Path, Request
 from pydantic import Field
-from starlette.responses import Response
 
 from api.admin import resolve
-from api.admin.models import Strict, TextByName, done
+from api.admin.models import Strict, TextByName
 from api.http.access import Action, require_here
 from api.http.paths import decoded
 from api.http.problems import Problem
@@ -121,7 +120,7 @@ class MissingTold:
 
 def each(
     parts: Service, topic: TopicName, subscription: str, do: Callable[[TopicRecord, str], object], reads: bool = True
-) -> Response:
+) -> None:
     """Do it to the subscription of the topic, or of each partition that has it. `reads`: it looks at messages.
 
     A partition may lack it because the same request failed behind it: asked again, it is done to the others.
@@ -138,7 +137,6 @@ def each(
     if not found:
         with MissingTold(records[0], name):
             raise NotFound(f"there is no subscription {name} of {topic}", "see its list of subscriptions")
-    return done()
 
 
 def at_hand(parts: Service, topic: TopicName) -> list[TopicRecord]:

@@ -21,11 +21,10 @@ from api.admin.messages.entries import (
     entry_response,
     refuse_far,
 )
-from api.admin.models import TextByName, done
+from api.admin.models import TextByName
 from api.admin.subscriptions.cursor_positions import (
     LONG,
     ONE,
-    PATH,
     MissingTold,
     Owned,
     PlaceBody,
@@ -39,11 +38,11 @@ from api.admin.subscriptions.cursor_positions import (
     position_of,
     refuse_partitioned,
 )
-from api.http.access import Action, allowed
-from api.http.paths import Topic, decoded
-from api.http.problems import Problem, refusals
+from api.http.access import Action
+from api.http.paths import TOPIC_PATH, Topic, decoded
+from api.http.problems import Problem
 from api.http.routes import Routes
-from api.http.thread_pools import WaitsFor, waits_for
+from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import Conflict
 from storage.ledger.seek import AtOffset
@@ -51,31 +50,19 @@ from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
 from storage.model import MessageId
 from storage.reading.positions import is_behind_end
 
-router = Routes(prefix="/admin/v2", tags=["subscriptions"])
+router = Routes("subscriptions")
 
 EXISTS = "Subscription already exists for topic"
 
 
-@router.get(
-    PATH + "/subscriptions",
-    dependencies=[allowed(Action.ADMIN, Action.CONSUME)],
-    operation_id="getSubscriptions",
-    responses=refusals(404, 412),
-)
-def list_subscriptions(parts: Parts, topic: Topic, authoritative: bool = False) -> list[str]:
+@router.get(TOPIC_PATH + "/subscriptions", Action.ADMIN, Action.CONSUME)
+def get_subscriptions(parts: Parts, topic: Topic, authoritative: bool = False) -> list[str]:
     """Their names; of a partitioned topic those of all partitions."""
     records = resolve.topics(parts, topic)
     return sorted({one.name for record in records for one in parts.components.metadata.cursors(record.id)})
 
 
-@router.put(
-    ONE,
-    dependencies=[allowed(Action.CONSUME), Depends(changes_it)],
-    operation_id="createSubscription",
-    status_code=204,
-    responses=refusals(400, 404, 409, 412, 507),
-)
-@waits_for(WaitsFor.STORE)
+@router.put(ONE, Action.CONSUME, Depends(changes_it), refuses=(409,), waits_for=WaitsFor.STORE)
 def create_subscription(
     parts: Parts,
     topic: Topic,
@@ -83,7 +70,7 @@ def create_subscription(
     place: PlaceBody = None,
     replicated: bool = False,
     authoritative: bool = False,
-) -> Response:
+) -> None:
     """Make one; without a place it begins with messages that are still to come. What it needs is not trimmed."""
     name, asked = decoded(subscription), place_of(place)
     records = at_hand(parts, topic)
@@ -93,16 +80,9 @@ def create_subscription(
     found = [_created(parts, record, name, asked) for record in records]
     if found and not any(found):
         raise Problem(409, EXISTS)
-    return done()
 
 
-@router.delete(
-    ONE,
-    dependencies=[allowed(Action.CONSUME), Depends(changes_it)],
-    operation_id="deleteSubscription",
-    status_code=204,
-    responses=refusals(404, 409, 412),
-)
+@router.delete(ONE, Action.CONSUME, Depends(changes_it), refuses=(409,))
 def delete_subscription(
     parts: Parts,
     topic: Topic,
@@ -111,19 +91,14 @@ def delete_subscription(
         bool, Query(description="__compaction also where its keys would be lost: raw is trimmed.")
     ] = False,
     authoritative: bool = False,
-) -> Response:
+) -> None:
     """Delete one. With `__compaction` go the compacted ledger and a run that is under way."""
     metadata = parts.components.metadata
-    return each(parts, topic, subscription, lambda record, name: metadata.delete_cursor(record.id, name, force), False)
+    each(parts, topic, subscription, lambda record, name: metadata.delete_cursor(record.id, name, force), False)
 
 
-@router.get(
-    ONE + "/properties",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="getSubscriptionProperties",
-    responses=refusals(404, 412),
-)
-def get_properties(
+@router.get(ONE + "/properties", Action.CONSUME)
+def get_subscription_properties(
     parts: Parts, topic: Topic, subscription: Subscription, authoritative: bool = False
 ) -> dict[str, str]:
     """The properties of a subscription."""
@@ -135,36 +110,30 @@ def get_properties(
     return found
 
 
-@router.put(
-    ONE + "/properties",
-    dependencies=[allowed(Action.CONSUME), Depends(changes_it)],
-    operation_id="updateSubscriptionProperties",
-    status_code=204,
-    responses=refusals(400, 404, 412),
-)
-def set_properties(
+@router.put(ONE + "/properties", Action.CONSUME, Depends(changes_it))
+def update_subscription_properties(
     parts: Parts,
     topic: Topic,
     subscription: Subscription,
     properties: Annotated[TextByName, Body()],
     authoritative: bool = False,
-) -> Response:
+) -> None:
     """Set them, instead of those that there were."""
     cursors = parts.components.metadata.acknowledgements
-    return each(
+    each(
         parts, topic, subscription, lambda record, name: cursors.replace_properties(record.id, name, properties), False
     )
 
 
 @router.get(
     ONE + "/position/{position}",
-    dependencies=[allowed(Action.CONSUME)],
-    operation_id="peekNthMessage",
+    Action.CONSUME,
+    refuses=(405,),
+    waits_for=WaitsFor.STORE,
     response_class=Response,
-    responses=RESPONSE | refusals(404, 405, 412, 507),
+    responses=RESPONSE,
 )
-@waits_for(WaitsFor.STORE)
-def peek(
+def peek_nth_message(
     parts: Parts,
     topic: Topic,
     subscription: Subscription,

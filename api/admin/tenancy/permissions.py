@@ -12,24 +12,21 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Body, Path
-from starlette.responses import Response
 
 from api.admin import resolve
-from api.admin.models import done
-from api.admin.policies.policy_models import for_pulsar
+from api.admin.policies.namespace_policies import for_pulsar
 from api.admin.tenancy.tenants import NO_TENANT, Tenant
 from api.http.access import (
     GRANTABLE,
     Action,
-    allowed,
     topic_grants,
 )
-from api.http.paths import Namespace, Topic, decoded
-from api.http.problems import Problem, missing_told, refusals
+from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded
+from api.http.problems import Problem, missing_told
 from api.http.routes import Routes
 from api.service import Parts
 
-router = Routes(prefix="/admin/v2", tags=["permissions"])
+router = Routes("permissions")
 
 NOT_SET = "Permissions are not set at the topic level"
 MAX_ROLE_BYTES = 1024
@@ -37,12 +34,7 @@ Role = Annotated[str, Path(description="Role, as the token's subject names it.")
 Actions = Annotated[list[str], Body(description="All that the role may do there, in place of what it might.")]
 
 
-@router.get(
-    "/namespaces/{tenant}/{namespace}/permissions",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="getNamespacePermissions",
-    responses=refusals(404, 412),
-)
+@router.get(NAMESPACE_PATH + "/permissions", Action.ADMIN)
 def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = False) -> dict[str, list[str]]:
     """What was granted in the namespace, by role. `all`: with what Pulsar's clients do not know."""
     with missing_told("Namespace does not exist"):
@@ -50,41 +42,22 @@ def get_namespace_permissions(parts: Parts, namespace: Namespace, all: bool = Fa
     return {role: list(actions) for role, actions in found.items()} if all else for_pulsar(found)
 
 
-@router.post(
-    "/namespaces/{tenant}/{namespace}/permissions/{role}",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="grantNamespacePermission",
-    status_code=204,
-    responses=refusals(400, 404, 412),
-)
-def grant_namespace_permission(parts: Parts, namespace: Namespace, role: Role, actions: Actions) -> Response:
+@router.post(NAMESPACE_PATH + "/permissions/{role}", Action.ADMIN)
+def grant_namespace_permission(parts: Parts, namespace: Namespace, role: Role, actions: Actions) -> None:
     """Let a role do exactly this in the namespace."""
     check_actions(actions)
     with missing_told("Namespace does not exist"):
         parts.components.metadata.tenancy.permit(namespace, check_role(role), sorted(set(actions)))
-    return done()
 
 
-@router.delete(
-    "/namespaces/{tenant}/{namespace}/permissions/{role}",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="revokeNamespacePermission",
-    status_code=204,
-    responses=refusals(404, 412),
-)
-def revoke_namespace_permission(parts: Parts, namespace: Namespace, role: Role) -> Response:
+@router.delete(NAMESPACE_PATH + "/permissions/{role}", Action.ADMIN)
+def revoke_namespace_permission(parts: Parts, namespace: Namespace, role: Role) -> None:
     """Take what was granted to a role in the namespace; nothing is no error."""
     with missing_told("Namespace does not exist"):
         parts.components.metadata.tenancy.revoke(namespace, check_role(role))
-    return done()
 
 
-@router.get(
-    "/persistent/{tenant}/{namespace}/{topic}/permissions",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="getTopicPermissions",
-    responses=refusals(404, 412),
-)
+@router.get(TOPIC_PATH + "/permissions", Action.ADMIN)
 def get_topic_permissions(parts: Parts, topic: Topic, all: bool = False) -> dict[str, list[str]]:
     """What its namespace and the topic itself grant, by role. `all`: with what Pulsar's clients do not know."""
     resolve.topics(parts, topic)
@@ -96,42 +69,23 @@ def get_topic_permissions(parts: Parts, topic: Topic, all: bool = False) -> dict
     return found if all else for_pulsar(found)
 
 
-@router.post(
-    "/persistent/{tenant}/{namespace}/{topic}/permissions/{role}",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="grantTopicPermission",
-    status_code=204,
-    responses=refusals(400, 404, 412),
-)
-def grant_topic_permission(parts: Parts, topic: Topic, role: Role, actions: Actions) -> Response:
+@router.post(TOPIC_PATH + "/permissions/{role}", Action.ADMIN)
+def grant_topic_permission(parts: Parts, topic: Topic, role: Role, actions: Actions) -> None:
     """Let a role do exactly this with the topic, besides what its namespace grants."""
     check_actions(actions)
     with missing_told(f"Topic {topic} not found"):
         parts.components.metadata.tenancy.permit(str(topic), check_role(role), sorted(set(actions)))
-    return done()
 
 
-@router.delete(
-    "/persistent/{tenant}/{namespace}/{topic}/permissions/{role}",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="revokeTopicPermission",
-    status_code=204,
-    responses=refusals(404, 412),
-)
-def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> Response:
+@router.delete(TOPIC_PATH + "/permissions/{role}", Action.ADMIN)
+def revoke_topic_permission(parts: Parts, topic: Topic, role: Role) -> None:
     """Take what was granted to a role for the topic; 412 if that was nothing."""
     with missing_told(f"Topic {topic} not found"):
         if not parts.components.metadata.tenancy.revoke(str(topic), check_role(role)):
             raise Problem(412, NOT_SET)
-    return done()
 
 
-@router.get(
-    "/tenants/{tenant}/permissions",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="getTenantPermissions",
-    responses=refusals(404, 412),
-)
+@router.get("/tenants/{tenant}/permissions", Action.ADMIN, refuses=(404,))
 def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]:
     """What was granted in the tenant, for all its namespaces, by role. Pulsar has no such call."""
     with missing_told(NO_TENANT):
@@ -139,33 +93,19 @@ def get_tenant_permissions(parts: Parts, tenant: Tenant) -> dict[str, list[str]]
     return {role: list(actions) for role, actions in found.items()}
 
 
-@router.post(
-    "/tenants/{tenant}/permissions/{role}",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="grantTenantPermission",
-    status_code=204,
-    responses=refusals(400, 404, 412),
-)
-def grant_tenant_permission(parts: Parts, tenant: Tenant, role: Role, actions: Actions) -> Response:
+@router.post("/tenants/{tenant}/permissions/{role}", Action.ADMIN, refuses=(404,))
+def grant_tenant_permission(parts: Parts, tenant: Tenant, role: Role, actions: Actions) -> None:
     """Let a role do exactly this in all namespaces of the tenant. Pulsar has no such call."""
     check_actions(actions)
     with missing_told(NO_TENANT):
         parts.components.metadata.tenancy.permit(tenant, check_role(role), sorted(set(actions)))
-    return done()
 
 
-@router.delete(
-    "/tenants/{tenant}/permissions/{role}",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="revokeTenantPermission",
-    status_code=204,
-    responses=refusals(404, 412),
-)
-def revoke_tenant_permission(parts: Parts, tenant: Tenant, role: Role) -> Response:
+@router.delete("/tenants/{tenant}/permissions/{role}", Action.ADMIN, refuses=(404,))
+def revoke_tenant_permission(parts: Parts, tenant: Tenant, role: Role) -> None:
     """Take what was granted to a role in the tenant. Pulsar has no such call."""
     with missing_told(NO_TENANT):
         parts.components.metadata.tenancy.revoke(tenant, check_role(role))
-    return done()
 
 
 def check_role(role: str) -> str:

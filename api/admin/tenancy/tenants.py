@@ -6,19 +6,18 @@ from typing import Annotated, Any
 
 from fastapi import Body, Depends, Request
 from pydantic import Field
-from starlette.responses import Response
 
-from api.admin.models import Strict, done
+from api.admin.models import Strict
 from api.admin.topics.lookup import service_urls
-from api.http.access import Action, allowed
+from api.http.access import Action
 from api.http.paths import named
-from api.http.problems import Problem, missing_told, refusals
+from api.http.problems import Problem, missing_told
 from api.http.routes import Routes
 from api.service import Parts, Service
 from storage.errors import Conflict, InvalidTopicName, NotFound
 from storage.model import TopicName
 
-router = Routes(prefix="/admin/v2", tags=["tenants"])
+router = Routes("tenants")
 
 NO_TENANT = "Tenant does not exist"
 
@@ -54,18 +53,13 @@ class ClusterInfo(Strict):
     brokerClientTlsEnabledWithKeyStore: bool = False  # noqa: N815
 
 
-@router.get("/clusters", dependencies=[allowed(Action.SUPERUSER)], operation_id="listClusters")
+@router.get("/clusters", Action.SUPERUSER)
 def list_clusters(parts: Parts) -> list[str]:
     """The one cluster."""
     return [parts.settings.cluster_name]
 
 
-@router.get(
-    "/clusters/{cluster}",
-    dependencies=[allowed(Action.SUPERUSER)],
-    operation_id="getCluster",
-    responses=refusals(404),
-)
+@router.get("/clusters/{cluster}", Action.SUPERUSER, refuses=(404,))
 def get_cluster(parts: Parts, request: Request, cluster: str) -> ClusterInfo:
     """Where the cluster is reached."""
     if cluster != parts.settings.cluster_name:
@@ -74,15 +68,13 @@ def get_cluster(parts: Parts, request: Request, cluster: str) -> ClusterInfo:
     return ClusterInfo(serviceUrl=http, brokerServiceUrl=binary)
 
 
-@router.get("/tenants", dependencies=[allowed(Action.SUPERUSER)], operation_id="listTenants")
+@router.get("/tenants", Action.SUPERUSER)
 def list_tenants(parts: Parts) -> list[str]:
     """All tenants, by name."""
     return parts.components.metadata.tenancy.tenants()
 
 
-@router.get(
-    "/tenants/{tenant}", dependencies=[allowed(Action.ADMIN)], operation_id="getTenant", responses=refusals(404, 412)
-)
+@router.get("/tenants/{tenant}", Action.ADMIN, refuses=(404,))
 def get_tenant(parts: Parts, tenant: Tenant) -> TenantInfo:
     """The tenant's administrators and clusters."""
     with missing_told(NO_TENANT):
@@ -90,46 +82,26 @@ def get_tenant(parts: Parts, tenant: Tenant) -> TenantInfo:
     return TenantInfo(adminRoles=sorted(found.admin_roles), allowedClusters=sorted(found.allowed_clusters))
 
 
-@router.put(
-    "/tenants/{tenant}",
-    dependencies=[allowed(Action.SUPERUSER)],
-    operation_id="createTenant",
-    status_code=204,
-    responses=refusals(400, 409, 412),
-)
-def create_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo | None, Body()] = None) -> Response:
+@router.put("/tenants/{tenant}", Action.SUPERUSER, refuses=(409,))
+def create_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo | None, Body()] = None) -> None:
     """Make a tenant."""
     roles, clusters = _checked(parts, info)
     try:
         parts.components.metadata.tenancy.create_tenant(tenant, roles, clusters)
     except Conflict as error:
         raise Problem(409, "Tenant already exist") from error
-    return done()
 
 
-@router.post(
-    "/tenants/{tenant}",
-    dependencies=[allowed(Action.SUPERUSER)],
-    operation_id="updateTenant",
-    status_code=204,
-    responses=refusals(400, 404, 412),
-)
-def update_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo, Body()]) -> Response:
+@router.post("/tenants/{tenant}", Action.SUPERUSER, refuses=(404,))
+def update_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo, Body()]) -> None:
     """Set a tenant's administrators and clusters, in place of what it has."""
     roles, clusters = _checked(parts, info)
     with missing_told(NO_TENANT):
         parts.components.metadata.tenancy.update_tenant(tenant, roles, clusters)
-    return done()
 
 
-@router.delete(
-    "/tenants/{tenant}",
-    dependencies=[allowed(Action.SUPERUSER)],
-    operation_id="deleteTenant",
-    status_code=204,
-    responses=refusals(404, 405, 409, 412),
-)
-def delete_tenant(parts: Parts, tenant: Tenant, force: bool = False) -> Response:
+@router.delete("/tenants/{tenant}", Action.SUPERUSER, refuses=(404, 405, 409))
+def delete_tenant(parts: Parts, tenant: Tenant, force: bool = False) -> None:
     """Delete a tenant that has no namespaces. `force` is refused: delete its namespaces first."""
     if force:
         raise Problem(405, "Broker doesn't allow forced deletion of tenants")
@@ -139,7 +111,6 @@ def delete_tenant(parts: Parts, tenant: Tenant, force: bool = False) -> Response
         raise Problem(404, NO_TENANT) from error
     except Conflict as error:
         raise Problem(409, "The tenant still has active namespaces") from error
-    return done()
 
 
 def _checked(parts: Service, info: TenantInfo | None) -> tuple[list[str], list[str]]:

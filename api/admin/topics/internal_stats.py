@@ -18,40 +18,27 @@ from api.admin.topics.stats_models import (
     TopicInternalStats,
 )
 from api.admin.topics.topic_stats import EntryPosition, Figures, figures
-from api.http.access import Action, allowed
-from api.http.paths import Topic
-from api.http.problems import refusals
+from api.http.access import ANY_USE
+from api.http.paths import TOPIC_PATH, Topic
 from api.http.routes import Routes
-from api.http.thread_pools import WaitsFor, waits_for
+from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, CursorRecord
 from storage.metadata.stats import CursorStanding
 from storage.metadata.tenancy_records import PartitionedTopic
 
-router = Routes(prefix="/admin/v2", tags=["stats"])
+router = Routes("stats")
 
 
-@router.get(
-    "/persistent/{tenant}/{namespace}/{topic}/internalStats",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="getInternalStats",
-    response_model_exclude_none=True,
-    responses=refusals(404, 412),
-)
-@waits_for(WaitsFor.LOG)
+@router.get(TOPIC_PATH + "/internalStats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_internal_stats(parts: Parts, topic: Topic) -> TopicInternalStats:
     """Ledgers and cursors of a topic."""
     return internal_stats(of_topic(parts, topic, lines=True))
 
 
 @router.get(
-    "/persistent/{tenant}/{namespace}/{topic}/partitioned-internalStats",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="getPartitionedInternalStats",
-    response_model_exclude_none=True,
-    responses=refusals(404, 412),
+    TOPIC_PATH + "/partitioned-internalStats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True
 )
-@waits_for(WaitsFor.LOG)
 def get_partitioned_internal_stats(parts: Parts, topic: Topic) -> PartitionedTopicInternalStats:
     """Ledgers and cursors of each partition."""
     whole = partitioned(parts, topic)
@@ -61,14 +48,7 @@ def get_partitioned_internal_stats(parts: Parts, topic: Topic) -> PartitionedTop
     )
 
 
-@router.get(
-    "/persistent/{tenant}/{namespace}/{topic}/internal-info",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="getInternalInfo",
-    response_model_exclude_none=True,
-    responses=refusals(404, 412),
-)
-@waits_for(WaitsFor.LOG)
+@router.get(TOPIC_PATH + "/internal-info", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
     """What metadata holds of a topic, or of each partition of a partitioned one."""
     whole = parts.components.metadata.tenancy.partitioned(topic)

@@ -12,14 +12,12 @@ from pydantic import BaseModel, Field
 
 from api.admin import resolve
 from api.admin.models import Strict
-from api.http.access import Action, allowed
-from api.http.paths import Topic
-from api.http.problems import refusals
-from api.http.query_parameters import KNOWN_QUERY
+from api.http.access import Action
+from api.http.paths import TOPIC_PATH, Topic
 from api.http.routes import Routes
 from api.service import Parts
 
-router = Routes(prefix="/admin/v2", tags=["topics"])
+router = Routes("topics", known_query=True)
 
 
 class ReleaseLease(Strict):
@@ -38,13 +36,7 @@ class LeaseReport(BaseModel):
     expires_at: int | None
 
 
-@router.post(
-    "/persistent/{tenant}/{namespace}/{topic}/release-lease",
-    dependencies=[allowed(Action.ADMIN), KNOWN_QUERY],
-    operation_id="releaseLease",
-    response_model=list[LeaseReport],
-    responses=refusals(400, 404, 409, 412),
-)
+@router.post(TOPIC_PATH + "/release-lease", Action.ADMIN, refuses=(409,), response_model=list[LeaseReport])
 def release_lease(parts: Parts, topic: Topic, wanted: Annotated[ReleaseLease, Body()] = ReleaseLease()) -> Any:  # noqa: B008
     """Release the writer's lease of a topic, or of each partition. A dry run by default."""
     found = []

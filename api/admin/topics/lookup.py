@@ -13,15 +13,14 @@ from starlette.responses import Response
 
 from api.admin import resolve
 from api.admin.tenancy.bundles import bundle_of
-from api.http.access import Action, allowed
+from api.http.access import ANY_USE
 from api.http.paths import Topic
-from api.http.problems import refusals
 from api.http.routes import Routes
 from api.service import Parts, Service
 from storage.errors import TopicNotFound
 from storage.model import TopicName
 
-router = Routes(prefix="/lookup/v2", tags=["lookup"])
+router = Routes("lookup", "/lookup/v2")
 
 BINARY_PORT = 6650
 """Pulsar's own."""
@@ -36,12 +35,7 @@ class LookupData(BaseModel):
     brokerUrlSsl: str = ""  # noqa: N815
 
 
-@router.get(
-    "/topic/persistent/{tenant}/{namespace}/{topic}",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="lookupTopic",
-    responses=refusals(404, 412),
-)
+@router.get("/topic/persistent/{tenant}/{namespace}/{topic}", *ANY_USE)
 def lookup_topic(parts: Parts, request: Request, topic: Topic) -> LookupData:
     """The service that has the topic's lease, or else this one."""
     resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
@@ -51,10 +45,9 @@ def lookup_topic(parts: Parts, request: Request, topic: Topic) -> LookupData:
 
 @router.get(
     "/topic/persistent/{tenant}/{namespace}/{topic}/bundle",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="lookupBundle",
+    *ANY_USE,
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}, **refusals(404, 412)},
+    responses={200: {"content": {"text/plain": {}}}},
 )
 def lookup_bundle(parts: Parts, topic: Topic) -> Response:
     """The bundle that a topic is in, one of those of its namespace."""

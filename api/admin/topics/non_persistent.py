@@ -8,36 +8,26 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from api.admin import resolve
-from api.http.access import Action, allowed
+from api.http.access import ANY_USE, Action
 from api.http.paths import Namespace
-from api.http.problems import Problem, refusals
+from api.http.problems import Problem
 from api.http.routes import Routes
 from api.service import Parts
 
-router = Routes(prefix="/admin/v2", tags=["topics"])
+router = Routes("topics")
 
 ONLY_PERSISTENT = "Only persistent topics can be stored and compacted: use persistent://"
 
 
-@router.get(
-    "/non-persistent/{tenant}/{namespace}",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="listNonPersistentTopics",
-    responses=refusals(404, 412),
-)
-def list_non_persistent(parts: Parts, namespace: Namespace) -> list[str]:
+@router.get("/non-persistent/{tenant}/{namespace}", *ANY_USE)
+def list_non_persistent_topics(parts: Parts, namespace: Namespace) -> list[str]:
     """None."""
     resolve.namespace(parts, namespace)
     return []
 
 
-@router.get(
-    "/non-persistent/{tenant}/{namespace}/partitioned",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="listPartitionedNonPersistentTopics",
-    responses=refusals(404, 412),
-)
-def list_partitioned_non_persistent(parts: Parts, namespace: Namespace) -> list[str]:
+@router.get("/non-persistent/{tenant}/{namespace}/partitioned", *ANY_USE)
+def list_partitioned_non_persistent_topics(parts: Parts, namespace: Namespace) -> list[str]:
     """None."""
     resolve.namespace(parts, namespace)
     return []
@@ -49,11 +39,5 @@ def refuse(rest: str) -> Response:
 
 
 for _verb in ("GET", "PUT", "POST", "DELETE"):
-    router.add_api_route(
-        "/non-persistent/{rest:path}",
-        refuse,
-        methods=[_verb],
-        dependencies=[allowed(Action.ANYONE)],
-        operation_id=f"nonPersistent{_verb.title()}",
-        responses=refusals(412),
-    )
+    _operation = f"nonPersistent{_verb.title()}"
+    router.route(_verb, "/non-persistent/{rest:path}", Action.ANYONE, refuses=(412,), operation_id=_operation)(refuse)

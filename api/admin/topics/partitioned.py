@@ -6,14 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
-from starlette.responses import Response
 
 from api.admin import resolve
 from api.admin.models import (
     UNREADABLE,
     EmptyBody,
     Strict,
-    done,
     int_number,
     parsed,
     read_body,
@@ -25,18 +23,18 @@ from api.admin.topics.topics import (
     connected,
     written_by_a_service,
 )
-from api.http.access import Action, allowed
-from api.http.paths import Namespace, Topic
-from api.http.problems import Problem, refusals
+from api.http.access import ANY_USE, Action
+from api.http.paths import TOPIC_PATH, Namespace, Topic
+from api.http.problems import Problem
 from api.http.routes import Routes
-from api.http.thread_pools import WaitsFor, waits_for
+from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import Conflict, LeaseHeld, NotFound, TopicNotFound
 from storage.metadata.tenancy_partitions import MAX_PARTITIONS
 from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
 
-router = Routes(prefix="/admin/v2", tags=["partitioned topics"])
+router = Routes("partitioned topics")
 
 
 class PartitionedTopicMetadata(BaseModel):
@@ -105,27 +103,15 @@ async def _wanted_body(request: Request) -> _Wanted:
 Wanted = Annotated[_Wanted, Depends(_wanted_body)]
 
 
-@router.get(
-    "/persistent/{tenant}/{namespace}/partitioned",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="listPartitionedTopics",
-    responses=refusals(404, 412),
-)
-def list_partitioned(parts: Parts, namespace: Namespace) -> list[str]:
+@router.get("/persistent/{tenant}/{namespace}/partitioned", *ANY_USE)
+def list_partitioned_topics(parts: Parts, namespace: Namespace) -> list[str]:
     """The partitioned topics of a namespace, without their partitions."""
     resolve.namespace(parts, namespace)
     return [str(one.name) for one in parts.components.metadata.tenancy.partitioned_in(namespace)]
 
 
-@router.put(
-    "/persistent/{tenant}/{namespace}/{topic}/partitions",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="createPartitionedTopic",
-    status_code=204,
-    openapi_extra=_BODY,
-    responses=UNREADABLE | refusals(404, 406, 409, 412),
-)
-def create_partitioned(parts: Parts, topic: Topic, wanted: Wanted) -> Response:
+@router.put(TOPIC_PATH + "/partitions", Action.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
+def create_partitioned_topic(parts: Parts, topic: Topic, wanted: Wanted) -> None:
     """Make a partitioned topic with its partitions."""
     _check_number(wanted.partitions)
     if topic.partition >= 0:
@@ -136,23 +122,15 @@ def create_partitioned(parts: Parts, topic: Topic, wanted: Wanted) -> Response:
         raise Problem(404, NO_NAMESPACE) from error
     except Conflict as error:
         raise Problem(409, EXISTS) from error
-    return done()
 
 
-@router.post(
-    "/persistent/{tenant}/{namespace}/{topic}/partitions",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="updatePartitionedTopic",
-    status_code=204,
-    openapi_extra=_BODY,
-    responses=UNREADABLE | refusals(404, 406, 409, 412),
-)
-def update_partitioned(
+@router.post(TOPIC_PATH + "/partitions", Action.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
+def update_partitioned_topic(
     parts: Parts,
     topic: Topic,
     wanted: Wanted,
     force: bool = False,
-) -> Response:
+) -> None:
     """Add partitions; they get the policies of those that there are. There can never be fewer."""
     _check_number(wanted.partitions)
     tenancy = parts.components.metadata.tenancy
@@ -165,30 +143,16 @@ def update_partitioned(
     except Conflict as error:
         raise Problem(409, " ".join(str(error).split())) from error
     resolve.share_policies(parts, after)
-    return done()
 
 
-@router.post(
-    "/persistent/{tenant}/{namespace}/{topic}/createMissedPartitions",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="createMissedPartitions",
-    status_code=204,
-    responses=refusals(404, 409, 412),
-)
-def create_missed_partitions(parts: Parts, topic: Topic) -> Response:
+@router.post(TOPIC_PATH + "/createMissedPartitions", Action.ADMIN, refuses=(409,))
+def create_missed_partitions(parts: Parts, topic: Topic) -> None:
     """Bring back partitions that were deleted by themselves, empty, with the policies of the others."""
     whole = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
     resolve.share_policies(parts, parts.components.metadata.tenancy.update_partitions(topic, whole.partitions))
-    return done()
 
 
-@router.get(
-    "/persistent/{tenant}/{namespace}/{topic}/partitions",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="getPartitionedMetadata",
-    response_model_exclude_none=True,
-    responses=refusals(404, 412),
-)
+@router.get(TOPIC_PATH + "/partitions", *ANY_USE, response_model_exclude_none=True)
 def get_partitioned_metadata(parts: Parts, topic: Topic) -> PartitionedTopicMetadata:
     """How many partitions the topic has; 0 for one without. Topics are not made by being asked for."""
     whole = parts.components.metadata.tenancy.partitioned(topic)
@@ -198,15 +162,8 @@ def get_partitioned_metadata(parts: Parts, topic: Topic) -> PartitionedTopicMeta
     return PartitionedTopicMetadata(partitions=0)
 
 
-@router.delete(
-    "/persistent/{tenant}/{namespace}/{topic}/partitions",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="deletePartitionedTopic",
-    status_code=204,
-    responses=refusals(404, 409, 412),
-)
-@waits_for(WaitsFor.LOG)
-def delete_partitioned(parts: Parts, topic: Topic, force: bool = False) -> Response:
+@router.delete(TOPIC_PATH + "/partitions", Action.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
+def delete_partitioned_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
     """Delete it with its partitions, all or nothing; as `deleteTopic`."""
     metadata = parts.components.metadata
     whole = metadata.tenancy.partitioned(topic)
@@ -225,7 +182,6 @@ def delete_partitioned(parts: Parts, topic: Topic, force: bool = False) -> Respo
         raise Problem(412, connected()) from error
     except NotFound as error:
         raise Problem(404, f"Topic {topic} not found.") from error
-    return done()
 
 
 def _not_partitioned(parts: Service, topic: TopicName) -> Problem:

@@ -20,11 +20,11 @@ from api.admin.topics.stats_models import (
     TopicStats,
 )
 from api.admin.topics.topic_stats import Figures, compaction_figures, figures
-from api.http.access import Action, allowed
-from api.http.paths import Topic
-from api.http.problems import Problem, refusals
+from api.http.access import ANY_USE
+from api.http.paths import TOPIC_PATH, Topic
+from api.http.problems import Problem
 from api.http.routes import Routes
-from api.http.thread_pools import WaitsFor, waits_for
+from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
 from storage.metadata.stats import CursorStanding
@@ -32,7 +32,7 @@ from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
 from storage.options.policies import TopicPolicies
 
-router = Routes(prefix="/admin/v2", tags=["stats"])
+router = Routes("stats")
 
 Precise = Annotated[bool, Query(alias="getPreciseBacklog", description="Count single acknowledgements, too.")]
 Sizes = Annotated[bool, Query(alias="subscriptionBacklogSize", description="With the backlog's bytes; else -1.")]
@@ -42,14 +42,7 @@ NOT_COUNTED = -1
 """A subscription's backlog in bytes, where nobody asked for it."""
 
 
-@router.get(
-    "/persistent/{tenant}/{namespace}/{topic}/stats",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="getStats",
-    response_model_exclude_none=True,
-    responses=refusals(404, 412),
-)
-@waits_for(WaitsFor.LOG)
+@router.get(TOPIC_PATH + "/stats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_stats(
     parts: Parts,
     request: Request,
@@ -64,14 +57,7 @@ def get_stats(
     return topic_stats(found, policies, _owner(parts, request), sizes=sizes, earliest=earliest)
 
 
-@router.get(
-    "/persistent/{tenant}/{namespace}/{topic}/partitioned-stats",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="getPartitionedStats",
-    response_model_exclude_none=True,
-    responses=refusals(404, 412),
-)
-@waits_for(WaitsFor.LOG)
+@router.get(TOPIC_PATH + "/partitioned-stats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_partitioned_stats(
     parts: Parts,
     request: Request,
@@ -103,13 +89,7 @@ def get_partitioned_stats(
     return summed
 
 
-@router.get(
-    "/persistent/{tenant}/{namespace}/{topic}/backlog",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="getBacklog",
-    responses=refusals(404, 412),
-)
-@waits_for(WaitsFor.LOG)
+@router.get(TOPIC_PATH + "/backlog", *ANY_USE, waits_for=WaitsFor.LOG)
 def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicStats:
     """How much a topic holds, and how much of it is before its slowest cursor."""
     found = of_topic(parts, topic)

@@ -8,36 +8,30 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Body, Query
-from starlette.responses import Response
 
 from api.admin import resolve
 from api.admin.brokers.not_offered import check_no_shadow
-from api.admin.models import TextByName, done
+from api.admin.models import TextByName
 from api.admin.tenancy.bundles import bundle_of, check_bundle
-from api.http.access import Action, allowed
-from api.http.paths import Namespace, Topic
-from api.http.problems import Problem, refusals
+from api.http.access import ANY_USE, Action
+from api.http.paths import TOPIC_PATH, Namespace, Topic
+from api.http.problems import Problem
 from api.http.routes import Routes
-from api.http.thread_pools import WaitsFor, waits_for
+from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import Conflict, LeaseHeld, NotFound
 from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
 from storage.owner import owner_name, same_process
 
-router = Routes(prefix="/admin/v2", tags=["topics"])
+router = Routes("topics")
 
 EXISTS = "This topic already exists"
 NO_NAMESPACE = "Namespace not found"
 Properties = Annotated[TextByName | None, Body(description="Properties of the topic; may be left out.")]
 
 
-@router.get(
-    "/persistent/{tenant}/{namespace}",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="listTopics",
-    responses=refusals(404, 412),
-)
+@router.get("/persistent/{tenant}/{namespace}", *ANY_USE)
 def list_topics(
     parts: Parts,
     namespace: Namespace,
@@ -50,14 +44,8 @@ def list_topics(
     return [str(name) for name in names if wanted is None or bundle_of(name) == wanted]
 
 
-@router.put(
-    "/persistent/{tenant}/{namespace}/{topic}",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="createTopic",
-    status_code=204,
-    responses=refusals(400, 404, 409, 412),
-)
-def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> Response:
+@router.put(TOPIC_PATH, Action.ADMIN, refuses=(409,))
+def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> None:
     """Make a topic without partitions."""
     check_no_shadow(properties or {})
     tenancy = parts.components.metadata.tenancy
@@ -72,18 +60,10 @@ def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> R
         raise Problem(409, EXISTS) from error
     if whole is not None:
         resolve.share_policies(parts, whole)
-    return done()
 
 
-@router.delete(
-    "/persistent/{tenant}/{namespace}/{topic}",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="deleteTopic",
-    status_code=204,
-    responses=refusals(404, 409, 412),
-)
-@waits_for(WaitsFor.LOG)
-def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> Response:
+@router.delete(TOPIC_PATH, Action.ADMIN, refuses=(409,), waits_for=WaitsFor.LOG)
+def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
     """Delete a topic with all that belongs to it; a compaction that runs is stopped and never publishes (S8).
 
     Refused while somebody writes it who is no service, an import for example, unless `force` is given.
@@ -100,16 +80,10 @@ def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> Response:
         raise Problem(412, connected()) from error
     except NotFound as error:
         raise resolve.not_found(parts, topic) from error
-    return done()
 
 
-@router.get(
-    "/persistent/{tenant}/{namespace}/{topic}/properties",
-    dependencies=[allowed(Action.PRODUCE, Action.CONSUME, Action.COMPACT)],
-    operation_id="getTopicProperties",
-    responses=refusals(404, 412),
-)
-def get_properties(parts: Parts, topic: Topic) -> dict[str, str]:
+@router.get(TOPIC_PATH + "/properties", *ANY_USE)
+def get_topic_properties(parts: Parts, topic: Topic) -> dict[str, str]:
     """The properties of a topic, or of a partitioned topic."""
     tenancy = parts.components.metadata.tenancy
     whole = tenancy.partitioned(topic)
@@ -118,59 +92,38 @@ def get_properties(parts: Parts, topic: Topic) -> dict[str, str]:
     return tenancy.topic_properties(resolve.topic(parts, topic).id)
 
 
-@router.put(
-    "/persistent/{tenant}/{namespace}/{topic}/properties",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="updateTopicProperties",
-    status_code=204,
-    responses=refusals(400, 404, 412),
-)
-def update_properties(
+@router.put(TOPIC_PATH + "/properties", Action.ADMIN)
+def update_topic_properties(
     parts: Parts,
     topic: Topic,
     properties: Annotated[TextByName, Body(description="Those to add or replace.")],
-) -> Response:
+) -> None:
     """Add or replace properties; those that are not named stay."""
     tenancy = parts.components.metadata.tenancy
     if tenancy.partitioned(topic) is not None:
         tenancy.set_partitioned_properties(topic, properties)
     else:
         tenancy.set_topic_properties(resolve.topic(parts, topic).id, properties)
-    return done()
 
 
-@router.delete(
-    "/persistent/{tenant}/{namespace}/{topic}/properties",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="removeTopicProperty",
-    status_code=204,
-    responses=refusals(400, 404, 412),
-)
-def remove_property(
+@router.delete(TOPIC_PATH + "/properties", Action.ADMIN)
+def remove_topic_property(
     parts: Parts,
     topic: Topic,
     key: Annotated[str, Query(description="The property to remove; none of that name is no error.")],
-) -> Response:
+) -> None:
     """Remove one property."""
     tenancy = parts.components.metadata.tenancy
     if tenancy.partitioned(topic) is not None:
         tenancy.set_partitioned_properties(topic, {}, [key])
     else:
         tenancy.remove_topic_property(resolve.topic(parts, topic).id, key)
-    return done()
 
 
-@router.put(
-    "/persistent/{tenant}/{namespace}/{topic}/unload",
-    dependencies=[allowed(Action.ADMIN)],
-    operation_id="unloadTopic",
-    status_code=204,
-    responses=refusals(404, 412),
-)
-def unload_topic(parts: Parts, topic: Topic) -> Response:
+@router.put(TOPIC_PATH + "/unload", Action.ADMIN)
+def unload_topic(parts: Parts, topic: Topic) -> None:
     """Nothing is loaded, so nothing happens: a compaction goes on, and its status stays (S7)."""
     resolve.topics(parts, topic)
-    return done()
 
 
 def written_by_a_service(parts: Service, topic_id: int) -> bool:

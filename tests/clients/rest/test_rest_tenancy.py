@@ -8,7 +8,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from sqlalchemy import Connection
 
+from storage.errors import Unavailable
+from storage.metadata import policy_store
 from storage.metadata.compaction_state_records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.service_store import ServiceStore
 from tests.clocks import ManualClock
@@ -107,6 +110,30 @@ def test_a_namespace_begins_with_the_policies_it_is_given(served: Served, namesp
     assert "clusterThatCanDeleteNamespace" not in document
     assert _get(served, f"/namespaces/{other}/compactionThreshold") == 4096
     assert "compaction_threshold" not in _get(served, f"/namespaces/{namespace}")
+
+
+@pytest.mark.parametrize("written", [0, 1, 2, 3])
+def test_a_namespace_is_made_with_all_of_its_policies_or_not_at_all(
+    served: Served, namespace: str, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    put, names = policy_store._put, []
+
+    def failing(connection: Connection, scope: str, name: str, value: object) -> None:
+        if len(names) == written:
+            raise Unavailable("the database is away", "try again")
+        names.append(name)
+        put(connection, scope, name, value)
+
+    monkeypatch.setattr(policy_store, "_put", failing)
+    policies = {
+        "retention_policies": {"retentionTimeInMinutes": 10, "retentionSizeInMB": 3},
+        "compaction_threshold": 4096,
+        "message_ttl_in_seconds": 60,
+    }
+    other = f"{namespace}-whole"
+    assert _reason(served, "PUT", f"/namespaces/{other}", policies)[0] == 503
+    assert _reason(served, "GET", f"/namespaces/{other}")[0] == 404
+    assert served.service.components.metadata.policies.of_scope(f"namespace:{other}") == {}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from api.http.access import (
     Action,
     Authentication,
     CallerName,
-    allowed,
 )
 from api.http.paths import EncodedSlashes
 from api.http.routes import Routes
@@ -25,25 +24,25 @@ from storage.model import TopicName
 from tests.asgi import TestClient, access_of, with_pools
 
 SECRET = bytes(32)
-router = Routes()
+router = Routes(prefix="")
 SCOPED = (Action.PRODUCE, Action.CONSUME, Action.COMPACT, Action.ADMIN)
 
 for action in (*SCOPED, Action.SUPERUSER):
 
-    @router.get(f"/{action}/{{tenant}}", operation_id=f"{action}-tenant", dependencies=[allowed(action)])
-    @router.get(f"/{action}/{{tenant}}/{{namespace}}", operation_id=f"{action}-ns", dependencies=[allowed(action)])
-    @router.get(f"/{action}/{{tenant}}/{{namespace}}/{{topic}}", operation_id=action, dependencies=[allowed(action)])
-    @router.get(f"/{action}", operation_id=f"{action}-nowhere", dependencies=[allowed(action)])
+    @router.get(f"/{action}/{{tenant}}", action, operation_id=f"{action}-tenant")
+    @router.get(f"/{action}/{{tenant}}/{{namespace}}", action, operation_id=f"{action}-ns")
+    @router.get(f"/{action}/{{tenant}}/{{namespace}}/{{topic}}", action, operation_id=action)
+    @router.get(f"/{action}", action, operation_id=f"{action}-nowhere")
     def scoped(by: CallerName) -> str:
         return by
 
 
-@router.get("/either/{tenant}/{namespace}", dependencies=[allowed(Action.PRODUCE, Action.CONSUME)])
+@router.get("/either/{tenant}/{namespace}", Action.PRODUCE, Action.CONSUME)
 def either() -> str:
     return "done"
 
 
-@router.get("/anyone", dependencies=[allowed(Action.ANYONE)])
+@router.get("/anyone", Action.ANYONE)
 def anyone(by: CallerName) -> str:
     return by
 
@@ -96,7 +95,7 @@ def application(*, controlled: bool = True) -> FastAPI:
     app.state.access = access_of(SECRET if controlled else None, "root", GRANTS)
     problems.install(app)
     openapi.install(app)
-    app.include_router(router)
+    app.router.routes.extend(router.routes)
     app.add_middleware(Authentication, access=app.state.access)
     app.add_middleware(EncodedSlashes)
     return app

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Iterator
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import pytest
 from fastapi import Body, Depends, FastAPI, Request
@@ -14,44 +14,43 @@ from fastapi.dependencies.models import Dependant
 from api.admin.models import long_body
 from api.app import ROUTERS
 from api.http import problems
-from api.http.access import Action, Authentication, allowed
+from api.http.access import Action, Authentication
 from api.http.audit import Audit
 from api.http.limits import Limits
-from api.http.routes import Route, Routes
-from api.http.thread_pools import WaitsFor, waits_for
+from api.http.routes import Routes
+from api.http.thread_pools import WaitsFor
 from api.http.tokens import create
 from api.settings.settings import Settings
 from tests.asgi import TestClient, access_of, with_pools
 from tests.clocks import ManualClock
 
 SECRET = bytes(32)
-router = Routes()
+router = Routes(prefix="")
 JSON = {"Content-Type": "application/json"}
 
 
-@router.put("/things", dependencies=[allowed(Action.SUPERUSER)])
+@router.put("/things", Action.SUPERUSER)
 def put_things(things: Annotated[dict[str, Any], Body()]) -> int:
     """How many there are."""
     return len(things)
 
 
-@router.put("/number", dependencies=[allowed(Action.SUPERUSER)])
+@router.put("/number", Action.SUPERUSER)
 def put_number(number: Annotated[int, Depends(long_body)]) -> int:
     return number
 
 
-@router.get("/threads/database", dependencies=[allowed(Action.ANYONE)])
+@router.get("/threads/database", Action.ANYONE)
 def database_thread() -> str:
     return threading.current_thread().name
 
 
-@router.get("/threads/store", dependencies=[allowed(Action.ANYONE)])
-@waits_for(WaitsFor.STORE)
+@router.get("/threads/store", Action.ANYONE, waits_for=WaitsFor.STORE)
 def store_thread() -> str:
     return threading.current_thread().name
 
 
-@router.post("/stream", dependencies=[allowed(Action.ANYONE)])
+@router.post("/stream", Action.ANYONE)
 async def stream(request: Request) -> int:
     return len(await request.body())
 
@@ -62,7 +61,7 @@ def client() -> TestClient:
     clock = ManualClock()
     app.state.access = access_of(SECRET, "ops", clock=clock)
     problems.install(app)
-    app.include_router(router)
+    app.router.routes.extend(router.routes)
     app.add_middleware(Limits, settings=Settings(auth_enabled=True), clock=clock)
     app.add_middleware(Audit, clock=clock)
     app.add_middleware(Authentication, access=app.state.access)
@@ -120,7 +119,7 @@ def dependencies(dependant: Dependant) -> Iterator[Any]:
 
 def test_no_dependency_of_a_route_is_called_by_threads_beside_the_pools() -> None:
     """Starlette's threads have no bounds of ours."""
-    found = {one for router in ROUTERS for route in router.routes for one in dependencies(cast(Route, route).dependant)}
+    found = {one for router in ROUTERS for route in router.routes for one in dependencies(route.dependant)}
     assert found
     functions = {one if inspect.isroutine(one) else type(one).__call__ for one in found}
     assert {one.__name__ for one in functions if not inspect.iscoroutinefunction(one)} == set()

@@ -18,7 +18,6 @@ from api.http.access import (
     Access,
     Action,
     Authentication,
-    allowed,
 )
 from api.http.routes import Routes
 from api.http.token_keys import TokenKeys
@@ -48,15 +47,15 @@ def written(file: Path, content: bytes | str) -> Path:
 
 def client_of(settings: Settings, clock: ManualClock) -> TestClient:
     app = with_pools(FastAPI())
-    router = Routes()
+    router = Routes(prefix="")
 
-    @router.get("/who", dependencies=[allowed(Action.SUPERUSER)])
+    @router.get("/who", Action.SUPERUSER)
     def who() -> str:
         return "ops"
 
     app.state.access = Access.of(settings, cast(Any, None), clock)
     problems.install(app)
-    app.include_router(router)
+    app.router.routes.extend(router.routes)
     app.add_middleware(Authentication, access=app.state.access)
     return TestClient(app)
 

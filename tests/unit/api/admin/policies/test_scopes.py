@@ -1,4 +1,4 @@
-"""Limits of backlogs are set for a topic, or all its partitions, with all that belongs to them, or not at all."""
+"""Policies are set for a topic, or all its partitions, with all that belongs to them, or not at all."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import Any
 
 import pytest
 
-from api.admin.policies import backlog_policies as calls
-from api.admin.policies.backlog_policies import BacklogQuota, OverQuotaAction, QuotaType
+from api.admin.policies.backlog_quotas import BacklogQuota, OverQuotaAction, QuotaType, quota_values
+from api.admin.policies.scopes import TopicScope
 from storage.errors import Unavailable
 from storage.metadata import policy_store
 from storage.model import TopicName
 from tests.workbench import Workbench
 
 TOPIC = TopicName.parse("t")
-EVICTING = BacklogQuota(limit=5, policy=OverQuotaAction.EVICT)
+SCOPE = TopicScope(TOPIC)
+TTL = "message.ttl.seconds"
+EVICTING = quota_values(QuotaType.SIZE, BacklogQuota(limit=5, policy=OverQuotaAction.EVICT))
 
 
 @pytest.mark.parametrize(
     ("writes", "call"),
     [
-        ("_put", lambda parts: calls.set_topic_quota(parts, TOPIC, EVICTING)),
-        ("_put", lambda parts: calls.set_ttl(parts, TOPIC, 60)),
-        ("_remove", lambda parts: calls.remove_topic_quota(parts, TOPIC)),
-        ("_remove", lambda parts: calls.remove_ttl(parts, TOPIC)),
+        ("_put", lambda parts: SCOPE.change(parts, EVICTING)),
+        ("_put", lambda parts: SCOPE.change(parts, {TTL: 60})),
+        ("_remove", lambda parts: SCOPE.change(parts, {}, EVICTING.keys())),
+        ("_remove", lambda parts: SCOPE.change(parts, {}, [TTL])),
     ],
 )
 @pytest.mark.parametrize("written", range(1, 4))
@@ -37,7 +39,7 @@ def test_a_failure_between_two_writes_changes_nothing(
     metadata.tenancy.create_partitioned(TOPIC, 2, {})
     scopes = [policy_store.topic_scope(topic) for topic in metadata.topics_in("public/default")]
     quota = QuotaType.SIZE.policy
-    metadata.policies.change(scopes, {calls.TTL: 1, quota: 1000, f"{quota}.action": OverQuotaAction.HOLD.value})
+    metadata.policies.change(scopes, {TTL: 1, quota: 1000, f"{quota}.action": OverQuotaAction.HOLD.value})
     before = list(map(metadata.policies.of_scope, scopes))
     plain, left = getattr(policy_store, writes), [written]
 

@@ -1,0 +1,112 @@
+"""The scopes of policies as paths name them: a topic, a namespace, the broker.
+
+A route takes its scope as a dependency, `scope: PolicyScope = kind.of`, and looks it up in the database when
+it runs. The policies of a partitioned topic are stored with each of its partitions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Depends
+
+from api.admin import resolve
+from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic
+from api.service import Service
+from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
+from storage.model import TopicName
+from storage.options.resolution import Origin, Resolved
+
+
+class PolicyScope(ABC):
+    """A scope that a request names; it need not exist."""
+
+    origin: Origin
+
+    @abstractmethod
+    def keys(self, service: Service) -> list[str]:
+        """The keys of PolicyStore under which its policies are stored, at least one. Raises Problem: 404, 412."""
+
+    @abstractmethod
+    def resolved(self, service: Service) -> Resolved:
+        """The policies that hold in it, wherever they are set. Raises Problem: 404, 412."""
+
+    def settings(self, service: Service) -> dict[str, object]:
+        """What the scope itself sets, by name; also Unreadable. Raises Problem: 404, 412."""
+        return service.components.metadata.policies.settings(self.keys(service)[0])
+
+    def change(self, service: Service, values: Mapping[str, object], removed: Collection[str] | None = ()) -> None:
+        """As PolicyStore.change, under all its keys. Raises Problem: 404, 412."""
+        service.components.metadata.policies.change(self.keys(service), values, removed)
+
+
+@dataclass(frozen=True)
+class TopicScope(PolicyScope):
+    """A topic, or a partitioned topic as a whole."""
+
+    topic: TopicName
+    origin = Origin.TOPIC
+
+    def keys(self, service: Service) -> list[str]:
+        return list(map(topic_scope, resolve.with_policies(service, self.topic)))
+
+    def resolved(self, service: Service) -> Resolved:
+        return service.components.metadata.policies.resolved(resolve.with_policies(service, self.topic)[0])
+
+
+@dataclass(frozen=True)
+class NamespaceScope(PolicyScope):
+    """A namespace: what holds there holds for a topic that sets nothing."""
+
+    namespace: str
+    origin = Origin.NAMESPACE
+
+    def keys(self, service: Service) -> list[str]:
+        resolve.namespace(service, self.namespace)
+        return [namespace_scope(self.namespace)]
+
+    def resolved(self, service: Service) -> Resolved:
+        return service.components.metadata.policies.resolved_around(self.keys(service)[0])
+
+
+@dataclass(frozen=True)
+class BrokerScope(PolicyScope):
+    """The broker: what holds there holds where neither topic nor namespace sets anything."""
+
+    origin = Origin.BROKER
+
+    def keys(self, service: Service) -> list[str]:
+        return [BROKER]
+
+    def resolved(self, service: Service) -> Resolved:
+        return service.components.metadata.policies.resolved_around(BROKER)
+
+
+@dataclass(frozen=True)
+class ScopeKind:
+    """A kind of scope. `label`: in operation ids; `path`: what the paths of its routes begin with; `of`: the default of
+    a route's parameter that is the scope."""
+
+    label: str
+    path: str
+    of: Any
+
+
+async def _topic(topic: Topic) -> PolicyScope:
+    return TopicScope(topic)
+
+
+async def _namespace(namespace: Namespace) -> PolicyScope:
+    return NamespaceScope(namespace)
+
+
+async def _broker() -> PolicyScope:
+    return BrokerScope()
+
+
+TOPIC = ScopeKind("Topic", TOPIC_PATH, Depends(_topic))
+NAMESPACE = ScopeKind("Namespace", NAMESPACE_PATH, Depends(_namespace))
+BROKER_KIND = ScopeKind("Broker", "/brokers", Depends(_broker))
