@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
-from api.admin.brokers import broker_stats, brokers, health, not_offered
-from api.admin.compaction import compaction, garbage, progress, runs, trim, verify
-from api.admin.messages import messages, produce, read
+from api.admin.brokers import broker_info, broker_stats, health, not_offered
+from api.admin.compaction import garbage, progress, runs, trigger, trim, verify
+from api.admin.messages import produce, read, single_messages
 from api.admin.policies import backlog_quotas, named_policies, pulsar_policies
-from api.admin.subscriptions import backlog, cursor_moves, subscriptions
+from api.admin.subscriptions import backlog, cursor_lifecycle, cursor_moves
 from api.admin.tenancy import namespaces, permissions, tenants
-from api.admin.topics import internal_stats, leases, lookup, non_persistent, partitioned, stats, topics
+from api.admin.topics import internal_stats, leases, lifecycle, lookup, non_persistent, partitioned, stats
 from api.http import openapi, partition_fan_out, problems
 from api.http.access import Authentication
 from api.http.audit import Audit
@@ -31,11 +31,11 @@ ROUTERS: tuple[Routes, ...] = (
     health.router,
     stats.router,  # what is asked most goes first
     internal_stats.router,
-    compaction.router,
+    trigger.router,
     tenants.router,
     namespaces.router,
     permissions.router,
-    topics.router,
+    lifecycle.router,
     leases.router,
     partitioned.router,
     *pulsar_policies.ROUTERS,
@@ -43,8 +43,8 @@ ROUTERS: tuple[Routes, ...] = (
     lookup.router,
     produce.router,
     read.router,
-    messages.router,
-    subscriptions.router,
+    single_messages.router,
+    cursor_lifecycle.router,
     cursor_moves.router,
     backlog.router,
     runs.router,
@@ -55,7 +55,7 @@ ROUTERS: tuple[Routes, ...] = (
     garbage.router,
     broker_stats.router,
     not_offered.router,
-    brokers.router,  # behind policies: its `/brokers/{cluster}` takes what no other route does
+    broker_info.router,  # behind policies: its `/brokers/{cluster}` takes what no other route does
     non_persistent.router,
 )
 

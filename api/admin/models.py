@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
 from api.http import json_bounds
@@ -32,10 +33,16 @@ UNREADABLE: dict[int | str, dict[str, Any]] = {
 """What a route with such a body declares: `responses=UNREADABLE | refusals(404)`."""
 
 
-class Strict(BaseModel):
-    """A body that is an object: nothing is converted, and nothing unknown is passed over."""
+class Answer(BaseModel):
+    """An answer with Pulsar's names: those of the fields, in camel case."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+
+class Strict(BaseModel):
+    """A body that is an object, with Pulsar's names: nothing is converted, and nothing unknown is passed over."""
+
+    model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="forbid")
 
 
 class EmptyBody(Unreadable):

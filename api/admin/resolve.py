@@ -6,7 +6,7 @@ partitioned topic are kept with each partition, and those of one partition alone
 
 from __future__ import annotations
 
-from api.http.problems import Problem, missing_told
+from api.http.problems import Problem, not_found_as
 from api.service import Service
 from storage.errors import TopicNotFound
 from storage.metadata.policy_store import topic_scope
@@ -35,6 +35,28 @@ def topics(parts: Service, name: TopicName) -> list[TopicRecord]:
     if not found:
         raise Problem(404, "Topic partitions were not yet created")
     return found
+
+
+def local_topic(parts: Service, name: TopicName) -> TopicRecord:
+    """As `topic`; its newest messages are local. Raises Elsewhere if another service has them."""
+    record = topic(parts, name)
+    parts.forwarding.for_reading(record)
+    return record
+
+
+def local_topics(parts: Service, name: TopicName) -> list[TopicRecord]:
+    """As `topics`; their newest messages are local. Raises Elsewhere, before anything is done, if another service has
+    those of one."""
+    records = topics(parts, name)
+    for record in records:
+        parts.forwarding.for_reading(record)
+    return records
+
+
+def refuse_partitioned(parts: Service, name: TopicName, reason: str) -> None:
+    """Raises Problem (405) for a partitioned topic."""
+    if parts.components.metadata.tenancy.partitioned(name) is not None:
+        raise Problem(405, reason)
 
 
 def partitions(parts: Service, whole: PartitionedTopic) -> list[TopicRecord]:
@@ -79,7 +101,7 @@ def with_policies(parts: Service, name: TopicName) -> list[TopicRecord]:
 
 def namespace(parts: Service, name: str, told: str = "Namespace does not exist") -> None:
     """404 unless the namespace exists, in these words."""
-    with missing_told(told):
+    with not_found_as(told):
         parts.components.metadata.tenancy.namespace(name)
 
 

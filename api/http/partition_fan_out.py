@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from api.admin import resolve
-from api.admin.messages.messages import AGE
+from api.admin.messages.single_messages import AGE
 from api.http.owner_proxy import Elsewhere, OwnerProxy
 from api.http.paths import segment
 from api.http.problems import Problem, answer

@@ -89,7 +89,7 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 @contextmanager
-def missing_told(reason: str) -> Iterator[None]:
+def not_found_as(reason: str) -> Iterator[None]:
     """Inside it, what does not exist is reported in these words of a broker: 404."""
     try:
         yield

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from api.admin.tenancy.bundles import RANGES, bundle_of
 from api.admin.topics.stats_models import NO_CONSUMER
-from api.admin.topics.topic_stats import Figures, figures
+from api.admin.topics.topic_counts import TopicCounts, topic_counts
 from api.http.access import Action
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
@@ -61,7 +61,7 @@ def _bundles(parts: Service, seldom: Seldom, by_bundle: dict[str, list[TopicName
         between = ""
         for name in by_bundle[bundle]:
             try:
-                found = figures(parts, name)
+                found = topic_counts(parts, name)
             except CompactorError as error:  # the answer has begun
                 told = f"{name} is left out of the stats of all topics: {error}"
                 seldom.warn(told, f"{type(error).__name__} in stats of all topics")
@@ -81,7 +81,7 @@ def _namespaces(parts: Service) -> Iterator[str]:
             continue
 
 
-def _document(found: Figures) -> dict[str, Any]:
+def _document(found: TopicCounts) -> dict[str, Any]:
     """A topic, with what this service has none of at a broker's default."""
     cursors = found.standing.cursors
     return {

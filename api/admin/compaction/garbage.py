@@ -27,10 +27,10 @@ class CollectGarbage(Strict):
     """What is to be looked at. `topics`: only these; `unknownTopics`: also objects of topics that this database does
     not know; `graceMs`: how long garbage stays, by default as the setting gc.grace says."""
 
-    dryRun: bool = Field(default=True, description="Say what would be deleted, and change nothing.")  # noqa: N815
+    dry_run: bool = Field(default=True, description="Say what would be deleted, and change nothing.")
     topics: list[str] | None = Field(default=None, max_length=10_000)
-    unknownTopics: bool = False  # noqa: N815
-    graceMs: int | None = Field(default=None, ge=LEAST_GRACE_MS, le=2**53)  # noqa: N815
+    unknown_topics: bool = False
+    grace_ms: int | None = Field(default=None, ge=LEAST_GRACE_MS, le=2**53)
 
 
 class Objects(BaseModel):
@@ -66,20 +66,20 @@ class GarbageReport(BaseModel):
 @router.post("/garbage", Action.SUPERUSER, refuses=(404, 412), waits_for=WaitsFor.WORK, response_model=GarbageReport)
 def collect_garbage(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = CollectGarbage()) -> Any:  # noqa: B008
     """Delete what nothing refers to. A dry run by default."""
-    if wanted.topics is not None and wanted.unknownTopics:
+    if wanted.topics is not None and wanted.unknown_topics:
         raise Problem(400, "topics and unknownTopics do not go together: leave one of them out")
     components, settings = parts.components, parts.settings
-    grace = settings.gc_grace_ms if wanted.graceMs is None else wanted.graceMs
+    grace = settings.gc_grace_ms if wanted.grace_ms is None else wanted.grace_ms
     collector = GarbageCollector(components.metadata, parts.patient_store, components.clock, grace)
     if wanted.topics is None:
-        found = list(collector.collect_all(wanted.dryRun, wanted.unknownTopics))
+        found = list(collector.collect_all(wanted.dry_run, wanted.unknown_topics))
     else:
         names = [TopicName.parse(one) for one in dict.fromkeys(wanted.topics)]
         records = [components.metadata.topic(name) for name in names]
-        found = [collector.collect(record, wanted.dryRun) for record in records]
+        found = [collector.collect(record, wanted.dry_run) for record in records]
     counted = [one for one in found if one.topic is not None or one.deleted]
     return {
-        "dry_run": wanted.dryRun,
+        "dry_run": wanted.dry_run,
         "objects": sum(one.total.count for one in counted),
         "bytes": sum(one.total.bytes for one in counted),
         "topics": [_shown(one) for one in found if _has_something(one)],

@@ -90,12 +90,12 @@ def trim_topic(
         raise Problem(400, "with a body the query says what is wanted: dryRun=true reports, dryRun=false trims")
     wanted = wanted or Trim()
     place = None if wanted.before is None else parse_trim_place(str(wanted.before))
-    records = resolve.topics(parts, topic)
     components = parts.components
-    if place is not None and components.metadata.tenancy.partitioned(topic) is not None:
-        raise Problem(405, "Trim before a message is not allowed for a partitioned topic: trim its partitions")
-    for record in records:
-        parts.forwarding.for_reading(record)
+    if place is not None:
+        resolve.refuse_partitioned(
+            parts, topic, "Trim before a message is not allowed for a partitioned topic: trim its partitions"
+        )
+    records = resolve.local_topics(parts, topic)
     retention = Retention(components.metadata, parts.patient_store, components.clock, components.log)
     found = []
     for record in records:

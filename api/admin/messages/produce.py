@@ -172,8 +172,8 @@ def _by_target(
 
 
 def _answered(results: Sequence[ProducerAck | None]) -> Response:
-    acks = ProducerAcks(messagePublishResults=[one for one in results if one is not None])
-    return Response(acks.model_dump_json(exclude_none=True), media_type="application/json")
+    acks = ProducerAcks(message_publish_results=[one for one in results if one is not None])
+    return Response(acks.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
 
 
 def _check_here(parts: Service, record: TopicRecord) -> None:
@@ -234,7 +234,7 @@ async def _sent(
         found = await parts.forwarding.send(request, service, "POST", target, body, json)
         if found.status_code == 200:
             acks = await parsing.run(ProducerAcks.model_validate_json, found.content)
-            return acks.messagePublishResults
+            return acks.message_publish_results
         raise Problem(found.status_code, str(found.json().get("reason", "")))
     except (Problem, ValueError) as error:
         return [_failed(one, error) for one in messages]
@@ -287,10 +287,10 @@ def _ack(message: NewMessage, answer: Answer, partition: int) -> ProducerAck:
     if isinstance(answer, CompactorError):
         return _failed(message, answer)
     first = answer.first.message_id
-    return ProducerAck(messageId=str(MessageId(first.ledger_id, first.entry_id, partition)), context=message.context)
+    return ProducerAck(message_id=str(MessageId(first.ledger_id, first.entry_id, partition)), context=message.context)
 
 
 def _failed(message: NewMessage, error: Exception) -> ProducerAck:
     retry = isinstance(error, Conflict | Unavailable) or (isinstance(error, Problem) and error.status_code >= 500)
     said = told(error) if isinstance(error, CompactorError) else str(error)
-    return ProducerAck(errorCode=RETRY if retry else REFUSED, errorMsg=shown(said), context=message.context)
+    return ProducerAck(error_code=RETRY if retry else REFUSED, error_msg=shown(said), context=message.context)

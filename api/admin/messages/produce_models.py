@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from api.admin.models import Strict
+from api.admin.models import Answer, Strict
 from api.formats.encoding import TextEncoding, to_bytes
 from api.formats.jsonl import parse_rows
 from api.http import json_bounds
@@ -36,41 +36,41 @@ class ProducerMessage(Strict):
     payload: str | None
     key: str | None = None
     properties: dict[str, str] | None = None
-    eventTime: int | str | None = None  # noqa: N815
-    sequenceId: int = Field(0, ge=-1, le=_LONG)  # noqa: N815
+    event_time: int | str | None = None
+    sequence_id: int = Field(0, ge=-1, le=_LONG)
     partition: int | None = Field(default=None, ge=0)
     context: str | None = None
-    replicationClusters: list[str] | None = None  # noqa: N815
-    disableReplication: bool = False  # noqa: N815
-    deliverAt: int = 0  # noqa: N815
-    deliverAfterMs: int = 0  # noqa: N815
+    replication_clusters: list[str] | None = None
+    disable_replication: bool = False
+    deliver_at: int = 0
+    deliver_after_ms: int = 0
 
 
 class ProducerMessages(Strict):
     """What is sent. Schemas are the JSON texts of Pulsar's SchemaInfo."""
 
     messages: list[ProducerMessage] = Field(min_length=1, fail_fast=True)
-    producerName: str | None = None  # noqa: N815
-    keySchema: str | None = None  # noqa: N815
-    valueSchema: str | None = None  # noqa: N815
-    schemaVersion: int = -1  # noqa: N815
+    producer_name: str | None = None
+    key_schema: str | None = None
+    value_schema: str | None = None
+    schema_version: int = -1
 
 
-class ProducerAck(BaseModel):
+class ProducerAck(Answer):
     """What came of one message. `errorCode` 0: it is acknowledged; 1: try again; 2: it cannot be taken."""
 
-    messageId: str | None = None  # noqa: N815
-    errorCode: int = 0  # noqa: N815
-    errorMsg: str | None = None  # noqa: N815
+    message_id: str | None = None
+    error_code: int = 0
+    error_msg: str | None = None
     context: str | None = None
-    schemaVersion: int = 0  # noqa: N815
+    schema_version: int = 0
 
 
-class ProducerAcks(BaseModel):
+class ProducerAcks(Answer):
     """In the order of the messages."""
 
-    messagePublishResults: list[ProducerAck]  # noqa: N815
-    schemaVersion: int = 0  # noqa: N815
+    message_publish_results: list[ProducerAck]
+    schema_version: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncodin
         sent = ProducerMessages.model_validate_json(body)
     except ValidationError as error:
         raise Problem(400, f"the messages cannot be taken: {shown_errors(error)}") from error
-    for schema in (sent.keySchema, sent.valueSchema):
+    for schema in (sent.key_schema, sent.value_schema):
         _check_schema(schema)
-    return [_message(one, sent.producerName or DEFAULT_PRODUCER, key, value) for one in sent.messages]
+    return [_message(one, sent.producer_name or DEFAULT_PRODUCER, key, value) for one in sent.messages]
 
 
 def _check_bounds(body: bytes, most: int) -> list[int]:
@@ -133,10 +133,10 @@ def _too_many(most: int) -> Problem:
 
 
 def _message(sent: ProducerMessage, producer: str, key: TextEncoding, value: TextEncoding) -> NewMessage:
-    if sent.deliverAt or sent.deliverAfterMs:
+    if sent.deliver_at or sent.deliver_after_ms:
         raise Problem(400, "deliverAt and deliverAfterMs cannot be kept: a log delivers in order, at once")
     try:
-        event_time = int(sent.eventTime) if sent.eventTime not in (None, "") else None
+        event_time = int(sent.event_time) if sent.event_time not in (None, "") else None
         if event_time is not None and not -(2**63) <= event_time <= _LONG:
             raise ValueError("eventTime does not fit into 64 bits")
         return NewMessage(
@@ -145,7 +145,7 @@ def _message(sent: ProducerMessage, producer: str, key: TextEncoding, value: Tex
             list((sent.properties or {}).items()),
             event_time,
             None,
-            sent.sequenceId,
+            sent.sequence_id,
             producer,
             sent.partition,
             sent.context,

@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import Annotated
 
 from fastapi import Body, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from api.admin.models import Strict
+from api.admin.models import Answer, Strict
 from api.admin.policies.scopes import NAMESPACE, TOPIC, PolicyScope, ScopeKind
 from api.http.access import ANY_USE, Action
 from api.http.problems import Problem
@@ -53,27 +53,27 @@ class BacklogQuota(Strict):
     """A quota; -1: no limit. `limit` is an older name of `limitSize`."""
 
     limit: int | None = Field(None, ge=-1, le=_LONG)
-    limitSize: int | None = Field(None, ge=-1, le=_LONG)  # noqa: N815
-    limitTime: int | None = Field(None, ge=-1, le=_INT)  # noqa: N815
+    limit_size: int | None = Field(None, ge=-1, le=_LONG)
+    limit_time: int | None = Field(None, ge=-1, le=_INT)
     policy: Annotated[OverQuotaAction, Field(strict=False)]
 
     def limit_of(self, kind: QuotaType) -> int:
         """Raises Problem (412) if the limit of that kind is not given."""
         if kind is QuotaType.AGE:
-            name, found = "limitTime", self.limitTime
+            name, found = "limitTime", self.limit_time
         else:
-            name, found = "limitSize", self.limit if self.limitSize is None else self.limitSize
+            name, found = "limitSize", self.limit if self.limit_size is None else self.limit_size
         if found is None:
             raise Problem(412, f"a backlog quota of the type {kind} needs {name}")
         return found
 
 
-class BacklogQuotaDocument(BaseModel):
+class BacklogQuotaDocument(Answer):
     """A quota as a broker shows it."""
 
     limit: int = _NO_LIMIT
-    limitSize: int = _NO_LIMIT  # noqa: N815
-    limitTime: int = _NO_LIMIT  # noqa: N815
+    limit_size: int = _NO_LIMIT
+    limit_time: int = _NO_LIMIT
     policy: str = HOLD
 
 
@@ -142,5 +142,5 @@ def quota_values(kind: QuotaType, quota: BacklogQuota) -> dict[str, object]:
 
 def _model(kind: QuotaType, limit: int, action: str) -> BacklogQuotaDocument:
     if kind is QuotaType.AGE:
-        return BacklogQuotaDocument(limitTime=limit, policy=action)
-    return BacklogQuotaDocument(limit=limit, limitSize=limit, policy=action)
+        return BacklogQuotaDocument(limit_time=limit, policy=action)
+    return BacklogQuotaDocument(limit=limit, limit_size=limit, policy=action)

@@ -35,8 +35,8 @@ _ZERO = (
 class Retention(Strict):
     """For how long, and up to which size, messages are retained."""
 
-    retentionTimeInMinutes: int = Field(0, le=_INT, ge=-_INT - 1)  # noqa: N815
-    retentionSizeInMB: int = Field(0, le=_LONG // _MIB, ge=-_LONG)  # noqa: N815
+    retention_time_in_minutes: int = Field(0, le=_INT, ge=-_INT - 1)
+    retention_size_in_mb: int = Field(0, alias="retentionSizeInMB", le=_LONG // _MIB, ge=-_LONG)
 
 
 async def retention_body(retention: Annotated[Retention, Body()]) -> Retention:
@@ -69,7 +69,7 @@ def applied_retention(resolved: Resolved) -> dict[str, int]:
 
 def retention_values(retention: Retention) -> dict[str, object]:
     """The policies to set. Raises Problem (412) for a retention that a broker refuses."""
-    time, size = retention.retentionTimeInMinutes, retention.retentionSizeInMB
+    time, size = retention.retention_time_in_minutes, retention.retention_size_in_mb
     for what, value in (("size", size), ("time", time)):
         if value < -1:
             raise Problem(412, f"Invalid retention policy: {what} limit must be >= -1")

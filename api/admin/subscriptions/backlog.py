@@ -11,18 +11,17 @@ from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import Body, Path, Request
-from pydantic import BaseModel
 
 from api.admin import resolve
 from api.admin.messages.entries import MOST_ENTRIES, entries
+from api.admin.models import Answer
 from api.admin.subscriptions.cursor_moves import clear_backlog
 from api.admin.subscriptions.cursor_positions import (
     ONE,
-    MissingTold,
     ResetCursorData,
     Subscription,
     opened,
-    refuse_partitioned,
+    subscription_of,
 )
 from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import Action
@@ -53,29 +52,28 @@ _BUNDLE = NAMESPACE_PATH + "/{bundle}"
 Bundle = Annotated[str, Path(description="One of the namespace's bundles: only its topics.")]
 
 
-class AnalyzedBacklog(BaseModel):
+class AnalyzedBacklog(Answer):
     """What a subscription has before it, in the order in which a broker writes it; there are no filters."""
 
     entries: int = 0
     messages: int = 0
-    markerMessages: int = 0  # noqa: N815
-    filterRejectedEntries: int = 0  # noqa: N815
-    filterAcceptedEntries: int = 0  # noqa: N815
-    filterRescheduledEntries: int = 0  # noqa: N815
-    filterRejectedMessages: int = 0  # noqa: N815
-    filterAcceptedMessages: int = 0  # noqa: N815
-    filterRescheduledMessages: int = 0  # noqa: N815
+    marker_messages: int = 0
+    filter_rejected_entries: int = 0
+    filter_accepted_entries: int = 0
+    filter_rescheduled_entries: int = 0
+    filter_rejected_messages: int = 0
+    filter_accepted_messages: int = 0
+    filter_rescheduled_messages: int = 0
     aborted: bool = False
-    firstMessageId: str | None = None  # noqa: N815
-    lastMessageId: str | None = None  # noqa: N815
+    first_message_id: str | None = None
+    last_message_id: str | None = None
 
 
 @router.put(TOPIC_PATH + "/backlogSize", Action.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
 def get_backlog_size_by_message_id(parts: Parts, topic: Topic, place: Annotated[ResetCursorData, Body()]) -> int:
     """About how many bytes are at a message or behind it; -1:-1: how many there are."""
-    refuse_partitioned(parts, topic, "calculate backlog size is not allowed for partitioned-topic")
-    record = resolve.topic(parts, topic)
-    parts.forwarding.for_reading(record)
+    resolve.refuse_partitioned(parts, topic, "calculate backlog size is not allowed for partitioned-topic")
+    record = resolve.local_topic(parts, topic)
     components = parts.components
     some = extents(components.metadata.snapshot(record.id), components.log)
     if place.message_id == EARLIEST:
@@ -91,14 +89,13 @@ def analyze_subscription_backlog(
     parts: Parts, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData | None, Body()] = None
 ) -> AnalyzedBacklog:
     """Read and count what a subscription has before it, from its position or a message on, to 10,000 entries."""
-    refuse_partitioned(
+    resolve.refuse_partitioned(
         parts,
         topic,
         "Analyze backlog on a partitioned topic is not allowed, please try do it on specific topic partition",
     )
-    name, record = decoded(subscription), resolve.topic(parts, topic)
-    parts.forwarding.for_reading(record)
-    with MissingTold(record, name):
+    name, record = decoded(subscription), resolve.local_topic(parts, topic)
+    with subscription_of(record, name):
         mark = parts.components.metadata.cursor(record.id, name).mark_delete
     source = opened(parts, record)
     start: AtOffset | MessageId = AtOffset(mark.offset + 1 if mark else 0) if place is None else place.message_id
@@ -116,9 +113,9 @@ def analyze_subscription_backlog(
             break
         found.entries += 1
         found.messages += len(left)
-        found.firstMessageId = found.firstMessageId or _entry_id(left[0])
-        found.lastMessageId = _entry_id(left[-1])
-    found.filterAcceptedEntries, found.filterAcceptedMessages = found.entries, found.messages
+        found.first_message_id = found.first_message_id or _entry_id(left[0])
+        found.last_message_id = _entry_id(left[-1])
+    found.filter_accepted_entries, found.filter_accepted_messages = found.entries, found.messages
     return found
 
 

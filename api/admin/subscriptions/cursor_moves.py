@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Body, Path
 
+from api.admin import resolve
 from api.admin.subscriptions.cursor_positions import (
     LONG,
     ONE,
@@ -13,14 +14,12 @@ from api.admin.subscriptions.cursor_positions import (
     PlaceBody,
     ResetCursorData,
     Subscription,
-    at_hand,
     before_time,
     each,
     opened,
     place_of,
     position_of,
     refuse_compaction,
-    refuse_partitioned,
 )
 from api.http.access import Action
 from api.http.paths import TOPIC_PATH, Topic
@@ -63,7 +62,7 @@ def reset_cursor(
     authoritative: bool = False,
 ) -> None:
     """Move a subscription to a message, which it delivers next."""
-    refuse_partitioned(parts, topic, "Reset-cursor at position is not allowed for partitioned-topic")
+    resolve.refuse_partitioned(parts, topic, "Reset-cursor at position is not allowed for partitioned-topic")
 
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
@@ -82,7 +81,7 @@ def skip_messages(
     authoritative: bool = False,
 ) -> None:
     """Acknowledge the first so many messages that are not."""
-    refuse_partitioned(parts, topic, "Skip messages on a partitioned topic is not allowed")
+    resolve.refuse_partitioned(parts, topic, "Skip messages on a partitioned topic is not allowed")
 
     def skip(record: TopicRecord, name: str) -> None:
         with Owned(parts, record, name) as owned:
@@ -114,7 +113,7 @@ def expire_messages_to_position(
     authoritative: bool = False,
 ) -> None:
     """Acknowledge the messages before one; `excluded`: that one, too."""
-    refuse_partitioned(parts, topic, "Expire message at position is not supported for partitioned-topic")
+    resolve.refuse_partitioned(parts, topic, "Expire message at position is not supported for partitioned-topic")
 
     def expire(record: TopicRecord, name: str) -> None:
         with Owned(parts, record, name) as owned:
@@ -130,7 +129,7 @@ def expire_messages_for_all_subscriptions(
     parts: Parts, topic: Topic, seconds: Seconds, authoritative: bool = False
 ) -> None:
     """Acknowledge older messages for all subscriptions but `__compaction`."""
-    for record in at_hand(parts, topic):
+    for record in resolve.local_topics(parts, topic):
         for cursor in parts.components.metadata.cursors(record.id):
             if cursor.name != COMPACTION_CURSOR:
                 _expire(parts, record, cursor.name, seconds)

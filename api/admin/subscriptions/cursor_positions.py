@@ -7,6 +7,7 @@ What is done to a subscription of a partitioned topic is done to that of each pa
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 from fastapi import Body, Path, Request
@@ -16,7 +17,7 @@ from api.admin import resolve
 from api.admin.models import Strict, TextByName
 from api.http.access import Action, require_here
 from api.http.paths import decoded
-from api.http.problems import Problem
+from api.http.problems import Problem, not_found_as
 from api.http.thread_pools import WaitsFor, pools_of
 from api.service import Service
 from storage.cursor import Cursor
@@ -38,30 +39,30 @@ class ResetCursorData(Strict):
     """A place: a message id, as Pulsar's clients send it. `excluded`: the message behind it. `properties`: of a new
     subscription."""
 
-    ledgerId: int = Field(ge=-1, le=LONG)  # noqa: N815
-    entryId: int = Field(ge=-1, le=LONG)  # noqa: N815
-    partitionIndex: int = -1  # noqa: N815
-    batchIndex: int = Field(-1, ge=-1, le=2**31 - 1)  # noqa: N815
-    batchSize: int = 0  # noqa: N815
+    ledger_id: int = Field(ge=-1, le=LONG)
+    entry_id: int = Field(ge=-1, le=LONG)
+    partition_index: int = -1
+    batch_index: int = Field(-1, ge=-1, le=2**31 - 1)
+    batch_size: int = 0
     excluded: bool = False
-    isExcluded: bool = False  # noqa: N815
+    is_excluded: bool = False
     properties: TextByName | None = None
-    firstChunkMessageId: dict[str, Any] | None = None  # noqa: N815
-    ackSet: dict[str, Any] | None = None  # noqa: N815
+    first_chunk_message_id: dict[str, Any] | None = None
+    ack_set: dict[str, Any] | None = None
 
     @property
     def message_id(self) -> MessageId:
         """The id; -1 for an entry: from the ledger's first."""
-        if self.ledgerId == -1:
+        if self.ledger_id == -1:
             return EARLIEST
-        if self.ledgerId == LONG:
+        if self.ledger_id == LONG:
             return LATEST
-        return MessageId(self.ledgerId, self.entryId, self.partitionIndex, self.batchIndex)
+        return MessageId(self.ledger_id, self.entry_id, self.partition_index, self.batch_index)
 
     @property
     def after(self) -> bool:
         """Whether the message itself counts as acknowledged."""
-        return self.excluded or self.isExcluded
+        return self.excluded or self.is_excluded
 
 
 PlaceBody = Annotated[ResetCursorData | str | None, Body(description='A message id, "earliest" or "latest".')]
@@ -104,18 +105,9 @@ class Owned:
             self.cursor.acknowledge_cumulative(position)
 
 
-class MissingTold:
-    """Inside it, a cursor that does not exist is told in a broker's words."""
-
-    def __init__(self, record: TopicRecord, name: str) -> None:
-        self._reason = f"Subscription {name} not found for topic {record.name}"
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, NotFound):
-            raise Problem(404, self._reason) from error
+def subscription_of(record: TopicRecord, name: str) -> AbstractContextManager[None]:
+    """Inside it, NotFound becomes a Problem (404) in a broker's words."""
+    return not_found_as(f"Subscription {name} not found for topic {record.name}")
 
 
 def each(
@@ -126,25 +118,15 @@ def each(
     A partition may lack it because the same request failed behind it: asked again, it is done to the others.
     """
     name = decoded(subscription)
-    records = at_hand(parts, topic) if reads else resolve.topics(parts, topic)
-    found = 0
+    records = resolve.local_topics(parts, topic) if reads else resolve.topics(parts, topic)
+    missing = 0
     for record in records:
         try:
             do(record, name)
-            found += 1
         except NotFound:
-            continue
-    if not found:
-        with MissingTold(records[0], name):
-            raise NotFound(f"there is no subscription {name} of {topic}", "see its list of subscriptions")
-
-
-def at_hand(parts: Service, topic: TopicName) -> list[TopicRecord]:
-    """The topic or its partitions, all of whose messages are here. Raises Elsewhere, before anything is done."""
-    records = resolve.topics(parts, topic)
-    for record in records:
-        parts.forwarding.for_reading(record)
-    return records
+            missing += 1
+    if missing == len(records):
+        raise Problem(404, f"Subscription {name} not found for topic {records[0].name}")
 
 
 def opened(parts: Service, record: TopicRecord) -> OpenTopic:
@@ -198,8 +180,3 @@ def refuse_compaction(name: str) -> None:
             f"the cursor {COMPACTION_CURSOR} cannot be reset or skipped: it is the compaction horizon; compact the "
             "topic to move it on, or delete the cursor to give up the compacted ledger",
         )
-
-
-def refuse_partitioned(parts: Service, topic: TopicName, told: str) -> None:
-    if parts.components.metadata.tenancy.partitioned(topic) is not None:
-        raise Problem(405, told)

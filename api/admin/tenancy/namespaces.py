@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import Body
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from api.admin import resolve
 from api.admin.models import Strict
@@ -20,7 +20,7 @@ from api.http.access import ANY_USE, Action
 from api.http.paths import NAMESPACE_PATH, Namespace
 from api.http.problems import (
     Problem,
-    missing_told,
+    not_found_as,
     shown_errors,
 )
 from api.http.routes import Routes
@@ -37,7 +37,9 @@ QuotaKind = Annotated[QuotaType, Field(strict=False)]
 
 
 class _Kept(Strict):
-    """Of a policies document, what a new namespace begins with."""
+    """Of Pulsar's policies of a namespace, those that a new one begins with."""
+
+    model_config = ConfigDict(alias_generator=None)
 
     replication_clusters: list[str] = Field(default_factory=list)
     retention_policies: Retention | None = None
@@ -49,7 +51,7 @@ class _Kept(Strict):
 @router.get("/namespaces/{tenant}", Action.ADMIN, refuses=(404,))
 def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
     """The namespaces of a tenant, by name."""
-    with missing_told("Tenant not found"):
+    with not_found_as("Tenant not found"):
         return parts.components.metadata.tenancy.namespaces(tenant)
 
 
@@ -57,10 +59,10 @@ def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
 def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
     """All that Pulsar knows of policies of a namespace; what this service has none of stands at its default."""
     metadata = parts.components.metadata
-    with missing_told(NO_NAMESPACE):
+    with not_found_as(NO_NAMESPACE):
         found = metadata.tenancy.namespace(namespace)
     settings = metadata.policies.of_scope(namespace_scope(namespace))
-    quotas = {kind.value: quota.model_dump() for kind, quota in quotas_of(settings).items()}
+    quotas = {kind.value: quota.model_dump(by_alias=True) for kind, quota in quotas_of(settings).items()}
     return policies_document(
         found.permissions,
         metadata.tenancy.topic_permissions_in(namespace),

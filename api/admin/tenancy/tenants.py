@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from fastapi import Body, Depends, Request
 from pydantic import Field
 
-from api.admin.models import Strict
+from api.admin.models import Answer, Strict
 from api.admin.topics.lookup import service_urls
 from api.http.access import Action
 from api.http.paths import named
-from api.http.problems import Problem, missing_told
+from api.http.problems import Problem, not_found_as
 from api.http.routes import Routes
 from api.service import Parts, Service
 from storage.errors import Conflict, InvalidTopicName, NotFound
@@ -39,18 +39,18 @@ Tenant = Annotated[str, Depends(tenant_name)]
 class TenantInfo(Strict):
     """What a tenant has: its administrators, and the clusters that it may use."""
 
-    adminRoles: list[str] | None = Field(default_factory=list)  # noqa: N815
-    allowedClusters: list[str] | None = Field(default_factory=list)  # noqa: N815
+    admin_roles: list[str] | None = Field(default_factory=list)
+    allowed_clusters: list[str] | None = Field(default_factory=list)
 
 
-class ClusterInfo(Strict):
+class ClusterInfo(Answer, extra="forbid"):
     """Where a cluster is reached, as Pulsar has it; of the other fields of a broker none applies here."""
 
-    serviceUrl: str  # noqa: N815
-    brokerServiceUrl: str  # noqa: N815
-    brokerClientTlsEnabled: bool = False  # noqa: N815
-    tlsAllowInsecureConnection: bool = False  # noqa: N815
-    brokerClientTlsEnabledWithKeyStore: bool = False  # noqa: N815
+    service_url: str
+    broker_service_url: str
+    broker_client_tls_enabled: bool = False
+    tls_allow_insecure_connection: bool = False
+    broker_client_tls_enabled_with_key_store: bool = False
 
 
 @router.get("/clusters", Action.SUPERUSER)
@@ -65,7 +65,7 @@ def get_cluster(parts: Parts, request: Request, cluster: str) -> ClusterInfo:
     if cluster != parts.settings.cluster_name:
         raise Problem(404, "Cluster does not exist")
     http, binary = service_urls(parts, request)
-    return ClusterInfo(serviceUrl=http, brokerServiceUrl=binary)
+    return ClusterInfo(service_url=http, broker_service_url=binary)
 
 
 @router.get("/tenants", Action.SUPERUSER)
@@ -77,9 +77,11 @@ def list_tenants(parts: Parts) -> list[str]:
 @router.get("/tenants/{tenant}", Action.ADMIN, refuses=(404,))
 def get_tenant(parts: Parts, tenant: Tenant) -> TenantInfo:
     """The tenant's administrators and clusters."""
-    with missing_told(NO_TENANT):
+    with not_found_as(NO_TENANT):
         found = parts.components.metadata.tenancy.tenant(tenant)
-    return TenantInfo(adminRoles=sorted(found.admin_roles), allowedClusters=sorted(found.allowed_clusters))
+    return TenantInfo.model_validate(
+        {"adminRoles": sorted(found.admin_roles), "allowedClusters": sorted(found.allowed_clusters)}
+    )
 
 
 @router.put("/tenants/{tenant}", Action.SUPERUSER, refuses=(409,))
@@ -96,7 +98,7 @@ def create_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo | Non
 def update_tenant(parts: Parts, tenant: Tenant, info: Annotated[TenantInfo, Body()]) -> None:
     """Set a tenant's administrators and clusters, in place of what it has."""
     roles, clusters = _checked(parts, info)
-    with missing_told(NO_TENANT):
+    with not_found_as(NO_TENANT):
         parts.components.metadata.tenancy.update_tenant(tenant, roles, clusters)
 
 
@@ -115,8 +117,8 @@ def delete_tenant(parts: Parts, tenant: Tenant, force: bool = False) -> None:
 
 def _checked(parts: Service, info: TenantInfo | None) -> tuple[list[str], list[str]]:
     """Roles and clusters. 412 in the words of a broker."""
-    roles = (info.adminRoles if info else None) or []
-    clusters: list[Any] = (info.allowedClusters if info else None) or []
+    roles = (info.admin_roles if info else None) or []
+    clusters: list[Any] = (info.allowed_clusters if info else None) or []
     if any(not role or role != role.strip() for role in roles):
         raise Problem(412, "AdminRoles contains whitespace in the beginning or end.")
     if not all(role.isprintable() for role in roles):

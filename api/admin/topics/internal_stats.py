@@ -17,7 +17,7 @@ from api.admin.topics.stats_models import (
     TopicInternalInfo,
     TopicInternalStats,
 )
-from api.admin.topics.topic_stats import EntryPosition, Figures, figures
+from api.admin.topics.topic_counts import EntryPosition, TopicCounts, topic_counts
 from api.http.access import ANY_USE
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.routes import Routes
@@ -59,7 +59,7 @@ def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
     )
 
 
-def internal_stats(found: Figures) -> TopicInternalStats:
+def internal_stats(found: TopicCounts) -> TopicInternalStats:
     """The document of one topic; its figures have lines."""
     standing, pieces = found.standing, found.pieces
     unrolled = next((one for one in pieces if one.open), None)
@@ -81,7 +81,7 @@ def internal_stats(found: Figures) -> TopicInternalStats:
     )
 
 
-def internal_info(found: Figures) -> TopicInternalInfo:
+def internal_info(found: TopicCounts) -> TopicInternalInfo:
     """The document of one topic; its figures have lines."""
     topic, pieces = found.standing.topic, found.pieces
     made = moment(topic.created_at)
@@ -116,7 +116,7 @@ def moment(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _cursor(found: Figures, cursor: CursorStanding) -> CursorStats:
+def _cursor(found: TopicCounts, cursor: CursorStanding) -> CursorStats:
     mark = found.position(cursor)
     return CursorStats(
         mark_delete_position=str(mark),
@@ -135,6 +135,6 @@ def _numbers(record: CursorRecord) -> dict[str, int]:
     return {} if value is None else {COMPACTED_LEDGER_PROPERTY: int(value)}
 
 
-def _partitions(parts: Service, whole: PartitionedTopic) -> dict[str, Figures]:
-    found = {str(name): figures(parts, name, lines=True) for name in resolve.partition_names(whole)}
+def _partitions(parts: Service, whole: PartitionedTopic) -> dict[str, TopicCounts]:
+    found = {str(name): topic_counts(parts, name, lines=True) for name in resolve.partition_names(whole)}
     return {name: one for name, one in found.items() if one is not None}

@@ -24,7 +24,7 @@ class ReleaseLease(Strict):
     """`force`: also the lease of an owner that is known to be alive."""
 
     force: bool = False
-    dryRun: bool = Field(default=True, description="Say who owns it, and change nothing.")  # noqa: N815
+    dry_run: bool = Field(default=True, description="Say who owns it, and change nothing.")
 
 
 class LeaseReport(BaseModel):
@@ -41,7 +41,7 @@ def release_lease(parts: Parts, topic: Topic, wanted: Annotated[ReleaseLease, Bo
     """Release the writer's lease of a topic, or of each partition. A dry run by default."""
     found = []
     for record in resolve.topics(parts, topic):
-        lease = parts.components.metadata.log.end_lease(record.id, force=wanted.force, dry_run=wanted.dryRun)
+        lease = parts.components.metadata.log.end_lease(record.id, force=wanted.force, dry_run=wanted.dry_run)
         owner, until = (None, None) if lease is None else (lease.holder, lease.expires_at)
-        found.append(LeaseReport(topic=str(record.name), dry_run=wanted.dryRun, owner=owner, expires_at=until))
+        found.append(LeaseReport(topic=str(record.name), dry_run=wanted.dry_run, owner=owner, expires_at=until))
     return found

@@ -8,10 +8,10 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from fastapi import Request
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from api.admin import resolve
+from api.admin.models import Answer
 from api.admin.tenancy.bundles import bundle_of
 from api.http.access import ANY_USE
 from api.http.paths import Topic
@@ -26,13 +26,13 @@ BINARY_PORT = 6650
 """Pulsar's own."""
 
 
-class LookupData(BaseModel):
+class LookupData(Answer):
     """Where a topic is served."""
 
-    brokerUrl: str  # noqa: N815
-    httpUrl: str  # noqa: N815
-    nativeUrl: str  # noqa: N815
-    brokerUrlSsl: str = ""  # noqa: N815
+    broker_url: str
+    http_url: str
+    native_url: str
+    broker_url_ssl: str = ""
 
 
 @router.get("/topic/persistent/{tenant}/{namespace}/{topic}", *ANY_USE)
@@ -40,7 +40,7 @@ def lookup_topic(parts: Parts, request: Request, topic: Topic) -> LookupData:
     """The service that has the topic's lease, or else this one."""
     resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
     http, binary = service_urls(parts, request, topic)
-    return LookupData(brokerUrl=binary, httpUrl=http, nativeUrl=binary)
+    return LookupData(broker_url=binary, http_url=http, native_url=binary)
 
 
 @router.get(

@@ -17,7 +17,7 @@ from api.admin.models import (
     read_body,
     unreadable,
 )
-from api.admin.topics.topics import (
+from api.admin.topics.lifecycle import (
     EXISTS,
     NO_NAMESPACE,
     connected,

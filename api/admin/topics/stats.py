@@ -1,4 +1,4 @@
-"""Stats of topics and partitioned topics. They cost a few statements, whatever a topic holds (topic_stats.py)."""
+"""Stats of topics and partitioned topics. They cost a few statements, whatever a topic holds (topic_counts.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from api.admin.topics.stats_models import (
     SubscriptionStats,
     TopicStats,
 )
-from api.admin.topics.topic_stats import Figures, compaction_figures, figures
+from api.admin.topics.topic_counts import TopicCounts, compaction_counts, topic_counts
 from api.http.access import ANY_USE
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import Problem
@@ -73,7 +73,7 @@ def get_partitioned_stats(
     policies: TopicPolicies | None = None
     each = {}
     for name in resolve.partition_names(whole):
-        found = figures(parts, name, precise=precise)
+        found = topic_counts(parts, name, precise=precise)
         if found is not None:
             # What is set is set for the whole, so the first partition's are those of all.
             policies = policies or parts.components.metadata.policies.effective(found.standing.topic)
@@ -107,9 +107,9 @@ def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicSta
     )
 
 
-def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: bool = False) -> Figures:
+def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: bool = False) -> TopicCounts:
     """404 in the words of a broker; for a partitioned topic it says what to ask for instead."""
-    found = figures(parts, topic, lines=lines, precise=precise)
+    found = topic_counts(parts, topic, lines=lines, precise=precise)
     if found is None:
         problem = resolve.not_found(parts, topic)
         if parts.components.metadata.tenancy.partitioned(topic) is not None:
@@ -127,10 +127,10 @@ def partitioned(parts: Service, topic: TopicName) -> PartitionedTopic:
     return whole
 
 
-def topic_stats(found: Figures, policies: TopicPolicies, owner: str, *, sizes: bool, earliest: bool) -> TopicStats:
+def topic_stats(found: TopicCounts, policies: TopicPolicies, owner: str, *, sizes: bool, earliest: bool) -> TopicStats:
     """The document of one topic."""
     standing = found.standing
-    compaction = compaction_figures(standing)
+    compaction = compaction_counts(standing)
     waiting = [one for one in standing.cursors if found.backlog(one)]
     return TopicStats(
         bytes_in_counter=found.size,
@@ -192,7 +192,7 @@ _COUNTED = (
 )
 
 
-def _subscription(found: Figures, cursor: CursorStanding, sizes: bool, earliest: bool) -> SubscriptionStats:
+def _subscription(found: TopicCounts, cursor: CursorStanding, sizes: bool, earliest: bool) -> SubscriptionStats:
     backlog = found.backlog(cursor)
     text = {name: value for name, value in cursor.record.properties.items() if name != COMPACTED_LEDGER_PROPERTY}
     return SubscriptionStats(

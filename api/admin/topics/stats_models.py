@@ -6,8 +6,9 @@ default. Source: the classes that Pulsar's admin client reads, as they write the
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import Field
+
+from api.admin.models import Answer
 
 NO_LIMIT = -1
 NO_CONSUMER = "None"
@@ -16,13 +17,7 @@ EXCLUSIVE = "Exclusive"
 """The type of a subscription that one consumer reads."""
 
 
-class Document(BaseModel):
-    """A document with Pulsar's names: ours, in camel case."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
-
-
-class CompactionStats(Document):
+class CompactionStats(Answer):
     """What came of the newest compactions."""
 
     last_compaction_removed_event_count: int = 0
@@ -31,7 +26,7 @@ class CompactionStats(Document):
     last_compaction_duration_time_in_mills: int = 0
 
 
-class SubscriptionStats(Document):
+class SubscriptionStats(Answer):
     """A durable subscription: a cursor."""
 
     msg_rate_out: float = 0.0
@@ -84,7 +79,7 @@ class SubscriptionStats(Document):
     replicated: bool = False
 
 
-class TopicStats(Document):
+class TopicStats(Answer):
     """A topic. `msgInCounter` is every message that it ever got, `bytesInCounter` what is left of their bytes."""
 
     msg_rate_in: float = 0.0
@@ -127,7 +122,7 @@ class TopicStats(Document):
     last_publish_time_stamp: int = 0
 
 
-class PartitionedMetadata(Document):
+class PartitionedMetadata(Answer):
     """How many partitions a topic has."""
 
     partitions: int = 0
@@ -141,7 +136,7 @@ class PartitionedTopicStats(TopicStats):
     partitions: dict[str, TopicStats] = Field(default_factory=dict)
 
 
-class LedgerInfo(Document):
+class LedgerInfo(Answer):
     """A ledger, or the segment that will be one."""
 
     ledger_id: int
@@ -152,7 +147,7 @@ class LedgerInfo(Document):
     under_replicated: bool = False
 
 
-class CursorStats(Document):
+class CursorStats(Answer):
     """A cursor. Of `__compaction`, `properties` hold the compacted ledger's id."""
 
     mark_delete_position: str
@@ -173,7 +168,7 @@ class CursorStats(Document):
     properties: dict[str, int] = Field(default_factory=dict)
 
 
-class TopicInternalStats(Document):
+class TopicInternalStats(Answer):
     """What is behind a topic: ledgers, the compacted one, cursors."""
 
     entries_added_counter: int = 0
@@ -193,21 +188,21 @@ class TopicInternalStats(Document):
     compacted_ledger: LedgerInfo
 
 
-class PartitionedTopicInternalStats(Document):
+class PartitionedTopicInternalStats(Answer):
     """The internal stats of each partition, by its full name."""
 
     metadata: PartitionedMetadata = Field(default_factory=PartitionedMetadata)
     partitions: dict[str, TopicInternalStats] = Field(default_factory=dict)
 
 
-class PositionInfo(Document):
+class PositionInfo(Answer):
     """An entry."""
 
     ledger_id: int
     entry_id: int
 
 
-class StoredLedgerInfo(Document):
+class StoredLedgerInfo(Answer):
     """A ledger as metadata has it; the one that is appended to has no numbers yet."""
 
     ledger_id: int
@@ -217,7 +212,7 @@ class StoredLedgerInfo(Document):
     is_offloaded: bool = False
 
 
-class StoredCursorInfo(Document):
+class StoredCursorInfo(Answer):
     """A cursor as metadata has it."""
 
     version: int = 0
@@ -229,7 +224,7 @@ class StoredCursorInfo(Document):
     properties: dict[str, int] | None = None
 
 
-class TopicInternalInfo(Document):
+class TopicInternalInfo(Answer):
     """What metadata holds of a topic, or, by full name, of the partitions of one."""
 
     version: int = 0
@@ -241,7 +236,7 @@ class TopicInternalInfo(Document):
     partitions: dict[str, TopicInternalInfo] | None = None
 
 
-class OfflineTopicStats(Document):
+class OfflineTopicStats(Answer):
     """What is before the cursors of a topic, in the order in which a broker writes it."""
 
     topic_name: str

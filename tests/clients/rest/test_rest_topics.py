@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.admin.compaction.compaction import summed
+from api.admin.compaction.trigger import summed
 from compactor.scheduling.status import CompactionStatus, StatusAndError
 from storage.errors import TopicNotFound
 from storage.metadata.compaction_state_records import ServiceRecord

@@ -25,18 +25,16 @@ from api.admin.models import TextByName
 from api.admin.subscriptions.cursor_positions import (
     LONG,
     ONE,
-    MissingTold,
     Owned,
     PlaceBody,
     ResetCursorData,
     Subscription,
-    at_hand,
     changes_it,
     each,
     opened,
     place_of,
     position_of,
-    refuse_partitioned,
+    subscription_of,
 )
 from api.http.access import Action
 from api.http.paths import TOPIC_PATH, Topic, decoded
@@ -73,7 +71,7 @@ def create_subscription(
 ) -> None:
     """Make one; without a place it begins with messages that are still to come. What it needs is not trimmed."""
     name, asked = decoded(subscription), place_of(place)
-    records = at_hand(parts, topic)
+    records = resolve.local_topics(parts, topic)
     first = asked.message_id if isinstance(asked, ResetCursorData) else asked
     if records and all(is_behind_end(opened(parts, record), first) for record in records):
         raise Problem(412, f"Unable to find position for position specified: {first} is behind the end of {topic}")
@@ -105,7 +103,7 @@ def get_subscription_properties(
     found: dict[str, str] = {}
     name = decoded(subscription)
     for record in resolve.topics(parts, topic):
-        with MissingTold(record, name):
+        with subscription_of(record, name):
             found |= parts.components.metadata.cursor(record.id, name).properties
     return found
 
@@ -144,11 +142,10 @@ def peek_nth_message(
 ) -> Response:
     """An entry that is still to be delivered."""
     refuse_far(position)
-    refuse_partitioned(parts, topic, "Peek messages on a partitioned topic is not allowed")
+    resolve.refuse_partitioned(parts, topic, "Peek messages on a partitioned topic is not allowed")
     name = decoded(subscription)
-    record = resolve.topic(parts, topic)
-    parts.forwarding.for_reading(record)
-    with MissingTold(record, name):
+    record = resolve.local_topic(parts, topic)
+    with subscription_of(record, name):
         parts.components.metadata.cursor(record.id, name)
     if name == COMPACTION_CURSOR:
         mark = parts.components.metadata.cursor(record.id, name).mark_delete

@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Figures:
+class TopicCounts:
     """A topic at one moment. `tail`: of the open segment, if it is here."""
 
     standing: TopicStanding
@@ -119,7 +119,7 @@ class Figures:
         return (self.tail.entries, self.tail.size) if self.tail else (0, 0)
 
 
-class CompactionFigures(NamedTuple):
+class CompactionCounts(NamedTuple):
     """What came of the newest compactions; times are milliseconds, 0: never."""
 
     removed: int
@@ -128,7 +128,7 @@ class CompactionFigures(NamedTuple):
     duration_ms: int
 
 
-def figures(parts: Service, name: TopicName, *, lines: bool = False, precise: bool = False) -> Figures | None:
+def topic_counts(parts: Service, name: TopicName, *, lines: bool = False, precise: bool = False) -> TopicCounts | None:
     """None: there is no such topic."""
     components = parts.components
     try:
@@ -137,14 +137,14 @@ def figures(parts: Service, name: TopicName, *, lines: bool = False, precise: bo
         return None
     unrolled = next((one for one in standing.segments if one.content is None), None)
     tail = open_end(components.log, standing.topic, unrolled) if unrolled is not None else None
-    return Figures(standing, tail)
+    return TopicCounts(standing, tail)
 
 
-def compaction_figures(standing: TopicStanding) -> CompactionFigures:
+def compaction_counts(standing: TopicStanding) -> CompactionCounts:
     """From the last run that succeeded and the last that did not."""
     good, bad = standing.succeeded, standing.failed
     newest = max((run for run in (good, bad) if run is not None), key=lambda run: run.run_id, default=None)
-    return CompactionFigures(
+    return CompactionCounts(
         removed=_removed(good) if good is not None else 0,
         succeeded_at=(good.finished_at or 0) if good is not None else 0,
         failed_at=(bad.finished_at or 0) if bad is not None else 0,

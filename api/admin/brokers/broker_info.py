@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import Request
-from pydantic import BaseModel
 from starlette.responses import Response
 
+from api.admin.models import Answer
 from api.admin.topics.lookup import service_urls
 from api.http.access import Action
 from api.http.problems import Problem
@@ -32,11 +32,11 @@ _FIXED = {
 """What tools may look for and means nothing here: as a broker has it by default."""
 
 
-class BrokerInfo(BaseModel):
+class BrokerInfo(Answer):
     """A service process."""
 
-    brokerId: str  # noqa: N815
-    serviceUrl: str  # noqa: N815
+    broker_id: str
+    service_url: str
 
 
 @router.get("", Action.SUPERUSER)
@@ -72,7 +72,7 @@ def get_leader_broker(parts: Parts) -> BrokerInfo:
     found = next((one for one in services.services() if one.name == name), None)
     if found is None:
         raise Problem(404, "Couldn't find leader broker")
-    return BrokerInfo(brokerId=urlsplit(found.url).netloc, serviceUrl=found.url)
+    return BrokerInfo(broker_id=urlsplit(found.url).netloc, service_url=found.url)
 
 
 @router.get("/configuration", Action.SUPERUSER)

@@ -25,6 +25,7 @@ from api.admin.messages.entries import (
     entry_response,
     refuse_far,
 )
+from api.admin.models import Answer
 from api.formats.encoding import TextEncoding, to_bytes
 from api.formats.jsonl import JsonLines
 from api.http.access import Action
@@ -48,17 +49,19 @@ router = Routes("messages")
 _LONG = 2**63 - 1
 AGE = "X-Compactor-Age"
 """Of the newest message of a key, also of a tombstone: what partitions in several services are compared by."""
+KeyEncoding = Annotated[TextEncoding, Query(alias="keyEncoding", description="How the key is given.")]
+ValueEncoding = Annotated[TextEncoding, Query(alias="valueEncoding", description="How the value is shown.")]
 _Id = Annotated[int, Path(ge=0, le=_LONG)]
 
 
-class MessageIdAnswer(BaseModel):
+class MessageIdAnswer(Answer):
     """A message id as Pulsar's clients read it. `batchSize` 0, `batchIndex` -1: not in a batch."""
 
-    ledgerId: int  # noqa: N815
-    entryId: int  # noqa: N815
-    partitionIndex: int  # noqa: N815
-    batchSize: int = 0  # noqa: N815
-    batchIndex: int = -1  # noqa: N815
+    ledger_id: int
+    entry_id: int
+    partition_index: int
+    batch_size: int = 0
+    batch_index: int = -1
 
 
 class KeyMessage(BaseModel):
@@ -81,7 +84,7 @@ def get_last_message_id(
     authoritative: bool = False,
 ) -> MessageIdAnswer:
     """The id of the last message that a reader gets; -1:-1 if there is none (R6)."""
-    _refuse_partitioned(parts, topic, "GetLastMessageId is not allowed on partitioned-topic")
+    resolve.refuse_partitioned(parts, topic, "GetLastMessageId is not allowed on partitioned-topic")
     opened = _opened(parts, topic)
     last = opened.last_message_id(read_compacted)
     size = _batch_size(opened, last, read_compacted) if last.batch_index >= 0 else 0
@@ -96,7 +99,7 @@ def get_message_id_by_timestamp(
     authoritative: bool = False,
 ) -> MessageIdAnswer:
     """The first entry that was published at that time (ms) or later: of the compacted ledger, if it has one."""
-    _refuse_partitioned(
+    resolve.refuse_partitioned(
         parts,
         topic,
         "Get message ID by timestamp on a partitioned topic is not allowed, please try do it on specific topic "
@@ -120,7 +123,7 @@ def get_message_id_by_timestamp(
 )
 def get_message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, authoritative: bool = False) -> Response:
     """One raw entry, by its id."""
-    _refuse_partitioned(
+    resolve.refuse_partitioned(
         parts,
         topic,
         "GetMessageById is not allowed on partitioned-topic",
@@ -147,7 +150,7 @@ def examine_message(
     authoritative: bool = False,
 ) -> Response:
     """The raw entry that is the n-th from the beginning, or that holds the n-th message from the end."""
-    _refuse_partitioned(
+    resolve.refuse_partitioned(
         parts,
         topic,
         "Examine messages on a partitioned topic is not allowed, please try examine message on specific topic "
@@ -190,12 +193,8 @@ def get_key(
     response: Response,
     topic: Topic,
     key: Annotated[str, Path(description="The key; percent-encode what is not letters and digits.")],
-    key_encoding: Annotated[TextEncoding, Query(alias="keyEncoding", description="How the key is given.")] = (
-        TextEncoding.UTF8
-    ),
-    value_encoding: Annotated[TextEncoding, Query(alias="valueEncoding", description="How the value is shown.")] = (
-        TextEncoding.UTF8
-    ),
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
     sealed_only: SealedOnly = False,
 ) -> Any:
     """The newest message of a key, compacted part and tail together; of a partitioned topic, of its partitions."""
@@ -208,12 +207,8 @@ def get_empty_key(
     response: Response,
     topic: Topic,
     key: Annotated[str, Query(description='The key; "" is a key like any other.')] = "",
-    key_encoding: Annotated[TextEncoding, Query(alias="keyEncoding", description="How the key is given.")] = (
-        TextEncoding.UTF8
-    ),
-    value_encoding: Annotated[TextEncoding, Query(alias="valueEncoding", description="How the value is shown.")] = (
-        TextEncoding.UTF8
-    ),
+    key_encoding: KeyEncoding = TextEncoding.UTF8,
+    value_encoding: ValueEncoding = TextEncoding.UTF8,
     sealed_only: SealedOnly = False,
 ) -> Any:
     """As `…/key/{key}`, with the key as a query parameter: for keys that no path can hold."""
@@ -226,9 +221,7 @@ def truncate_topic(parts: Parts, topic: Topic, authoritative: bool = False) -> N
 
     What cursors and compaction have not read is lost to them.
     """
-    records = resolve.topics(parts, topic)
-    for record in records:
-        parts.forwarding.for_reading(record)
+    records = resolve.local_topics(parts, topic)
     components = parts.components
     truncation = Truncation(components.metadata, parts.patient_store, components.clock, components.log)
     truncation.truncate_all(records)
@@ -247,10 +240,7 @@ def _of_key(
         wanted = to_bytes(key, encoding)
     except ValueError as error:
         raise Problem(400, f"the key is not of the given encoding: {error}") from error
-    records = resolve.topics(parts, topic)
-    if not sealed_only:
-        for record in records:
-            parts.forwarding.for_reading(record)
+    records = resolve.topics(parts, topic) if sealed_only else resolve.local_topics(parts, topic)
     of_partitions = _newest(parts, records, wanted, sealed_only)
     found = [(_age(parts, record, message), message) for record, message in of_partitions]
     age, newest = max(found, key=lambda one: one[0], default=(None, None))
@@ -293,22 +283,16 @@ def _age(parts: Service, record: TopicRecord, message: Message) -> tuple[int, in
 
 
 def _opened(parts: Service, name: TopicName) -> OpenTopic:
-    parts.forwarding.for_reading(resolve.topic(parts, name))
-    return parts.components.topic(name)
-
-
-def _refuse_partitioned(parts: Service, name: TopicName, told: str) -> None:
-    if parts.components.metadata.tenancy.partitioned(name) is not None:
-        raise Problem(405, told)
+    return parts.components.topic(resolve.local_topic(parts, name).name)
 
 
 def _answer(found: MessageId, topic: TopicName, batch_index: int = -1, batch_size: int = 0) -> MessageIdAnswer:
     return MessageIdAnswer(
-        ledgerId=found.ledger_id,
-        entryId=found.entry_id,
-        partitionIndex=topic.partition,
-        batchSize=batch_size,
-        batchIndex=batch_index,
+        ledger_id=found.ledger_id,
+        entry_id=found.entry_id,
+        partition_index=topic.partition,
+        batch_size=batch_size,
+        batch_index=batch_index,
     )
 
 

@@ -6,9 +6,8 @@ comes from the runs in SQL, and survives as well (S7).
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-
 from api.admin import resolve
+from api.admin.models import Answer
 from api.http.access import (
     ANY_USE,
     Action,
@@ -32,11 +31,11 @@ MANUAL = "manual"
 """The cause of a run that somebody asked for."""
 
 
-class LongRunningProcessStatus(BaseModel):
+class LongRunningProcessStatus(Answer):
     """How the newest compaction of a topic stands."""
 
     status: CompactionStatus
-    lastError: str = ""  # noqa: N815
+    last_error: str = ""
 
 
 @router.put(TOPIC_PATH + "/compaction", Action.COMPACT, refuses=(409,))
@@ -67,7 +66,7 @@ def compaction_status(parts: Parts, topic: Topic, in_full: InFull) -> LongRunnin
         one = status.compaction_status(parts.components.metadata, record.id)
         found[record.name] = StatusAndError(one.status, shown_error(one.last_error, in_full=in_full) or "")
     whole = summed(found)
-    return LongRunningProcessStatus(status=whole.status, lastError=whole.last_error)
+    return LongRunningProcessStatus(status=whole.status, last_error=whole.last_error)
 
 
 def summed(found: dict[TopicName, StatusAndError]) -> StatusAndError:
