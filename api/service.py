@@ -50,7 +50,7 @@ class Service:
     """For long work."""
     producers: Producers
     forwarding: OwnerProxy
-    looks: RunSingleFlight
+    runs: RunSingleFlight
     metrics: Metrics
     access: Access
     control: ControlLoop
@@ -96,7 +96,7 @@ def running(settings: Settings) -> Iterator[Service]:
             parts.callback(quick.close)
         pools = Pools.of(settings, components.clock)
         parts.callback(pools.close)
-        looks = RunSingleFlight(components.metadata, components.clock, pools[WaitsFor.DATABASE])
+        runs = RunSingleFlight(components.metadata, components.clock, pools[WaitsFor.DATABASE])
         sources = Sources(
             leads=lambda: control.leads,
             last_check=lambda: control.last_check,
@@ -125,7 +125,7 @@ def running(settings: Settings) -> Iterator[Service]:
             components.store,
             producers,
             forwarding,
-            looks,
+            runs,
             metrics,
             access,
             control,

@@ -40,13 +40,13 @@ class Answer(BaseModel):
 
 
 class Strict(BaseModel):
-    """A body that is an object, with Pulsar's names: nothing is converted, and nothing unknown is passed over."""
+    """A body that is an object, with Pulsar's names: nothing is converted, and an unknown field is an error."""
 
     model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="forbid")
 
 
 class EmptyBody(Unreadable):
-    """A body that must be there and is not. A broker says so in plain text that it calls JSON."""
+    """A missing body where one is required. A broker answers this with plain text that it labels JSON."""
 
     media_type = "application/json"
 
@@ -135,20 +135,20 @@ def parsed(body: bytes) -> Any:
 
 
 def unreadable(what: str) -> Unreadable:
-    """With the place, of which a broker tells no more either. Halves of surrogate pairs, as JSON may hold, are `?`."""
-    told = what.encode(errors="replace").decode()
+    """With the place, as little as a broker gives of it. Halves of surrogate pairs, as JSON may hold, are `?`."""
+    text = what.encode(errors="replace").decode()
     return Unreadable(
-        f"{told}\n at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 1]"
+        f"{text}\n at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 1]"
     )
 
 
 def done() -> Response:
-    """204: it is done, and there is nothing to say."""
+    """204: done, with no content."""
     return Response(status_code=204)
 
 
 def unset() -> Response:
-    """What a broker answers for a policy that nobody has set: 200, an empty body, no content type."""
+    """What a broker answers for a policy that is not set: 200, an empty body, no content type."""
     return Response(status_code=200)
 
 

@@ -1,7 +1,7 @@
 """What a path names, as it is: a topic, a partition, a partitioned topic; or nothing, in a broker's words.
 
 A partitioned topic is a row of its own and as many topics; what is done to it is done to each of them. Policies of a
-partitioned topic are kept with each partition, and those of one partition alone may not be touched, as in a broker.
+partitioned topic are stored with each partition, and those of one partition alone may not be touched, as in a broker.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def partition_names(whole: PartitionedTopic) -> list[TopicName]:
 def share_policies(parts: Service, whole: PartitionedTopic) -> None:
     """Partitions that have no policies get those of the first that has some: what is set is set for the whole.
 
-    So a partition that was made again has them, and one whose making was cut off gets them the next time.
+    So a partition that was created again has them, and one whose creation was cut off gets them the next time.
     """
     store = parts.components.metadata.policies
     found = [(scope, store.of_scope(scope)) for scope in map(topic_scope, partitions(parts, whole))]
@@ -93,15 +93,15 @@ def share_policies(parts: Service, whole: PartitionedTopic) -> None:
 
 
 def with_policies(parts: Service, name: TopicName) -> list[TopicRecord]:
-    """Where the policies of a topic are kept: the topic, or its partitions. 404; 412 for one partition alone."""
+    """Where the policies of a topic are stored: the topic, or its partitions. 404; 412 for one partition alone."""
     if name.partition >= 0:
         raise Problem(412, NO_PARTITION_POLICY)
     return topics(parts, name)
 
 
-def namespace(parts: Service, name: str, told: str = "Namespace does not exist") -> None:
-    """404 unless the namespace exists, in these words."""
-    with not_found_as(told):
+def namespace(parts: Service, name: str, reason: str = "Namespace does not exist") -> None:
+    """404 with this reason unless the namespace exists."""
+    with not_found_as(reason):
         parts.components.metadata.tenancy.namespace(name)
 
 
@@ -111,7 +111,7 @@ def namespace_of(name: TopicName) -> str:
 
 
 def not_found(parts: Service, name: TopicName) -> Problem:
-    """Why there is no such topic, as a broker says it."""
+    """Why there is no such topic, in a broker's words."""
     whole = name.whole
     if whole is None:
         return Problem(404, f"Topic {name} not found")

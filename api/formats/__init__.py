@@ -1,1 +1,1 @@
-"""How messages look outside: input formats, output formats, text encodings of bytes."""
+"""Messages outside of the store: input formats, output formats, text encodings of bytes."""

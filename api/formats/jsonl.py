@@ -195,9 +195,9 @@ def _open(file: str) -> io.BufferedIOBase:
 
 
 class _Attentive(io.RawIOBase):
-    """A file, pipe or terminal for whose next bytes one waits with an ear for Ctrl-C and SIGTERM.
+    """A file, pipe or terminal; Ctrl-C and SIGTERM end the wait for its next bytes.
 
-    Python hears a signal between two of its steps, and a read that begins right after the signal came waits on, for
+    Python handles a signal between two of its steps, and a read that begins right after the signal came waits on, for
     however long the next line takes. So nothing is read here before it is there.
     """
 

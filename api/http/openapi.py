@@ -37,7 +37,7 @@ _DESCRIPTION = (
 
 
 def install(app: FastAPI) -> None:
-    """Let the application describe itself so."""
+    """Make this the application's OpenAPI document."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -61,17 +61,17 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
-    names = [_parameter(name, said) for name, said in NAMES.items() if f"{{{name}}}" in path]
+    names = [_parameter(name, text) for name, text in NAMES.items() if f"{{{name}}}" in path]
     if names:
         operation["parameters"] = [*names, *operation.get("parameters", ())]
     responses: dict[str, Any] = operation["responses"]
     responses.pop("422", None)
     if "requestBody" in operation:
-        responses.setdefault("415", {"description": "The body is not said to be JSON.", "content": _CONTENT})
-    for status, said in {**_ANY, **(_SECURED if "security" in operation else {})}.items():
-        responses.setdefault(status, {"description": said, "content": _CONTENT})
+        responses.setdefault("415", {"description": "The body is not declared as JSON.", "content": _CONTENT})
+    for status, text in {**_ANY, **(_SECURED if "security" in operation else {})}.items():
+        responses.setdefault(status, {"description": text, "content": _CONTENT})
 
 
-def _parameter(name: str, said: str) -> dict[str, Any]:
-    schema = {"type": "string", "description": said, "title": name.title()}
-    return {"name": name, "in": "path", "required": True, "schema": schema, "description": said}
+def _parameter(name: str, text: str) -> dict[str, Any]:
+    schema = {"type": "string", "description": text, "title": name.title()}
+    return {"name": name, "in": "path", "required": True, "schema": schema, "description": text}

@@ -1,16 +1,16 @@
-"""Requests for topics that another service of the same database has at hand go there, once.
+"""Requests for topics that are local to another service of the same database go there, once.
 
     a write   to the service in whose log directory the topic's open segment is, or that holds its lease
     a read    to the service that lives in whose log directory the first messages are that the read comes to and that
               no ledger holds yet; where it needs the newest ones, to the service with the last of them
 
 What no living service has is no reason to refuse a read: what the store has is given here, and a read that comes to the
-rest is told so (SegmentNotLocal). Services look at the same rows, so they agree on where a request belongs.
+rest ends with SegmentNotLocal. Services read the same rows, so they agree on where a request belongs.
 
-A request that was forwarded says so in a header and is forwarded no more. Headers go along, the caller's Authorization
-too, and bodies as they come, both ways; if the other service breaks off, so does the answer. Where nobody can serve
-now, the answer is 503 with Retry-After: a writer that is no service (an import) has the topic, a service died, or its
-log directory is on no machine that lives.
+A request that was forwarded is marked by a header and is not forwarded again. Headers go along, the caller's
+Authorization too, and bodies as they come, both ways; if the other service breaks off, so does the answer. Where no
+process can serve now, the answer is 503 with Retry-After: a writer that is no service (an import) has the topic, a
+service died, or its log directory is on no live machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import httpx
 
 FORWARDED = "x-compactor-forwarded"
-"""The header that says by which process a request was forwarded."""
+"""The header that names the process by which a request was forwarded."""
 _HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -66,13 +66,13 @@ class Elsewhere(Exception):
     """Another service is to answer this request."""
 
     def __init__(self, service: ServiceRecord, topic: TopicRecord) -> None:
-        super().__init__(f"{topic.name} is at hand at {service.name}, {service.url}")
+        super().__init__(f"{topic.name} is local to {service.name}, {service.url}")
         self.service = service
         self.topic = topic
 
 
 class OwnerProxy:
-    """Knows who has a topic at hand, and sends requests there. Safe to share between threads."""
+    """Knows which service owns a topic, and forwards requests there. Safe to share between threads."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class OwnerProxy:
         process = "it" if owner is None else f"the process {owner.pid} on {owner.host}"
         return Problem(
             503,
-            f"{lease.holder} is writing to {topic.name}, and is no service that lives but a `compactor produce`, an "
+            f"{lease.holder} is writing to {topic.name}, and is no live service but a `compactor produce`, an "
             f"import or a service that died, which keeps the topic for as long as it runs: end {process}, "
             f"or write through it; if it has ended, try again",
             {"Retry-After": str(seconds)},
@@ -187,7 +187,7 @@ class OwnerProxy:
         Raises Problem (503).
         """
         if FORWARDED in request.headers:
-            raise Problem(503, f"{service.name} does not have at hand what it was asked for", {"Retry-After": "1"})
+            raise Problem(503, f"{service.name} does not have the topic that it was asked for", {"Retry-After": "1"})
         client = await self._of_this_loop()
         import httpx  # the client's thread has loaded it
 
@@ -195,7 +195,7 @@ class OwnerProxy:
         try:
             return await client.request(method, url, content=body, headers=self._of_part(request) | dict(headers or {}))
         except httpx.HTTPError as error:
-            raise Problem(503, _told(service, error), {"Retry-After": "1"}) from error
+            raise Problem(503, _reason(service, error), {"Retry-After": "1"}) from error
 
     async def send_here(self, request: Request, target: str, body: bytes) -> httpx.Response:
         """A part of a request, with its headers, to another path of this application, for the same caller."""
@@ -268,7 +268,7 @@ def _url(service: ServiceRecord, scope: Mapping[str, Any]) -> str:
 
 
 class _Passed(StreamingResponse):
-    """An answer of another service, as it comes; its connection is given back, also if nobody takes the answer."""
+    """An answer of another service, as it comes; its connection is released, also if the client has gone."""
 
     def __init__(self, found: httpx.Response, headers: Mapping[str, str]) -> None:
         super().__init__(found.aiter_raw(), found.status_code, headers)
@@ -282,11 +282,11 @@ class _Passed(StreamingResponse):
 
 
 def _unreachable(service: ServiceRecord, error: httpx.HTTPError) -> JSONResponse:
-    return answer(503, _told(service, error), {"Retry-After": "1"})
+    return answer(503, _reason(service, error), {"Retry-After": "1"})
 
 
-def _told(service: ServiceRecord, error: httpx.HTTPError) -> str:
-    """Why the other service gave no answer, as far as the connection says."""
+def _reason(service: ServiceRecord, error: httpx.HTTPError) -> str:
+    """Why the other service gave no answer, as far as the connection shows."""
     import httpx
 
     if isinstance(error, httpx.TimeoutException):
@@ -296,4 +296,4 @@ def _told(service: ServiceRecord, error: httpx.HTTPError) -> str:
     else:
         what, then = "cannot be reached", "try again"
     cause = " ".join(str(error).split())[:_CAUSE_CHARACTERS] or type(error).__name__
-    return f"{service.name} has the topic at hand, but {what} at {service.url} ({cause}): {then}"
+    return f"{service.name} has the topic, but {what} at {service.url} ({cause}): {then}"

@@ -38,7 +38,7 @@ _TOLERATED = frozenset({404, 409})
 
 
 def install(app: FastAPI) -> None:
-    """Let `app` send on what its service does not have at hand."""
+    """Let `app` forward requests for topics that are not local."""
     app.add_exception_handler(Elsewhere, _elsewhere)
 
 
@@ -57,8 +57,8 @@ async def answered(request: Request, other: Elsewhere) -> Response:
     if whole is None or not request.url.path.startswith(_PREFIX) or unquote(path[_TOPIC_AT]) == name.topic:
         return await forwarding.forward(request, other.service)
     metadata = request.app.state.service.components.metadata
-    looking = pools_of(request)[WaitsFor.DATABASE]
-    partitioned: PartitionedTopic | None = await looking.run(metadata.tenancy.partitioned, whole)
+    database = pools_of(request)[WaitsFor.DATABASE]
+    partitioned: PartitionedTopic | None = await database.run(metadata.tenancy.partitioned, whole)
     if partitioned is None:
         return await forwarding.forward(request, other.service)
     body = await request.body()
@@ -82,10 +82,10 @@ async def _asked(
     """The answer of one partition."""
     query = request.scope.get("query_string", b"").decode("latin-1")
     target = f"{path}?{query}" if query else path
-    looking = pools_of(request)[WaitsFor.DATABASE]
-    record: TopicRecord = await looking.run(metadata.topic, name)
+    database = pools_of(request)[WaitsFor.DATABASE]
+    record: TopicRecord = await database.run(metadata.topic, name)
     try:
-        await looking.run(forwarding.for_reading, record)
+        await database.run(forwarding.for_reading, record)
     except Elsewhere as other:
         return await forwarding.send(request, other.service, request.method, target, body)
     return await forwarding.send_here(request, target, body)

@@ -3,8 +3,8 @@
 A slash inside a name comes encoded (`%2F`). Servers decode a path before routes are matched, and the name would fall
 apart: `EncodedSlashes` keeps it encoded until the route is found, and with it the percent sign (`%25`), so that a name
 may hold `%2F` itself. Then names are decoded and checked here. They are
-taken from the request as they are; `NAMES` is what the OpenAPI document says of them. That FastAPI looks at them
-itself, for each of so many routes, would take a tenth of the service's start.
+taken from the request as they are; `NAMES` describes them in the OpenAPI document. If FastAPI read them
+itself, for each route, it would take a tenth of the service's start.
 """
 
 from __future__ import annotations

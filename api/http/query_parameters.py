@@ -1,4 +1,4 @@
-"""Query parameters that no route knows: a slip of the finger in one must not be passed over.
+"""Unknown query parameters: a misspelled one is an error, not ignored.
 
 For routes that go beyond Pulsar: its own clients may send what a broker knows and this service need not.
 """

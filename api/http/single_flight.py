@@ -1,7 +1,8 @@
-"""One piece of work for all who ask for it at once: what nobody needs a token for must not cost more when many ask.
+"""One call for all requests that need its answer at once: what needs no token must not cost more when many ask.
 
-It is made once at a time; who asks meanwhile waits for the next one, which begins after they asked, and shares it. So
-an answer is never older than its request, and a flood of them has one thread, not all. For the tasks of one event loop.
+One call runs at a time; a request that comes meanwhile waits for the next call, which begins later, and shares it. So
+an answer is never older than its request, and a flood of requests holds one thread, not all. For the tasks of one
+event loop.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ Answer = TypeVar("Answer")
 
 
 class SingleFlight(Generic[Answer]):
-    """Who asks, and what is made for them. An error is told to all who share it."""
+    """The requests that wait, and the call that answers them. All that share a call get its error."""
 
     def __init__(self, pool: Pool) -> None:
-        """`pool`: whose threads make it."""
+        """`pool`: whose threads call."""
         self._pool = pool
         self._lock = asyncio.Lock()
         self._next: asyncio.Task[Answer] | None = None
@@ -32,5 +33,5 @@ class SingleFlight(Generic[Answer]):
 
     async def _made(self, make: Callable[[], Answer]) -> Answer:
         async with self._lock:
-            self._next = None  # who comes from now on might get what is older than their request
+            self._next = None  # a later request might get what is older than itself
             return await self._pool.run(make)

@@ -1,4 +1,4 @@
-"""What Pulsar's tools ask of a broker: who is there, whether it is well, which version it speaks, how it is set.
+"""What Pulsar's tools ask of a broker: the live brokers, its health, its version, its settings.
 
 No setting can be changed while the service runs, so there are no dynamic ones to list, and changes are refused.
 """
@@ -29,7 +29,7 @@ _FIXED = {
     "brokerServiceCompactionPhaseOneLoopTimeInSeconds": "30",
     "compactionServiceFactoryClassName": "org.apache.pulsar.compaction.PulsarCompactionServiceFactory",
 }
-"""What tools may look for and means nothing here: as a broker has it by default."""
+"""Settings that tools may read and that mean nothing here: a broker's defaults."""
 
 
 class BrokerInfo(Answer):

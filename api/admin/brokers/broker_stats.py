@@ -34,7 +34,7 @@ router = Routes("brokers", "/admin/v2/broker-stats")
     responses={200: {"content": {"application/json": {}}, "description": "By namespace, bundle, domain and topic."}},
 )
 async def get_broker_topics(parts: Parts, request: Request) -> Response:
-    """Stats of every topic, by namespace and bundle. A topic whose figures cannot be had is left out, and logged."""
+    """Stats of every topic, by namespace and bundle. A topic whose stats cannot be read is left out, and logged."""
     written = parts.pools[WaitsFor.LOG].each(_written(parts, request.app.state.seldom))
     return StreamingResponse(written, media_type="application/json")
 
@@ -63,11 +63,11 @@ def _bundles(parts: Service, seldom: Seldom, by_bundle: dict[str, list[TopicName
             try:
                 found = topic_counts(parts, name)
             except CompactorError as error:  # the answer has begun
-                told = f"{name} is left out of the stats of all topics: {error}"
-                seldom.warn(told, f"{type(error).__name__} in stats of all topics")
+                reason = f"{name} is left out of the stats of all topics: {error}"
+                seldom.warn(reason, f"{type(error).__name__} in stats of all topics")
                 continue
             if found is not None:  # it may have been deleted meanwhile
-                yield f"{between}{json.dumps(str(name))}:{json.dumps(_document(found))}"
+                yield f"{between}{json.dumps(str(name))}:{json.dumps(_stats(found))}"
                 between = ","
         yield "}}"
 
@@ -81,7 +81,7 @@ def _namespaces(parts: Service) -> Iterator[str]:
             continue
 
 
-def _document(found: TopicCounts) -> dict[str, Any]:
+def _stats(found: TopicCounts) -> dict[str, Any]:
     """A topic, with what this service has none of at a broker's default."""
     cursors = found.standing.cursors
     return {

@@ -1,7 +1,7 @@
 """What machines ask of a service: is it alive, is it ready, its numbers. None of it is Pulsar's admin tree.
 
-`/livez` says that the process answers, and nothing more: a database that is away is no reason to restart it. `/readyz`
-looks at database, schema and object store, and says which cannot serve. Why it cannot is for the log and for
+`/livez` shows that the process answers, and nothing more: an unreachable database is no reason to restart it. `/readyz`
+checks database, schema and object store, and names those that cannot serve. The cause is only for the log and for
 superusers: it names hosts, users and buckets, and no token is needed here.
 """
 
@@ -35,14 +35,14 @@ _OK = "ok"
 
 
 class Readiness(BaseModel):
-    """What was looked at: `ok`, or what is wrong. `reason`: all that is wrong, in one line."""
+    """What was checked: `ok`, or what is wrong. `reason`: all that is wrong, in one line."""
 
     reason: str
     checks: dict[str, str]
 
 
 class Check(NamedTuple):
-    """What came of a look: in public words, and in full. Both are `ok` if nothing is wrong."""
+    """The result of a check: in public words, and in full. Both are `ok` if nothing is wrong."""
 
     public: str
     full: str
@@ -59,7 +59,7 @@ async def readyz(parts: Parts, in_full: InFull) -> Readiness:
     """The service can do its work: database, schema and object store answer."""
     found = await parts.readiness.answer(lambda: _checked(parts))
     checks = {name: check.full if in_full else check.public for name, check in found.items()}
-    wrong = [f"{name}: {said}" for name, said in checks.items() if said != _OK]
+    wrong = [f"{name}: {result}" for name, result in checks.items() if result != _OK]
     answer = Readiness(reason="; ".join(wrong), checks=checks)
     return answer if not wrong else cast(Readiness, JSONResponse(answer.model_dump(), 503))
 
@@ -81,7 +81,7 @@ def _checked(parts: Service) -> Mapping[str, Check]:
     found = {
         "database": _checked_by(components.metadata.metrics.ping),
         "schema": _checked_by(components.metadata.check_schema),
-        "store": _checked_by(lambda: _look(components.store.size)),
+        "store": _checked_by(lambda: _probe(components.store.size)),
     }
     for name, check in found.items():
         if check.full != parts.not_ready.get(name, _OK):
@@ -90,15 +90,15 @@ def _checked(parts: Service) -> Mapping[str, Check]:
     return found
 
 
-def _look(size: Callable[[str], int]) -> None:
-    """Ask the store for an object that nobody has: it answers, if only that there is none."""
+def _probe(size: Callable[[str], int]) -> None:
+    """Ask the store for an object that does not exist: the answer that it is missing is enough."""
     with suppress(ObjectMissing):
         size(f"readyz/{secrets.token_hex(4)}")
 
 
-def _checked_by(look: Callable[[], object]) -> Check:
+def _checked_by(check: Callable[[], object]) -> Check:
     try:
-        look()
+        check()
     except CompactorError as error:
-        return Check(f"it {meaning(error)}: the service's log says more", redacted(" ".join(str(error).split())))
+        return Check(f"it {meaning(error)}: see the service's log", redacted(" ".join(str(error).split())))
     return Check(_OK, _OK)

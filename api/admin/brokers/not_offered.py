@@ -1,10 +1,10 @@
-"""Pulsar's calls for features that this service has not: one table, so that a tool is told so and not "Not Found".
+"""Pulsar's calls for features that this service has not: one table, so that a tool gets the reason and not "Not Found".
 
     a value       where a feature has none, a broker answers nothing, or something empty; so does this service
     done          a policy that cannot be set is removed: none is set, as a broker answers for one that is not
     refused       all else: 405, as a broker refuses what is switched off, with the reason "not offered here: …"
 
-Whether the topic, namespace or cluster of the path exists is looked at first, and permissions before that. A path of
+Permissions are checked first, then whether the topic, namespace or cluster of the path exists. A path of
 the service whose verbs are all refused asks for a token and no permission: the answer is the same for everyone.
 The page docs/rest-not-offered.md is this table. Offer a call → take its row out, and write a route.
 """
@@ -83,7 +83,7 @@ def _refused(path: str, what: str, *verbs: str) -> Row:
 
 
 def _value(path: str, what: str, value: Value, *refused: str) -> Row:
-    """A path that can be looked at and no more."""
+    """A path that can be read and no more."""
     return Row(path, what, {"GET": value, **dict.fromkeys(refused, REFUSED)})
 
 
@@ -276,7 +276,7 @@ def _of_service(row: Row) -> Callable[..., Response]:
 
 
 def _may_change(request: Request, action: Action) -> None:
-    """Raises Problem (403) unless the request only looks, or its caller may do this."""
+    """Raises Problem (403) unless the request only reads, or its caller may do this."""
     if request.method != "GET":
         require_here(request, action)
 

@@ -24,8 +24,8 @@ LEAST_GRACE_MS = 60_000
 
 
 class CollectGarbage(Strict):
-    """What is to be looked at. `topics`: only these; `unknownTopics`: also objects of topics that this database does
-    not know; `graceMs`: how long garbage stays, by default as the setting gc.grace says."""
+    """What to collect. `topics`: only these; `unknownTopics`: also objects of topics that this database does
+    not know; `graceMs`: how long garbage stays, by default the setting gc.grace."""
 
     dry_run: bool = Field(default=True, description="Say what would be deleted, and change nothing.")
     topics: list[str] | None = Field(default=None, max_length=10_000)

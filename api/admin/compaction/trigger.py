@@ -1,6 +1,6 @@
 """Compaction by hand and its status; of a partitioned topic that of each of its partitions.
 
-A trigger is a request in SQL, so it survives whatever process took it; the service that leads executes it. The status
+A trigger is a request in SQL, so it survives the process that took it; the service that leads executes it. The status
 comes from the runs in SQL, and survives as well (S7).
 """
 
@@ -28,7 +28,7 @@ router = Routes("compaction")
 
 RUNNING = "Compaction already in progress"
 MANUAL = "manual"
-"""The cause of a run that somebody asked for."""
+"""The cause of a run that was triggered by hand."""
 
 
 class LongRunningProcessStatus(Answer):
@@ -70,7 +70,7 @@ def compaction_status(parts: Parts, topic: Topic, in_full: InFull) -> LongRunnin
 
 
 def summed(found: dict[TopicName, StatusAndError]) -> StatusAndError:
-    """The status of several topics as one; with several, the error says whose it is."""
+    """The status of several topics as one; with several, the error names the topic."""
     if len(found) == 1:
         return next(iter(found.values()))
     for worst in (CompactionStatus.RUNNING, CompactionStatus.ERROR, CompactionStatus.NOT_RUN):

@@ -1,4 +1,4 @@
-"""Letting old raw ledgers go on demand: as the topic's cleanup policies say, or all before a message (C1, C2, T3).
+"""Trimming old raw ledgers on demand: as the topic's cleanup policies say, or all before a message (C1, C2, T3).
 
 Without the query parameter `dryRun` this is Pulsar's call: the policies are applied, and the answer is empty, as
 Pulsar's clients wait forever if a call that answers nothing answers a list. With it the answer reports what went, or
@@ -87,7 +87,7 @@ def trim_topic(
 ) -> Any:
     """Let raw ledgers of a topic, or of each partition, go; with `dryRun`, report them, or what would go."""
     if wanted is not None and dry_run is None:
-        raise Problem(400, "with a body the query says what is wanted: dryRun=true reports, dryRun=false trims")
+        raise Problem(400, "a body needs dryRun in the query: dryRun=true reports, dryRun=false trims")
     wanted = wanted or Trim()
     place = None if wanted.before is None else parse_trim_place(str(wanted.before))
     components = parts.components

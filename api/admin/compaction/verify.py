@@ -36,7 +36,7 @@ class Difference(BaseModel):
 
 
 class VerifyReport(BaseModel):
-    """What was looked at, what could not be told, and every difference; `total` counts those not named, too."""
+    """What was checked, what could not be, and every difference; `total` also counts those that are not named."""
 
     topic: str
     compacted_ledger: int | None

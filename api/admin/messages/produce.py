@@ -1,8 +1,8 @@
 """Producing over REST: Pulsar's bodies (`ProducerMessages`), or JSON Lines as `compactor produce` reads them.
 
-Each message is an entry of its own, and is acknowledged when it is flushed as the topic's policy says. Of a partitioned
+Each message is an entry of its own, and is acknowledged when it is flushed by the topic's policy. Of a partitioned
 topic a message goes to the partition that its key's hash names, or to the next one in turn. The answer has a line a
-message; an error of one message does not undo the others. Payloads are taken as they are: the schemas STRING, JSON and
+message; an error of one message leaves the others. Payloads are taken as they are: the schemas STRING, JSON and
 BYTES change nothing about them, any other is refused.
 """
 
@@ -216,7 +216,7 @@ def _appended(parts: Service, record: TopicRecord, messages: Sequence[NewMessage
 
 
 def _opened(parts: Service, record: TopicRecord) -> OpenTopic:
-    """The topic, without another look at its row."""
+    """The topic, without reading its row again."""
     one = parts.components
     return OpenTopic(one.metadata, one.store, one.clock, record, log=one.log)
 
@@ -292,5 +292,5 @@ def _ack(message: NewMessage, answer: Answer, partition: int) -> ProducerAck:
 
 def _failed(message: NewMessage, error: Exception) -> ProducerAck:
     retry = isinstance(error, Conflict | Unavailable) or (isinstance(error, Problem) and error.status_code >= 500)
-    said = told(error) if isinstance(error, CompactorError) else str(error)
-    return ProducerAck(error_code=RETRY if retry else REFUSED, error_msg=shown(said), context=message.context)
+    reason = told(error) if isinstance(error, CompactorError) else str(error)
+    return ProducerAck(error_code=RETRY if retry else REFUSED, error_msg=shown(reason), context=message.context)

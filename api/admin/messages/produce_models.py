@@ -162,5 +162,5 @@ def _check_schema(text: str | None) -> None:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Problem(400, "a schema is the JSON text of a SchemaInfo, with its type") from error
     if kind not in _PLAIN_SCHEMAS:
-        told = f"messages of the schema {str(kind)[:_SHOWN]} cannot be encoded here"
-        raise Problem(400, f"{told}: encode them, and send valueEncoding=base64")
+        reason = f"messages of the schema {str(kind)[:_SHOWN]} cannot be encoded here"
+        raise Problem(400, f"{reason}: encode them, and send valueEncoding=base64")

@@ -1,9 +1,9 @@
 """Reading a topic over REST: pages, or all of it as one stream, as JSON Lines or as an Arrow stream.
 
 A page holds at most the messages and bytes that were asked for (R10), and at least one message if there is one; the
-header `X-Compactor-Next` says where the next one begins, in words that `start` takes, and any service can give it.
-Going on so keeps R7: no id twice, and no deletion missed in silence. With `stream=true` everything up to the end of now
-comes in one answer; an error in the middle of it breaks the connection, so that it cannot be taken for the end.
+header `X-Compactor-Next` is the `start` of the next page, which any service can give.
+Going on so keeps R7: no id twice, and no deletion missed without an error. With `stream=true` everything up to the
+present end comes in one answer; an error in the middle breaks the connection, so that it is not mistaken for the end.
 
 JSON Lines are the same objects as `compactor read` prints, each chunked message as one. Arrow is rows as they are
 stored (`storage.ledger.rows.SCHEMA`), chunks by themselves.
@@ -76,7 +76,7 @@ async def read_messages(
     ] = False,
     start: Annotated[
         str,
-        Query(description="earliest, latest, a message id, an offset, @ and a time, or what X-Compactor-Next said."),
+        Query(description="earliest, latest, a message id, an offset, @ and a time, or the value of X-Compactor-Next."),
     ] = "earliest",
     limit: Annotated[int | None, Query(ge=1, le=2**31, description="At most so many messages.")] = None,
     max_bytes: Annotated[int | None, Query(alias="maxBytes", ge=1, description="At most so many bytes.")] = None,

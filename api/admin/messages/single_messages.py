@@ -1,6 +1,6 @@
 """Single messages of a topic: the last, one by time, by id, by its place, the newest of a key; and an end to all.
 
-A point read (T4) looks in the key indexes of the compacted ledger and of what was appended since: a few small reads.
+A point read (T4) uses the key indexes of the compacted ledger and of what was appended since: a few small reads.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def get_key(
     value_encoding: ValueEncoding = TextEncoding.UTF8,
     sealed_only: SealedOnly = False,
 ) -> Any:
-    """The newest message of a key, compacted part and tail together; of a partitioned topic, of its partitions."""
+    """The newest message of a key, compacted and raw together; of a partitioned topic, of its partitions."""
     return _of_key(parts, response, topic, decoded(key), key_encoding, value_encoding, sealed_only)
 
 

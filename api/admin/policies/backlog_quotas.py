@@ -37,7 +37,7 @@ class QuotaType(StrEnum):
 
     @property
     def policy(self) -> str:
-        """The policy that is its limit; the one that says what happens beyond is `….action`."""
+        """The policy that is its limit; `….action` is what happens beyond it."""
         return "backlog.quota.bytes" if self is QuotaType.SIZE else "backlog.quota.seconds"
 
 

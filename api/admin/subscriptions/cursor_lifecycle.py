@@ -1,6 +1,6 @@
 """Subscriptions: durable cursors of a topic, by Pulsar's calls: list, create, delete, properties, peek.
 
-`__compaction` may be listed, made by hand (it has no horizon then) and deleted (R8), by who may compact. Moving
+A role that may compact can list `__compaction`, create it by hand (without a horizon) and delete it (R8). Moving
 cursors: cursor_moves.py.
 """
 

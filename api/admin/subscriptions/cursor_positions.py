@@ -113,7 +113,7 @@ def subscription_of(record: TopicRecord, name: str) -> AbstractContextManager[No
 def each(
     parts: Service, topic: TopicName, subscription: str, do: Callable[[TopicRecord, str], object], reads: bool = True
 ) -> None:
-    """Do it to the subscription of the topic, or of each partition that has it. `reads`: it looks at messages.
+    """Do it to the subscription of the topic, or of each partition that has it. `reads`: it needs messages.
 
     A partition may lack it because the same request failed behind it: asked again, it is done to the others.
     """
@@ -135,7 +135,7 @@ def opened(parts: Service, record: TopicRecord) -> OpenTopic:
 
 def before_time(topic: OpenTopic, timestamp: int) -> Position | None:
     """The message before the first one that was published then or later."""
-    last = topic.snapshot_reader().last_position()  # before the look: what is appended during it is no older message
+    last = topic.snapshot_reader().last_position()  # before the search: what is appended during it is no older message
     first = first_at(topic, AtTime(timestamp))
     if first is None:
         return last or topic.snapshot().horizon

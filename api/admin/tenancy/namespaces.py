@@ -57,7 +57,7 @@ def list_namespaces(parts: Parts, tenant: Tenant) -> list[str]:
 
 @router.get(NAMESPACE_PATH, Action.ADMIN)
 def get_policies(parts: Parts, namespace: Namespace) -> dict[str, Any]:
-    """All that Pulsar knows of policies of a namespace; what this service has none of stands at its default."""
+    """All policies that Pulsar has for a namespace; those that this service has not are at their defaults."""
     metadata = parts.components.metadata
     with not_found_as(NO_NAMESPACE):
         found = metadata.tenancy.namespace(namespace)
@@ -101,7 +101,7 @@ def create_namespace(
 
 @router.delete(NAMESPACE_PATH, Action.ADMIN, refuses=(405, 409))
 def delete_namespace(parts: Parts, namespace: Namespace, force: bool = False) -> None:
-    """Delete a namespace without topics. `force` is refused, as by a broker that was not told to allow it."""
+    """Delete a namespace without topics. `force` is refused, as by a broker whose settings do not allow it."""
     if force:
         raise Problem(405, "Broker doesn't allow forced deletion of namespaces")
     try:

@@ -1,1 +1,1 @@
-"""Routes of topics and partitioned topics: their life, stats and owner."""
+"""Routes of topics and partitioned topics: their lifecycle, stats and owner."""

@@ -1,4 +1,4 @@
-"""What is behind a topic: ledgers, cursors, the compacted ledger; from SQL, without a look into any of them."""
+"""What is behind a topic: ledgers, cursors, the compacted ledger; from SQL, without reading any of them."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
 
 
 def internal_stats(found: TopicCounts) -> TopicInternalStats:
-    """The document of one topic; its figures have lines."""
-    standing, pieces = found.standing, found.pieces
-    unrolled = next((one for one in pieces if one.open), None)
+    """The model of one topic; its counts have lines."""
+    standing, extents = found.standing, found.extents
+    unrolled = next((one for one in extents if one.open), None)
     compacted = standing.compacted
     return TopicInternalStats(
         entries_added_counter=found.entries,
@@ -70,9 +70,9 @@ def internal_stats(found: TopicCounts) -> TopicInternalStats:
         total_size=found.size,
         current_ledger_entries=unrolled.entries if unrolled else 0,
         current_ledger_size=unrolled.size if unrolled else 0,
-        last_ledger_created_timestamp=moment(max([standing.topic.created_at, *(one.created_at for one in pieces)])),
+        last_ledger_created_timestamp=moment(max([standing.topic.created_at, *(one.created_at for one in extents)])),
         last_confirmed_entry=str(found.last_entry),
-        ledgers=[LedgerInfo(ledger_id=one.ledger_id, entries=one.entries, size=one.size) for one in pieces],
+        ledgers=[LedgerInfo(ledger_id=one.ledger_id, entries=one.entries, size=one.size) for one in extents],
         cursors={one.record.name: _cursor(found, one) for one in standing.cursors},
         properties=dict(standing.properties),
         compacted_ledger=LedgerInfo(ledger_id=-1, entries=-1, size=-1)
@@ -82,10 +82,10 @@ def internal_stats(found: TopicCounts) -> TopicInternalStats:
 
 
 def internal_info(found: TopicCounts) -> TopicInternalInfo:
-    """The document of one topic; its figures have lines."""
-    topic, pieces = found.standing.topic, found.pieces
+    """The model of one topic; its counts have lines."""
+    topic, extents = found.standing.topic, found.extents
     made = moment(topic.created_at)
-    changed = moment(max([topic.created_at, *(one.created_at for one in pieces)]))
+    changed = moment(max([topic.created_at, *(one.created_at for one in extents)]))
     return TopicInternalInfo(
         version=topic.generation,
         creation_date=made,
@@ -97,7 +97,7 @@ def internal_info(found: TopicCounts) -> TopicInternalInfo:
                 size=None if one.open else one.size,
                 timestamp=one.created_at,
             )
-            for one in pieces
+            for one in extents
         ],
         cursors={
             one.record.name: StoredCursorInfo(

@@ -1,4 +1,4 @@
-"""Persistent topics without partitions: made, listed, deleted, their properties.
+"""Persistent topics without partitions: created, listed, deleted, their properties.
 
 What is done to a partitioned topic as a whole is in `partitioned.py`; properties and unloading take both.
 """
@@ -46,7 +46,7 @@ def list_topics(
 
 @router.put(TOPIC_PATH, Action.ADMIN, refuses=(409,))
 def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> None:
-    """Make a topic without partitions."""
+    """Create a topic without partitions."""
     check_no_shadow(properties or {})
     tenancy = parts.components.metadata.tenancy
     whole = _whole_of_partition(parts, topic)
@@ -66,12 +66,12 @@ def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> N
 def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
     """Delete a topic with all that belongs to it; a compaction that runs is stopped and never publishes (S8).
 
-    Refused while somebody writes it who is no service, an import for example, unless `force` is given.
+    Refused while a process writes it that is no service, an import for example, unless `force` is given.
     """
     metadata = parts.components.metadata
     if metadata.tenancy.partitioned(topic) is not None:
-        told = f"{topic} is a partitioned topic, instead of calling delete topic, please call delete-partitioned-topic."
-        raise Problem(409, told)
+        advice = "instead of calling delete topic, please call delete-partitioned-topic."
+        raise Problem(409, f"{topic} is a partitioned topic, {advice}")
     record = resolve.topic(parts, topic)
     parts.producers.close_topic(record.id)
     try:
@@ -136,7 +136,7 @@ def written_by_a_service(parts: Service, topic_id: int) -> bool:
 
 
 def connected(producers: int = 1) -> str:
-    """Why a topic is not deleted that somebody writes, in the words of a broker."""
+    """Why a topic that has a writer is not deleted, in the words of a broker."""
     return f"Topic has {producers} client connected Including 0 consumers, {producers} producers, and 0 replicators."
 
 
@@ -150,15 +150,15 @@ def _whole_of_partition(parts: Service, topic: TopicName) -> PartitionedTopic | 
         return None
     found = parts.components.metadata.tenancy.partitioned(whole)
     if found is None:
-        told = (
+        reason = (
             f"Can't create topic {topic} with \"-partition-\" followed by numeric value if there isn't a partitioned "
             f"topic {whole} created."
         )
-        raise Problem(412, told)
+        raise Problem(412, reason)
     if topic.partition >= found.partitions:
-        told = (
+        reason = (
             f'Can\'t create topic {topic} with "-partition-" followed by a number smaller than number of partition of '
             f"partitioned topic {whole}"
         )
-        raise Problem(412, told)
+        raise Problem(412, reason)
     return found

@@ -1,4 +1,4 @@
-"""Topics that are not persistent: there are none. Lists of them are empty, all else is refused and says so.
+"""Topics that are not persistent: there are none. Lists of them are empty, all else is refused with the reason.
 
 A broker answers some of these calls with a 500; its clients ask for such lists in passing, to show all topics.
 """

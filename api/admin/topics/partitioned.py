@@ -1,4 +1,4 @@
-"""Partitioned topics as a whole: made, listed, grown, described, deleted."""
+"""Partitioned topics as a whole: created, listed, grown, described, deleted."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ def update_partitioned_topic(
     tenancy = parts.components.metadata.tenancy
     before = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
     if wanted.partitions < before.partitions:
-        told = f"Desired partitions {wanted.partitions} can't be less than the current partitions {before.partitions}."
-        raise Problem(409, told)
+        current = f"can't be less than the current partitions {before.partitions}."
+        raise Problem(409, f"Desired partitions {wanted.partitions} {current}")
     try:
         after = tenancy.update_partitions(topic, wanted.partitions)
     except Conflict as error:
@@ -202,9 +202,9 @@ def _check_number(partitions: int) -> None:
         raise Problem(406, f"Number of partitions should be less than or equal to {MAX_PARTITIONS}")
 
 
-def _whole(parts: Service, topic: TopicName, told: str, status: int) -> PartitionedTopic:
+def _whole(parts: Service, topic: TopicName, reason: str, status: int) -> PartitionedTopic:
     whole = parts.components.metadata.tenancy.partitioned(topic)
     if whole is None:
         resolve.topic(parts, topic)
-        raise Problem(status, told)
+        raise Problem(status, reason)
     return whole

@@ -39,7 +39,7 @@ Sizes = Annotated[bool, Query(alias="subscriptionBacklogSize", description="With
 Earliest = Annotated[bool, Query(alias="getEarliestTimeInBacklog", description="With the oldest publish time; else 0.")]
 PerPartition = Annotated[bool, Query(alias="perPartition", description="With the stats of each partition.")]
 NOT_COUNTED = -1
-"""A subscription's backlog in bytes, where nobody asked for it."""
+"""A subscription's backlog in bytes, where it was not asked for."""
 
 
 @router.get(TOPIC_PATH + "/stats", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
@@ -108,7 +108,7 @@ def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicSta
 
 
 def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: bool = False) -> TopicCounts:
-    """404 in the words of a broker; for a partitioned topic it says what to ask for instead."""
+    """404 in the words of a broker; for a partitioned topic it names the calls to use instead."""
     found = topic_counts(parts, topic, lines=lines, precise=precise)
     if found is None:
         problem = resolve.not_found(parts, topic)
@@ -128,7 +128,7 @@ def partitioned(parts: Service, topic: TopicName) -> PartitionedTopic:
 
 
 def topic_stats(found: TopicCounts, policies: TopicPolicies, owner: str, *, sizes: bool, earliest: bool) -> TopicStats:
-    """The document of one topic."""
+    """The stats of one topic."""
     standing = found.standing
     compaction = compaction_counts(standing)
     waiting = [one for one in standing.cursors if found.backlog(one)]

@@ -1,4 +1,4 @@
-"""The numbers behind a topic's stats: what SQL knows, and the open segment as far as it is here.
+"""The counts behind a topic's stats: from SQL, and from the active segment if it is local.
 
 Cheap, whatever a topic holds: a few statements and one small file; no object, no entry. Messages are counted, where a
 broker counts entries; bytes are those that a producer sent.
@@ -27,7 +27,7 @@ class EntryPosition(NamedTuple):
         return f"{self.ledger_id}:{self.entry_id}"
 
 
-class Piece(NamedTuple):
+class Extent(NamedTuple):
     """A ledger, or a segment that will be one. `size`: bytes of its entries; `open`: it is appended to."""
 
     ledger_id: int
@@ -39,16 +39,16 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicCounts:
-    """A topic at one moment. `tail`: of the open segment, if it is here."""
+    """A topic at one moment. `active`: the end of the active segment, if it is local."""
 
     standing: TopicStanding
-    tail: UnsealedEnd | None
+    active: UnsealedEnd | None
 
     @property
     def end(self) -> int:
         """The offset that the next message gets, as far as can be seen."""
         known = self.standing.topic.next_offset
-        return max(known, self.tail.next_offset) if self.tail else known
+        return max(known, self.active.next_offset) if self.active else known
 
     @property
     def first(self) -> int:
@@ -83,14 +83,14 @@ class TopicCounts:
         return cursor.sealed_bytes + sum(self._segment(one)[1] for one in behind)
 
     @property
-    def pieces(self) -> list[Piece]:
+    def extents(self) -> list[Extent]:
         """Ledgers and segments in their order; of ledgers only if their lines were asked for."""
         sealed = [
-            Piece(line.ledger_id, line.entries, line.logical_bytes, line.created_at, False)
+            Extent(line.ledger_id, line.entries, line.logical_bytes, line.created_at, False)
             for line in self.standing.lines
         ]
         unsealed = [
-            Piece(one.ledger_id, *self._segment(one), one.created_at, one.content is None)
+            Extent(one.ledger_id, *self._segment(one), one.created_at, one.content is None)
             for one in self.standing.segments
         ]
         return sorted((*sealed, *unsealed), key=lambda one: one.ledger_id)
@@ -98,29 +98,29 @@ class TopicCounts:
     @property
     def last_entry(self) -> EntryPosition:
         """The last entry, or the place before the first one. Asks for lines."""
-        pieces = self.pieces
-        filled = [one for one in pieces if one.entries]
+        extents = self.extents
+        filled = [one for one in extents if one.entries]
         if filled:
             return EntryPosition(filled[-1].ledger_id, filled[-1].entries - 1)
-        return EntryPosition(pieces[0].ledger_id if pieces else -1, -1)
+        return EntryPosition(extents[0].ledger_id if extents else -1, -1)
 
     def position(self, cursor: CursorStanding) -> EntryPosition:
         """Mark-delete as a broker shows it: an entry. Asks for lines."""
         mark = cursor.record.mark_delete
         if mark is not None:
             return EntryPosition(mark.message_id.ledger_id, mark.message_id.entry_id)
-        pieces = self.pieces
-        return EntryPosition(pieces[0].ledger_id if pieces else -1, -1)
+        extents = self.extents
+        return EntryPosition(extents[0].ledger_id if extents else -1, -1)
 
     def _segment(self, segment: SegmentRecord) -> tuple[int, int]:
         """Entries and bytes."""
         if segment.content is not None:
             return segment.content.entries, segment.content.logical_bytes
-        return (self.tail.entries, self.tail.size) if self.tail else (0, 0)
+        return (self.active.entries, self.active.size) if self.active else (0, 0)
 
 
 class CompactionCounts(NamedTuple):
-    """What came of the newest compactions; times are milliseconds, 0: never."""
+    """Counts of the newest compactions; times are milliseconds, 0: never."""
 
     removed: int
     succeeded_at: int
@@ -136,8 +136,8 @@ def topic_counts(parts: Service, name: TopicName, *, lines: bool = False, precis
     except TopicNotFound:
         return None
     unrolled = next((one for one in standing.segments if one.content is None), None)
-    tail = open_end(components.log, standing.topic, unrolled) if unrolled is not None else None
-    return TopicCounts(standing, tail)
+    active = open_end(components.log, standing.topic, unrolled) if unrolled is not None else None
+    return TopicCounts(standing, active)
 
 
 def compaction_counts(standing: TopicStanding) -> CompactionCounts:

@@ -121,7 +121,7 @@ def test_why_it_is_not_ready_is_for_superusers_and_the_log(
     for headers in ({}, bearing("stranger"), {"Authorization": "Bearer x.y.z"}):
         answer = client.get("/readyz", headers=headers)
         assert answer.status_code == 503
-        told = "it does not answer now: the service's log says more"
+        told = "it does not answer now: see the service's log"
         assert answer.json() == {
             "reason": f"database: {told}",
             "checks": {"database": told, "schema": "ok", "store": "ok"},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from api.admin.compaction import progress
-from api.http.run_single_flight import LOOK_MS, RunSingleFlight
+from api.http.run_single_flight import MAX_AGE_MS, RunSingleFlight
 from api.http.thread_pools import Pool, WaitsFor
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import RunRecord
@@ -54,16 +54,16 @@ def test_cancel(rest_topic: RestTopic, served: Served) -> None:
 
 
 class Scripted:
-    """Looks at a run, after something has happened to it."""
+    """Reports a run, after something has happened to it."""
 
-    def __init__(self, looks: RunSingleFlight, *happens: Callable[[], object]) -> None:
-        self._looks = looks
+    def __init__(self, runs: RunSingleFlight, *happens: Callable[[], object]) -> None:
+        self._runs = runs
         self._happens = [*happens]
 
-    async def look(self, run_id: int) -> dict[str, Any]:
+    async def report(self, run_id: int) -> dict[str, Any]:
         if self._happens:
             self._happens.pop(0)()
-        return await asyncio.to_thread(self._looks._read, run_id)
+        return await asyncio.to_thread(self._runs._read, run_id)
 
 
 def events(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -81,17 +81,17 @@ def test_progress_is_told_until_the_run_ends(
 ) -> None:
     run = claimed(rest_topic)
     metadata = served.service.components.metadata
-    monkeypatch.setattr(progress, "LOOK_MS", 0)
+    monkeypatch.setattr(progress, "MAX_AGE_MS", 0)
     monkeypatch.setattr(progress, "KEEP_ALIVE_MS", 0)
     scripted = Scripted(
-        served.service.looks,
+        served.service.runs,
         lambda: None,
         lambda: None,
         lambda: metadata.update_run(run, phase="phase one", statistics={"tasks_done": 1, "tasks_total": 4}),
         lambda: metadata.heartbeat_runs([run], {run.run_id: {"phase": "phase one", "tasks_done": 3}}),
         lambda: metadata.cancel_run(run.run_id, "enough"),
     )
-    monkeypatch.setattr(served.service, "looks", scripted)
+    monkeypatch.setattr(served.service, "runs", scripted)
     answer = served.client.get(f"/admin/v2/compactions/{run.run_id}/events")
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert ": still running" in answer.text
@@ -111,24 +111,24 @@ def test_a_run_that_has_ended_is_told_at_once(rest_topic: RestTopic, served: Ser
     assert served.ask("GET", "/admin/v2/compactions/999999/events").status_code == 404
 
 
-def test_many_watchers_share_a_look(bench: Workbench) -> None:
+def test_many_watchers_share_a_read(bench: Workbench) -> None:
     clock = bench.clock
     assert isinstance(clock, ManualClock)
     run = bench.metadata.claim_run(bench.topic().record.id, "h", {}, 60_000)
-    looks = RunSingleFlight(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
+    reports = RunSingleFlight(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
 
     async def watch() -> list[dict[str, Any]]:
-        found = await asyncio.gather(*(looks.look(run.run_id) for _ in range(20)))
-        clock.advance(LOOK_MS)
-        await looks.look(run.run_id)
-        assert looks.made == 2
+        found = await asyncio.gather(*(reports.report(run.run_id) for _ in range(20)))
+        clock.advance(MAX_AGE_MS)
+        await reports.report(run.run_id)
+        assert reports.reads == 2
         clock.advance(-3_600_000)
-        await looks.look(run.run_id)  # nobody shows what was for an hour because the clock was set back
+        await reports.report(run.run_id)  # a clock that was set back by an hour keeps no report for an hour
         return list(found)
 
     found = asyncio.run(watch())
     assert {one["run"] for one in found} == {run.run_id}
-    assert looks.made == 3
+    assert reports.reads == 3
 
 
 def test_pause_and_resume(rest_topic: RestTopic, served: Served) -> None:

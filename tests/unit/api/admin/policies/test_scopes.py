@@ -19,7 +19,7 @@ from tests.workbench import Workbench
 TOPIC = TopicName.parse("t")
 SCOPE = TopicScope(TOPIC)
 TTL = "message.ttl.seconds"
-EVICTING = quota_values(QuotaType.SIZE, BacklogQuota.model_validate({"limit": 5, "policy": "consumer_backlog_eviction"}))
+EVICTING = quota_values(QuotaType.SIZE, BacklogQuota.model_validate({"limit": 5, "policy": OverQuotaAction.EVICT}))
 
 
 @pytest.mark.parametrize(
