@@ -28,6 +28,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from fastapi import HTTPException, Request
 
+from api.http.owner_proxy import Elsewhere
 from api.http.problems import Problem
 from api.observability.logs import Seldom
 from api.settings.settings import Settings
@@ -237,11 +238,13 @@ class Pool:
 
     def _log_late(self, error: BaseException) -> None:
         """Log an error that no request gets any more; one that was not foreseen with its traceback."""
-        told = f"the {self._what} failed for a request that has ended already: {type(error).__name__}: {error}"
+        if isinstance(error, Elsewhere):  # nothing failed: there is no request any more to forward
+            return
+        reason = f"the {self._what} failed for a request that has ended already: {type(error).__name__}: {error}"
         if isinstance(error, CompactorError | HTTPException):
-            self._seldom.warn(told, f"late {type(error).__name__}")
+            self._seldom.warn(reason, f"late {type(error).__name__}")
         else:
-            LOG.error(told, exc_info=error)
+            LOG.error(reason, exc_info=error)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from api.http.owner_proxy import Elsewhere
 from api.http.problems import Problem
 from api.http.thread_pools import STUCK_MS, Pool, WaitsFor
 from storage.errors import Unavailable
+from storage.metadata.compaction_state_records import ServiceRecord
 from tests.clocks import ManualClock
 
 FAR_MS = 60_000
@@ -183,13 +186,22 @@ def test_a_stream_is_closed_by_a_thread_also_while_the_pool_takes_no_more(leave:
     after(scenario)
 
 
+def not_the_owner() -> Elsewhere:
+    topic = SimpleNamespace(name="persistent://public/default/t")
+    return Elsewhere(ServiceRecord("there:1:a", "http://there", None, 0, 0), cast(Any, topic))
+
+
 @pytest.mark.parametrize(
-    ("error", "told"),
-    [(RuntimeError("a defect"), "RuntimeError: a defect"), (Unavailable("the store is away", "x"), "Unavailable: the")],
-    ids=["a defect", "a known one"],
+    ("error", "reasons"),
+    [
+        (RuntimeError("a defect"), ["RuntimeError: a defect"]),
+        (Unavailable("the store is away", "x"), ["Unavailable: the"]),
+        (not_the_owner(), []),
+    ],
+    ids=["a defect", "a known one", "a topic of another service"],
 )
-def test_an_error_of_a_request_that_has_its_answer_already_is_logged(
-    error: Exception, told: str, leave: threading.Event, caplog: pytest.LogCaptureFixture
+def test_an_error_of_a_request_that_has_its_answer_already_is_logged_if_something_failed(
+    error: Exception, reasons: list[str], leave: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = Pool(WaitsFor.STORE, 1, FAR_MS, ManualClock())
     begun = threading.Event()
@@ -211,9 +223,9 @@ def test_an_error_of_a_request_that_has_its_answer_already_is_logged(
         await asyncio.to_thread(threads[0].join)
 
     after(scenario)
-    (record,) = caplog.records
-    assert told in record.message
-    assert (record.exc_info is not None) == isinstance(error, RuntimeError)
+    for record, reason in zip(caplog.records, reasons, strict=True):
+        assert reason in record.message
+        assert (record.exc_info is not None) == isinstance(error, RuntimeError)
 
 
 def test_where_no_thread_can_be_made_the_request_is_refused_and_the_next_one_tries_again(
