@@ -41,7 +41,7 @@ class BrokerInfo(Answer):
 
 @router.get("", Action.SUPERUSER)
 def list_brokers(parts: Parts, request: Request) -> list[str]:
-    """Host and port of each service process that lives; one that was killed is among them for up to 15 s."""
+    """Host and port of each live service process; one that was killed is among them for up to 15 s."""
     return _brokers(parts, request)
 
 
@@ -60,7 +60,7 @@ def health_check(parts: Parts) -> Response:
 
 @router.get("/ready", Action.ANYONE, response_class=Response, responses=_TEXT)
 def is_ready() -> Response:
-    """`ok`: it answers. `/readyz` tells more."""
+    """`ok`: it answers. `/readyz` checks more."""
     return Response("ok", media_type="application/json")
 
 
@@ -89,7 +89,7 @@ def get_dynamic_configurations() -> dict[str, str]:
 
 @router.get("/configuration/runtime", Action.SUPERUSER)
 def get_runtime_configurations(parts: Parts) -> dict[str, str]:
-    """The settings of compaction by Pulsar's names. `compactor config show` tells all."""
+    """The settings of compaction by Pulsar's names. `compactor config show` has all."""
     policies = parts.components.metadata.policies
     broker = {**policies.broker_defaults, **policies.of_scope(BROKER)}
     values = {

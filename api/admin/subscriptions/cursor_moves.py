@@ -80,7 +80,7 @@ def skip_messages(
     count: Annotated[int, Path(ge=0, le=LONG)],
     authoritative: bool = False,
 ) -> None:
-    """Acknowledge the first so many messages that are not."""
+    """Acknowledge the first `count` messages that are not."""
     resolve.refuse_partitioned(parts, topic, "Skip messages on a partitioned topic is not allowed")
 
     def skip(record: TopicRecord, name: str) -> None:

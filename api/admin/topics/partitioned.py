@@ -154,7 +154,7 @@ def create_missed_partitions(parts: Parts, topic: Topic) -> None:
 
 @router.get(TOPIC_PATH + "/partitions", *ANY_USE, response_model_exclude_none=True)
 def get_partitioned_metadata(parts: Parts, topic: Topic) -> PartitionedTopicMetadata:
-    """How many partitions the topic has; 0 for one without. Topics are not made by being asked for."""
+    """How many partitions the topic has; 0 for one without. A request for a topic does not create it."""
     whole = parts.components.metadata.tenancy.partitioned(topic)
     if whole is not None:
         return PartitionedTopicMetadata(partitions=whole.partitions, properties=dict(whole.properties) or None)

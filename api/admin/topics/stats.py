@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Query, Request
+from pydantic import BaseModel
 
 from api.admin import resolve
 from api.admin.topics.lookup import service_urls
@@ -19,7 +20,7 @@ from api.admin.topics.stats_models import (
     SubscriptionStats,
     TopicStats,
 )
-from api.admin.topics.topic_counts import TopicCounts, compaction_counts, topic_counts
+from api.admin.topics.topic_counts import TopicCounts, compaction_stats, topic_counts
 from api.http.access import ANY_USE
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import Problem
@@ -130,7 +131,6 @@ def partitioned(parts: Service, topic: TopicName) -> PartitionedTopic:
 def topic_stats(found: TopicCounts, policies: TopicPolicies, owner: str, *, sizes: bool, earliest: bool) -> TopicStats:
     """The stats of one topic."""
     standing = found.standing
-    compaction = compaction_counts(standing)
     waiting = [one for one in standing.cursors if found.backlog(one)]
     return TopicStats(
         bytes_in_counter=found.size,
@@ -143,12 +143,7 @@ def topic_stats(found: TopicCounts, policies: TopicPolicies, owner: str, *, size
         subscriptions={one.record.name: _subscription(found, one, sizes, earliest) for one in standing.cursors},
         deduplication_status="Disabled",
         non_contiguous_deleted_messages_ranges=sum(one.ranges for one in standing.cursors),
-        compaction=CompactionStats(
-            last_compaction_removed_event_count=compaction.removed,
-            last_compaction_succeed_timestamp=compaction.succeeded_at,
-            last_compaction_failed_timestamp=compaction.failed_at,
-            last_compaction_duration_time_in_mills=compaction.duration_ms,
-        ),
+        compaction=compaction_stats(standing),
         owner_broker=owner,
         topic_creation_time_stamp=standing.topic.created_at,
         last_publish_time_stamp=found.last_publish_time,
@@ -159,28 +154,24 @@ def summed_fields(each: Sequence[TopicStats]) -> dict[str, object]:
     """The fields of the sum of several topics; of subscriptions by name, of compactions the newest times."""
     if not each:
         return {}
-    total: dict[str, object] = {name: sum(getattr(one, name) for one in each) for name in _COUNTED}
     names = sorted({name for one in each for name in one.subscriptions})
-    total["subscriptions"] = {
-        name: _summed_subscription([one.subscriptions[name] for one in each if name in one.subscriptions])
-        for name in names
-    }
     runs = [one.compaction for one in each]
-    total["compaction"] = CompactionStats(
-        last_compaction_removed_event_count=sum(one.last_compaction_removed_event_count for one in runs),
-        last_compaction_succeed_timestamp=max(one.last_compaction_succeed_timestamp for one in runs),
-        last_compaction_failed_timestamp=max(one.last_compaction_failed_timestamp for one in runs),
-        last_compaction_duration_time_in_mills=max(one.last_compaction_duration_time_in_mills for one in runs),
-    )
-    total["earliest_msg_publish_time_in_backlogs"] = min(
-        (one.earliest_msg_publish_time_in_backlogs for one in each if one.earliest_msg_publish_time_in_backlogs),
-        default=0,
-    )
-    for name in ("backlog_quota_limit_size", "backlog_quota_limit_time"):
-        total[name] = getattr(each[-1], name)
-    total["topic_creation_time_stamp"] = min(one.topic_creation_time_stamp for one in each)
-    total["last_publish_time_stamp"] = max(one.last_publish_time_stamp for one in each)
-    return total
+    oldest = [one.earliest_msg_publish_time_in_backlogs for one in each if one.earliest_msg_publish_time_in_backlogs]
+    return {
+        **_folded(sum, each, _COUNTED),
+        "subscriptions": {
+            name: _summed_subscription([one.subscriptions[name] for one in each if name in one.subscriptions])
+            for name in names
+        },
+        "compaction": CompactionStats.model_validate(
+            _folded(sum, runs, ["last_compaction_removed_event_count"]) | _folded(max, runs, _NEWEST)
+        ),
+        "earliest_msg_publish_time_in_backlogs": min(oldest, default=0),
+        "backlog_quota_limit_size": each[-1].backlog_quota_limit_size,
+        "backlog_quota_limit_time": each[-1].backlog_quota_limit_time,
+        **_folded(min, each, ["topic_creation_time_stamp"]),
+        **_folded(max, each, ["last_publish_time_stamp"]),
+    }
 
 
 _COUNTED = (
@@ -190,6 +181,22 @@ _COUNTED = (
     "backlog_size",
     "non_contiguous_deleted_messages_ranges",
 )
+_COUNTED_OF_SUBSCRIPTION = (
+    "msg_backlog",
+    "backlog_size",
+    "msg_backlog_no_delayed",
+    "non_contiguous_deleted_messages_ranges",
+)
+_NEWEST = (
+    "last_compaction_succeed_timestamp",
+    "last_compaction_failed_timestamp",
+    "last_compaction_duration_time_in_mills",
+)
+
+
+def _folded(fold: Callable[[Iterable[int]], int], each: Sequence[BaseModel], names: Iterable[str]) -> dict[str, object]:
+    """Fields by name, each the sum, minimum or maximum of those of several models."""
+    return {name: fold(getattr(one, name) for one in each) for name in names}
 
 
 def _subscription(found: TopicCounts, cursor: CursorStanding, sizes: bool, earliest: bool) -> SubscriptionStats:
@@ -206,13 +213,9 @@ def _subscription(found: TopicCounts, cursor: CursorStanding, sizes: bool, earli
 
 
 def _summed_subscription(each: Sequence[SubscriptionStats]) -> SubscriptionStats:
-    return SubscriptionStats(
-        msg_backlog=sum(one.msg_backlog for one in each),
-        backlog_size=sum(one.backlog_size for one in each),
-        msg_backlog_no_delayed=sum(one.msg_backlog_no_delayed for one in each),
-        non_contiguous_deleted_messages_ranges=sum(one.non_contiguous_deleted_messages_ranges for one in each),
-        subscription_properties={k: v for one in each for k, v in one.subscription_properties.items()},
-    )
+    properties = {k: v for one in each for k, v in one.subscription_properties.items()}
+    counted = _folded(sum, each, _COUNTED_OF_SUBSCRIPTION)
+    return SubscriptionStats.model_validate(counted | {"subscription_properties": properties})
 
 
 def _earliest(cursors: Iterable[CursorStanding]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from api.admin.topics.stats_models import CompactionStats
 from api.service import Service
 from storage.errors import TopicNotFound
 from storage.log.unsealed_end import UnsealedEnd, open_end
@@ -119,15 +120,6 @@ class TopicCounts:
         return (self.active.entries, self.active.size) if self.active else (0, 0)
 
 
-class CompactionCounts(NamedTuple):
-    """Counts of the newest compactions; times are milliseconds, 0: never."""
-
-    removed: int
-    succeeded_at: int
-    failed_at: int
-    duration_ms: int
-
-
 def topic_counts(parts: Service, name: TopicName, *, lines: bool = False, precise: bool = False) -> TopicCounts | None:
     """None: there is no such topic."""
     components = parts.components
@@ -140,15 +132,15 @@ def topic_counts(parts: Service, name: TopicName, *, lines: bool = False, precis
     return TopicCounts(standing, active)
 
 
-def compaction_counts(standing: TopicStanding) -> CompactionCounts:
-    """From the last run that succeeded and the last that did not."""
+def compaction_stats(standing: TopicStanding) -> CompactionStats:
+    """From the last run that succeeded and the last that did not; times are milliseconds, 0: never."""
     good, bad = standing.succeeded, standing.failed
     newest = max((run for run in (good, bad) if run is not None), key=lambda run: run.run_id, default=None)
-    return CompactionCounts(
-        removed=_removed(good) if good is not None else 0,
-        succeeded_at=(good.finished_at or 0) if good is not None else 0,
-        failed_at=(bad.finished_at or 0) if bad is not None else 0,
-        duration_ms=(newest.finished_at or 0) - newest.started_at if newest is not None else 0,
+    return CompactionStats(
+        last_compaction_removed_event_count=_removed(good) if good is not None else 0,
+        last_compaction_succeed_timestamp=(good.finished_at or 0) if good is not None else 0,
+        last_compaction_failed_timestamp=(bad.finished_at or 0) if bad is not None else 0,
+        last_compaction_duration_time_in_mills=(newest.finished_at or 0) - newest.started_at if newest else 0,
     )
 
 

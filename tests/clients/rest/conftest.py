@@ -64,6 +64,12 @@ class RestTopic:
         assert self.ask("GET", "/compaction").json()["status"] == "SUCCESS"
 
 
+def assert_refused(answer: Any, status: int, *words: str) -> None:
+    """The answer has this status, and a reason with these words."""
+    assert answer.status_code == status, answer.text
+    assert [one for one in words if one not in answer.json()["reason"]] == [], answer.text
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A service in this process; nothing is compacted by itself."""

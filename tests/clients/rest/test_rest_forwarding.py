@@ -16,7 +16,7 @@ from api.http.owner_proxy import FORWARDED, OwnerProxy
 from api.service import running
 from api.settings.settings import Settings
 from storage.metadata.compaction_state_records import ServiceRecord
-from tests.clients.rest.conftest import RestTopic
+from tests.clients.rest.conftest import RestTopic, assert_refused
 from tests.serving import Served, TestClient
 
 URL = "http://localhost:18080"
@@ -171,9 +171,7 @@ def test_a_log_directory_that_no_service_has(two: Two, rest_topic: RestTopic) ->
     assert there.ask("GET", "/subscription/s/position/1").text == "1"
     assert there.ask("GET", "/subscription/s/position/2").status_code == 503
     body = '{"messages": [{"payload": "v"}]}'
-    refused = two.second.ask("POST", f"/topics{rest_topic.path[9:]}", body)
-    assert refused.status_code == 503
-    assert "which no living service has" in refused.json()["reason"]
+    assert_refused(two.second.ask("POST", f"/topics{rest_topic.path[9:]}", body), 503, "which no living service has")
     assert two.transport.requests == []
 
 
@@ -207,7 +205,7 @@ def test_a_writer_that_is_no_service_is_named_with_what_to_do(two: Two, rest_top
     metadata.release_lease(lease)
     reason = answer.json()["reason"]
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
-    assert reason.startswith(f"there:4711:cafe is writing to {rest_topic.name}, and is no service that lives")
+    assert reason.startswith(f"there:4711:cafe is writing to {rest_topic.name}, and is no live service")
     assert "end the process 4711 on there" in reason
 
 

@@ -231,108 +231,85 @@ def test_a_clock_that_goes_back_gives_nothing() -> None:
     assert buckets.take("a") == 0
 
 
-def test_one_role_has_half_of_what_may_be_under_way() -> None:
-    async def scenario() -> list[int]:
-        leave = asyncio.Event()
+class UnderWay:
+    """Requests to `Limits` around an application; the statuses of their answers, in the order of their ends."""
 
-        async def slow(scope: Message, receive: Any, send: Any) -> None:
-            await leave.wait()
-            await send({"type": "http.response.start", "status": 200, "headers": []})
+    def __init__(self, application: Any, body: bytes = b"", **settings: Any) -> None:
+        self.statuses: list[int] = []
+        self.leave = asyncio.Event()
+        """Set: the application answers."""
+        self._limits = Limits(lambda *given: application(self, *given), Settings(**settings), ManualClock())
+        self._body = body
 
-        limits = Limits(slow, Settings(limits_requests_at_once=4), ManualClock())
-        statuses: list[int] = []
+    async def ask(self, role: str = "", path: str = "/") -> None:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": self._body}
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                statuses.append(message["status"])
+                self.statuses.append(message["status"])
 
-        async def receive() -> Message:
-            return {"type": "http.request"}
+        state = {"caller": Caller("here", role or None)}
+        scope = {"type": "http", "path": path, "headers": [], "method": "POST", "state": state}
+        await self._limits(scope, receive, send)
 
-        async def ask(role: str) -> None:
-            state = {"caller": Caller("here", role)}
-            await limits({"type": "http", "path": "/", "headers": [], "method": "GET", "state": state}, receive, send)
-
-        under_way = [asyncio.create_task(ask("poller")) for _ in range(2)]
+    async def begin(self, *arguments: str) -> asyncio.Task[None]:
+        """A request that waits in the application, or has ended."""
+        task = asyncio.create_task(self.ask(*arguments))
         await asyncio.sleep(0)
-        await ask("poller")
-        under_way.append(asyncio.create_task(ask("other")))
-        await asyncio.sleep(0)
-        leave.set()
-        await asyncio.gather(*under_way)
-        await ask("poller")
-        return statuses
+        return task
+
+    async def slow(self, scope: Message, receive: Any, send: Any) -> None:
+        """An application that answers when it may."""
+        await self.leave.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def holding(self, scope: Message, receive: Any, send: Any) -> None:
+        """As `slow`, with the body in memory."""
+        try:
+            await receive()
+        except Problem as refusal:
+            self.statuses.append(refusal.status_code)
+        else:
+            await self.slow(scope, receive, send)
+
+
+def test_one_role_has_half_of_what_may_be_under_way() -> None:
+    async def scenario() -> list[int]:
+        requests = UnderWay(UnderWay.slow, limits_requests_at_once=4)
+        tasks = [await requests.begin("poller") for _ in range(2)]
+        await requests.ask("poller")
+        tasks.append(await requests.begin("other"))
+        requests.leave.set()
+        await asyncio.gather(*tasks)
+        await requests.ask("poller")
+        return requests.statuses
 
     assert asyncio.run(scenario()) == [503, 200, 200, 200, 200]
 
 
 def test_bodies_together_are_bounded() -> None:
     async def scenario() -> list[int]:
-        leave = asyncio.Event()
-        statuses: list[int] = []
-
-        async def holding(scope: Message, receive: Any, send: Any) -> None:
-            try:
-                await receive()
-            except Problem as refusal:
-                statuses.append(refusal.status_code)
-                return
-            await leave.wait()
-            statuses.append(200)
-
-        settings = Settings(limits_body_bytes=1024, limits_bodies_bytes=2048)
-        limits = Limits(holding, settings, ManualClock())
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b"x" * 1000}
-
-        async def send(message: Message) -> None:
-            raise AssertionError(message)
-
-        async def ask() -> None:
-            state = {"caller": Caller("here")}
-            await limits({"type": "http", "path": "/", "headers": [], "method": "POST", "state": state}, receive, send)
-
-        under_way = [asyncio.create_task(ask()) for _ in range(2)]
-        await asyncio.sleep(0)
-        await ask()
-        leave.set()
-        await asyncio.gather(*under_way)
-        await ask()
-        return statuses
+        requests = UnderWay(UnderWay.holding, b"x" * 1000, limits_body_bytes=1024, limits_bodies_bytes=2048)
+        tasks = [await requests.begin() for _ in range(2)]
+        await requests.ask()
+        requests.leave.set()
+        await asyncio.gather(*tasks)
+        await requests.ask()
+        return requests.statuses
 
     assert asyncio.run(scenario()) == [503, 200, 200, 200]
 
 
 def test_only_so_many_requests_are_under_way_at_once() -> None:
     async def scenario() -> list[int]:
-        entered, leave = asyncio.Event(), asyncio.Event()
-
-        async def slow(scope: Message, receive: Any, send: Any) -> None:
-            entered.set()
-            await leave.wait()
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-
-        limits = Limits(slow, Settings(limits_requests_at_once=1), ManualClock())
-        statuses: list[int] = []
-
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-
-        async def receive() -> Message:
-            return {"type": "http.request"}
-
-        def request(path: str) -> Message:
-            return {"type": "http", "method": "GET", "path": path, "headers": [], "state": {"caller": Caller("here")}}
-
-        first = asyncio.create_task(limits(request("/"), receive, send))
-        await entered.wait()
-        await limits(request("/"), receive, send)
-        probe = asyncio.create_task(limits(request("/readyz"), receive, send))
-        leave.set()
+        requests = UnderWay(UnderWay.slow, limits_requests_at_once=1)
+        first = await requests.begin()
+        await requests.ask()
+        probe = await requests.begin("", "/readyz")
+        requests.leave.set()
         await asyncio.gather(first, probe)
-        await limits(request("/"), receive, send)
-        return statuses
+        await requests.ask()
+        return requests.statuses
 
     assert asyncio.run(scenario()) == [503, 200, 200, 200]
