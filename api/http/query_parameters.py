@@ -32,5 +32,13 @@ KNOWN_QUERY = Depends(known_query)
 """A route's dependency, behind `allowed`."""
 
 
+async def authoritative_query(authoritative: bool = False) -> None:
+    """Accepts what Pulsar's clients send with everything, and ignores it."""
+
+
+AUTHORITATIVE = Depends(authoritative_query)
+"""A route's dependency: its documentation has the parameter, as a broker's has."""
+
+
 def _names(dependant: Dependant) -> set[str]:
     return {one.alias for one in dependant.query_params}.union(*map(_names, dependant.dependencies))

@@ -35,6 +35,7 @@ from api.http.problems import (
     status_of,
     told,
 )
+from api.http.query_parameters import AUTHORITATIVE
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.messaging.key_routing import partition_of
@@ -72,14 +73,15 @@ _BODY: dict[str, Any] = {
 }
 
 
-@router.post(TOPIC_PATH, Action.PRODUCE, refuses=(409, 415, 507), response_model=ProducerAcks, openapi_extra=_BODY)
+@router.post(
+    TOPIC_PATH, Action.PRODUCE, AUTHORITATIVE, refuses=(409, 415, 507), response_model=ProducerAcks, openapi_extra=_BODY
+)
 async def produce(
     parts: Parts,
     request: Request,
     topic: Topic,
     key_encoding: KeyEncoding = TextEncoding.UTF8,
     value_encoding: ValueEncoding = TextEncoding.UTF8,
-    authoritative: bool = False,
 ) -> Response:
     """Append messages to a topic, or to the partitions of a partitioned one."""
     records = await parts.pools[WaitsFor.DATABASE].run(_records, parts, topic)
@@ -89,6 +91,7 @@ async def produce(
 @router.post(
     TOPIC_PATH + "/partitions/{partition}",
     Action.PRODUCE,
+    AUTHORITATIVE,
     refuses=(409, 415, 507),
     response_model=ProducerAcks,
     openapi_extra=_BODY,
@@ -100,7 +103,6 @@ async def produce_to_partition(
     partition: Annotated[int, Path(ge=0, le=2**31 - 1)],
     key_encoding: KeyEncoding = TextEncoding.UTF8,
     value_encoding: ValueEncoding = TextEncoding.UTF8,
-    authoritative: bool = False,
 ) -> Response:
     """Append messages to one partition, whatever their keys."""
     if topic.partition >= 0:

@@ -31,6 +31,7 @@ from api.formats.jsonl import JsonLines
 from api.http.access import Action
 from api.http.paths import TOPIC_PATH, Topic, decoded
 from api.http.problems import Problem
+from api.http.query_parameters import AUTHORITATIVE
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.messaging.key_routing import partition_of
@@ -76,12 +77,11 @@ class KeyMessage(BaseModel):
     properties: dict[str, str] | None = None
 
 
-@router.get(TOPIC_PATH + "/lastMessageId", Action.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
+@router.get(TOPIC_PATH + "/lastMessageId", Action.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
 def get_last_message_id(
     parts: Parts,
     topic: Topic,
     read_compacted: Annotated[bool, Query(alias="readCompacted", description="Of a reader with the flag.")] = False,
-    authoritative: bool = False,
 ) -> MessageIdAnswer:
     """The id of the last message that a reader gets; -1:-1 if there is none (R6)."""
     resolve.refuse_partitioned(parts, topic, "GetLastMessageId is not allowed on partitioned-topic")
@@ -91,12 +91,11 @@ def get_last_message_id(
     return _answer(last, topic, last.batch_index, size)
 
 
-@router.get(TOPIC_PATH + "/messageid/{timestamp}", Action.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
+@router.get(
+    TOPIC_PATH + "/messageid/{timestamp}", Action.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE
+)
 def get_message_id_by_timestamp(
-    parts: Parts,
-    topic: Topic,
-    timestamp: Annotated[int, Path(ge=0, le=_LONG)],
-    authoritative: bool = False,
+    parts: Parts, topic: Topic, timestamp: Annotated[int, Path(ge=0, le=_LONG)]
 ) -> MessageIdAnswer:
     """The first entry that was published at that time (ms) or later: of the compacted ledger, if it has one."""
     resolve.refuse_partitioned(
@@ -116,12 +115,13 @@ def get_message_id_by_timestamp(
 @router.get(
     TOPIC_PATH + "/ledger/{ledger}/entry/{entry}",
     Action.CONSUME,
+    AUTHORITATIVE,
     refuses=(405,),
     waits_for=WaitsFor.STORE,
     response_class=Response,
     responses=RESPONSE,
 )
-def get_message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, authoritative: bool = False) -> Response:
+def get_message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id) -> Response:
     """One raw entry, by its id."""
     resolve.refuse_partitioned(
         parts,
@@ -134,6 +134,7 @@ def get_message_by_id(parts: Parts, topic: Topic, ledger: _Id, entry: _Id, autho
 @router.get(
     TOPIC_PATH + "/examinemessage",
     Action.CONSUME,
+    AUTHORITATIVE,
     refuses=(405,),
     waits_for=WaitsFor.STORE,
     response_class=Response,
@@ -147,7 +148,6 @@ def examine_message(
         int,
         Query(alias="messagePosition", ge=1, le=2**31 - 1, description=f"From earliest at most {MOST_ENTRIES}."),
     ] = 1,
-    authoritative: bool = False,
 ) -> Response:
     """The raw entry that is the n-th from the beginning, or that holds the n-th message from the end."""
     resolve.refuse_partitioned(
@@ -215,8 +215,8 @@ def get_empty_key(
     return _of_key(parts, response, topic, key, key_encoding, value_encoding, sealed_only)
 
 
-@router.delete(TOPIC_PATH + "/truncate", Action.ADMIN, refuses=(409,), waits_for=WaitsFor.WORK)
-def truncate_topic(parts: Parts, topic: Topic, authoritative: bool = False) -> None:
+@router.delete(TOPIC_PATH + "/truncate", Action.ADMIN, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.WORK)
+def truncate_topic(parts: Parts, topic: Topic) -> None:
     """Clear a topic, or all partitions of one or none, raw and compacted; offsets go on.
 
     What cursors and compaction have not read is lost to them.

@@ -39,6 +39,7 @@ from api.admin.subscriptions.cursor_positions import (
 from api.http.access import Action
 from api.http.paths import TOPIC_PATH, Topic, decoded
 from api.http.problems import Problem
+from api.http.query_parameters import AUTHORITATIVE
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
@@ -53,21 +54,16 @@ router = Routes("subscriptions")
 EXISTS = "Subscription already exists for topic"
 
 
-@router.get(TOPIC_PATH + "/subscriptions", Action.ADMIN, Action.CONSUME)
-def get_subscriptions(parts: Parts, topic: Topic, authoritative: bool = False) -> list[str]:
+@router.get(TOPIC_PATH + "/subscriptions", Action.ADMIN, Action.CONSUME, AUTHORITATIVE)
+def get_subscriptions(parts: Parts, topic: Topic) -> list[str]:
     """Their names; of a partitioned topic those of all partitions."""
     records = resolve.topics(parts, topic)
     return sorted({one.name for record in records for one in parts.components.metadata.cursors(record.id)})
 
 
-@router.put(ONE, Action.CONSUME, Depends(changes_it), refuses=(409,), waits_for=WaitsFor.STORE)
+@router.put(ONE, Action.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
 def create_subscription(
-    parts: Parts,
-    topic: Topic,
-    subscription: Subscription,
-    place: PlaceBody = None,
-    replicated: bool = False,
-    authoritative: bool = False,
+    parts: Parts, topic: Topic, subscription: Subscription, place: PlaceBody = None, replicated: bool = False
 ) -> None:
     """Make one; without a place it begins with messages that are still to come. What it needs is not trimmed."""
     name, asked = decoded(subscription), place_of(place)
@@ -80,7 +76,7 @@ def create_subscription(
         raise Problem(409, EXISTS)
 
 
-@router.delete(ONE, Action.CONSUME, Depends(changes_it), refuses=(409,))
+@router.delete(ONE, Action.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,))
 def delete_subscription(
     parts: Parts,
     topic: Topic,
@@ -88,17 +84,14 @@ def delete_subscription(
     force: Annotated[
         bool, Query(description="__compaction also where its keys would be lost: raw is trimmed.")
     ] = False,
-    authoritative: bool = False,
 ) -> None:
     """Delete one. With `__compaction` go the compacted ledger and a run that is under way."""
     metadata = parts.components.metadata
     each(parts, topic, subscription, lambda record, name: metadata.delete_cursor(record.id, name, force), False)
 
 
-@router.get(ONE + "/properties", Action.CONSUME)
-def get_subscription_properties(
-    parts: Parts, topic: Topic, subscription: Subscription, authoritative: bool = False
-) -> dict[str, str]:
+@router.get(ONE + "/properties", Action.CONSUME, AUTHORITATIVE)
+def get_subscription_properties(parts: Parts, topic: Topic, subscription: Subscription) -> dict[str, str]:
     """The properties of a subscription."""
     found: dict[str, str] = {}
     name = decoded(subscription)
@@ -108,13 +101,9 @@ def get_subscription_properties(
     return found
 
 
-@router.put(ONE + "/properties", Action.CONSUME, Depends(changes_it))
+@router.put(ONE + "/properties", Action.CONSUME, Depends(changes_it), AUTHORITATIVE)
 def update_subscription_properties(
-    parts: Parts,
-    topic: Topic,
-    subscription: Subscription,
-    properties: Annotated[TextByName, Body()],
-    authoritative: bool = False,
+    parts: Parts, topic: Topic, subscription: Subscription, properties: Annotated[TextByName, Body()]
 ) -> None:
     """Set them, instead of those that there were."""
     cursors = parts.components.metadata.acknowledgements
@@ -126,6 +115,7 @@ def update_subscription_properties(
 @router.get(
     ONE + "/position/{position}",
     Action.CONSUME,
+    AUTHORITATIVE,
     refuses=(405,),
     waits_for=WaitsFor.STORE,
     response_class=Response,
@@ -138,7 +128,6 @@ def peek_nth_message(
     position: Annotated[
         int, Path(ge=1, le=LONG, description=f"1: the next entry that it delivers; at most {MOST_ENTRIES}.")
     ],
-    authoritative: bool = False,
 ) -> Response:
     """An entry that is still to be delivered."""
     refuse_far(position)

@@ -23,6 +23,7 @@ from api.admin.subscriptions.cursor_positions import (
 )
 from api.http.access import Action
 from api.http.paths import TOPIC_PATH, Topic
+from api.http.query_parameters import AUTHORITATIVE
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
@@ -35,13 +36,9 @@ router = Routes("subscriptions")
 Seconds = Annotated[int, Path(ge=0, le=LONG // 1000)]
 
 
-@router.post(ONE + "/resetcursor/{timestamp}", Action.CONSUME, waits_for=WaitsFor.STORE)
+@router.post(ONE + "/resetcursor/{timestamp}", Action.CONSUME, AUTHORITATIVE, waits_for=WaitsFor.STORE)
 def reset_cursor_to_time(
-    parts: Parts,
-    topic: Topic,
-    subscription: Subscription,
-    timestamp: Annotated[int, Path(ge=0, le=LONG)],
-    authoritative: bool = False,
+    parts: Parts, topic: Topic, subscription: Subscription, timestamp: Annotated[int, Path(ge=0, le=LONG)]
 ) -> None:
     """Deliver again, or first, what was published at that time (ms) or later."""
 
@@ -53,14 +50,8 @@ def reset_cursor_to_time(
     each(parts, topic, subscription, reset)
 
 
-@router.post(ONE + "/resetcursor", Action.CONSUME, refuses=(405,), waits_for=WaitsFor.STORE)
-def reset_cursor(
-    parts: Parts,
-    topic: Topic,
-    subscription: Subscription,
-    place: PlaceBody = None,
-    authoritative: bool = False,
-) -> None:
+@router.post(ONE + "/resetcursor", Action.CONSUME, AUTHORITATIVE, refuses=(405,), waits_for=WaitsFor.STORE)
+def reset_cursor(parts: Parts, topic: Topic, subscription: Subscription, place: PlaceBody = None) -> None:
     """Move a subscription to a message, which it delivers next."""
     resolve.refuse_partitioned(parts, topic, "Reset-cursor at position is not allowed for partitioned-topic")
 
@@ -72,13 +63,9 @@ def reset_cursor(
     each(parts, topic, subscription, reset)
 
 
-@router.post(ONE + "/skip/{count}", Action.CONSUME, refuses=(405, 409), waits_for=WaitsFor.STORE)
+@router.post(ONE + "/skip/{count}", Action.CONSUME, AUTHORITATIVE, refuses=(405, 409), waits_for=WaitsFor.STORE)
 def skip_messages(
-    parts: Parts,
-    topic: Topic,
-    subscription: Subscription,
-    count: Annotated[int, Path(ge=0, le=LONG)],
-    authoritative: bool = False,
+    parts: Parts, topic: Topic, subscription: Subscription, count: Annotated[int, Path(ge=0, le=LONG)]
 ) -> None:
     """Acknowledge the first `count` messages that are not."""
     resolve.refuse_partitioned(parts, topic, "Skip messages on a partitioned topic is not allowed")
@@ -90,27 +77,21 @@ def skip_messages(
     each(parts, topic, subscription, skip)
 
 
-@router.post(ONE + "/skip_all", Action.CONSUME, refuses=(409,), waits_for=WaitsFor.STORE)
-def skip_all_messages(parts: Parts, topic: Topic, subscription: Subscription, authoritative: bool = False) -> None:
+@router.post(ONE + "/skip_all", Action.CONSUME, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
+def skip_all_messages(parts: Parts, topic: Topic, subscription: Subscription) -> None:
     """Acknowledge all that there is."""
     each(parts, topic, subscription, lambda record, name: clear_backlog(parts, record, name))
 
 
-@router.post(ONE + "/expireMessages/{seconds}", Action.CONSUME, refuses=(409,), waits_for=WaitsFor.STORE)
-def expire_messages(
-    parts: Parts, topic: Topic, subscription: Subscription, seconds: Seconds, authoritative: bool = False
-) -> None:
+@router.post(ONE + "/expireMessages/{seconds}", Action.CONSUME, AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
+def expire_messages(parts: Parts, topic: Topic, subscription: Subscription, seconds: Seconds) -> None:
     """Acknowledge the messages that are older."""
     each(parts, topic, subscription, lambda record, name: _expire(parts, record, name, seconds))
 
 
-@router.post(ONE + "/expireMessages", Action.CONSUME, refuses=(405, 409), waits_for=WaitsFor.STORE)
+@router.post(ONE + "/expireMessages", Action.CONSUME, AUTHORITATIVE, refuses=(405, 409), waits_for=WaitsFor.STORE)
 def expire_messages_to_position(
-    parts: Parts,
-    topic: Topic,
-    subscription: Subscription,
-    place: Annotated[ResetCursorData, Body()],
-    authoritative: bool = False,
+    parts: Parts, topic: Topic, subscription: Subscription, place: Annotated[ResetCursorData, Body()]
 ) -> None:
     """Acknowledge the messages before one; `excluded`: that one, too."""
     resolve.refuse_partitioned(parts, topic, "Expire message at position is not supported for partitioned-topic")
@@ -123,11 +104,13 @@ def expire_messages_to_position(
 
 
 @router.post(
-    TOPIC_PATH + "/all_subscription/expireMessages/{seconds}", Action.CONSUME, refuses=(409,), waits_for=WaitsFor.STORE
+    TOPIC_PATH + "/all_subscription/expireMessages/{seconds}",
+    Action.CONSUME,
+    AUTHORITATIVE,
+    refuses=(409,),
+    waits_for=WaitsFor.STORE,
 )
-def expire_messages_for_all_subscriptions(
-    parts: Parts, topic: Topic, seconds: Seconds, authoritative: bool = False
-) -> None:
+def expire_messages_for_all_subscriptions(parts: Parts, topic: Topic, seconds: Seconds) -> None:
     """Acknowledge older messages for all subscriptions but `__compaction`."""
     for record in resolve.local_topics(parts, topic):
         for cursor in parts.components.metadata.cursors(record.id):
