@@ -10,7 +10,7 @@ So nothing that a caller can make large runs on the event loop, and a caller wit
 
 Every module of `api/admin` makes its router with `Routes("tag")`. A route states only what the table does not give:
 
-    operation id   the name of the function, in camel case; the summary are its words
+    operation id   the name of the function, in camel case; its words are the summary, and the `action` of the audit log
     permission     the actions behind the path, of which any is enough
     refusals       412 for a path with a tenant, 404 with a namespace, 507 for a route that waits for the store
     status         204 for a function that returns None
@@ -135,6 +135,7 @@ class Routes:
 
         def added(endpoint: Endpoint) -> Endpoint:
             operation = operation_id or to_camel(endpoint.__name__)
+            words = _WORDS.findall(operation)
             self.routes.append(
                 Route(
                     self._prefix + path,
@@ -144,7 +145,8 @@ class Routes:
                     tags=self._tags,
                     dependencies=[*dependencies, *self._needs],
                     operation_id=operation,
-                    summary=" ".join(_WORDS.findall(operation)).title(),
+                    name="_".join(words).lower(),
+                    summary=" ".join(words).title(),
                     responses={**refusals(*statuses), **(responses or {})},
                     **options,
                 )

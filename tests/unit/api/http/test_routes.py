@@ -123,3 +123,12 @@ def test_no_dependency_of_a_route_is_called_by_threads_beside_the_pools() -> Non
     assert found
     functions = {one if inspect.isroutine(one) else type(one).__call__ for one in found}
     assert {one.__name__ for one in functions if not inspect.iscoroutinefunction(one)} == set()
+
+
+def test_a_route_is_named_by_its_operation() -> None:
+    """The audit log shows the name."""
+    shown = [route for one in ROUTERS for route in one.routes if route.include_in_schema]
+    assert len({route.operation_id for route in shown}) == len(shown)
+    names = {route.operation_id: (route.name, route.summary) for route in shown}
+    assert names["setNamespaceMessageTTL"] == ("set_namespace_message_ttl", "Set Namespace Message Ttl")
+    assert names["createTopic"] == ("create_topic", "Create Topic")
