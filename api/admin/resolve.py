@@ -38,14 +38,14 @@ def topics(parts: Service, name: TopicName) -> list[TopicRecord]:
 
 
 def local_topic(parts: Service, name: TopicName) -> TopicRecord:
-    """As `topic`; its newest messages are local. Raises Elsewhere if another service has them."""
+    """As `topic`; its newest messages are local. Raises NotTheOwner if another service has them."""
     record = topic(parts, name)
     parts.forwarding.for_reading(record)
     return record
 
 
 def local_topics(parts: Service, name: TopicName) -> list[TopicRecord]:
-    """As `topics`; their newest messages are local. Raises Elsewhere, before anything is done, if another service has
+    """As `topics`; their newest messages are local. Raises NotTheOwner, before anything is done, if another service has
     those of one."""
     records = topics(parts, name)
     for record in records:

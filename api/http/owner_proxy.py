@@ -62,7 +62,7 @@ _KEPT_CONNECTIONS = 20
 _CAUSE_CHARACTERS = 200
 
 
-class Elsewhere(Exception):
+class NotTheOwner(Exception):
     """Another service is to answer this request."""
 
     def __init__(self, service: ServiceRecord, topic: TopicRecord) -> None:
@@ -98,16 +98,16 @@ class OwnerProxy:
         self._client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
     def for_writing(self, topic: TopicRecord) -> None:
-        """Raises Elsewhere, or Problem (503), unless this service may try to write the topic."""
+        """Raises NotTheOwner, or Problem (503), unless this service may try to write the topic."""
         segment = self._metadata.log.open_segment_of(topic.id)
         if segment is not None and segment.log_uid != self._log.known_uid:
-            raise Elsewhere(self._having(segment.log_uid, topic), topic)
+            raise NotTheOwner(self._having(segment.log_uid, topic), topic)
         lease = self._metadata.log.lease_of(topic.id)
         if lease is None or same_process(lease.holder, str(self._owner)):
             return
         service = self._metadata.services.of_owner(lease.holder)
         if service is not None:
-            raise Elsewhere(service, topic)
+            raise NotTheOwner(service, topic)
         raise self.held(lease, topic)
 
     def held(self, lease: Lease, topic: TopicRecord) -> Problem:
@@ -124,8 +124,10 @@ class OwnerProxy:
         )
 
     def for_reading(self, topic: TopicRecord, start: Start | None = None) -> None:
-        """Raises Elsewhere if another service can give more. `start`: where the read begins; None: it needs the newest
-        messages."""
+        """Raises NotTheOwner if another service can give more.
+
+        `start`: where the read begins; None: it needs the newest messages.
+        """
         unsealed = [one for one in self._metadata.log.segments(topic.id) if one.state is not SegmentState.SEALED]
         if not unsealed:
             return
@@ -138,7 +140,7 @@ class OwnerProxy:
             if segment.log_uid == here:
                 return
             if segment.log_uid in living:
-                raise Elsewhere(living[segment.log_uid], topic)
+                raise NotTheOwner(living[segment.log_uid], topic)
 
     def _having(self, log_uid: str, topic: TopicRecord) -> ServiceRecord:
         for service in self._metadata.services.services():

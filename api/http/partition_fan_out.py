@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.admin import resolve
 from api.admin.messages.single_messages import AGE
-from api.http.owner_proxy import Elsewhere, OwnerProxy
+from api.http.owner_proxy import NotTheOwner, OwnerProxy
 from api.http.paths import segment
 from api.http.problems import Problem, answer
 from api.http.thread_pools import WaitsFor, pools_of
@@ -39,15 +39,15 @@ _TOLERATED = frozenset({404, 409})
 
 def install(app: FastAPI) -> None:
     """Let `app` forward requests for topics that are not local."""
-    app.add_exception_handler(Elsewhere, _elsewhere)
+    app.add_exception_handler(NotTheOwner, _not_the_owner)
 
 
-async def _elsewhere(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Elsewhere)
+async def _not_the_owner(request: Request, error: Exception) -> Response:
+    assert isinstance(error, NotTheOwner)
     return await answered(request, error)
 
 
-async def answered(request: Request, other: Elsewhere) -> Response:
+async def answered(request: Request, other: NotTheOwner) -> Response:
     """The answer to a request of which `other` is to be asked something."""
     forwarding: OwnerProxy = request.app.state.service.forwarding
     name = other.topic.name
@@ -86,7 +86,7 @@ async def _asked(
     record: TopicRecord = await database.run(metadata.topic, name)
     try:
         await database.run(forwarding.for_reading, record)
-    except Elsewhere as other:
+    except NotTheOwner as other:
         return await forwarding.send(request, other.service, request.method, target, body)
     return await forwarding.send_here(request, target, body)
 

@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from fastapi import HTTPException, Request
 
-from api.http.owner_proxy import Elsewhere
+from api.http.owner_proxy import NotTheOwner
 from api.http.problems import Problem
 from api.observability.logs import Seldom
 from api.settings.settings import Settings
@@ -238,7 +238,7 @@ class Pool:
 
     def _log_late(self, error: BaseException) -> None:
         """Log an error that no request gets any more; one that was not foreseen with its traceback."""
-        if isinstance(error, Elsewhere):  # nothing failed: there is no request any more to forward
+        if isinstance(error, NotTheOwner):  # nothing failed: there is no request any more to forward
             return
         reason = f"the {self._what} failed for a request that has ended already: {type(error).__name__}: {error}"
         if isinstance(error, CompactorError | HTTPException):

@@ -27,7 +27,7 @@ from api.admin.messages.produce_models import (
 from api.background.maintenance_loop import QUOTA_LOOK_MS
 from api.formats.encoding import TextEncoding, to_text
 from api.http.access import Action
-from api.http.owner_proxy import Elsewhere
+from api.http.owner_proxy import NotTheOwner
 from api.http.paths import TOPIC_PATH, Topic, segment
 from api.http.problems import (
     Problem,
@@ -115,7 +115,7 @@ async def produce_to_partition(
 def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
     """The topic, or the partitions by their number; None: that one was deleted by itself. Raises Problem (404).
 
-    Raises Elsewhere for a topic that another service writes, before the body is read: it goes there as it comes. A
+    Raises NotTheOwner for a topic that another service writes, before the body is read: it goes there as it comes. A
     key's partition is found by the number of all, or its messages would be in two.
     """
     whole = parts.components.metadata.tenancy.partitioned(name)
@@ -128,7 +128,7 @@ def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
 
 
 def _alone(parts: Service, name: TopicName) -> list[TopicRecord | None]:
-    """The topic, or partition. Raises Elsewhere, Problem."""
+    """The topic, or partition. Raises NotTheOwner, Problem."""
     record = resolve.topic(parts, name)
     _check_here(parts, record)
     return [record]
@@ -149,7 +149,7 @@ async def _produced(
             if record is None:
                 raise Problem(404, f"the partition {number} was deleted: createMissedPartitions brings it back")
             acks = await parts.pools[WaitsFor.LOG].run(_appended, parts, record, some)
-        except Elsewhere as other:
+        except NotTheOwner as other:
             if len(records) == 1 or record is None:
                 raise
             acks = await _sent(parts, request, other.service, record, some)
@@ -179,7 +179,7 @@ def _answered(results: Sequence[ProducerAck | None]) -> Response:
 
 
 def _check_here(parts: Service, record: TopicRecord) -> None:
-    """Raises Elsewhere, Problem or StorageFull, unless this service writes the topic or may try to."""
+    """Raises NotTheOwner, Problem or StorageFull, unless this service writes the topic or may try to."""
     if not parts.producers.is_open(record):
         parts.forwarding.for_writing(record)
     parts.components.log.check_room()

@@ -134,7 +134,7 @@ async def read_messages(
 
 
 def _opened(parts: Service, name: TopicName, state: ReaderState) -> OpenTopic:
-    """The topic, if this service can read it from there. Raises Problem, Elsewhere, OffsetOutOfRange."""
+    """The topic, if this service can read it from there. Raises Problem, NotTheOwner, OffsetOutOfRange."""
     if parts.components.metadata.tenancy.partitioned(name) is not None:
         raise Problem(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
     parts.forwarding.for_reading(resolve.topic(parts, name), state.start)

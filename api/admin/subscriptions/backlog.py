@@ -25,7 +25,7 @@ from api.admin.subscriptions.cursor_positions import (
 )
 from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import Action
-from api.http.owner_proxy import Elsewhere
+from api.http.owner_proxy import NotTheOwner
 from api.http.paths import (
     NAMESPACE_PATH,
     TOPIC_PATH,
@@ -174,7 +174,7 @@ async def _clear(
         for name in await database.run(_subscriptions, parts, record, wanted):
             try:
                 await store.run(_clear_here, parts, record, name)
-            except Elsewhere as other:
+            except NotTheOwner as other:
                 where = (record.name.tenant, record.name.namespace, record.name.topic, "subscription", name, "skip_all")
                 target = "/".join(("/admin/v2/persistent", *map(segment, where)))
                 answer = await parts.forwarding.send(request, other.service, "POST", target, b"")
@@ -183,7 +183,7 @@ async def _clear(
 
 
 def _clear_here(parts: Service, record: TopicRecord, name: str) -> None:
-    """Raises Elsewhere. What was deleted meanwhile has no backlog."""
+    """Raises NotTheOwner. What was deleted meanwhile has no backlog."""
     try:
         parts.forwarding.for_reading(record)
         clear_backlog(parts, record, name)

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from api.http.owner_proxy import Elsewhere, OwnerProxy
+from api.http.owner_proxy import NotTheOwner, OwnerProxy
 from api.http.paths import segment
 from api.http.problems import Problem
 from storage.ledger.seek import AtOffset, AtTime, Start
@@ -127,7 +127,7 @@ def test_a_request_goes_to_a_service_that_lives_and_has_what_it_needs(
         try:
             forwarding.for_reading(two_logs, start)
             found[name] = name
-        except Elsewhere as other:
+        except NotTheOwner as other:
             found[name] = other.service.name
     assert found == asked
 
@@ -158,7 +158,7 @@ def test_a_process_of_the_same_host_and_pid_is_another_one(bench: Workbench, log
     with pytest.raises(Problem, match="is writing to"):
         forwarding.for_writing(topic)
     bench.metadata.services.beat(ServiceRecord(str(twin), "http://twin", None, 0, 0))
-    with pytest.raises(Elsewhere):
+    with pytest.raises(NotTheOwner):
         forwarding.for_writing(topic)
 
 

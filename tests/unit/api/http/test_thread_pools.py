@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.http.owner_proxy import Elsewhere
+from api.http.owner_proxy import NotTheOwner
 from api.http.problems import Problem
 from api.http.thread_pools import STUCK_MS, Pool, WaitsFor
 from storage.errors import Unavailable
@@ -186,9 +186,9 @@ def test_a_stream_is_closed_by_a_thread_also_while_the_pool_takes_no_more(leave:
     after(scenario)
 
 
-def not_the_owner() -> Elsewhere:
+def not_the_owner() -> NotTheOwner:
     topic = SimpleNamespace(name="persistent://public/default/t")
-    return Elsewhere(ServiceRecord("there:1:a", "http://there", None, 0, 0), cast(Any, topic))
+    return NotTheOwner(ServiceRecord("there:1:a", "http://there", None, 0, 0), cast(Any, topic))
 
 
 @pytest.mark.parametrize(
