@@ -56,7 +56,8 @@ class Body:
 @dataclass(frozen=True)
 class Call:
     """A call in one scope. `operation`: what its operation ids end with; `values`: the policies to set for a value,
-    raises Problem (412); `verb`: the one that sets."""
+    raises Problem (412); `verb`: the one that sets; `reads`: the actions of which a caller may do any, to get it;
+    empty: those of the scope."""
 
     routes: Routes
     scope: ScopeKind
@@ -66,6 +67,7 @@ class Call:
     body: Body
     values: Callable[[Any], Values]
     verb: str = "POST"
+    reads: tuple[Action, ...] = ()
 
 
 def _number(name: str, unit: str) -> Kind:
@@ -136,6 +138,7 @@ CALLS = (
         _MESSAGES,
         _MESSAGES_BODY,
         _messages_values,
+        reads=(*ANY_USE, Action.ADMIN),
     ),
     Call(ttls, NAMESPACE, "messageTTL", "NamespaceMessageTTL", _TTL, _TTL_BODY, ttl_values),
     Call(ttls, TOPIC, "messageTTL", "MessageTTL", _TTL, Body(Depends(ttl_query)), ttl_values),
@@ -147,7 +150,8 @@ CALLS = (
 def _offer(call: Call) -> None:
     """The routes of a call."""
     routes, of, kind = call.routes, call.scope.of, call.kind
-    path, reads = f"{call.scope.path}/{call.path}", ANY_USE if call.scope is TOPIC else (Action.ADMIN,)
+    path = f"{call.scope.path}/{call.path}"
+    reads = call.reads or (ANY_USE if call.scope is TOPIC else (Action.ADMIN,))
 
     def set_in(parts: Parts, scope: PolicyScope) -> Any:
         value = kind.set_in(parts.components.metadata.policies.of_scope(scope.keys(parts)[0]))
