@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from compactor.maintenance.grace import GRACE_MS
 from storage.clock import Clock
 from storage.errors import DataLoss, NotFound
 from storage.failpoints import Failpoint, failpoint
@@ -50,8 +51,6 @@ from storage.model import LedgerRecord, TopicName
 from storage.objects.interface import ObjectInfo, ObjectStore
 from storage.store_identity import StoreIdentity
 
-GRACE_MS = 3_600_000
-"""The default grace time: an hour."""
 SKEW_MS = 300_000
 """How far the store's clock and ours may be apart."""
 

@@ -26,7 +26,8 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from compactor.maintenance.backlog_limits import BacklogLimits, OverQuota, has_limits
-from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from compactor.scheduling.throttle import TOPICS_AT_ONCE, Rest, paced
 from storage.clock import Clock

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from compactor.scheduling.cleanable_ratio import ratio
 from compactor.scheduling.throttle import TOPICS_AT_ONCE, Rest, paced
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
@@ -46,13 +45,13 @@ class Backlog:
 
     @property
     def dirty_ratio(self) -> float:
-        """Kafka's: of what is closed (S2)."""
-        return ratio(self.clean, self.dirty)
+        """Kafka's cleanable ratio, 0 to 1: dirty / (clean + dirty) of what is closed (S2)."""
+        return _share(self.dirty, self.clean)
 
     @property
     def dirtiness(self) -> float:
-        """Of all that a run would take; topics go in its order."""
-        return ratio(self.clean, self.bytes)
+        """The same of all that a run would take; topics go in its order."""
+        return _share(self.bytes, self.clean)
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,10 @@ class Backlogs:
             soonest = counted.newest if soonest is None else soonest
         dirty, clean = record.closed_bytes, record.clean_bytes
         return Backlog(record.topic, triggers, size, messages, dirty, clean, oldest, soonest)
+
+
+def _share(dirty: int, clean: int) -> float:
+    return dirty / (clean + dirty) if dirty else 0.0
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:

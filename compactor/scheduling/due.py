@@ -17,7 +17,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.scheduling.backlog import Backlog
-from compactor.scheduling.cleanable_ratio import is_due
 from storage.metadata.compaction_state_records import CompactionState
 from storage.metadata.records import TopicRecord
 
@@ -110,7 +109,7 @@ def cause_of(backlog: Backlog, now: int) -> str | None:
         return "threshold.bytes"
     if triggers.threshold_messages and backlog.messages > triggers.threshold_messages:
         return "threshold.messages"
-    if triggers.dirty_ratio is not None and is_due(backlog.dirty_ratio, triggers.dirty_ratio):
+    if triggers.dirty_ratio is not None and backlog.dirty_ratio > triggers.dirty_ratio:
         return "dirty.ratio"
     if triggers.max_lag_ms and backlog.oldest is not None and backlog.oldest < now - triggers.max_lag_ms:
         return "max.lag"

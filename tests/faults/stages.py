@@ -13,7 +13,8 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 
-from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from compactor.maintenance.truncation import Truncation
 from compactor.run.plan import Policies

@@ -17,12 +17,8 @@ import pytest
 from sqlalchemy import Connection, delete
 
 from compactor.engines.engine import InProcess
-from compactor.maintenance.garbage import (
-    GRACE_MS,
-    SKEW_MS,
-    Collected,
-    GarbageCollector,
-)
+from compactor.maintenance.garbage import SKEW_MS, Collected, GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from compactor.run.plan import Policies
 from compactor.two_phase import TwoPhaseCompactor

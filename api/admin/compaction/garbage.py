@@ -16,12 +16,10 @@ from api.http.thread_pools import WaitsFor, waits_for
 from api.reports import shown_error
 from api.service import Parts
 from compactor.maintenance.garbage import Collected, GarbageCollector
+from compactor.maintenance.grace import LEAST_GRACE_MS
 from storage.model import TopicName
 
 router = Routes(prefix="/admin/v2", tags=["garbage"])
-
-LEAST_GRACE_MS = 60_000
-"""Twice the term of a heartbeat: with less, what is at work would be taken for dead."""
 
 
 class CollectGarbage(Strict):

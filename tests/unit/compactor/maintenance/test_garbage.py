@@ -11,13 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.maintenance.garbage import (
-    GRACE_MS,
-    SKEW_MS,
-    Collected,
-    GarbageCollector,
-    Totals,
-)
+from compactor.maintenance.garbage import SKEW_MS, Collected, GarbageCollector, Totals
+from compactor.maintenance.grace import GRACE_MS
 from storage.errors import DataLoss, ObjectMissing, TopicNotFound
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from compactor.maintenance.tasks import (
     Intervals,

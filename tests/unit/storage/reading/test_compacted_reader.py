@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from compactor.run.plan import Policies
 from storage.entries.encode import encode_message
