@@ -34,6 +34,9 @@ I64 = npt.NDArray[np.int64]
 NEVER = np.iinfo(np.int64).min
 """A limit that no time is below."""
 ALWAYS = np.iinfo(np.int64).max
+EXPIRED = "its value had expired when a run went over it, and is still there"
+OVERDUE = "a tombstone is there whose retention was over when a run went over it"
+RETAINED = "retained_at is set exactly where a tombstone is retained"
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,8 @@ class History:
     @property
     def orders(self) -> frozenset[bool]:
         """Whether the largest event time won (True), the newest (False), or one then the other."""
-        return (
-            frozenset(run.policies.event_time_order for run in self.runs) if self.complete else frozenset((False, True))
-        )
+        known = (run.policies.event_time_order for run in self.runs)
+        return frozenset(known if self.complete else (False, True))
 
     @property
     def forgotten_to(self) -> int:
@@ -143,21 +145,19 @@ class History:
 
     def first_kept(self, offsets: I64) -> I64 | None:
         """By the offsets of tombstones: when the run that first met them was, NEVER if it kept none; None: unknown."""
-        if not self.complete:
-            return None
-        certain = self._certain
-        met = np.searchsorted([run.horizon for run in certain], offsets, "left")
-        times = [run.now if _keeps_tombstones(run.policies) else NEVER for run in certain]
-        return np.array([*times, NEVER], dtype=np.int64)[met]
+        return self._first_met(offsets, lambda run: run.now if _keeps_tombstones(run.policies) else NEVER, NEVER)
 
     def raw_from(self, offsets: I64) -> I64 | None:
         """By the offsets of raw rows: where the topic began for the run that first met them, so that a row below that
         took no part; None: unknown."""
+        return self._first_met(offsets, lambda run: run.raw_from, 0)
+
+    def _first_met(self, offsets: I64, value: Callable[[Ran], int], otherwise: int) -> I64 | None:
+        """A value of the first run that went over each offset, `otherwise` where none did; None: unknown."""
         if not self.complete:
             return None
-        certain = self._certain
-        met = np.searchsorted([run.horizon for run in certain], offsets, "left")
-        return np.array([*(run.raw_from for run in certain), 0], dtype=np.int64)[met]
+        met = np.searchsorted([run.horizon for run in self._certain], offsets, "left")
+        return np.array([*map(value, self._certain), otherwise], dtype=np.int64)[met]
 
     @property
     def _certain(self) -> tuple[Ran, ...]:
@@ -199,8 +199,8 @@ def _keeps_tombstones(policies: Policies) -> bool:
 
 
 def _raw_from(run: RunRecord) -> int:
-    told: Any = run.statistics.get("raw_from", 0)
-    return int(told)
+    recorded: Any = run.statistics.get("raw_from", 0)
+    return int(recorded)
 
 
 def _policies(named: Any) -> Policies:
