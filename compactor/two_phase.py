@@ -50,7 +50,7 @@ from compactor.run.plan import (
     expected_totals,
     located,
 )
-from compactor.run.result import Decision, Made, check_objects
+from compactor.run.result import PlannedRun, RunOutput, check_objects
 from storage.clock import Clock
 from storage.errors import CompactorError, Conflict, DataLoss, Fenced, recorded
 from storage.failpoints import Failpoint, failpoint
@@ -139,7 +139,7 @@ class TwoPhaseCompactor:
         return batch.run(topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job)
 
     def dry_run(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> dict[str, object]:  # noqa: B008
-        """What a run would keep, drop and write (result.Decision.estimate).
+        """What a run would keep, drop and write (result.PlannedRun.estimate).
 
         Phase one runs, and what it wrote is deleted again. It claims nothing, so it may run beside a compaction; an
         attempt of its own keeps its objects meanwhile.
@@ -175,8 +175,8 @@ class TwoPhaseCompactor:
                     done = self.engine.run(len(work.costs), work.task, self.progress.done, work.costs)
                     work = steps.send(answers(done))
         except StopIteration as stop:
-            decision: Decision = stop.value
-            return decision.estimate()
+            planned: PlannedRun = stop.value
+            return planned.estimate()
         finally:
             self.progress.end()
 
@@ -231,8 +231,8 @@ class TwoPhaseCompactor:
             return self.metadata.finish_run(run, {"messages_in": 0, "messages_out": 0})
         run = self.metadata.update_run(run, phase="phase one", horizon=horizon, statistics=said)
         with self._not_lost(snapshot, run):
-            decision = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
-            made = yield from self._carry_out(decision)
+            planned = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
+            made = yield from self._carry_out(planned)
         timer.lap("phase_two")
         made.check()
         manifest = made.manifest(
@@ -248,7 +248,7 @@ class TwoPhaseCompactor:
         timer.lap("verify")
 
         run = self._publish(snapshot, run, made, manifest, timer, self._retry(run, tail_left))
-        self._clean_up(decision.ranges)
+        self._clean_up(planned.ranges)
         return run
 
     @contextmanager
@@ -276,7 +276,7 @@ class TwoPhaseCompactor:
 
     def _decide(
         self, snapshot: TopicSnapshot, attempt_id: str, policies: Policies, now: int, timer: _PhaseTimer
-    ) -> Generator[Work, list[Any], Decision]:
+    ) -> Generator[Work, list[Any], PlannedRun]:
         """Scan, phase one and layout: row sets and an index level are made, which nothing refers to."""
         previous = self._previous(snapshot)
         topic = snapshot.topic
@@ -316,19 +316,19 @@ class TwoPhaseCompactor:
         left = expected_totals(plan, found)
         layout = lay_out(plan, found, left, self._sizing)
         failpoint(Failpoint.RUN_LAYOUT_DECIDED)
-        return Decision(plan, previous, scanned, ranges, left, layout)
+        return PlannedRun(plan, previous, scanned, ranges, left, layout)
 
-    def _carry_out(self, decision: Decision) -> Generator[Work, list[Any], Made]:
+    def _carry_out(self, planned: PlannedRun) -> Generator[Work, list[Any], RunOutput]:
         """Phase two: parts and bitmaps are made, which nothing refers to."""
-        plan, layout = decision.plan, decision.layout
+        plan, layout = planned.plan, planned.layout
         results: list[PartResult | BitmapResult] = []
         if layout.tasks:
-            survivors = sum(totals.count for totals in decision.left.values())
+            survivors = sum(totals.count for totals in planned.left.values())
             task = Divided(partial(run_task, plan), layout.tasks)
             results = yield Work("phase two", task, layout.costs(plan), survivors)
         failpoint(Failpoint.PHASE_TWO_DONE)
-        return Made(
-            decision,
+        return RunOutput(
+            planned,
             [result for result in results if isinstance(result, PartResult)],
             [result for result in results if isinstance(result, BitmapResult)],
         )
@@ -354,7 +354,7 @@ class TwoPhaseCompactor:
         self,
         snapshot: TopicSnapshot,
         run: RunRecord,
-        made: Made,
+        made: RunOutput,
         manifest: Manifest,
         timer: _PhaseTimer,
         retry: Retry | None,

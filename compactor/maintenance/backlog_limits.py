@@ -55,7 +55,7 @@ LEFT_AFTER_EVICTION = 0.9
 
 
 @dataclass(frozen=True)
-class Extent:
+class BacklogExtent:
     """A ledger or segment with its bytes; offsets are inclusive."""
 
     first_offset: int
@@ -96,25 +96,25 @@ def has_limits(policies: TopicPolicies) -> bool:
     return bool(policies.message_ttl_seconds) or max(quotas) >= 0
 
 
-def extents(snapshot: TopicSnapshot, log: LogDirectory | None) -> list[Extent]:
+def extents(snapshot: TopicSnapshot, log: LogDirectory | None) -> list[BacklogExtent]:
     """The topic's ledgers and segments in order, as far as they hold something; an open one if it is in `log`."""
     found = []
     for piece in snapshot.pieces:
         if isinstance(piece, LedgerRecord):
-            found.append(Extent(piece.first_offset, piece.last_offset, piece.logical_bytes))
+            found.append(BacklogExtent(piece.first_offset, piece.last_offset, piece.logical_bytes))
         elif piece.content is not None:
-            found.append(Extent(piece.first_offset, piece.content.last_offset, piece.content.logical_bytes))
+            found.append(BacklogExtent(piece.first_offset, piece.content.last_offset, piece.content.logical_bytes))
         elif log is not None and (end := open_end(log, snapshot.topic, piece)) and end.next_offset > piece.first_offset:
-            found.append(Extent(piece.first_offset, end.next_offset - 1, end.size))
+            found.append(BacklogExtent(piece.first_offset, end.next_offset - 1, end.size))
     return found
 
 
-def bytes_behind(some: Sequence[Extent], offset: int) -> int:
+def bytes_behind(some: Sequence[BacklogExtent], offset: int) -> int:
     """About how many bytes are at this offset or behind it."""
     return sum(extent.behind(offset) for extent in some)
 
 
-def first_of_last(some: Sequence[Extent], size: int) -> int:
+def first_of_last(some: Sequence[BacklogExtent], size: int) -> int:
     """The smallest offset behind which, itself included, are at most so many bytes."""
     end = 0
     for extent in reversed(some):

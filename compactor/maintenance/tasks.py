@@ -215,8 +215,8 @@ class Maintenance:
 
     def _trim(self, retention: Retention, topic: TopicRecord, failing: Failing) -> None:
         trimmed = retention.apply(topic)
-        going = [candidate.piece for candidate in trimmed.plan.going]
-        self._count(Task.RETENTION, len(going), sum(piece.logical_bytes for piece in going))
+        going = [candidate.extent for candidate in trimmed.plan.going]
+        self._count(Task.RETENTION, len(going), sum(extent.logical_bytes for extent in going))
         if trimmed.tail_damaged:
             failing[str(topic.name)] = full_part(trimmed.tail_left)
             _log.warning("%s: %s: %s", Task.RETENTION, topic.name, full_part(trimmed.tail_left))

@@ -110,7 +110,7 @@ class Source:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What every task of a run is told.
+    """What every task of a run gets.
 
     `sources`: the first `old_parts` are parts of the previous compacted ledger, the others dirty ledgers; they ascend.
     `indexes`: of the rows of old parts that are due to go, as markers, then of the dirty ledgers, oldest first.

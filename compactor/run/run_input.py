@@ -161,11 +161,11 @@ def with_scans(plan: RunPlan, results: Sequence[ScanResult], *, reindexed: bool)
     due = tuple(result.due for result in results if result.due is not None)
     expired = tuple((result.source, result.expired) for result in results if result.expired is not None)
     gone = tuple((result.source, result.gone) for result in results if result.gone is not None)
-    anew = {result.source: result.index for result in results if result.index is not None}
-    indexes = tuple(anew.get(source, index) for source, index in enumerate(plan.indexes, plan.old_parts))
+    rebuilt = {result.source: result.index for result in results if result.index is not None}
+    indexes = tuple(rebuilt.get(source, index) for source, index in enumerate(plan.indexes, plan.old_parts))
     levels = plan.levels
     if reindexed:
-        levels = (tuple(index for source, index in anew.items() if source < plan.old_parts),)
+        levels = (tuple(index for source, index in rebuilt.items() if source < plan.old_parts),)
     return replace(plan, indexes=due + indexes, expired=expired, gone=gone, levels=levels, reindexed=reindexed)
 
 

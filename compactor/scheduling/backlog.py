@@ -93,7 +93,7 @@ class Backlogs:
         opened: set[int] = set()
         resolver = self._metadata.policies.resolver()
         for page in paced(self._metadata.control.backlogs_in_pages(TOPICS_AT_ONCE), clock, rest):
-            opened |= {one.open_segment.ledger_id for one in page if one.open_segment is not None}
+            opened |= {record.open_segment.ledger_id for record in page if record.open_segment is not None}
             measured += self._measured(page, resolver, all_open=False)
         if self._open is not None:
             self._open.forget_others(opened)
@@ -121,5 +121,5 @@ def _share(dirty: int, clean: int) -> float:
     return dirty / (clean + dirty) if dirty else 0.0
 
 
-def _earlier(one: int | None, other: int | None) -> int | None:
-    return min((time for time in (one, other) if time is not None), default=None)
+def _earlier(*times: int | None) -> int | None:
+    return min((time for time in times if time is not None), default=None)

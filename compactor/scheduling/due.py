@@ -7,7 +7,7 @@ Due is a topic (its `cause`):
 and then the dirtiest goes first. Not due is a topic that is paused or requested, whose last try failed and is not to
 be repeated yet (S6), and of which nothing may be compacted yet by its minimum lag.
 
-Who asks goes before what is due by itself, in the order of asking. Small topics go together, as one job of the engine;
+Requests go before what is due by itself, in their order. Small topics go together, as one job of the engine;
 a large one goes alone, and never takes the last worker slot, so small ones never wait for large ones alone.
 """
 
@@ -52,7 +52,7 @@ class WorkerSlots:
 
 @dataclass(frozen=True)
 class Check:
-    """What a look at all topics saw, in the terms of Kafka's cleaner manager. Times in milliseconds.
+    """What a check of all topics found, in the terms of Kafka's cleaner manager. Times in milliseconds.
 
     `topics`: those for which something can become due. `max_delay_ms`: by which the latest exceeds its maximum lag.
     `uncleanable`: topics whose last try failed, with what is behind their horizons. `unreadable_policies`: stored
@@ -127,7 +127,7 @@ def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionState], no
 
 
 def may_begin(control: CompactionState, now: int) -> bool:
-    """Whether nobody asks already, forbids it, or must wait after a failure."""
+    """Whether the topic is neither requested, paused, aborting, nor waiting after a failure."""
     waits = control.retry_at is not None and now < control.retry_at
     return control.requested_at is None and not control.paused and not control.aborting and not waits
 

@@ -21,7 +21,7 @@ from api.http.paths import Namespace, Topic
 from api.http.problems import Problem, refusals
 from api.http.routes import Routes
 from api.service import Parts, Service
-from compactor.maintenance.retention import DELETE
+from compactor.maintenance.retention_plan import DELETE
 from storage.metadata.policy_store import namespace_scope, topic_scope
 from storage.options.resolution import Origin
 

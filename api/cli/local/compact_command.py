@@ -264,10 +264,10 @@ class _Work:
     def _tell_of_policies(self, snapshot: TopicSnapshot, policies: Policies) -> None:
         """What was given instead of a stored policy holds once: the next run will not know of it. And a run by other
         policies than the one before drops what only those kept."""
-        from compactor.run.options import POLICY_OF, set_apart
+        from compactor.run.options import POLICY_OF, overridden
         from storage.metadata.records import RunState
 
-        for name in set_apart(self.components.metadata, snapshot.topic, self.given):
+        for name in overridden(self.components.metadata, snapshot.topic, self.given):
             say(f"{snapshot.topic.name}: {_OPTIONS[name]} counts before the policy {POLICY_OF[name]} in this run")
         before = snapshot.last_run
         if before is None or before.state is not RunState.SUCCESS or snapshot.compacted is None:

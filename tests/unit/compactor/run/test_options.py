@@ -11,8 +11,8 @@ import pytest
 from compactor.maintenance.retention import Retention
 from compactor.run.options import (
     POLICY_OF,
+    overridden,
     run_policies,
-    set_apart,
     stored_policies,
 )
 from compactor.run.plan import Policies, Sizing
@@ -93,10 +93,10 @@ def payloads(bench: Workbench, topic: Topic) -> list[bytes | None]:
 
 def test_who_set_what_apart(bench: Workbench, topic: Topic) -> None:
     given = {"key_ttl_ms": 5, "tombstone_retention_ms": 6, "min_lag_ms": 7}
-    assert set_apart(bench.metadata, topic.record, given) == []
+    assert overridden(bench.metadata, topic.record, given) == []
     bench.metadata.policies.set(BROKER, "delete.retention.ms", 1)
     bench.metadata.policies.set(namespace_scope("public/default"), "compaction.key-ttl.ms", 5)
-    assert set_apart(bench.metadata, topic.record, given) == ["tombstone_retention_ms"]
+    assert overridden(bench.metadata, topic.record, given) == ["tombstone_retention_ms"]
 
 
 @pytest.mark.parametrize(

@@ -126,14 +126,14 @@ class Stage:
 
     def lead(self, settings: LoopSettings = SETTINGS) -> ControlLoop:
         loop = self.service(settings)
-        loop.beat()
+        loop.heartbeat()
         assert loop.leads
         return loop
 
     def finish(self, loop: ControlLoop) -> None:
         """Look until nothing is left to do, without time going by."""
         for _ in range(50):
-            loop.look()
+            loop.poll()
             self.settle(loop)
             if not self.control.requests() and loop._worker.busy() == (0, 0):
                 return
@@ -181,10 +181,10 @@ def test_of_many_triggers_there_is_one_run(stage: Stage) -> None:
         with pytest.raises(CompactionRunning):
             loop.trigger(topic.record)
         assert stage.status(topic) == ("RUNNING", "")
-    loop.look()
+    loop.poll()
     stage.engines.wait_for()
     for _ in range(3):
-        loop.look()
+        loop.poll()
         with pytest.raises(CompactionRunning, match="run 1 by"):
             loop.trigger(topic.record)
         assert stage.status(topic) == ("RUNNING", "")
@@ -226,7 +226,7 @@ def test_a_request_that_is_gone_before_its_claim_is_no_failure(
 
     monkeypatch.setattr(TwoPhaseCompactor, "_settle", settled)
     loop.trigger(topic.record)
-    loop.look()
+    loop.poll()
     stage.settle(loop)
     assert stage.control.control(topic.record.id).failures == 0
     assert stage.status(topic) == (("NOT_RUN" if taken == "aborted" else "SUCCESS"), "")
@@ -252,7 +252,7 @@ def test_a_request_that_is_made_after_the_look_stays(
 
     monkeypatch.setattr(TwoPhaseCompactor, "compact_all", late)
     loop.trigger(topic.record)
-    loop.look()
+    loop.poll()
     stage.settle(loop)
     assert [str(asked.name.topic) for asked, _ in stage.control.requests()] == ["t"]
     assert stage.control.control(topic.record.id).failures == int(fails)
@@ -263,17 +263,17 @@ def test_a_request_that_is_made_after_the_look_stays(
 
 def test_the_leader_forgets_services_that_were_killed_long_ago(stage: Stage) -> None:
     killed, loop = stage.service(), stage.lead()
-    killed.beat()
+    killed.heartbeat()
     known = lambda: [one.name for one in stage.metadata.services.services(10**9)]  # noqa: E731
     assert known() == [killed.name, loop.name]
     for seconds in (60, 239):
         stage.clock.advance(seconds * 1000)
-        loop.beat()
-        loop.look()
+        loop.heartbeat()
+        loop.poll()
         assert known() == [killed.name, loop.name]
     stage.clock.advance(60_000)
-    loop.beat()
-    loop.look()
+    loop.heartbeat()
+    loop.poll()
     assert known() == [loop.name]
 
 
@@ -282,12 +282,12 @@ def test_what_waits_for_a_lane_is_not_measured(stage: Stage, monkeypatch: pytest
     topics = [stage.topic(name) for name in "ab"]
     stage.engines.go.clear()
     loop.trigger(topics[0].record)
-    loop.look()
+    loop.poll()
     stage.engines.wait_for()
     loop.trigger(topics[1].record)
     with monkeypatch.context() as patched:
         patched.setattr(loop._backlogs, "of", None)
-        loop.look()
+        loop.poll()
     stage.engines.go.set()
     stage.finish(loop)
     assert stage.runs(topics[1]) == [RunState.SUCCESS]
@@ -303,7 +303,7 @@ def test_a_leader_that_lost_its_leadership_rolls_nothing(stage: Stage, monkeypat
         begin(topics, large=large)
 
     monkeypatch.setattr(loop._worker, "begin", late)
-    loop.look()
+    loop.poll()
     stage.settle(loop)
     assert stage.metadata.log.open_segment_of(topic.record.id) is not None
     assert len(stage.control.requests()) == 1
@@ -311,10 +311,10 @@ def test_a_leader_that_lost_its_leadership_rolls_nothing(stage: Stage, monkeypat
 
 def test_a_clock_that_is_set_back_holds_nothing_up(stage: Stage) -> None:
     loop, topic = stage.lead(), stage.topic("t")
-    loop.look()
+    loop.poll()
     stage.metadata.policies.set(BROKER, "compaction.threshold.bytes", 1)
     stage.clock.advance(-3_600_000)
-    loop.beat()
+    loop.heartbeat()
     stage.finish(loop)
     assert stage.runs(topic) == [RunState.SUCCESS]
 
@@ -322,10 +322,10 @@ def test_a_clock_that_is_set_back_holds_nothing_up(stage: Stage) -> None:
 def test_only_the_leader_executes_and_anybody_may_ask(stage: Stage) -> None:
     first, second = stage.lead(), stage.service()
     topic = stage.topic("t")
-    second.beat()
+    second.heartbeat()
     assert (first.leads, second.leads) == (True, False)
     second.trigger(topic.record, by="ann")
-    second.look()
+    second.poll()
     assert stage.engines.opened == 0
     stage.finish(first)
     assert stage.runs(topic) == [RunState.SUCCESS]
@@ -339,11 +339,11 @@ def test_what_is_due_is_compacted_when_it_is_looked_at(stage: Stage) -> None:
     assert stage.runs(topic) == []
     produce(topic, [one(b"another", b"v")])
     stage.clock.advance(SETTINGS.monitor_interval_ms - 1)
-    loop.beat()
+    loop.heartbeat()
     stage.finish(loop)
     assert stage.runs(topic) == [], "it is not looked at yet"
     stage.clock.advance(1)
-    loop.beat()
+    loop.heartbeat()
     stage.finish(loop)
     assert stage.runs(topic) == [RunState.SUCCESS]
     (run,) = stage.metadata.runs(topic.record.id, 9)
@@ -361,7 +361,7 @@ def test_a_policy_that_cannot_be_read_is_logged_once_and_counted_and_stops_no_ot
     for _ in range(2):
         stage.finish(loop)
         stage.clock.advance(SETTINGS.monitor_interval_ms)
-        loop.beat()
+        loop.heartbeat()
     assert stage.runs(good) == [RunState.SUCCESS]
     assert loop.last_check is not None
     assert loop.last_check.unreadable_policies == 1
@@ -399,9 +399,9 @@ def test_no_more_jobs_at_once_than_lanes_and_small_topics_go_together(stage: Sta
     for topic in (*large, *small):
         loop.trigger(topic.record)
         stage.clock.advance(1)
-    loop.look()
+    loop.poll()
     stage.engines.wait_for(3)
-    loop.look()
+    loop.poll()
     assert loop._worker.busy() == (2, 1)
     assert len(stage.metadata.all_runs(99, state=RunState.RUNNING)) == 2 + 4
     stage.engines.go.set()
@@ -429,11 +429,11 @@ def test_a_topic_that_fails_waits_and_never_stops_the_others(stage: Stage) -> No
         assert control.retry_at is not None
         waits.append(control.retry_at - stage.clock.now_ms())
         stage.clock.advance(waits[-1] - 1)
-        loop.beat()
+        loop.heartbeat()
         stage.finish(loop)
         assert stage.control.control(bad.record.id).failures == failures, "not yet"
         stage.clock.advance(1)
-        loop.beat()
+        loop.heartbeat()
         stage.finish(loop)
     worker = SETTINGS.worker
     for number, wait in enumerate(waits):
@@ -482,10 +482,10 @@ def test_a_failure_is_recorded_with_the_end_of_its_run(stage: Stage) -> None:
     failing = lambda: (stage.runs(bad)[-1:], stage.control.control(bad.record.id).failures)  # noqa: E731
     engines = Watching(failing)
     loop = stage.service(engines=engines)  # type: ignore[arg-type]
-    loop.beat()
+    loop.heartbeat()
     for topic in (good, bad):
         loop.trigger(topic.record)
-    loop.look()
+    loop.poll()
     stage.settle(loop)
     assert engines.seen == [([RunState.RUNNING], 0), ([RunState.ERROR], 1)]
     control = stage.control.control(bad.record.id)
@@ -498,9 +498,9 @@ def test_a_run_that_was_cancelled_before_it_failed_is_no_failure(stage: Stage) -
     damage(stage, bad)
     engines = Watching(lambda: stage.metadata.cancel_run(stage.metadata.runs(bad.record.id, 1)[0].run_id, "ann"))
     loop = stage.service(engines=engines)  # type: ignore[arg-type]
-    loop.beat()
+    loop.heartbeat()
     loop.trigger(bad.record)
-    loop.look()
+    loop.poll()
     stage.settle(loop)
     assert stage.runs(bad) == [RunState.CANCELLED]
     assert stage.control.control(bad.record.id).failures == 0
@@ -521,7 +521,7 @@ def test_a_tail_that_a_run_had_to_leave_is_tried_again(stage: Stage, monkeypatch
     status, told = stage.status(topic)
     assert (status, "was asked to roll" in told) == ("ERROR", True)
     stage.clock.advance(SETTINGS.worker.retry_first_ms)
-    loop.beat()
+    loop.heartbeat()
     stage.finish(loop)
     assert stage.status(topic) == ("SUCCESS", "")
     assert view(compacted_only(topic)) == {b"key 0": b"value", b"tail": b"v"}
@@ -540,7 +540,7 @@ def test_a_failure_that_cannot_be_recorded_is_told(
 
     monkeypatch.setattr(stage.control, "run_failed", away)
     loop.trigger(bad.record)
-    loop.look()
+    loop.poll()
     stage.settle(loop)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [("does not exist" in one, "no database" in one) for one in told] == [(True, True)], told
@@ -565,25 +565,25 @@ def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage, caplog: py
     stage.engines.fails = Unavailable("no Spark", "start it")
     loop.trigger(topic.record)
     for _ in range(3):
-        loop.look()
+        loop.poll()
         stage.settle(loop)
         stage.clock.advance(6_000)
-        loop.beat()
+        loop.heartbeat()
     assert stage.engines.opened == 3
     assert [one for one in caplog.messages if "no Spark" in one] == [
         "compactions cannot begin, and wait: no Spark: start it"
     ], "once, not every few seconds"
     assert loop.engine_error == "no Spark: start it"
-    loop.look()
+    loop.poll()
     stage.settle(loop)
     assert len(stage.control.requests()) == 1
     assert stage.control.control(topic.record.id).failures == 0
     opened = stage.engines.opened
-    loop.look()
+    loop.poll()
     assert stage.engines.opened == opened, "it is held for some seconds"
     stage.engines.fails = None
     stage.clock.advance(6_000)
-    loop.beat()
+    loop.heartbeat()
     stage.finish(loop)
     assert stage.runs(topic) == [RunState.SUCCESS]
     assert loop.engine_error == ""
@@ -597,12 +597,12 @@ def test_what_is_held_or_waits_for_its_next_try_does_so_no_longer_if_the_clock_i
     stage.finish(loop)
     stage.engines.fails = Unavailable("no Spark", "start it")
     loop.trigger(held.record)
-    loop.look()
+    loop.poll()
     stage.settle(loop)
     stage.engines.fails = None
     mend(stage, bad)
     stage.clock.advance(-24 * 3_600_000)
-    loop.beat()
+    loop.heartbeat()
     stage.finish(loop)
     assert stage.runs(held) == [RunState.SUCCESS]
     assert stage.runs(bad) == [RunState.ERROR, RunState.SUCCESS]
@@ -615,13 +615,13 @@ def test_a_leader_that_slept_begins_nothing(stage: Stage) -> None:
     asleep.trigger(topic.record)
     stage.clock.advance(TERM)
     assert not asleep.leads
-    asleep.look()
+    asleep.poll()
     assert (stage.engines.opened, stage.runs(topic)) == (0, [])
-    other.beat()
+    other.heartbeat()
     assert other.leads
     asleep._leadership._trusted_until = 2**60
     assert asleep.leads, "its clock is wrong"
-    asleep.look()
+    asleep.poll()
     stage.settle(asleep)
     assert stage.runs(topic) == []
     assert len(stage.control.requests()) == 1
@@ -635,13 +635,13 @@ def test_a_dead_leaders_runs_and_requests_are_taken_over(stage: Stage) -> None:
     run = stage.metadata.claim_run(running.record.id, "host:9:x", {}, RUN_DEAD_MS)  # by a worker that is killed now
     dead.trigger(waiting.record)
     stage.clock.advance(TERM)
-    next_one.beat()
+    next_one.heartbeat()
     assert next_one.leads
     stage.finish(next_one)
     assert stage.runs(waiting) == [RunState.SUCCESS]
     assert stage.runs(running) == [RunState.RUNNING], "its heart may beat again"
     stage.clock.advance(RUN_DEAD_MS - TERM)
-    next_one.beat()
+    next_one.heartbeat()
     stage.finish(next_one)
     assert stage.runs(running) == [RunState.ERROR, RunState.SUCCESS]
     assert "stopped answering" in stage.metadata.run(run.run_id).error
@@ -653,7 +653,7 @@ def test_the_end_of_a_service_lets_runs_finish(stage: Stage) -> None:
     loop, topic = stage.lead(), stage.topic("t")
     stage.engines.go.clear()
     loop.trigger(topic.record)
-    loop.look()
+    loop.poll()
     stage.engines.wait_for()
     threading.Timer(0.1, stage.engines.go.set).start()
     loop.drain(HOLD_SECONDS)
@@ -669,7 +669,7 @@ def test_what_does_not_finish_in_time_is_handed_over(stage: Stage) -> None:
     topic, waiting = stage.topic("t"), stage.topic("waiting")
     stage.engines.go.clear()
     loop.trigger(topic.record)
-    loop.look()
+    loop.poll()
     stage.engines.wait_for()
     loop.trigger(waiting.record)
     loop.drain(0)
@@ -690,7 +690,7 @@ def test_what_could_not_be_handed_over_is_not_lost(stage: Stage, monkeypatch: py
     loop, topic = stage.lead(), stage.topic("t")
     stage.engines.go.clear()
     loop.trigger(topic.record)
-    loop.look()
+    loop.poll()
     stage.engines.wait_for()
     hand_over, away = stage.control.hand_over, [True]
 
@@ -715,7 +715,7 @@ def test_a_running_compaction_is_stopped(stage: Stage, how: str) -> None:
     topic, other = stage.topic("t"), stage.topic("other")
     stage.engines.go.clear()
     loop.trigger(topic.record)
-    loop.look()
+    loop.poll()
     stage.engines.wait_for()
     if how == "pause":
         assert loop.pause(topic.record).aborting
@@ -750,7 +750,7 @@ def test_dirtiest_first_when_there_is_one_lane(stage: Stage) -> None:
         stage.metadata.policies.set(topic_scope(topics[number].record), "compaction.threshold.messages", 1)
     loop = stage.lead(settings)
     for _ in range(4):
-        loop.look()
+        loop.poll()
         stage.settle(loop)
     order = [name.topic for name, run in reversed(stage.metadata.all_runs(99)) if run.cause == "threshold.messages"]
     assert order == ["t1", "t2", "t0"]
