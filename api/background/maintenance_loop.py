@@ -1,7 +1,7 @@
 """What a service does for its topics by itself, besides compacting: rolling and sealing its log, and maintenance.
 
-A run in another service asks through SQL for the tail of a topic to be rolled; if nobody has the topic's log open, that
-is done here (a log that is open is watched by storage/log/lease_renewer.py).
+A run in another service asks through SQL for the tail of a topic to be rolled. If no process has the topic's log open,
+that is done here (a log that is open is watched by storage/log/lease_renewer.py).
 
 Sealing costs time and memory, so it is a process of its own for all topics of the log directory (sealer_process.py). It
 is started when something is rolled, or when the directory's last owner left rolled segments, and started again if it

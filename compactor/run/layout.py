@@ -109,7 +109,7 @@ def _extents(plan: RunPlan, left: Mapping[int, SourceTotals], sizing: Sizing) ->
 
 
 def _belong_together(older: _Extent, newer: _Extent, sizing: Sizing) -> bool:
-    """Whether to write two neighbours as one stretch. Two that both stay are never worth writing."""
+    """Whether to write two neighbours as one range. Two that both stay are never worth writing."""
     if older.rewritten and newer.rewritten:
         return True
     if not (older.rewritten or newer.rewritten) or older.size >= MERGE_RATIO * newer.size:
@@ -123,7 +123,7 @@ def _bitmaps(
 ) -> list[BitmapPlan]:
     """Tasks for the kept parts of which rows go; each takes neighbours, so that their row sets are read together.
 
-    `last`: the part that ends the compacted ledger, if it is a kept one. Its last row may be dead: somebody must look.
+    `last`: the part that ends the compacted ledger, if it is a kept one. Its last row may be dead: a task checks.
     """
     touched = [(source, found[source]) for source in kept if source in found]
     if last is not None and last not in found and last != plan.old_parts - 1 and plan.sources[last].deleted:

@@ -65,7 +65,7 @@ def stored_policies(metadata: MetadataStore, topic: TopicRecord, given: Collecti
 
 
 def overridden(metadata: MetadataStore, topic: TopicRecord, given: Mapping[str, object]) -> list[str]:
-    """Those of the given policies of a run that somebody has set otherwise, for the topic or around it."""
+    """Those of the given policies of a run that have another value in a policy of the topic or around it."""
     resolved = metadata.policies.resolved(topic)
     stored = asdict(run_policies(resolved.policies))
     return [

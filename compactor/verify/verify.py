@@ -13,7 +13,7 @@ What raw no longer has is proven by checksums and against itself only, and the r
 A difference is only what no run of the topic explains (history.py): values that a time to live took away years
 ago are not missing. What cannot be told is counted as undecided.
 
-Safe beside running compactions: it looks at the generation of one moment, under a pin. It writes nothing. Nothing here
+Safe beside running compactions: it verifies the generation of one moment, under a pin. It writes nothing. Nothing here
 is per key or per message but the differences that are named, at most `limit` of a kind.
 """
 

@@ -14,7 +14,7 @@ from compactor.scheduling.control_loop import ControlLoop
 from storage.metadata.records import RunState
 from storage.objects.throttled import Rates
 from storage.topic import Topic
-from tests.unit.compactor.scheduling.test_control_loop import SETTINGS, Engines, Stage, until
+from tests.unit.compactor.scheduling.stage import SETTINGS, Engines, Stage, until
 
 FOR_YEARS = Rates(read=1)
 """A byte a second: a task that would end long after the test."""

@@ -19,7 +19,7 @@ from sqlalchemy import delete
 from compactor.engines.engine import InProcess
 from compactor.run.plan import Policies, Sizing
 from compactor.verify.findings import Difference, Findings, Kind
-from compactor.verify.history import NEVER, History, Ran
+from compactor.verify.history import NEVER, History, PublishedRun
 from compactor.verify.verify import Report, Verifier
 from storage.errors import ObjectMissing, Unavailable
 from storage.ledger.key_index import Records
@@ -322,8 +322,8 @@ def test_it_writes_nothing(bench: Workbench) -> None:
 # What explains what
 
 
-def ran(horizon: int, now: int, certain: bool = True, **policies: Any) -> Ran:
-    return Ran(horizon, now, Policies(**policies), certain)
+def ran(horizon: int, now: int, certain: bool = True, **policies: Any) -> PublishedRun:
+    return PublishedRun(horizon, now, Policies(**policies), certain)
 
 
 def test_a_run_decides_over_what_is_at_or_below_its_horizon() -> None:
