@@ -72,6 +72,11 @@ class Workbench:
         record = self.metadata.create_topic(TopicName.parse(name))
         return Topic(self.metadata, self.store, self.clock, record, hasher, self.log)
 
+    def advance(self, milliseconds: int) -> None:
+        """Let time pass, under a clock that stands still by itself."""
+        assert isinstance(self.clock, ManualClock)
+        self.clock.advance(milliseconds)
+
     def append(self, topic: Topic, tables: Iterable[pa.Table], ledger_bytes: int = 1 << 20) -> list[Message]:
         """Append as one import; the messages as they can now be read raw."""
         appended = topic.bulk_append(ledger_bytes=ledger_bytes, workers=2).append(tables)

@@ -43,7 +43,6 @@ from storage.options.resolution import Triggers
 from storage.reading.snapshot_reader import Limits, messages
 from storage.reading.topic_reader import TopicReader
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import one, produce
 from tests.workbench import Workbench, compacted_only, raw, view
 
@@ -203,9 +202,8 @@ def test_worked_example_3_a_reader_in_step(bench: Workbench, topic: Topic) -> No
 
 def clock_shows(bench: Workbench, time_of_day: str) -> None:
     """Let the clock go on to that time of day."""
-    assert isinstance(bench.clock, ManualClock)
     hours, minutes = map(int, time_of_day.split(":"))
-    bench.clock.advance((hours * HOUR + minutes * MINUTE - bench.clock.now_ms()) % DAY)
+    bench.advance((hours * HOUR + minutes * MINUTE - bench.clock.now_ms()) % DAY)
 
 
 def one_hour_run(bench: Workbench, topic: Topic) -> list[Message]:
@@ -242,11 +240,10 @@ def test_worked_example_4_tombstones(bench: Workbench, kept_since_7_40: Topic, b
 
 
 def test_worked_example_4_the_horizon_is_to_the_millisecond(bench: Workbench, kept_since_7_40: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
     clock_shows(bench, "8:40")
-    bench.clock.advance(-1)
+    bench.advance(-1)
     assert at(one_hour_run(bench, kept_since_7_40)) == [1, 2]
-    bench.clock.advance(1)
+    bench.advance(1)
     assert at(one_hour_run(bench, kept_since_7_40)) == [2]
 
 
@@ -352,8 +349,7 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
     assert 5 / 9 < ratio(more) < 0.6, "of a rolled segment the keys are not known yet"
     bench.metadata.policies.set(topic_scope(more.record), "min.compaction.lag.ms", 1)
     assert due_topics() == ["most"]
-    assert isinstance(bench.clock, ManualClock)
-    bench.clock.advance(1)
+    bench.advance(1)
     assert due_topics() == ["most", "more"]
     roll_and_seal(more)
     assert ratio(more) == 0.6

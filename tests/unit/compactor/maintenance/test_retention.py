@@ -24,7 +24,6 @@ from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentState
 from storage.model import EARLIEST, LATEST
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.workbench import Workbench, ids, raw, store_policy
 
 NOW = 1_700_000_000_000
@@ -33,11 +32,6 @@ HOUR = 3_600_000
 
 def reasons(plan: TrimPlan) -> list[TrimReason]:
     return [gone.reason for gone in plan.going]
-
-
-def clock_of(bench: Workbench) -> ManualClock:
-    assert isinstance(bench.clock, ManualClock)
-    return bench.clock
 
 
 def retention(bench: Workbench) -> Retention:
@@ -136,7 +130,7 @@ def test_a_topic_that_is_to_be_compacted_has_its_cursor_from_then_on(
     ledgers(bench, topic, 3)
     allow(bench, topic, **{"retention.ms": 0})
     bench.metadata.policies.set("namespace:public/default", "cleanup.policy", "delete")
-    clock_of(bench).advance(HOUR)
+    bench.advance(HOUR)
     assert reasons(retention(bench).apply(topic.record, dry_run=True).plan) == [TrimReason.TIME]
     bench.metadata.policies.remove("namespace:public/default", "cleanup.policy")
     bench.metadata.policies.set("broker", "cleanup.policy", "delete")
@@ -171,10 +165,10 @@ def test_worked_example_8_retention_by_time(bench: Workbench, topic: Topic) -> N
     produce(bench, topic, now - HOUR, now)
     trimming = retention(bench)
     assert gone(trimming.apply(topic.record)) == []
-    clock_of(bench).advance(HOUR)
+    bench.advance(HOUR)
     assert gone(trimming.apply(topic.record)) == [], "an hour old is not older than an hour"
     assert states(bench, topic) == [SegmentState.OPEN]
-    clock_of(bench).advance(1)
+    bench.advance(1)
     assert gone(trimming.apply(topic.record)) == [0, 2]
     assert offsets(topic) == []
     assert topic.snapshot().topic.start_offset == 4
@@ -338,15 +332,15 @@ def test_a_reader_that_is_under_way_goes_on_until_the_objects_go(bench: Workbenc
     """C3: marked, then removed after the delay; until then whoever reads what was marked may finish."""
     allow(bench, topic, **{"file.delete.delay.ms": 60_000})
     ledgers(bench, topic, 3, 3, 3)
-    clock_of(bench).advance(2 * HOUR)
+    bench.advance(2 * HOUR)
     reading = topic.messages()
     assert [next(reading).offset for _ in range(2)] == [0, 1]
     retention(bench).trim(topic.record, 7)
     collector = GarbageCollector(bench.metadata, bench.store, bench.clock, skew_ms=0)
-    clock_of(bench).advance(59_999)
+    bench.advance(59_999)
     assert collector.collect(topic.record).trimmed_ledgers == 0
     assert [next(reading).offset for _ in range(3)] == [2, 3, 4]
-    clock_of(bench).advance(1)
+    bench.advance(1)
     dry = collector.collect(topic.record, dry_run=True)
     assert dry.trimmed_ledgers == 2
     assert bench.metadata.log.trimmed_ledgers(topic.record.id) != []
@@ -366,7 +360,7 @@ def test_trimmed_objects_that_are_gone_do_not_hurt_a_compacted_read(bench: Workb
     before = ids(topic.messages(read_compacted=True))
     retention(bench).apply(topic.record)
     rows = bench.metadata.log.trimmed_ledgers(topic.record.id)[0].rows.name
-    clock_of(bench).advance(2 * HOUR)
+    bench.advance(2 * HOUR)
     GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record)
     with pytest.raises(ObjectMissing):
         bench.store.get(rows)

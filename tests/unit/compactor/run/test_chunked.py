@@ -18,7 +18,6 @@ from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import read_manifest
 from storage.topic import Topic
 from tests.chunked import append, chunk, compacted_rows, message, whole
-from tests.clocks import ManualClock
 from tests.workbench import Workbench
 
 DAY = 86_400_000
@@ -44,11 +43,6 @@ def tables(bench: Workbench, topic: Topic) -> tuple[ChunkTable, ...]:
     compacted = topic.snapshot().compacted
     assert compacted is not None
     return read_manifest(bench.store, compacted.manifest).chunks
-
-
-def advance(bench: Workbench, milliseconds: int) -> None:
-    assert isinstance(bench.clock, ManualClock)
-    bench.clock.advance(milliseconds)
 
 
 def test_all_chunks_of_the_newest_value_stay_and_a_reader_gets_one_message(bench: Workbench) -> None:
@@ -108,13 +102,13 @@ def test_an_incomplete_message_expires_a_day_after_its_newest_chunk(bench: Workb
     """P11: nothing is new until then, and no other policy goes by time."""
     topic = bench.topic()
     append(bench, topic, [message(b"k", b"old"), chunk("u", 0, 3, b"k", b"A")])
-    advance(bench, 1000)
+    bench.advance(1000)
     append(bench, topic, [chunk("u", 1, 3, b"k", b"B")])
     assert compact(bench, topic)
-    advance(bench, DAY - 1)
+    bench.advance(DAY - 1)
     assert not compact(bench, topic)
     assert offsets(topic) == [0, 1, 2]
-    advance(bench, 1)
+    bench.advance(1)
     assert compact(bench, topic)
     assert offsets(topic) == [0]
     append(bench, topic, [chunk("u", 2, 3, b"k", b"C")])
@@ -151,9 +145,9 @@ def test_without_any_payload_it_is_a_tombstone_that_is_retained_whole(bench: Wor
     compact(bench, topic, policies)
     assert offsets(topic) == [1, 2]
     assert topic.get(b"k") is None
-    advance(bench, 999)
+    bench.advance(999)
     assert not compact(bench, topic, policies)
-    advance(bench, 1)
+    bench.advance(1)
     assert compact(bench, topic, policies)
     assert offsets(topic) == []
 
@@ -161,13 +155,13 @@ def test_without_any_payload_it_is_a_tombstone_that_is_retained_whole(bench: Wor
 def test_its_time_to_live_is_counted_from_its_last_chunk(bench: Workbench) -> None:
     topic = bench.topic()
     append(bench, topic, [chunk("u", 0, 2, b"k", b"A")])
-    advance(bench, 500)
+    bench.advance(500)
     append(bench, topic, [chunk("u", 1, 2, b"k", b"B")])
     policies = Policies(key_ttl_ms=1000)
     compact(bench, topic, policies)
-    advance(bench, 999)
+    bench.advance(999)
     assert not compact(bench, topic, policies)
-    advance(bench, 1)
+    bench.advance(1)
     assert compact(bench, topic, policies)
     assert offsets(topic) == []
 

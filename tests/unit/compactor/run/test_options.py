@@ -22,7 +22,6 @@ from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.metadata.records import RunRecord
 from storage.options.policies import TopicPolicies, policy
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.sealed import live_rows
 from tests.workbench import Workbench
 
@@ -57,11 +56,6 @@ def test_the_limits_of_a_topic_hold_under_both_policies_alone(cleanup: set[str])
     both = run_policies(TopicPolicies(cleanup_policy=BOTH, **limited), 25)
     assert (both.retention_ms, both.start_offset) == (300_000, 25)
     assert run_policies(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1)).retention_ms is None
-
-
-def clock_of(bench: Workbench) -> ManualClock:
-    assert isinstance(bench.clock, ManualClock)
-    return bench.clock
 
 
 def allow(bench: Workbench, topic: Topic, **policies: object) -> None:
@@ -131,7 +125,7 @@ def test_rows_of_every_kind_go_by_time_at_the_same_moment(
     append(bench, topic, (b"c", b"2", -HOUR))
     run(bench, topic)
     assert len(payloads(bench, topic)) == 4
-    clock_of(bench).advance(HOUR + later)
+    bench.advance(HOUR + later)
     made = run(bench, topic)
     assert (made is None) == (later < 1), "P11 knows whether something is due"
     assert len(payloads(bench, topic)) == left + 1
@@ -185,16 +179,16 @@ def test_parts_with_dead_rows_are_not_due_for_ever(bench: Workbench, topic: Topi
     append(bench, topic, (b"a", b"0", 0), *((b"k%d" % n, b"%d" % n, -HOUR) for n in range(9)))
     roomy = bench.with_sizing(Sizing(1, max_garbage_ratio=1.0))
     run(roomy, topic)
-    clock_of(bench).advance(HOUR + 1)
+    bench.advance(HOUR + 1)
     assert run(roomy, topic) is not None
-    clock_of(bench).advance(5)
+    bench.advance(5)
     assert run(roomy, topic) is None
     Retention(bench.metadata, bench.store, bench.clock, bench.log).trim(topic.record, 3)
     made = run(roomy, topic)
     assert made is not None
     assert made.statistics["parts_kept"] == 1
     assert payloads(bench, topic) == [b"%d" % n for n in range(2, 9)]
-    clock_of(bench).advance(5)
+    bench.advance(5)
     assert run(roomy, topic) is None
 
 

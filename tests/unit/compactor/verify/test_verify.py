@@ -58,8 +58,7 @@ def append(bench: Workbench, topic: Topic, *messages: tuple[bytes, bytes | None,
 
 
 def compact(bench: Workbench, topic: Topic, policies: Policies, later: int = 0) -> None:
-    assert isinstance(bench.clock, ManualClock)
-    bench.clock.advance(later)
+    bench.advance(later)
     bench.compactor().compact(topic.name, policies)
 
 

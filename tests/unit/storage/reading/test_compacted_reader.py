@@ -24,7 +24,6 @@ from storage.reading.compacted_reader import TERM_MS
 from storage.reading.reader_state import ReaderState
 from storage.reading.snapshot_reader import Limits, row_messages
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content, raw, view
 
@@ -50,11 +49,6 @@ def manifest(bench: Workbench, topic: Topic) -> Manifest:
 
 def pins(bench: Workbench, topic: Topic) -> tuple[Pin, ...]:
     return bench.metadata.referenced(topic.record.id).pins
-
-
-def advance(bench: Workbench, milliseconds: int) -> None:
-    assert isinstance(bench.clock, ManualClock)
-    bench.clock.advance(milliseconds)
 
 
 def take(reading: Iterator[Message], count: int) -> list[Message]:
@@ -115,10 +109,10 @@ def test_the_pin_is_renewed_when_a_third_of_its_term_is_over(bench: Workbench, t
     with observed(steps.append):
         reading = topic.read(read_compacted=True)
         next(reading)
-        advance(bench, TERM_MS // 3 - 1)
+        bench.advance(TERM_MS // 3 - 1)
         next(reading)
         assert Failpoint.PIN_RENEWED not in steps
-        advance(bench, 1)
+        bench.advance(1)
         next(reading)
         assert steps.count(Failpoint.PIN_RENEWED) == 1
         next(reading)
@@ -136,7 +130,7 @@ def test_a_database_that_is_away_stops_no_read(bench: Workbench, topic: Topic, m
     got = take(reading, 1)
     for name in ("renew_pin", "release_pin"):
         monkeypatch.setattr(bench.metadata, name, away)
-    advance(bench, TERM_MS)
+    bench.advance(TERM_MS)
     assert got + list(reading) == expected
 
 
@@ -146,7 +140,7 @@ def replaced(
     """Publish a newer generation after these messages, and collect the old one."""
     bench.append(topic, [content(*changes)])
     bench.compactor().compact(topic.name, policies or Policies())
-    advance(bench, GRACE_MS + TERM_MS)
+    bench.advance(GRACE_MS + TERM_MS)
     assert GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record).compacted_ledgers == 1
 
 
@@ -221,7 +215,7 @@ def test_a_value_that_came_and_expired_meanwhile_is_said(bench: Workbench, topic
     reading = topic.messages(read_compacted=True)
     assert keys(take(reading, 1)) == [KEYS[0]]
     bench.append(topic, [content((KEYS[0], b"second"))])
-    advance(bench, 10)
+    bench.advance(10)
     policies = Policies(key_ttl_ms=10) if expires else Policies()
     replaced(bench, topic, (b"other", b"1"), policies=policies)
     trim_compacted(bench, topic)
@@ -239,7 +233,7 @@ def test_what_left_from_before_the_horizon_that_was_read_is_not_missed(bench: Wo
     bench.compact(topic)
     reading = topic.messages(read_compacted=True)
     got = take(reading, 1)
-    advance(bench, 10)
+    bench.advance(10)
     replaced(bench, topic, (b"other", b"1"), policies=Policies(key_ttl_ms=10))
     assert manifest(bench, topic).dropped_to == len(KEYS) - 1
     trim_compacted(bench, topic)
@@ -252,7 +246,7 @@ def test_a_later_value_that_retention_hides_is_said(bench: Workbench, topic: Top
     reading = topic.messages(read_compacted=True)
     take(reading, 1)
     bench.append(topic, [content((KEYS[0], b"second"))])
-    advance(bench, 10)
+    bench.advance(10)
     replaced(bench, topic, (b"other", b"1"))
     trim_compacted(bench, topic)
     scope = topic_scope(topic.record)
@@ -339,7 +333,7 @@ def trim_by_time(bench: Workbench, topic: Topic) -> None:
     bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR, force=True)
     bench.metadata.policies.set(scope, "cleanup.policy", "delete")
     bench.metadata.policies.set(scope, "retention.ms", 10)
-    advance(bench, 20)
+    bench.advance(20)
     Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
 
 
@@ -413,7 +407,7 @@ def test_a_pin_that_was_lost_is_a_generation_that_is_gone(
         raise Fenced("the pin expired", "go on")
 
     monkeypatch.setattr(bench.metadata, "renew_pin", fenced)
-    advance(bench, TERM_MS)
+    bench.advance(TERM_MS)
     got += list(reading)
     assert view(got) == view(everything)
     assert [m.payload for m in got].count(b"first" * 9) == first_part
