@@ -17,8 +17,8 @@ from compactor.run.layout import lay_out
 from compactor.run.plan import (
     BitmapResult,
     PartResult,
-    Policies,
     RunPlan,
+    RunPolicies,
     ScanResult,
     Sizing,
     Source,
@@ -104,7 +104,7 @@ def decide(
     store: ObjectStore,
     ledgers: Sequence[LedgerRecord],
     previous: Manifest | None = None,
-    policies: Policies = Policies(),  # noqa: B008
+    policies: RunPolicies = RunPolicies(),  # noqa: B008
     *,
     now: int = NOW,
     sizing: Sizing = Sizing(1),  # noqa: B008

@@ -13,7 +13,7 @@ from sqlalchemy import insert
 
 from compactor.batch import Outcome
 from compactor.engines.engine import Engine, InProcess
-from compactor.run.plan import Policies, Sizing
+from compactor.run.plan import RunPolicies, Sizing
 from compactor.two_phase import TwoPhaseCompactor
 from storage.clock import Clock
 from storage.ledger.hashing import KeyHasher
@@ -89,7 +89,7 @@ class Workbench:
 
     def compact(self, topic: Topic, retain_null_key: bool = False) -> Outcome:
         """One run."""
-        return self.compactor().compact(topic.name, Policies(retain_null_key=retain_null_key))
+        return self.compactor().compact(topic.name, RunPolicies(retain_null_key=retain_null_key))
 
     def with_sizing(self, sizing: Sizing | None) -> Workbench:
         return replace(self, sizing=sizing)

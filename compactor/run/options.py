@@ -12,7 +12,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.errors import InvalidInput
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
@@ -39,15 +39,15 @@ POLICY_OF: Mapping[str, str] = MappingProxyType(
 """The topic's policy that each policy of a run is, by its name."""
 
 
-def run_policies(policies: TopicPolicies, start_offset: int = 0) -> Policies:
+def run_policies(policies: TopicPolicies, start_offset: int = 0) -> RunPolicies:
     """The policies of a run of a topic that has these, and begins at this offset."""
     values: dict[str, Any] = {name: getattr(policies, policy(stored).attribute) for name, stored in POLICY_OF.items()}
     if policies.cleanup_policy >= {"compact", "delete"}:
         values |= {"retention_ms": policies.retention_ms_effective, "start_offset": start_offset}
-    return Policies(**values)
+    return RunPolicies(**values)
 
 
-def stored_policies(metadata: MetadataStore, topic: TopicRecord, given: Collection[str] = ()) -> Policies:
+def stored_policies(metadata: MetadataStore, topic: TopicRecord, given: Collection[str] = ()) -> RunPolicies:
     """The policies of a run of the topic that begins now. `given`: those of a run that come from elsewhere.
 
     Raises InvalidInput for a stored value that cannot be read, and without which a run may choose the wrong messages.

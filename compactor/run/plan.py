@@ -41,7 +41,7 @@ DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True)
-class Policies:
+class RunPolicies:
     """The policies of a run, frozen at its claim; retries reuse them. Times in milliseconds.
 
     `retain_null_key`: messages without a key stay (P6). `tombstone_retention_ms`: how long a tombstone that won stays
@@ -126,7 +126,7 @@ class RunPlan:
     topic_uid: str
     partition: int
     attempt_id: str
-    policies: Policies
+    policies: RunPolicies
     now: int
     hasher: KeyHasher
     sources: tuple[Source, ...]

@@ -28,7 +28,7 @@ import numpy as np
 from pyroaring import BitMap64
 
 from compactor.verify.compare import Fingerprint, Mask, compare_bitmaps, fingerprint, plain
-from compactor.verify.findings import Difference, Findings, Kind
+from compactor.verify.findings import Difference, DifferenceKind, Findings
 from compactor.verify.history import EXPIRED, OVERDUE, RETAINED
 from compactor.verify.plan import VerifyPlan
 from storage.ledger import chunk_table
@@ -187,13 +187,13 @@ class RangeChunks:
         """What goes by time: a value that has expired, a tombstone that is overdue (T1, T2)."""
         at = np.array([message.offset], dtype=np.int64)
         tombstone = message.keyed and message.empty
-        found: tuple[Kind, str] | None = None
+        found: tuple[DifferenceKind, str] | None = None
         if tombstone != (message.retained != NO_EVENT_TIME):
-            found = Kind.INCONSISTENT, RETAINED
+            found = DifferenceKind.INCONSISTENT, RETAINED
         elif tombstone and message.retained <= self._plan.history.must_drop(at)[0]:
-            found = Kind.EXTRA, OVERDUE
+            found = DifferenceKind.EXTRA, OVERDUE
         elif message.keyed and not tombstone and message.published <= self._plan.history.must_expire(at)[0]:
-            found = Kind.REVIVED, EXPIRED
+            found = DifferenceKind.REVIVED, EXPIRED
         if found is not None:
             findings.add(Difference(found[0], self._plan.where, found[1], message.offset))
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from compactor.verify.findings import Difference, Findings, Kind
+from compactor.verify.findings import Difference, DifferenceKind, Findings
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, Records
@@ -173,7 +173,7 @@ def check_size(store: ObjectStore, findings: Findings, name: str, size: int, *, 
     """Name an object that is shorter than `size`, or not `exactly` as long."""
     seen = store.size(name)
     if seen < size or (exactly and seen != size):
-        findings.add(Difference(Kind.DAMAGED, name, f"it is {seen} bytes long in the store, not {size}"))
+        findings.add(Difference(DifferenceKind.DAMAGED, name, f"it is {seen} bytes long in the store, not {size}"))
 
 
 def keyed_rows(table: pa.Table) -> pa.Table:
@@ -239,7 +239,12 @@ def key_hash(records: Records, row: int) -> str:
 
 
 def name_records(
-    findings: Findings, kind: Kind, where: str, records: Records, what: str, keys: pa.ChunkedArray | None = None
+    findings: Findings,
+    kind: DifferenceKind,
+    where: str,
+    records: Records,
+    what: str,
+    keys: pa.ChunkedArray | None = None,
 ) -> None:
     """Name the first of some records, with their keys if those are known; count all."""
     findings.add_each(kind, where, what, plain(records), keys, lambda row: key_hash(records, row))
@@ -296,5 +301,5 @@ def largest_of_each(records: Records) -> Records:
 def compare_bitmaps(findings: Findings, where: str, name: str, wanted: BitMap64, found: BitMap64) -> None:
     """Name offsets of an unkeyed class that only one of two bitmaps has."""
     what = f"a row of {name.replace('_', ' ')} is"
-    findings.add_each(Kind.MISSING, where, f"{what} not in the bitmap", wanted - found)
-    findings.add_each(Kind.EXTRA, where, f"{what} in the bitmap only", found - wanted)
+    findings.add_each(DifferenceKind.MISSING, where, f"{what} not in the bitmap", wanted - found)
+    findings.add_each(DifferenceKind.EXTRA, where, f"{what} in the bitmap only", found - wanted)

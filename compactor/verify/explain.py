@@ -33,7 +33,7 @@ from compactor.verify.compare import (
     split,
     unkeyed_masks,
 )
-from compactor.verify.findings import UNREADABLE, Difference, Findings, Kind
+from compactor.verify.findings import UNREADABLE, Difference, DifferenceKind, Findings
 from compactor.verify.keys import unkeyed_bitmaps, visible_records
 from compactor.verify.plan import VerifyPlan
 from storage.ledger import chunk_table, key_index
@@ -60,7 +60,7 @@ def explain_range(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
         twice = np.ones(len(live), dtype=np.bool_)
         twice[newest] = False
         what = "a part has a live row of a key that has a newer live row"
-        name_records(findings, Kind.EXTRA, where, live.take(twice), what)
+        name_records(findings, DifferenceKind.EXTRA, where, live.take(twice), what)
         _compare(findings, where, live.take(newest), index.take(index.offset & MARKER == 0), plan.by_event)
     return Answer(findings)
 
@@ -71,12 +71,12 @@ def _compare(findings: Findings, where: str, live: Records, index: Records, by_e
     displaced = plain(row) != plain(record)
     if by_event and row.event_time is not None and record.event_time is not None:
         same &= row.event_time == record.event_time
-    name_records(findings, Kind.EXTRA, where, no_record, "a live row is not in the index")
-    name_records(findings, Kind.MISSING, where, no_row, "a key of the index has no live row")
+    name_records(findings, DifferenceKind.EXTRA, where, no_record, "a live row is not in the index")
+    name_records(findings, DifferenceKind.MISSING, where, no_row, "a key of the index has no live row")
     what = "the index names another row of the key than the one that is alive"
-    name_records(findings, Kind.ALTERED, where, record.take(displaced), what)
+    name_records(findings, DifferenceKind.ALTERED, where, record.take(displaced), what)
     what = "flag or event time in the index are not those of the row"
-    name_records(findings, Kind.ALTERED, where, record.take(~same & ~displaced), what)
+    name_records(findings, DifferenceKind.ALTERED, where, record.take(~same & ~displaced), what)
 
 
 def explain_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
@@ -109,7 +109,7 @@ def _compare_chunks(store: ObjectStore, plan: VerifyPlan, tables: Mapping[int, n
             offset = int(chunk["offset"] & OFFSET_MASK)
             if any(chunk[name] != tables[offset][name] for name in chunk.dtype.names if name != "retained_at"):
                 what = "the chunk table does not say what the row of the chunk says"
-                findings.add(Difference(Kind.ALTERED, plan.where, what, offset))
+                findings.add(Difference(DifferenceKind.ALTERED, plan.where, what, offset))
 
 
 def with_keys(store: ObjectStore, plan: VerifyPlan, differences: Sequence[Difference]) -> tuple[Difference, ...]:

@@ -25,7 +25,7 @@ UNREADABLE = (DataLoss, pa.ArrowException, ValueError, KeyError, TypeError, Over
 Offsets = npt.NDArray[np.int64] | BitMap64 | Sequence[int]
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """What a difference is."""
 
     MISSING = "missing"
@@ -50,7 +50,7 @@ class Difference:
     `key` None: the key is not known, or it has to do with none. `key_hash`: 32 hexadecimal digits.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     where: str
     what: str
     offset: int | None = None
@@ -75,7 +75,7 @@ class Findings:
 
     limit: int
     named: list[Difference] = field(default_factory=list)
-    counts: dict[Kind, int] = field(default_factory=dict)
+    counts: dict[DifferenceKind, int] = field(default_factory=dict)
 
     def add(self, difference: Difference, count: int = 1) -> None:
         """Count a difference, and name it if there is room."""
@@ -85,11 +85,11 @@ class Findings:
 
     def inconsistent(self, where: str, what: str) -> None:
         """Add a difference between two places that must say the same."""
-        self.add(Difference(Kind.INCONSISTENT, where, what))
+        self.add(Difference(DifferenceKind.INCONSISTENT, where, what))
 
     def add_each(
         self,
-        kind: Kind,
+        kind: DifferenceKind,
         where: str,
         what: str,
         offsets: Offsets,
@@ -116,12 +116,12 @@ class Findings:
             if values and (bound is None or bound > min(values)):
                 self.inconsistent(where, f"the manifest says {name} {bound} of it, but {text} has {min(values)}")
 
-    def more(self, kind: Kind, count: int) -> None:
+    def more(self, kind: DifferenceKind, count: int) -> None:
         """Count differences that are not named."""
         if count:
             self.counts[kind] = self.counts.get(kind, 0) + count
 
-    def room(self, kind: Kind) -> int:
+    def room(self, kind: DifferenceKind) -> int:
         """How many more of this kind will be named."""
         return max(0, self.limit - sum(1 for difference in self.named if difference.kind is kind))
 
@@ -137,9 +137,9 @@ class Findings:
 
     def forgive(self, names: Collection[str]) -> None:
         """Take back the damage of these objects."""
-        forgiven = [found for found in self.named if found.kind is Kind.DAMAGED and found.where in names]
+        forgiven = [found for found in self.named if found.kind is DifferenceKind.DAMAGED and found.where in names]
         self.named = [found for found in self.named if found not in forgiven]
-        self.more(Kind.DAMAGED, -len(forgiven))
+        self.more(DifferenceKind.DAMAGED, -len(forgiven))
 
     @contextmanager
     def reading(self, where: str) -> Iterator[None]:
@@ -150,7 +150,7 @@ class Findings:
             reason = with_full("it cannot be decoded", f"it cannot be decoded ({error!r:.200})")
             if isinstance(error, CompactorError):
                 reason = with_full(error.public or "it cannot be read", error.message)
-            self.add(Difference(Kind.DAMAGED, where, reason))
+            self.add(Difference(DifferenceKind.DAMAGED, where, reason))
 
 
 def _plain(value: object) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.ledger.manifest import Manifest
 from storage.metadata.records import RunRecord, RunState
 
@@ -46,7 +46,7 @@ class PublishedRun:
 
     horizon: int
     now: int
-    policies: Policies
+    policies: RunPolicies
     certain: bool
     raw_from: int = 0
 
@@ -196,7 +196,7 @@ def _tombstones_to(run: PublishedRun) -> int:
     return NEVER if run.policies.tombstones_wait_for_cursors else run.now - run.policies.tombstone_retention_ms
 
 
-def _keeps_tombstones(policies: Policies) -> bool:
+def _keeps_tombstones(policies: RunPolicies) -> bool:
     return policies.tombstone_retention_ms > 0 or policies.tombstones_wait_for_cursors
 
 
@@ -205,7 +205,7 @@ def _raw_from(run: RunRecord) -> int:
     return int(recorded)
 
 
-def _policies(named: Any) -> Policies:
+def _policies(named: Any) -> RunPolicies:
     """Policies as a row or manifest has them; names of other versions are left out."""
-    known = asdict(Policies())
-    return Policies(**{name: value for name, value in dict(named).items() if name in known})
+    known = asdict(RunPolicies())
+    return RunPolicies(**{name: value for name, value in dict(named).items() if name in known})

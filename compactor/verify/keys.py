@@ -44,7 +44,7 @@ from compactor.verify.compare import (
     plain,
     summed,
 )
-from compactor.verify.findings import Findings, Kind
+from compactor.verify.findings import DifferenceKind, Findings
 from compactor.verify.history import ALWAYS
 from compactor.verify.plan import CHUNK_TABLES, Order, VerifyPlan
 from storage.ledger import key_index
@@ -158,7 +158,7 @@ class _Range:
         known = self._plan.covered(plain(alone))
         undecided = int(np.count_nonzero(~known)) + int(np.count_nonzero(~certain))
         self._answer.counts.update({"keys": len(winners), "undecided": undecided})
-        self._name(Kind.EXTRA, alone.take(known), "a key is in the index that no raw ledger has")
+        self._name(DifferenceKind.EXTRA, alone.take(known), "a key is in the index that no raw ledger has")
 
         here = np.flatnonzero(ours >= 0)
         here = here[certain[ours[here]]]
@@ -185,13 +185,15 @@ class _Range:
             excused = (winner.event_time <= self._plan.history.forgotten_to) & (plain(record) > plain(winner))
         back = gone & visible & ~excused
         wrong = at_winner & (deleted == value)
-        self._name(Kind.MISSING, winner.take(lost & ~visible), "the winner of a key is not in the compacted ledger")
+        self._name(
+            DifferenceKind.MISSING, winner.take(lost & ~visible), "the winner of a key is not in the compacted ledger"
+        )
         for kind, mask, what in (
-            (Kind.ALTERED, lost & visible, "another message of the key stands in its winner's place"),
-            (Kind.REVIVED, back & value, "a key has a value, but was deleted or has expired"),
-            (Kind.ALTERED, back & ~value, "a tombstone stands that did not win its key"),
-            (Kind.REVIVED, wrong & deleted, "a tombstone is in the index as a value"),
-            (Kind.ALTERED, wrong & ~deleted, "a value is in the index as a tombstone"),
+            (DifferenceKind.ALTERED, lost & visible, "another message of the key stands in its winner's place"),
+            (DifferenceKind.REVIVED, back & value, "a key has a value, but was deleted or has expired"),
+            (DifferenceKind.ALTERED, back & ~value, "a tombstone stands that did not win its key"),
+            (DifferenceKind.REVIVED, wrong & deleted, "a tombstone is in the index as a value"),
+            (DifferenceKind.ALTERED, wrong & ~deleted, "a value is in the index as a tombstone"),
         ):
             self._name(kind, record.take(mask), what)
         self._check_memory(winner, record, found, gone)
@@ -207,7 +209,7 @@ class _Range:
         if record.event_time is not None:
             remembered &= record.event_time == winner.event_time
         what = "a deletion is not remembered in the index, though a late message could still revive its key"
-        self._name(Kind.MISSING, winner.take(needed & ~remembered), what)
+        self._name(DifferenceKind.MISSING, winner.take(needed & ~remembered), what)
 
     def _may_have_expired(self, offsets: I64) -> Mask:
         """Which values, by offset, some run may have found expired (T2). Reads their rows where need be."""
@@ -231,7 +233,7 @@ class _Range:
                     expired[unread[found]] = numbers(table, "publish_time") <= limits[unread[found]]
         return expired
 
-    def _name(self, kind: Kind, records: Records, what: str) -> None:
+    def _name(self, kind: DifferenceKind, records: Records, what: str) -> None:
         name_records(self._answer.findings, kind, self._plan.where, records, what)
 
 

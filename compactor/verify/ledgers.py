@@ -30,7 +30,7 @@ from compactor.verify.compare import (
     split,
     unkeyed_masks,
 )
-from compactor.verify.findings import Difference, Findings, Kind
+from compactor.verify.findings import Difference, DifferenceKind, Findings
 from compactor.verify.plan import VerifyPlan
 from storage.ledger import chunk_table, key_index
 from storage.ledger.key_index import NO_EVENT_TIME, TOMBSTONE, HashRange, Records
@@ -80,10 +80,10 @@ class _LedgerRows:
         gone = ledger.last_offset - ledger.first_offset + 1 - walk.messages
         if gone:  # offsets are dense
             what = f"{gone} rows are missing between its first and last offset"
-            findings.add(Difference(Kind.MISSING, ledger.rows.name, what), max(1, gone))
+            findings.add(Difference(DifferenceKind.MISSING, ledger.rows.name, what), max(1, gone))
         if self._retained:
             what = f"{self._retained} rows have a retained_at, which raw rows never have"
-            findings.add(Difference(Kind.ALTERED, ledger.rows.name, what))
+            findings.add(Difference(DifferenceKind.ALTERED, ledger.rows.name, what))
 
 
 def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
@@ -107,7 +107,7 @@ def check_ledger(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
             where = ledger.index.name
             if not np.array_equal(np.concatenate(rows.chunks), chunks):
                 what = "the chunk table does not say what the rows say"
-                answer.findings.add(Difference(Kind.ALTERED, where, what))
+                answer.findings.add(Difference(DifferenceKind.ALTERED, where, what))
             _compare_records(answer.findings, where, key_index.concatenated(rows.records), records)
             for name, bitmap in unkeyed.items():
                 compare_bitmaps(answer.findings, where, name, rows.unkeyed[name], bitmap)
@@ -121,7 +121,7 @@ def _compare_records(findings: Findings, where: str, rows: Records, index: Recor
         by_event = index.by_event()
         _compare_winners(findings, where, "event-time winner", largest_of_each(rows), by_event, by_event=True)
     elif rows.event_time is not None and np.any(rows.event_time != NO_EVENT_TIME):
-        findings.add(Difference(Kind.MISSING, where, "event times of its rows are not in the index"))
+        findings.add(Difference(DifferenceKind.MISSING, where, "event times of its rows are not in the index"))
 
 
 def _compare_winners(
@@ -132,12 +132,12 @@ def _compare_winners(
     if by_event and ours.event_time is not None and theirs.event_time is not None:
         same &= ours.event_time == theirs.event_time
     revived = ~same & (ours.offset & TOMBSTONE != 0) & (theirs.offset & TOMBSTONE == 0)
-    name_records(findings, Kind.MISSING, where, missing, f"the {record} of a key is not in the index")
-    name_records(findings, Kind.EXTRA, where, extra, "the index has a key that no row has")
+    name_records(findings, DifferenceKind.MISSING, where, missing, f"the {record} of a key is not in the index")
+    name_records(findings, DifferenceKind.EXTRA, where, extra, "the index has a key that no row has")
     what = f"the {record} is a tombstone, the index has a value"
-    name_records(findings, Kind.REVIVED, where, theirs.take(revived), what)
+    name_records(findings, DifferenceKind.REVIVED, where, theirs.take(revived), what)
     what = f"the {record} of a key is not what its rows say"
-    name_records(findings, Kind.ALTERED, where, theirs.take(~same & ~revived), what)
+    name_records(findings, DifferenceKind.ALTERED, where, theirs.take(~same & ~revived), what)
 
 
 def check_index(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
@@ -150,7 +150,7 @@ def check_index(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
         for name in key_index.UNKEYED_CLASSES:
             key_index.read_unkeyed(store, location, name)
         beyond = records.take(plain(records) > plan.serving.horizon.offset)
-        name_records(answer.findings, Kind.EXTRA, location.name, beyond, "a record is above the horizon")
+        name_records(answer.findings, DifferenceKind.EXTRA, location.name, beyond, "a record is above the horizon")
         if records.event_offset is not None and np.any(records.event_offset != records.offset):
             what = "the offsets of event-time winners are not those of the records"
             answer.findings.inconsistent(location.name, what)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from compactor.verify.findings import Difference, Findings, Kind
+from compactor.verify.findings import Difference, DifferenceKind, Findings
 from storage.ledger.key_index import IndexDirectory
 from storage.ledger.manifest import Manifest
 from storage.metadata.records import (
@@ -71,7 +71,7 @@ def _check_compacted(snapshot: TopicSnapshot, compacted: CompactedLedgerRecord, 
     following = min(after, default=topic.next_offset)
     if following > wanted:
         what = f"offsets {wanted} to {following - 1}, after the horizon, are in no ledger and no segment"
-        findings.add(Difference(Kind.MISSING, "rows of ledgers", what))
+        findings.add(Difference(DifferenceKind.MISSING, "rows of ledgers", what))
 
 
 def _check_manifest(

@@ -31,7 +31,7 @@ from compactor.verify.compare import (
     summed,
     unkeyed_masks,
 )
-from compactor.verify.findings import Difference, Findings, Kind
+from compactor.verify.findings import Difference, DifferenceKind, Findings
 from compactor.verify.history import EXPIRED, NEVER, OVERDUE, RETAINED
 from compactor.verify.plan import CHUNK_TABLES, VerifyPlan
 from storage.ledger import rows
@@ -144,19 +144,19 @@ class _PartCheck:
         kept = history.first_kept(offsets)
         asked = tombstone if kept is None else tombstone & (kept != NEVER)
         checks = [
-            (Kind.REVIVED, ~tombstone & (published <= history.must_expire(offsets)), EXPIRED),
-            (Kind.INCONSISTENT, tombstone != has_time, RETAINED),
+            (DifferenceKind.REVIVED, ~tombstone & (published <= history.must_expire(offsets)), EXPIRED),
+            (DifferenceKind.INCONSISTENT, tombstone != has_time, RETAINED),
             (
-                Kind.EXTRA,
+                DifferenceKind.EXTRA,
                 tombstone & (published <= history.must_go(offsets)),
                 "a tombstone is there that was below the topic's start, or too old, when a run went over it",
             ),
-            (Kind.EXTRA, tombstone & ~asked, "a tombstone is retained that no policy asked for"),
-            (Kind.EXTRA, asked & (retained <= history.must_drop(offsets)), OVERDUE),
+            (DifferenceKind.EXTRA, tombstone & ~asked, "a tombstone is retained that no policy asked for"),
+            (DifferenceKind.EXTRA, asked & (retained <= history.must_drop(offsets)), OVERDUE),
         ]
         if kept is not None:
             what = "retained_at is not the time of the run that first kept the tombstone"
-            checks.append((Kind.ALTERED, asked & (retained != kept), what))
+            checks.append((DifferenceKind.ALTERED, asked & (retained != kept), what))
         for kind, mask, what in checks:
             if mask.any():
                 keys = keyed.column("key").filter(pa.array(mask))
@@ -168,7 +168,7 @@ class _PartCheck:
         slot = numbers(live, "slot")
         never = (slot == int(rows.Slot.COMPACTED_OUT)) | (slot == int(rows.Slot.MARKER))
         what = "a slot that is never delivered is in a part"
-        self._findings.add_each(Kind.EXTRA, self._name, what, offsets[never])
+        self._findings.add_each(DifferenceKind.EXTRA, self._name, what, offsets[never])
 
 
 class _RawRows:
@@ -196,7 +196,7 @@ class _RawRows:
                     self._same(mine.take(pa.array(inside[found])), raw, where)
                 what = f"a row that ledger {ledger.ledger_id} does not have is in a part"
                 keys = mine.column("key").filter(pa.array(~seen))
-                self._findings.add_each(Kind.EXTRA, where, what, wanted[~seen], keys)
+                self._findings.add_each(DifferenceKind.EXTRA, where, what, wanted[~seen], keys)
             compared += int(np.count_nonzero(seen))
         return compared
 
@@ -217,4 +217,4 @@ class _RawRows:
         for row, columns in differs.items():
             what = f"{', '.join(columns)} of the row are not as the raw ledger has them"
             offset, key = mine.column("offset")[row].as_py(), raw.column("key")[row].as_py()
-            self._findings.add(Difference(Kind.ALTERED, where, what, offset, key))
+            self._findings.add(Difference(DifferenceKind.ALTERED, where, what, offset, key))

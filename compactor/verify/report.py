@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compactor.verify.compare import Answer, Fingerprint
-from compactor.verify.findings import Difference, Findings, Kind
+from compactor.verify.findings import Difference, DifferenceKind, Findings
 from compactor.verify.plan import CHUNK_TABLES, VerifyPlan
 from storage.ledger.key_index import UNKEYED_CLASSES
 from storage.metadata.records import TopicSnapshot
@@ -33,7 +33,7 @@ class Report:
     checked: Mapping[str, int]
     unchecked: tuple[str, ...]
     differences: tuple[Difference, ...]
-    counts: Mapping[Kind, int]
+    counts: Mapping[DifferenceKind, int]
 
     @property
     def total(self) -> int:

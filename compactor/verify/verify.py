@@ -28,7 +28,7 @@ from compactor.engines.engine import Engine, Progress, Quiet, answers
 from compactor.run.plan import Sizing, range_bits
 from compactor.verify.compare import Answer
 from compactor.verify.explain import explain_range, explain_unkeyed, with_keys
-from compactor.verify.findings import Findings, Kind
+from compactor.verify.findings import DifferenceKind, Findings
 from compactor.verify.history import History
 from compactor.verify.keys import check_range, check_unkeyed
 from compactor.verify.ledgers import check_index, check_ledger
@@ -156,7 +156,7 @@ class Verifier:
 
     def _forgive_trimmed(self, snapshot: TopicSnapshot, builder: ReportBuilder) -> None:
         """A raw ledger that was trimmed during the verification is not damage."""
-        if not builder.findings.counts.get(Kind.DAMAGED):
+        if not builder.findings.counts.get(DifferenceKind.DAMAGED):
             return
         there = {ledger.ledger_id for ledger in self.metadata.ledgers(snapshot.topic.id)}
         for ledger in snapshot.ledgers:

@@ -19,11 +19,11 @@ import pytest
 from compactor.maintenance.retention import Retention
 from compactor.run.layout import lay_out
 from compactor.run.plan import (
-    Policies,
     RangeResult,
     RangeStatistics,
     RowSet,
     RunPlan,
+    RunPolicies,
     Sizing,
     Source,
     expected_totals,
@@ -125,7 +125,7 @@ def test_worked_example_2_cleaner_point_head_and_tail(bench: Workbench, topic: T
         (segment,) = topic.snapshot().segments
         assert segment.first_offset == begin
         before = raw(topic)
-        cleaner.compact(topic.name, Policies())
+        cleaner.compact(topic.name, RunPolicies())
         horizon = topic.snapshot().horizon
         assert horizon is not None
         assert horizon.offset + 1 == begin, "the cleaner point"
@@ -208,7 +208,7 @@ def clock_shows(bench: Workbench, time_of_day: str) -> None:
 
 def one_hour_run(bench: Workbench, topic: Topic) -> list[Message]:
     """A run that keeps tombstones for one hour; the compacted ledger after it."""
-    bench.compactor().compact(topic.name, Policies(tombstone_retention_ms=HOUR))
+    bench.compactor().compact(topic.name, RunPolicies(tombstone_retention_ms=HOUR))
     return compacted_only(topic)
 
 
@@ -292,7 +292,7 @@ def test_worked_example_5_grouping() -> None:
     sets = tuple(RowSet(number, 4 * rows * number, rows, 0, 0) for number in range(len(live)))
     found = located([RangeResult("range-0", sets, None, RangeStatistics())])
     plan = RunPlan(
-        StoreLocation("file:///nowhere"), "u", -1, "a", Policies(), 0, Xxh3KeyHasher(0), tuple(sources), old_parts=0
+        StoreLocation("file:///nowhere"), "u", -1, "a", RunPolicies(), 0, Xxh3KeyHasher(0), tuple(sources), old_parts=0
     )
     layout = lay_out(plan, found, expected_totals(plan, found), Sizing(parallelism=1, part_bytes=GB))
     taken = [[(one.source, one.first_offset, one.last_offset) for one in part.slices] for part in layout.parts]
@@ -374,7 +374,7 @@ def test_worked_example_11_memory_of_the_map(bench: Workbench, topic: Topic) -> 
     keys = 8 * fits
     produce(topic, [one(b"key-%d" % (number % keys), b"%d" % number) for number in range(2 * keys)])
     sizing = Sizing(parallelism=1, range_records=fits)
-    outcome = bench.with_sizing(sizing).compactor().compact(topic.name, Policies())
+    outcome = bench.with_sizing(sizing).compactor().compact(topic.name, RunPolicies())
     assert outcome.run is not None
     assert at(compacted_only(topic)) == list(range(keys, 2 * keys))
     horizon = topic.snapshot().horizon

@@ -20,7 +20,7 @@ from compactor.engines.engine import InProcess
 from compactor.maintenance.garbage import SKEW_MS, Collected, GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import Fenced, StateMayBeStale
 from storage.failpoints import Failpoint, observed
@@ -118,7 +118,7 @@ def run_beside_collections(bench: Workbench, topic: Topic, alive: bool) -> None:
     bench.append(topic, [content(*((key, b"second") for key in KEYS[::2]), (b"new", b"1"))])
     engine = CollectsMeanwhile(lambda: collect_for_hours(bench, topic, alive))
     compactor = TwoPhaseCompactor(bench.metadata, bench.store, bench.clock, engine, sizing=TINY)
-    compactor.compact(topic.name, Policies())
+    compactor.compact(topic.name, RunPolicies())
 
 
 def test_a_run_longer_than_the_grace_time_is_never_touched(bench: Workbench, topic: Topic) -> None:

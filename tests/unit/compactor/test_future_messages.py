@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from compactor.maintenance.retention import Retention
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from compactor.scheduling.backlog import Backlogs
 from compactor.scheduling.due import cause_of
 from storage.errors import InvalidRecord
@@ -63,7 +63,7 @@ def stored(bench: Workbench, topic: Topic) -> list[Message]:
 
 
 def test_they_keep_no_lag_from_ending(bench: Workbench, topic: Topic, stored: list[Message]) -> None:
-    policies = Policies(min_lag_ms=HOUR)
+    policies = RunPolicies(min_lag_ms=HOUR)
     for name, value in (("min.compaction.lag.ms", HOUR), ("max.compaction.lag.ms", 2 * HOUR)):
         bench.metadata.policies.set(topic_scope(topic.record), name, value)
 

@@ -17,8 +17,8 @@ from compactor.run.plan import (
     BitmapResult,
     PartPlan,
     PartResult,
-    Policies,
     RunPlan,
+    RunPolicies,
     Sizing,
     Slice,
     SourceTotals,
@@ -112,7 +112,9 @@ def test_parts_are_the_survivors_with_every_column(
         patch.setattr(rows, "GROUP_ROWS", 4)
         table, ledgers = seal_history(object_store, history)
         expected = rows_left(table.slice(0, 0), table, retain_null_key)
-        check_run(object_store, decide(object_store, ledgers, None, Policies(retain_null_key), sizing=sizing), expected)
+        check_run(
+            object_store, decide(object_store, ledgers, None, RunPolicies(retain_null_key), sizing=sizing), expected
+        )
 
 
 @settings(max_examples=60)
@@ -129,7 +131,7 @@ def test_run_after_run_starts_from_the_parts_bitmaps_and_index_of_the_one_before
         if cut == 0:
             continue
         upto = ledgers[cut - 1].last_offset + 1
-        policies = Policies(retain[number])
+        policies = RunPolicies(retain[number])
         planned = decide(object_store, ledgers[:cut], previous, policies, sizing=sizing[number])
         left = rows_left(left, table.slice(done, upto - done), retain[number])
         previous, done = check_run(object_store, planned, left), upto
@@ -227,14 +229,14 @@ def letters(text: str, payload: bytes = b"v") -> pa.Table:
 
 
 def runs(
-    store: ObjectStore, *history: pa.Table, sizing: Sizing = KEEP, policies: Policies | None = None
+    store: ObjectStore, *history: pa.Table, sizing: Sizing = KEEP, policies: RunPolicies | None = None
 ) -> tuple[PlannedRun, Manifest | None]:
     """One run a ledger, a second apart; the planned of the last of them, and what it starts from.
 
     Parts are not merged, and the runs before the last keep all of them.
     """
     _, ledgers = seal_history(store, list(history))
-    previous, policies = None, policies or Policies()
+    previous, policies = None, policies or RunPolicies()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "MERGE_RATIO", 0)
         for number in range(1, len(ledgers)):
@@ -346,7 +348,7 @@ def test_row_groups_of_an_old_part_in_which_nothing_is_alive_are_not_read(
 
 def test_a_tombstone_keeps_the_time_of_the_run_that_kept_it_first(object_store: ObjectStore) -> None:
     """T1: set once, carried from part to part; of anything else it is null."""
-    policies = Policies(retain_null_key=True, tombstone_retention_ms=3_600_000)
+    policies = RunPolicies(retain_null_key=True, tombstone_retention_ms=3_600_000)
     history = [
         pa.concat_tables([letters("ab"), letters("x", payload=b""), keyed(None, payload=b"")]),
         letters("y", payload=b""),

@@ -14,7 +14,7 @@ from compactor.maintenance.retention_plan import (
     TrimPlan,
     TrimReason,
 )
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.entries.encode import encode_message
 from storage.errors import Conflict, LeaseHeld, ObjectMissing
 from storage.ledger.seek import AtOffset, Reset
@@ -356,7 +356,7 @@ def test_a_reader_that_is_under_way_goes_on_until_the_objects_go(bench: Workbenc
 def test_trimmed_objects_that_are_gone_do_not_hurt_a_compacted_read(bench: Workbench, topic: Topic) -> None:
     allow(bench, topic, **{"cleanup.policy": "compact", "file.delete.delay.ms": 0})
     ledgers(bench, topic, 3, 3)
-    bench.compactor().compact(topic.name, Policies())
+    bench.compactor().compact(topic.name, RunPolicies())
     before = ids(topic.messages(read_compacted=True))
     retention(bench).apply(topic.record)
     rows = bench.metadata.log.trimmed_ledgers(topic.record.id)[0].rows.name

@@ -15,7 +15,7 @@ from compactor.run.options import (
     run_policies,
     stored_policies,
 )
-from compactor.run.plan import Policies, Sizing
+from compactor.run.plan import RunPolicies, Sizing
 from storage.ledger.manifest import read_manifest
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
@@ -30,8 +30,8 @@ HOUR = 3_600_000
 
 
 def test_every_policy_of_a_run_comes_from_one_of_the_topic_or_from_its_limits() -> None:
-    assert {field.name for field in fields(Policies)} == POLICY_OF.keys() | {"retention_ms", "start_offset"}
-    assert run_policies(TopicPolicies()) == Policies()
+    assert {field.name for field in fields(RunPolicies)} == POLICY_OF.keys() | {"retention_ms", "start_offset"}
+    assert run_policies(TopicPolicies()) == RunPolicies()
     others: dict[str, Any] = {
         "compaction_retain_null_key": True,
         "delete_retention_ms": 1,
@@ -44,8 +44,8 @@ def test_every_policy_of_a_run_comes_from_one_of_the_topic_or_from_its_limits() 
     }
     told = asdict(run_policies(TopicPolicies(**others)))
     for name, stored in POLICY_OF.items():
-        assert told[name] == others.get(policy(stored).attribute, getattr(Policies(), name))
-    assert all(told[name] != getattr(Policies(), name) for name in POLICY_OF)
+        assert told[name] == others.get(policy(stored).attribute, getattr(RunPolicies(), name))
+    assert all(told[name] != getattr(RunPolicies(), name) for name in POLICY_OF)
 
 
 @pytest.mark.parametrize("cleanup", [frozenset(), {"delete"}, {"compact"}], ids=sorted)

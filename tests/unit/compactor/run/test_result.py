@@ -11,7 +11,7 @@ import pytest
 from compactor.run import layout
 from compactor.run.plan import (
     PartResult,
-    Policies,
+    RunPolicies,
     Sizing,
     SourceTotals,
 )
@@ -30,7 +30,7 @@ def letters(text: str, payload: bytes = b"v") -> pa.Table:
 
 
 def made_of(
-    store: ObjectStore, *history: pa.Table, policies: Policies | None = None
+    store: ObjectStore, *history: pa.Table, policies: RunPolicies | None = None
 ) -> tuple[RunOutput, list[LedgerRecord]]:
     """One run a ledger; what the last of them made. Parts stay as they are."""
     _, ledgers = seal_history(store, list(history))
@@ -38,7 +38,7 @@ def made_of(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "MERGE_RATIO", 0)
         for number in range(1, len(ledgers) + 1):
-            made = carry_out(decide(store, ledgers[:number], previous, policies or Policies(), sizing=KEEP))
+            made = carry_out(decide(store, ledgers[:number], previous, policies or RunPolicies(), sizing=KEEP))
             if number < len(ledgers):
                 previous = manifest_of(store, made)
     return made, ledgers
@@ -139,7 +139,7 @@ def test_a_manifest_joins_what_was_kept_and_what_is_new(object_store: ObjectStor
     )
     assert manifest.parts[2] == made.parts[0].part
     assert (manifest.keys, manifest.tombstones, manifest.dropped_to) == (7, 0, -1)
-    assert (manifest.frozen_at, manifest.policies) == (NOW, asdict(Policies()))
+    assert (manifest.frozen_at, manifest.policies) == (NOW, asdict(RunPolicies()))
     new = tuple(result.index for result in made.planned.ranges)
     assert manifest.index == (new, *before.index[made.planned.plan.merged :])
     assert live_rows(object_store, manifest).column("key").to_pylist() == [b"a", b"c", b"d", b"e", b"f", b"x", b"b"]
@@ -149,7 +149,7 @@ def test_the_highest_tombstone_that_left_is_remembered_for_ever(object_store: Ob
     history = [letters("abc"), letters("cb", payload=b""), letters("x")]
     made, _ = made_of(object_store, *history)
     assert manifest_of(object_store, made).dropped_to == 4
-    kept, _ = made_of(object_store, *history, policies=Policies(tombstone_retention_ms=1))
+    kept, _ = made_of(object_store, *history, policies=RunPolicies(tombstone_retention_ms=1))
     manifest = manifest_of(object_store, kept)
     assert (manifest.keys, manifest.tombstones, manifest.dropped_to) == (2, 2, -1)
 

@@ -12,7 +12,7 @@ import pytest
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.entries.encode import encode_message
 from storage.errors import Fenced, ObjectMissing, StateMayBeStale, Unavailable
 from storage.failpoints import Failpoint, observed
@@ -135,11 +135,11 @@ def test_a_database_that_is_away_stops_no_read(bench: Workbench, topic: Topic, m
 
 
 def replaced(
-    bench: Workbench, topic: Topic, *changes: tuple[bytes | None, bytes | None], policies: Policies | None = None
+    bench: Workbench, topic: Topic, *changes: tuple[bytes | None, bytes | None], policies: RunPolicies | None = None
 ) -> None:
     """Publish a newer generation after these messages, and collect the old one."""
     bench.append(topic, [content(*changes)])
-    bench.compactor().compact(topic.name, policies or Policies())
+    bench.compactor().compact(topic.name, policies or RunPolicies())
     bench.advance(GRACE_MS + TERM_MS)
     assert GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record).compacted_ledgers == 1
 
@@ -216,7 +216,7 @@ def test_a_value_that_came_and_expired_meanwhile_is_said(bench: Workbench, topic
     assert keys(take(reading, 1)) == [KEYS[0]]
     bench.append(topic, [content((KEYS[0], b"second"))])
     bench.advance(10)
-    policies = Policies(key_ttl_ms=10) if expires else Policies()
+    policies = RunPolicies(key_ttl_ms=10) if expires else RunPolicies()
     replaced(bench, topic, (b"other", b"1"), policies=policies)
     trim_compacted(bench, topic)
     if expires:
@@ -234,7 +234,7 @@ def test_what_left_from_before_the_horizon_that_was_read_is_not_missed(bench: Wo
     reading = topic.messages(read_compacted=True)
     got = take(reading, 1)
     bench.advance(10)
-    replaced(bench, topic, (b"other", b"1"), policies=Policies(key_ttl_ms=10))
+    replaced(bench, topic, (b"other", b"1"), policies=RunPolicies(key_ttl_ms=10))
     assert manifest(bench, topic).dropped_to == len(KEYS) - 1
     trim_compacted(bench, topic)
     got += list(reading)
@@ -262,7 +262,7 @@ def test_a_generation_in_another_order_cannot_be_gone_on_in(bench: Workbench, to
     take(reading, 1)
     gone = manifest(bench, topic)
     bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
-    bench.compactor().compact(topic.name, Policies(event_time_order=True))
+    bench.compactor().compact(topic.name, RunPolicies(event_time_order=True))
     for name in gone.objects:
         bench.store.delete(name)
     everything = raw(topic)
