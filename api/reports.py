@@ -15,7 +15,8 @@ from storage.errors import full_part, public_part
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from compactor.maintenance.retention import TrimCandidate, Trimmed
+    from compactor.maintenance.retention import Trimmed
+    from compactor.maintenance.retention_plan import TrimCandidate
     from compactor.verify.findings import Difference
     from compactor.verify.report import Report
     from storage.metadata.records import RunRecord
@@ -121,14 +122,14 @@ def trim_document(trimmed: Trimmed, *, in_full: bool = True) -> dict[str, Any]:
 
 
 def trimmed_ledger(gone: TrimCandidate) -> dict[str, Any]:
-    piece = gone.piece
+    extent = gone.extent
     return {
-        "ledger": piece.ledger_id,
-        "first_offset": piece.first_offset,
-        "last_offset": piece.last_offset,
-        "messages": piece.messages,
-        "logical_bytes": piece.logical_bytes,
-        "why": gone.why.value,
+        "ledger": extent.ledger_id,
+        "first_offset": extent.first_offset,
+        "last_offset": extent.last_offset,
+        "messages": extent.messages,
+        "logical_bytes": extent.logical_bytes,
+        "why": gone.reason.value,
     }
 
 

@@ -84,7 +84,7 @@ def patched(without: Without) -> Iterator[None]:
                 (key_index, "crc32c"),
             ):
                 patches.enter_context(mock.patch.object(module, name, _no_checksum))
-            patches.enter_context(mock.patch.object(result.Made, "check", _nothing))
+            patches.enter_context(mock.patch.object(result.RunOutput, "check", _nothing))
         if without.fsync:
             patches.enter_context(mock.patch.object(os, "fsync", _nothing))
         yield

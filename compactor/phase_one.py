@@ -31,11 +31,11 @@ from compactor.run.chunked import (
     write_chunks,
 )
 from compactor.run.plan import (
-    Policies,
     RangeResult,
     RangeStatistics,
     RowSet,
     RunPlan,
+    RunPolicies,
     Source,
 )
 from compactor.run.resolve import (
@@ -171,7 +171,7 @@ def _gone_offsets(store: ObjectStore, plan: RunPlan) -> BitMap64:
 
 def unkeyed_survivors(
     unkeyed: dict[str, BitMap64],
-    policies: Policies,
+    policies: RunPolicies,
     gone: BitMap64 = BitMap64(),  # noqa: B008
 ) -> dict[str, BitMap64]:
     """Rows outside the key map that stay: whole entries (P8), null keys by policy (P6); but those that are `gone` by

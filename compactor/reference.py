@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.model import Message
 
 
@@ -29,7 +29,7 @@ class State:
 def run(
     state: State,
     raw: Iterable[Message],
-    policies: Policies,
+    policies: RunPolicies,
     now: int,
     cursor_floor: int | None = None,
     raw_from: int = 0,
@@ -113,37 +113,37 @@ def whole_messages(rows: Iterable[Message]) -> tuple[list[Message], dict[int, li
     return messages, rows_of, list(pending.values())
 
 
-def _order(message: Message, policies: Policies) -> tuple[int, int]:
+def _order(message: Message, policies: RunPolicies) -> tuple[int, int]:
     """P4: the newest id wins. P9: the largest event time, of equal ones the newest id; none is older than any."""
     if not policies.event_time_order:
         return (0, message.offset)
     return (-(2**63) if message.event_time is None else message.event_time, message.offset)
 
 
-def _expired(message: Message, policies: Policies, now: int) -> bool:
+def _expired(message: Message, policies: RunPolicies, now: int) -> bool:
     return policies.key_ttl_ms is not None and message.publish_time + policies.key_ttl_ms <= now
 
 
-def _gone(message: Message, policies: Policies, now: int) -> bool:
+def _gone(message: Message, policies: RunPolicies, now: int) -> bool:
     """C2: whatever it is, it is older than the topic's retention, or is below its start."""
     too_old = policies.retention_ms is not None and now - message.publish_time > policies.retention_ms
     return too_old or message.offset < policies.start_offset
 
 
-def _retained(message: Message, first_kept: int, policies: Policies, now: int, cursor_floor: int | None) -> bool:
+def _retained(message: Message, first_kept: int, policies: RunPolicies, now: int, cursor_floor: int | None) -> bool:
     if first_kept + policies.tombstone_retention_ms > now:
         return True
     return cursor_floor is not None and message.offset > cursor_floor
 
 
-def _remembered(event_time: int | None, policies: Policies, now: int) -> bool:
+def _remembered(event_time: int | None, policies: RunPolicies, now: int) -> bool:
     lateness = policies.event_time_max_lateness_ms
     return policies.event_time_order and event_time is not None and event_time > now - lateness
 
 
 def compact(previous: Iterable[Message], raw: Iterable[Message], retain_null_key: bool = False) -> list[Message]:
     """A run without policies that go by time: live messages before, raw after the horizon, to the new ones."""
-    return list(run(State(tuple(previous)), raw, Policies(retain_null_key=retain_null_key), 0).messages)
+    return list(run(State(tuple(previous)), raw, RunPolicies(retain_null_key=retain_null_key), 0).messages)
 
 
 def view(messages: Iterable[Message]) -> dict[bytes, bytes | None]:

@@ -44,13 +44,13 @@ from compactor.run.layout import lay_out
 from compactor.run.plan import (
     BitmapResult,
     PartResult,
-    Policies,
     RangeResult,
+    RunPolicies,
     Sizing,
     expected_totals,
     located,
 )
-from compactor.run.result import Decision, Made, check_objects
+from compactor.run.result import PlannedRun, RunOutput, check_objects
 from storage.clock import Clock
 from storage.errors import CompactorError, Conflict, DataLoss, Fenced, recorded
 from storage.failpoints import Failpoint, failpoint
@@ -79,7 +79,7 @@ from storage.objects.throttled import Rates
 from storage.owner import owner_name
 from storage.store_identity import StoreIdentity
 
-PoliciesOf = Callable[[TopicRecord], Policies]
+PoliciesOf = Callable[[TopicRecord], RunPolicies]
 """The policies of a run of a topic that begins now."""
 HEARTBEAT_MS = 30_000
 """A run whose heartbeat is older than this counts as dead and may be taken over."""
@@ -114,7 +114,7 @@ class TwoPhaseCompactor:
     retry_tail_at: Callable[[], int] | None = None
     stalled_ms: int | None = None
 
-    def compact(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> Outcome:  # noqa: B008
+    def compact(self, name: TopicName, policies: RunPolicies | PoliciesOf = RunPolicies()) -> Outcome:  # noqa: B008
         """Compact one topic. Raises TopicNotFound, CompactionRunning, Fenced, DataLoss, Unavailable."""
         (outcome,) = self.compact_all([name], policies)
         if outcome.error is not None:
@@ -124,7 +124,7 @@ class TwoPhaseCompactor:
     def compact_all(
         self,
         topics: Iterable[TopicName],
-        policies: Policies | PoliciesOf = Policies(),  # noqa: B008
+        policies: RunPolicies | PoliciesOf = RunPolicies(),  # noqa: B008
     ) -> Iterator[Outcome]:
         """Compact many topics, `Sizing.topics_per_job` in a Spark job; outcomes in order, as soon as their job ends.
 
@@ -138,8 +138,8 @@ class TwoPhaseCompactor:
         )
         return batch.run(topics, lambda name: self._claim(name, policies), self._sizing.topics_per_job)
 
-    def dry_run(self, name: TopicName, policies: Policies | PoliciesOf = Policies()) -> dict[str, object]:  # noqa: B008
-        """What a run would keep, drop and write (result.Decision.estimate).
+    def dry_run(self, name: TopicName, policies: RunPolicies | PoliciesOf = RunPolicies()) -> dict[str, object]:  # noqa: B008
+        """What a run would keep, drop and write (result.PlannedRun.estimate).
 
         Phase one runs, and what it wrote is deleted again. It claims nothing, so it may run beside a compaction; an
         attempt of its own keeps its objects meanwhile.
@@ -162,7 +162,7 @@ class TwoPhaseCompactor:
         if pin is not None:
             self.metadata.renew_pin(pin, HEARTBEAT_MS)
 
-    def _estimate(self, snapshot: TopicSnapshot, attempt: Attempt, policies: Policies) -> dict[str, object]:
+    def _estimate(self, snapshot: TopicSnapshot, attempt: Attempt, policies: RunPolicies) -> dict[str, object]:
         now = self.clock.now_ms()
         if run_input.end_position(snapshot, policies, now) is None:
             return {"messages_in": 0, "messages_before": 0, "messages_out": 0, "messages_dropped": 0}
@@ -175,8 +175,8 @@ class TwoPhaseCompactor:
                     done = self.engine.run(len(work.costs), work.task, self.progress.done, work.costs)
                     work = steps.send(answers(done))
         except StopIteration as stop:
-            decision: Decision = stop.value
-            return decision.estimate()
+            planned: PlannedRun = stop.value
+            return planned.estimate()
         finally:
             self.progress.end()
 
@@ -186,7 +186,7 @@ class TwoPhaseCompactor:
             self.store.delete(stored.name)
         self.metadata.finish_attempt(attempt.attempt_id)
 
-    def _claim(self, name: TopicName, wanted: Policies | PoliciesOf) -> Job | None:
+    def _claim(self, name: TopicName, wanted: RunPolicies | PoliciesOf) -> Job | None:
         """A run that is ready to be driven, or None if nothing is new (P11)."""
         if self.leader is not None:
             self.leader()  # before the tail is rolled for nothing
@@ -215,11 +215,11 @@ class TwoPhaseCompactor:
         left = keeper.roll_and_seal_what_can_be(topic)
         if left is not None:
             snapshot = self.metadata.snapshot(topic.id)
-            if not run_input.dirty_ledgers(snapshot, Policies(), self.clock.now_ms()):
+            if not run_input.dirty_ledgers(snapshot, RunPolicies(), self.clock.now_ms()):
                 raise left
         return left
 
-    def _run(self, run: RunRecord, policies: Policies, tail_left: CompactorError | None) -> Steps:
+    def _run(self, run: RunRecord, policies: RunPolicies, tail_left: CompactorError | None) -> Steps:
         said: dict[str, object] = {} if tail_left is None else {"tail_left": recorded(tail_left)}
         timer = _PhaseTimer(self.clock, said)
         snapshot = self.metadata.snapshot(run.topic_id)
@@ -231,8 +231,8 @@ class TwoPhaseCompactor:
             return self.metadata.finish_run(run, {"messages_in": 0, "messages_out": 0})
         run = self.metadata.update_run(run, phase="phase one", horizon=horizon, statistics=said)
         with self._not_lost(snapshot, run):
-            decision = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
-            made = yield from self._carry_out(decision)
+            planned = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
+            made = yield from self._carry_out(planned)
         timer.lap("phase_two")
         made.check()
         manifest = made.manifest(
@@ -248,7 +248,7 @@ class TwoPhaseCompactor:
         timer.lap("verify")
 
         run = self._publish(snapshot, run, made, manifest, timer, self._retry(run, tail_left))
-        self._clean_up(decision.ranges)
+        self._clean_up(planned.ranges)
         return run
 
     @contextmanager
@@ -260,7 +260,7 @@ class TwoPhaseCompactor:
             if run is not None:
                 self.metadata.update_run(run)
             listed = {ledger.ledger_id for ledger in self.metadata.ledgers(before.topic.id)}
-            for ledger in run_input.dirty_ledgers(before, Policies(), self.clock.now_ms()):
+            for ledger in run_input.dirty_ledgers(before, RunPolicies(), self.clock.now_ms()):
                 if ledger.ledger_id not in listed:
                     raise Conflict(
                         f"ledger {ledger.ledger_id} of {before.topic.name} was trimmed while a compaction read it",
@@ -275,8 +275,8 @@ class TwoPhaseCompactor:
         return Retry(told, self.retry_tail_at())
 
     def _decide(
-        self, snapshot: TopicSnapshot, attempt_id: str, policies: Policies, now: int, timer: _PhaseTimer
-    ) -> Generator[Work, list[Any], Decision]:
+        self, snapshot: TopicSnapshot, attempt_id: str, policies: RunPolicies, now: int, timer: _PhaseTimer
+    ) -> Generator[Work, list[Any], PlannedRun]:
         """Scan, phase one and layout: row sets and an index level are made, which nothing refers to."""
         previous = self._previous(snapshot)
         topic = snapshot.topic
@@ -316,19 +316,19 @@ class TwoPhaseCompactor:
         left = expected_totals(plan, found)
         layout = lay_out(plan, found, left, self._sizing)
         failpoint(Failpoint.RUN_LAYOUT_DECIDED)
-        return Decision(plan, previous, scanned, ranges, left, layout)
+        return PlannedRun(plan, previous, scanned, ranges, left, layout)
 
-    def _carry_out(self, decision: Decision) -> Generator[Work, list[Any], Made]:
+    def _carry_out(self, planned: PlannedRun) -> Generator[Work, list[Any], RunOutput]:
         """Phase two: parts and bitmaps are made, which nothing refers to."""
-        plan, layout = decision.plan, decision.layout
+        plan, layout = planned.plan, planned.layout
         results: list[PartResult | BitmapResult] = []
         if layout.tasks:
-            survivors = sum(totals.count for totals in decision.left.values())
+            survivors = sum(totals.count for totals in planned.left.values())
             task = Divided(partial(run_task, plan), layout.tasks)
             results = yield Work("phase two", task, layout.costs(plan), survivors)
         failpoint(Failpoint.PHASE_TWO_DONE)
-        return Made(
-            decision,
+        return RunOutput(
+            planned,
             [result for result in results if isinstance(result, PartResult)],
             [result for result in results if isinstance(result, BitmapResult)],
         )
@@ -354,7 +354,7 @@ class TwoPhaseCompactor:
         self,
         snapshot: TopicSnapshot,
         run: RunRecord,
-        made: Made,
+        made: RunOutput,
         manifest: Manifest,
         timer: _PhaseTimer,
         retry: Retry | None,
@@ -390,12 +390,12 @@ class TwoPhaseCompactor:
         failpoint(Failpoint.RUN_ROW_SETS_CLEANED)
 
 
-def _policies_of(topic: TopicRecord, policies: Policies | PoliciesOf) -> Policies:
-    return policies if isinstance(policies, Policies) else policies(topic)
+def _policies_of(topic: TopicRecord, policies: RunPolicies | PoliciesOf) -> RunPolicies:
+    return policies if isinstance(policies, RunPolicies) else policies(topic)
 
 
 def nothing_new(
-    metadata: MetadataStore, store: ObjectStore, clock: Clock, snapshot: TopicSnapshot, policies: Policies
+    metadata: MetadataStore, store: ObjectStore, clock: Clock, snapshot: TopicSnapshot, policies: RunPolicies
 ) -> bool:
     """P11: no new message, no policy changed, and nothing is due by time. Needs no engine.
 

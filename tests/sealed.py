@@ -17,15 +17,15 @@ from compactor.run.layout import lay_out
 from compactor.run.plan import (
     BitmapResult,
     PartResult,
-    Policies,
     RunPlan,
+    RunPolicies,
     ScanResult,
     Sizing,
     Source,
     expected_totals,
     located,
 )
-from compactor.run.result import Decision, Made, check_objects
+from compactor.run.result import PlannedRun, RunOutput, check_objects
 from storage.ledger import rows
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.hashing import Hashes, KeyHasher, Xxh3KeyHasher
@@ -104,14 +104,14 @@ def decide(
     store: ObjectStore,
     ledgers: Sequence[LedgerRecord],
     previous: Manifest | None = None,
-    policies: Policies = Policies(),  # noqa: B008
+    policies: RunPolicies = RunPolicies(),  # noqa: B008
     *,
     now: int = NOW,
     sizing: Sizing = Sizing(1),  # noqa: B008
     hasher: KeyHasher | None = None,
     cursor_floor: int | None = None,
     merged: int | None = None,
-) -> Decision:
+) -> PlannedRun:
     """A run up to its layout, as two_phase.py does it; `merged`: so many levels, not as many as it would."""
     snapshot = snapshot_of(ledgers, previous)
     plan = run_input.first_plan(
@@ -135,23 +135,23 @@ def decide(
     ranges = [run_range(plan, number) for number in range(len(plan.ranges))]
     found = located(ranges)
     left = expected_totals(plan, found)
-    return Decision(plan, previous, scanned, ranges, left, lay_out(plan, found, left, sizing))
+    return PlannedRun(plan, previous, scanned, ranges, left, lay_out(plan, found, left, sizing))
 
 
-def carry_out(decision: Decision) -> Made:
+def carry_out(planned: PlannedRun) -> RunOutput:
     """Phase two of a run."""
-    results = [run_task(decision.plan, task) for task in decision.layout.tasks]
-    return Made(
-        decision,
+    results = [run_task(planned.plan, task) for task in planned.layout.tasks]
+    return RunOutput(
+        planned,
         [result for result in results if isinstance(result, PartResult)],
         [result for result in results if isinstance(result, BitmapResult)],
     )
 
 
-def manifest_of(store: ObjectStore, made: Made) -> Manifest:
+def manifest_of(store: ObjectStore, made: RunOutput) -> Manifest:
     """The checked result of a run, as the next run's previous ledger."""
     made.check()
-    plan, previous = made.decision.plan, made.decision.previous
+    plan, previous = made.planned.plan, made.planned.previous
     generation = previous.generation + 1 if previous else 1
     horizon = end_of(plan, previous)
     manifest = made.manifest(TopicName.parse("t"), 1000 + generation, generation, generation, plan.now, horizon)

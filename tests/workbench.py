@@ -13,7 +13,7 @@ from sqlalchemy import insert
 
 from compactor.batch import Outcome
 from compactor.engines.engine import Engine, InProcess
-from compactor.run.plan import Policies, Sizing
+from compactor.run.plan import RunPolicies, Sizing
 from compactor.two_phase import TwoPhaseCompactor
 from storage.clock import Clock
 from storage.ledger.hashing import KeyHasher
@@ -72,6 +72,11 @@ class Workbench:
         record = self.metadata.create_topic(TopicName.parse(name))
         return Topic(self.metadata, self.store, self.clock, record, hasher, self.log)
 
+    def advance(self, milliseconds: int) -> None:
+        """Let time pass, under a clock that stands still by itself."""
+        assert isinstance(self.clock, ManualClock)
+        self.clock.advance(milliseconds)
+
     def append(self, topic: Topic, tables: Iterable[pa.Table], ledger_bytes: int = 1 << 20) -> list[Message]:
         """Append as one import; the messages as they can now be read raw."""
         appended = topic.bulk_append(ledger_bytes=ledger_bytes, workers=2).append(tables)
@@ -84,7 +89,7 @@ class Workbench:
 
     def compact(self, topic: Topic, retain_null_key: bool = False) -> Outcome:
         """One run."""
-        return self.compactor().compact(topic.name, Policies(retain_null_key=retain_null_key))
+        return self.compactor().compact(topic.name, RunPolicies(retain_null_key=retain_null_key))
 
     def with_sizing(self, sizing: Sizing | None) -> Workbench:
         return replace(self, sizing=sizing)

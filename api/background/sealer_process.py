@@ -5,7 +5,7 @@ died. It ends with its writer, also with one that is killed: it holds one end of
 one. It can be killed at any moment itself: a segment is sealed or it is not (storage/log/log_manager.py). What it
 leaves, the next writer's, a compaction or `compactor log seal` seals. A topic that is deleted meanwhile is left alone.
 
-Whatever goes wrong is said on standard error, once, and tried again `RETRY_SECONDS` later; the writer goes on.
+An error is printed on standard error, once, and the work is tried again `RETRY_SECONDS` later; the writer goes on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from storage.metadata.records import SegmentState, TopicRecord
 from storage.model import TopicName
 from storage.owner import owner_name
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """How often it looks whether something was rolled, or a file's time is over."""
 RETRY_SECONDS = 30.0
 """When it looks again after something went wrong: what is damaged is not read every second."""
@@ -85,21 +85,21 @@ class BackgroundSealer:
 def seal_until(settings: Settings, name: str | None, stop: Connection) -> None:
     """Seal and sweep until the other end of `stop` is closed, and once more then, if the writer lives.
 
-    What fails is said once, and tried again. `name` None: of all topics in the log directory.
+    An error is printed once, and the work is tried again. `name` None: of all topics in the log directory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the writer hears of Ctrl-C, and ends us
     writer = multiprocessing.parent_process()
-    told = _Told("sealing" if name is None else f"sealing {name}")
+    report = _LogOnce("sealing" if name is None else f"sealing {name}")
     try:
         with open_for_writing(settings) as components:
             sealing = _Sealing(components, lambda: writer is None or writer.is_alive())
             if name is None:
-                sealing.until(stop, sealing.seal_all, told)
+                sealing.until(stop, sealing.seal_all, report)
             else:
                 topic = components.topic(TopicName.parse(name)).record
-                sealing.until(stop, lambda _: sealing.seal_and_sweep(topic), told)
+                sealing.until(stop, lambda _: sealing.seal_and_sweep(topic), report)
     except Exception as error:  # the writer goes on, and starts another one when it rolls again
-        told(error)
+        report(error)
 
 
 class _Sealing:
@@ -109,24 +109,24 @@ class _Sealing:
         self._components = components
         self._writer_lives = writer_lives
         self._again_at: dict[int, int] = {}
-        self._told: dict[int, _Told] = {}
+        self._reports: dict[int, _LogOnce] = {}
 
-    def until(self, stop: Connection, seal: Callable[[bool], None], told: _Told) -> None:
+    def until(self, stop: Connection, seal: Callable[[bool], None], report: _LogOnce) -> None:
         """`seal` hears whether it is the last time."""
-        wait, last = LOOK_SECONDS, False
+        wait, last = POLL_SECONDS, False
         while not last:
             last = stop.poll(wait)
-            wait = LOOK_SECONDS
+            wait = POLL_SECONDS
             try:
                 seal(last)
             except Exception as error:  # whatever it is: later it may go
-                told(error)
+                report(error)
                 wait = RETRY_SECONDS
 
     def seal_and_sweep(self, topic: TopicRecord) -> None:
         self._seal(topic)
         if self._writer_lives():
-            self._keeper().sweep(topic)
+            self._log_manager().sweep(topic)
 
     def seal_all(self, last: bool) -> None:
         """What is rolled in this log directory; files are swept by the service's maintenance."""
@@ -145,28 +145,28 @@ class _Sealing:
         except TopicNotFound:
             return  # deleted; what is left of it is swept
         except Exception as error:  # whatever it is: others can be sealed, and this one later
-            self._told.setdefault(topic.id, _Told(f"sealing {topic.name}"))(error)
+            self._reports.setdefault(topic.id, _LogOnce(f"sealing {topic.name}"))(error)
             self._again_at[topic.id] = self._components.clock.now_ms() + int(RETRY_SECONDS * 1000)
 
     def _seal(self, topic: TopicRecord) -> None:
-        sealing = self._keeper().seal(topic)
+        sealing = self._log_manager().seal(topic)
         while self._writer_lives() and next(sealing, None) is not None:
             pass
 
-    def _keeper(self) -> LogManager:
+    def _log_manager(self) -> LogManager:
         one = self._components
         return LogManager(one.metadata, one.store, one.clock, one.log, owner_name())
 
 
-class _Told:
-    """Says each error once."""
+class _LogOnce:
+    """Prints each error once."""
 
     def __init__(self, about: str) -> None:
         self._about = about
-        self._said = ""
+        self._printed = ""
 
     def __call__(self, error: Exception) -> None:
         line = describe(error).replace("compactor: ", f"compactor: {self._about}: ", 1)
-        if line != self._said:
-            self._said = line
+        if line != self._printed:
+            self._printed = line
             say(line)

@@ -39,7 +39,7 @@ _QUIET = (
     "httpx",
     "asyncio",
 )
-"""Loggers whose talk below WARNING tells nothing to who runs the service, or holds what nobody should see."""
+"""Loggers whose lines below WARNING do not help an operator, or hold secrets."""
 
 
 class Seldom:

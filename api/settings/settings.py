@@ -20,6 +20,7 @@ from typing import Any
 
 from api.settings.setting import Alias, Setting, Url
 from api.settings.setting import setting as _setting
+from compactor.maintenance.grace import GRACE_MS, LEAST_GRACE_MS
 from storage.errors import Misconfigured
 from storage.options.kinds import BOOLEAN, Choice, Decimal, Duration, List, Optional, Size, Text, Whole
 from storage.options.option import table
@@ -185,7 +186,10 @@ class Settings:
     )
     gc_interval_ms: int = _setting(3_600_000, "gc.interval", _duration(least=1), "How often garbage is collected.")
     gc_grace_ms: int = _setting(
-        3_600_000, "gc.grace", _duration(least=60_000), "How long garbage stays, and how long an attempt may be silent."
+        GRACE_MS,
+        "gc.grace",
+        _duration(least=LEAST_GRACE_MS),
+        "How long garbage stays, and how long an attempt may be silent.",
     )
     producers_max: int = _setting(1000, "producers.max", _COUNT, "Topics that are open for writing at once.")
     producers_idle_ms: int = _setting(

@@ -56,7 +56,7 @@ def max_failures(master: str, configured: str | None) -> int:
 def reach_master(master: str, within_seconds: float = ANSWER_WITHIN_SECONDS) -> str | None:
     """The IPv4 address of this machine that faces a `spark://` master, for executors to call back; None: not IPv4.
 
-    Raises Misconfigured (not host:port), Unavailable (nobody accepts a connection).
+    Raises Misconfigured (not host:port), Unavailable (no process accepts a connection).
     """
     addresses = [_ADDRESS.fullmatch(one) for one in master.removeprefix("spark://").split(",")]
     failures = []

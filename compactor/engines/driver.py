@@ -9,7 +9,7 @@ A job that is given up is cancelled, and its session is followed by another one 
 asked of the driver goes through one thread and has a deadline (`Asker`), since a call to a Java that is stopped does
 not come back. How long a job may go without an ended task is decided for runs of any engine (batch.py).
 
-Pure but for threads: knows nothing of pyspark, and is told what a driver is (`Driver`).
+Pure but for threads: knows nothing of pyspark; `Driver` is the interface of what it watches.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Watched:
         """A job begins."""
         with self._lock:
             self.jobs += 1
-            self._answered_at = self._monotonic()  # nobody has asked for long, perhaps
+            self._answered_at = self._monotonic()  # the last call may be long ago
 
     def over(self) -> None:
         """It has ended."""

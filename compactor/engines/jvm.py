@@ -5,7 +5,7 @@ JVM is launched here, as PySpark would do it, and its process is known from its 
 thread, and whatever waits for it fails. It has a process group of its own, so that Ctrl-C is not its business; when our
 process is gone, its stdin ends, and so does it.
 
-Invariant: no JVM outlives a start that failed or was given up. What goes wrong: Misconfigured is the caller's to say;
+Invariant: no JVM outlives a start that failed or was given up. Errors: the caller raises Misconfigured;
 here it is `StartFailed`. Must not know: PySpark.
 """
 
@@ -94,7 +94,7 @@ def _read(info: Path) -> tuple[int, str]:
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM wait for the end: a JVM whose process nobody knows could not be killed."""
+    """Inside, Ctrl-C and SIGTERM wait for the end: a JVM whose process is not known could not be killed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

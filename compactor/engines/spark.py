@@ -4,7 +4,7 @@ The only module that imports pyspark. A phase is one Spark job over task numbers
 costs 50 ms more each time. Spark schedules, retries and speculates; the data goes from the object store through a
 Python worker to the object store, never through the JVM or the driver. One warm session serves many runs
 (spark_sessions.py); a first job pays for starting Python workers. To executors of a cluster our package travels with
-the session; no credentials do. Jobs are watched (driver.py): one that nobody works on does not wait forever.
+the session; no credentials do. Jobs are watched (driver.py): one without executors does not wait forever.
 
 Java has a process group of its own, so that a signal to ours ends us first, and us alone: it ends when its stdin does,
 or is killed while it starts (jvm.py).
@@ -242,7 +242,7 @@ class SparkDriver:
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
-        self._java = getattr(SparkContext._gateway, "proc", None)  # None: it was started by somebody else
+        self._java = getattr(SparkContext._gateway, "proc", None)  # None: another process started it
         self._has_executors: bool | None = None
 
     def look(self, group: str) -> Look:

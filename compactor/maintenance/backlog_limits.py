@@ -10,7 +10,7 @@ Invariants: `__compaction` is exempt from all of it (S9): it holds back what no 
 it. A subscription never goes back, and never beyond the topic's end.
 
 Bytes are those that producers sent; within a ledger every message counts alike, so a backlog that begins inside one is
-an estimate, as a broker's is. The end of the topic must be at hand: this is for the process in whose log directory the
+an estimate, as a broker's is. The end of the topic must be local: this is for the process in whose log directory the
 tail is. Of a rolled segment in another one, which waits to be sealed, only the row is known: limits then do less. May
 go wrong: TopicNotFound, DataLoss, Unavailable. Must not know: who produces.
 """
@@ -51,11 +51,11 @@ from storage.reading.snapshot_reader import SnapshotReader, last_of
 from storage.topic import Topic
 
 LEFT_AFTER_EVICTION = 0.9
-"""So much of a limit is left where it was exceeded (Pulsar's `BacklogQuotaManager`)."""
+"""The share of a limit that an eviction leaves (Pulsar's `BacklogQuotaManager`)."""
 
 
 @dataclass(frozen=True)
-class Extent:
+class BacklogExtent:
     """A ledger or segment with its bytes; offsets are inclusive."""
 
     first_offset: int
@@ -96,25 +96,25 @@ def has_limits(policies: TopicPolicies) -> bool:
     return bool(policies.message_ttl_seconds) or max(quotas) >= 0
 
 
-def extents(snapshot: TopicSnapshot, log: LogDirectory | None) -> list[Extent]:
+def extents(snapshot: TopicSnapshot, log: LogDirectory | None) -> list[BacklogExtent]:
     """The topic's ledgers and segments in order, as far as they hold something; an open one if it is in `log`."""
     found = []
     for piece in snapshot.pieces:
         if isinstance(piece, LedgerRecord):
-            found.append(Extent(piece.first_offset, piece.last_offset, piece.logical_bytes))
+            found.append(BacklogExtent(piece.first_offset, piece.last_offset, piece.logical_bytes))
         elif piece.content is not None:
-            found.append(Extent(piece.first_offset, piece.content.last_offset, piece.content.logical_bytes))
+            found.append(BacklogExtent(piece.first_offset, piece.content.last_offset, piece.content.logical_bytes))
         elif log is not None and (end := open_end(log, snapshot.topic, piece)) and end.next_offset > piece.first_offset:
-            found.append(Extent(piece.first_offset, end.next_offset - 1, end.size))
+            found.append(BacklogExtent(piece.first_offset, end.next_offset - 1, end.size))
     return found
 
 
-def bytes_behind(some: Sequence[Extent], offset: int) -> int:
+def bytes_behind(some: Sequence[BacklogExtent], offset: int) -> int:
     """About how many bytes are at this offset or behind it."""
     return sum(extent.behind(offset) for extent in some)
 
 
-def first_of_last(some: Sequence[Extent], size: int) -> int:
+def first_of_last(some: Sequence[BacklogExtent], size: int) -> int:
     """The smallest offset behind which, itself included, are at most so many bytes."""
     end = 0
     for extent in reversed(some):
@@ -194,7 +194,7 @@ class BacklogLimits:
         except (ObjectMissing, ObjectDamaged):
             if opened.snapshot().pieces == reader.pieces:
                 raise
-            return  # it was sealed or trimmed meanwhile: the next time looks again
+            return  # it was sealed or trimmed meanwhile: the next task checks again
         self._acknowledge_below(opened, waiting, offset)
 
     def _first_since(self, reader: SnapshotReader, offset: int, publish_time: int) -> int:
@@ -203,12 +203,12 @@ class BacklogLimits:
         Rows of ledgers and segments say it but for the one piece in which messages of both kinds are. Of that, if it
         is in another log directory, all messages count as later.
         """
-        end = reader.end  # before the look: what is appended during it is no older message
+        end = reader.end  # read first: what is appended later is no older message
         for piece in _behind(reader, offset, end):
             first, (oldest, newest) = max(piece.first_offset, offset), _published(piece)
             if newest is not None and newest < publish_time:
                 continue
-            if (oldest is not None and oldest >= publish_time) or self._is_elsewhere(piece):
+            if (oldest is not None and oldest >= publish_time) or self._is_remote(piece):
                 return first
             found = reader.first_since(piece, publish_time, first)
             if found is not None:
@@ -227,7 +227,7 @@ class BacklogLimits:
                 return None  # only its row is known here
 
         for record in moving:
-            with suppress(Fenced, NotFound):  # another owner moved or deleted it: the next time looks again
+            with suppress(Fenced, NotFound):  # another owner moved or deleted it: the next task checks again
                 cursor = Cursor(
                     self.metadata,
                     self.clock,
@@ -251,10 +251,10 @@ class BacklogLimits:
             return 0
         published, newest = _published(piece)
         if published is None or (now - published) // 1000 > limit:
-            published = newest if self._is_elsewhere(piece) else _first_published(opened, offset)
+            published = newest if self._is_remote(piece) else _first_published(opened, offset)
         return 0 if published is None else max(now - published, 0) // 1000
 
-    def _is_elsewhere(self, piece: LedgerRecord | SegmentRecord) -> bool:
+    def _is_remote(self, piece: LedgerRecord | SegmentRecord) -> bool:
         """Whether a piece's messages are in another log directory."""
         return isinstance(piece, SegmentRecord) and (self.log is None or piece.log_uid != self.log.known_uid)
 

@@ -1,16 +1,16 @@
-"""Garbage collection: delete the objects that no row and no manifest refers to, and nobody may still need (A3).
+"""Garbage collection: delete the objects that no row and no manifest refers to, and no reader may still need (A3).
 
 Per topic, in this order, which is what makes it safe beside imports, runs, readers and other collectors:
 
-    list      all objects of the topic, first: whatever is written later is not looked at
-    give up   attempts whose heartbeat is older than the grace time are finished: fenced in SQL, before an object goes
+    list      all objects of the topic, first: what is written later is left for the next collection
+    expire    attempts whose heartbeat is older than the grace time are finished: fenced in SQL, before an object goes
     collect   the rows of compacted ledgers that retired a grace time ago and that no live pin holds
-    forget    the rows of raw ledgers that were trimmed `file.delete.delay` ago (C3); their objects need no other grace
+    purge     the rows of raw ledgers that were trimmed `file.delete.delay` ago (C3); their objects need no other grace
     refer     in one snapshot: rows of ledgers and compacted ledgers, attempts; then every manifest of those
     delete    what was listed and is not referred to, unless its attempt is unfinished, or finished less than a grace
-              time ago; of an attempt that nobody knows any more, unless the store modified it less than a grace time
+              time ago; of an attempt without a row, unless the store modified it less than a grace time
               and `skew_ms` ago
-    forget    rows of attempts that were finished a grace time ago and have no object left, referred to or not
+    purge     rows of attempts that were finished a grace time ago and have no object left, referred to or not
 
 Where one snapshot shows that there is nothing to do in any of these steps, as of most topics at most times, the
 collection ends with it.
@@ -18,12 +18,11 @@ collection ends with it.
 A new row or manifest refers to objects of its own attempt, which was known before its first object, and to what the
 generation before it refers to, which serves until then. So nothing that is deleted is ever referred to again.
 
-A topic that was deleted (S8) has no rows, so nobody can refer to its objects, nor make one count: all of them go
-`file.delete.delay` after the topic, so that readers may finish. One that comes later, of a writer that had
-not heard, goes with the next collection.
+A topic that was deleted (S8) has no rows, so no row can refer to its objects: all of them go `file.delete.delay` after
+the topic, so that readers may finish. An object that a late writer adds goes with the next collection.
 
 Each step can be cut off and done again. A manifest that cannot be read makes an error that names it, and nothing of
-its topic is deleted: what it refers to is not guessed. Names that are no names of ours are left alone and counted.
+its topic is deleted: what it refers to is not guessed. Foreign names are left alone and counted.
 Times decide only how long garbage stays and when a reader loses its pin; no clock, however wrong, costs what serves.
 
 Memory: the names of one topic's objects, and of those that it refers to. Must not know: Spark.
@@ -35,6 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from compactor.maintenance.grace import GRACE_MS
 from storage.clock import Clock
 from storage.errors import DataLoss, NotFound
 from storage.failpoints import Failpoint, failpoint
@@ -50,8 +50,6 @@ from storage.model import LedgerRecord, TopicName
 from storage.objects.interface import ObjectInfo, ObjectStore
 from storage.store_identity import StoreIdentity
 
-GRACE_MS = 3_600_000
-"""The default grace time: an hour."""
 SKEW_MS = 300_000
 """How far the store's clock and ours may be apart."""
 
@@ -94,7 +92,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class GarbageCollector:
-    """Collects topic by topic. `on_object` hears of each object that was deleted, or would be."""
+    """Collects topic by topic. `on_object` is called with each object that was deleted, or would be."""
 
     metadata: MetadataStore
     store: ObjectStore
@@ -110,7 +108,7 @@ class GarbageCollector:
         return self._collect(topic, list(self.store.list(names.topic_prefix(topic.uid))), dry_run)
 
     def collect_all(self, dry_run: bool = False, unknown_topics: bool = False) -> Iterator[Collected]:
-        """Collect every topic, in one listing; a topic that fails does so alone, and is told by `error`.
+        """Collect every topic, in one listing; a topic that fails does so alone, and has the reason in `error`.
 
         Topics that the database does not know are deleted whole after the grace time with `unknown_topics`, else only
         counted: they may be another database's. Raises Misconfigured for a store that is.
@@ -119,7 +117,7 @@ class GarbageCollector:
         known = {topic.uid: topic for topic in self.metadata.topics()}
         seen = set()
         for uid, listed in self._by_topic():
-            if uid not in known:  # made since, or of a topic whose row is gone: rows come before objects, and go before
+            if uid not in known:  # a new topic, or one whose row is gone: rows come before objects, and go before
                 known = {topic.uid: topic for topic in self.metadata.topics()}
             seen.add(uid)
             if uid in known:
@@ -157,7 +155,7 @@ class GarbageCollector:
         retired = 0 if dry_run else self._collect_retired(topic)
         marked_before = now - self.metadata.policies.effective(topic).file_delete_delay_ms
         going = [one for one in self.metadata.log.trimmed_ledgers(topic.id) if _was_marked(one, marked_before)]
-        trimmed = len(going) if dry_run else self._forget_trimmed(topic, marked_before)
+        trimmed = len(going) if dry_run else self._purge_trimmed(topic, marked_before)
         snapshot = self.metadata.referenced(topic.id)
         kept = list(snapshot.compacted)
         if dry_run:
@@ -179,7 +177,7 @@ class GarbageCollector:
         return Collected(topic.name, topic.uid, not dry_run, objects, given_up, retired, foreign, trimmed)
 
     def _is_clean(self, snapshot: GcSnapshot, listed: list[ObjectInfo], now: int) -> bool:
-        """Whether there is nothing to give up, to collect, to forget or to delete, and nobody is at work."""
+        """Whether there is nothing to expire, to collect, to purge or to delete, and no attempt is unfinished."""
         if any(one.retired_at is not None for one in snapshot.compacted):
             return False
         if any(one.deleted_at is not None for one in snapshot.ledgers):
@@ -191,7 +189,7 @@ class GarbageCollector:
         return not self._garbage(listed, references, snapshot, now, set())
 
     def _collect_retired(self, topic: TopicRecord) -> int:
-        """The rows go first, each in one transaction with the look at the pins; then nobody can pin them any more."""
+        """The rows go first, each in one transaction that checks the pins; then no reader can pin them any more."""
         collected = 0
         for compacted in self.metadata.retired_compacted(topic.id):
             if self.metadata.collect_compacted(topic.id, compacted.ledger_id, self.grace_ms):
@@ -199,7 +197,7 @@ class GarbageCollector:
                 failpoint(Failpoint.GC_COMPACTED_COLLECTED)
         return collected
 
-    def _forget_trimmed(self, topic: TopicRecord, marked_before: int) -> int:
+    def _purge_trimmed(self, topic: TopicRecord, marked_before: int) -> int:
         """Readers that began before these ledgers were marked had the delay to finish."""
         forgotten = self.metadata.log.forget_trimmed(topic.id, marked_before)
         if forgotten:
@@ -264,7 +262,7 @@ class GarbageCollector:
         return Collected(deleted.name, deleted.uid, not dry_run, objects, foreign=_foreign(listed), over=True)
 
     def _unknown(self, uid: str, listed: list[ObjectInfo], dry_run: bool, wanted: bool) -> Collected:
-        """A topic without a row: nobody can write or read it any more, if the row was ever in this database."""
+        """A topic without a row: it cannot be written or read any more, if the row was ever in this database."""
         failpoint(Failpoint.GC_LISTED)
         now = self.clock.now_ms()
         parsed = ((info, names.parse(info.name)) for info in listed)

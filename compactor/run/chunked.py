@@ -56,17 +56,17 @@ class RangeChunks:
 
     def __init__(self, plan: RunPlan, chunks: Chunks) -> None:
         self._plan = plan
-        self._made: Assembled = assemble(chunks)
+        self._assembled: Assembled = assemble(chunks)
         dirty = plan.sources[plan.old_parts :]
         self._dirty_from = np.uint64(dirty[0].first_offset if dirty else 2**62)
-        self._new = self._made.offset >= self._dirty_from
+        self._new = self._assembled.offset >= self._dirty_from
         self._gone_chunks = self._are_gone()
-        self._gone = np.zeros(len(self._made.last), dtype=np.bool_)
-        self._gone[self._made.message[self._gone_chunks & (self._made.message >= 0)]] = True
+        self._gone = np.zeros(len(self._assembled.last), dtype=np.bool_)
+        self._gone[self._assembled.message[self._gone_chunks & (self._assembled.message >= 0)]] = True
 
     def complete(self) -> Records:
         """The winner of each key among the messages that this run completes, in hash order."""
-        found = self._made.records(self._made.keyed & self._new)
+        found = self._assembled.records(self._assembled.keyed & self._new)
         if not self._plan.policies.event_time_order:
             return found.take(key_index.latest(found.hi, found.lo))
         assert found.event_time is not None
@@ -75,68 +75,68 @@ class RangeChunks:
     def _are_gone(self) -> Mask:
         """Which chunks go whatever they are (C2): their message goes with the first of them that does."""
         rows_to = self._plan.policies.rows_to(self._plan.now)
-        gone: Mask = offsets(self._made.chunks) < np.uint64(self._plan.policies.start_offset)
-        return gone if rows_to is None else gone | (self._made.chunks["publish_time"] <= rows_to)
+        gone: Mask = offsets(self._assembled.chunks) < np.uint64(self._plan.policies.start_offset)
+        return gone if rows_to is None else gone | (self._assembled.chunks["publish_time"] <= rows_to)
 
     def gone(self) -> U64:
         """The offsets, ascending, of messages with a key that this run completes and that go all the same (C2)."""
-        return np.sort(self._made.offset[self._gone & self._new & self._made.keyed])
+        return np.sort(self._assembled.offset[self._gone & self._new & self._assembled.keyed])
 
     def due(self) -> Records:
         """Markers, in hash order, for messages of old parts that go by time or are below the start (T1, T2, C2)."""
-        found = self._made.records(self._made.keyed & ~self._new & self._is_due())
+        found = self._assembled.records(self._assembled.keyed & ~self._new & self._is_due())
         marked = found.offset | MARKER
         return Records(found.hi, found.lo, marked, marked, found.event_time)
 
     def indexed(self) -> Records:
         """Records, in hash order, of the messages of old parts, for an index that is made again from rows."""
-        return self._made.records(self._made.keyed & ~self._new)
+        return self._assembled.records(self._assembled.keyed & ~self._new)
 
     def _is_due(self) -> Mask:
         policies, now = self._plan.policies, self._plan.now
-        last = self._made.chunks[self._made.last]
+        last = self._assembled.chunks[self._assembled.last]
         values = np.zeros(len(last), dtype=np.bool_)
         if policies.key_ttl_ms is not None:
             values = last["publish_time"] <= now - policies.key_ttl_ms
         tombstones = last["retained_at"] <= now - policies.tombstone_retention_ms
         if self._plan.cursor_floor is not None:
             tombstones &= offsets(last).astype(np.int64) <= self._plan.cursor_floor
-        due: Mask = np.where(self._made.empty, tombstones, values) | self._gone
+        due: Mask = np.where(self._assembled.empty, tombstones, values) | self._gone
         return due
 
     def decide(self, resolved: Resolved) -> Decided:
         """Which chunks live, now that it is known which messages do."""
-        made = self._made
+        assembled = self._assembled
         live_messages = np.where(
-            self._new, _among(made.offset, resolved.survivors), ~_among(made.offset, resolved.superseded)
+            self._new, _among(assembled.offset, resolved.survivors), ~_among(assembled.offset, resolved.superseded)
         )
-        live_messages[~made.keyed] = self._plan.policies.retain_null_key & ~self._gone[~made.keyed]
-        newest = made.newest_pending(~self._gone_chunks)  # as the next run will see them
+        live_messages[~assembled.keyed] = self._plan.policies.retain_null_key & ~self._gone[~assembled.keyed]
+        newest = assembled.newest_pending(~self._gone_chunks)  # as the next run will see them
         too_old = self._plan.policies.incomplete_to(self._plan.now)
         fresh = newest > (np.iinfo(np.int64).min if too_old is None else too_old)
 
-        pending = made.message == PENDING
-        live = pending & fresh[made.group] & ~self._gone_chunks
-        complete = made.message >= 0
-        live[complete] = live_messages[made.message[complete]]
-        old = offsets(made.chunks) < self._dirty_from
+        pending = assembled.message == PENDING
+        live = pending & fresh[assembled.group] & ~self._gone_chunks
+        complete = assembled.message >= 0
+        live[complete] = live_messages[assembled.message[complete]]
+        old = offsets(assembled.chunks) < self._dirty_from
         named = live ^ old
-        named[made.last[made.keyed]] = False
+        named[assembled.last[assembled.keyed]] = False
 
-        kept = made.last[live_messages & made.keyed]
-        empty = made.empty[live_messages & made.keyed]
-        table = made.chunks.copy()
+        kept = assembled.last[live_messages & assembled.keyed]
+        empty = assembled.empty[live_messages & assembled.keyed]
+        table = assembled.chunks.copy()
         fresh_tombstones = kept[empty & (table["retained_at"][kept] == NO_EVENT_TIME)]
         table["retained_at"][fresh_tombstones] = self._plan.now
         values, tombstones = table[kept[~empty]], table[kept[empty]]
-        carried = made.newest_pending(live)[np.unique(made.group[live & pending])]
+        carried = assembled.newest_pending(live)[np.unique(assembled.group[live & pending])]
         table = table[live]
         return Decided(
             table[np.argsort(offsets(table))],
-            offsets(made.chunks[named]),
+            offsets(assembled.chunks[named]),
             pending=int(np.count_nonzero(live & pending)),
             expired=int(np.count_nonzero(~live & pending)),
-            null_keys=int(np.count_nonzero(live_messages & ~made.keyed & self._new)),
+            null_keys=int(np.count_nonzero(live_messages & ~assembled.keyed & self._new)),
             oldest_value=_least(values["publish_time"]),
             oldest_tombstone=_least(tombstones["retained_at"]),
             first_tombstone=_least(offsets(tombstones)),

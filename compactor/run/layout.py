@@ -65,56 +65,56 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Extent:
     """Neighbouring sources that stay or are written together; `size`: live bytes as stored, about."""
 
     sources: tuple[int, ...]
     size: float
-    anew: bool
+    rewritten: bool
 
-    def __add__(self, newer: _Piece) -> _Piece:
-        return _Piece(self.sources + newer.sources, self.size + newer.size, True)
+    def __add__(self, newer: _Extent) -> _Extent:
+        return _Extent(self.sources + newer.sources, self.size + newer.size, True)
 
 
 def lay_out(plan: RunPlan, found: Mapping[int, Located], left: Mapping[int, SourceTotals], sizing: Sizing) -> Layout:
     """The layout of what `left` (plan.expected_totals) leaves, `found` being the row sets of all hash ranges."""
-    merged: list[_Piece] = []
-    for piece in _pieces(plan, left, sizing):
-        merged.append(piece)
+    merged: list[_Extent] = []
+    for extent in _extents(plan, left, sizing):
+        merged.append(extent)
         while len(merged) > 1 and _belong_together(merged[-2], merged[-1], sizing):
             newer = merged.pop()
             merged.append(merged.pop() + newer)
     parts: list[PartPlan] = []
-    for piece in merged:
-        if piece.anew:
-            cut = cut_parts(plan, piece.sources, found, left, sizing)
+    for extent in merged:
+        if extent.rewritten:
+            cut = cut_parts(plan, extent.sources, found, left, sizing)
             parts += [replace(part, number=len(parts) + number) for number, part in enumerate(cut)]
-    kept = tuple(piece.sources[0] for piece in merged if not piece.anew)
-    last = kept[-1] if kept and not merged[-1].anew else None
+    kept = tuple(extent.sources[0] for extent in merged if not extent.rewritten)
+    last = kept[-1] if kept and not merged[-1].rewritten else None
     return Layout(kept, tuple(parts), tuple(_bitmaps(plan, kept, found, last, len(parts))))
 
 
-def _pieces(plan: RunPlan, left: Mapping[int, SourceTotals], sizing: Sizing) -> list[_Piece]:
-    pieces = []
+def _extents(plan: RunPlan, left: Mapping[int, SourceTotals], sizing: Sizing) -> list[_Extent]:
+    extents = []
     for number in range(plan.old_parts):
         source = plan.sources[number]
         if left[number].count:
             share = left[number].count / _rows_held(source)
-            pieces.append(_Piece((number,), source.rows.stored.size * share, 1 - share > sizing.max_garbage_ratio))
+            extents.append(_Extent((number,), source.rows.stored.size * share, 1 - share > sizing.max_garbage_ratio))
     dirty = tuple(number for number in sorted(left) if number >= plan.old_parts and left[number].count)
     if dirty:
         size = sum(_written(plan, number, left[number]) for number in dirty)
-        pieces.append(_Piece(dirty, size, True))
-    return pieces
+        extents.append(_Extent(dirty, size, True))
+    return extents
 
 
-def _belong_together(older: _Piece, newer: _Piece, sizing: Sizing) -> bool:
-    """Whether to write two neighbours as one stretch. Two that both stay are never worth writing."""
-    if older.anew and newer.anew:
+def _belong_together(older: _Extent, newer: _Extent, sizing: Sizing) -> bool:
+    """Whether to write two neighbours as one range. Two that both stay are never worth writing."""
+    if older.rewritten and newer.rewritten:
         return True
-    if not (older.anew or newer.anew) or older.size >= MERGE_RATIO * newer.size:
+    if not (older.rewritten or newer.rewritten) or older.size >= MERGE_RATIO * newer.size:
         return False
-    kept = newer if older.anew else older
+    kept = newer if older.rewritten else older
     return kept.size < sizing.part_bytes / 2
 
 
@@ -123,7 +123,7 @@ def _bitmaps(
 ) -> list[BitmapPlan]:
     """Tasks for the kept parts of which rows go; each takes neighbours, so that their row sets are read together.
 
-    `last`: the part that ends the compacted ledger, if it is a kept one. Its last row may be dead: somebody must look.
+    `last`: the part that ends the compacted ledger, if it is a kept one. Its last row may be dead: a task checks.
     """
     touched = [(source, found[source]) for source in kept if source in found]
     if last is not None and last not in found and last != plan.old_parts - 1 and plan.sources[last].deleted:

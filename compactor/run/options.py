@@ -1,8 +1,7 @@
-"""What a run is told of a topic's policies: the stored ones (storage/options/policies.py), as the run's frozen ones
-(plan.py).
+"""The policies of a run (plan.py), frozen at its claim, from the topic's stored ones (storage/options/policies.py).
 
 A run's policies are those of the moment of its claim. Two things are not policies of themselves: under
-`compact,delete` the retention time and the topic's start offset hold for compacted rows, too (C2), so they are told
+`compact,delete` the retention time and the topic's start offset hold for compacted rows, too (C2), so they belong
 to the run; under any other cleanup policy they are not. Pure. Must not know: who sets policies, what runs do with them.
 """
 
@@ -13,7 +12,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.errors import InvalidInput
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
@@ -40,15 +39,15 @@ POLICY_OF: Mapping[str, str] = MappingProxyType(
 """The topic's policy that each policy of a run is, by its name."""
 
 
-def run_policies(policies: TopicPolicies, start_offset: int = 0) -> Policies:
+def run_policies(policies: TopicPolicies, start_offset: int = 0) -> RunPolicies:
     """The policies of a run of a topic that has these, and begins at this offset."""
-    told: dict[str, Any] = {name: getattr(policies, policy(stored).attribute) for name, stored in POLICY_OF.items()}
+    values: dict[str, Any] = {name: getattr(policies, policy(stored).attribute) for name, stored in POLICY_OF.items()}
     if policies.cleanup_policy >= {"compact", "delete"}:
-        told |= {"retention_ms": policies.retention_ms_effective, "start_offset": start_offset}
-    return Policies(**told)
+        values |= {"retention_ms": policies.retention_ms_effective, "start_offset": start_offset}
+    return RunPolicies(**values)
 
 
-def stored_policies(metadata: MetadataStore, topic: TopicRecord, given: Collection[str] = ()) -> Policies:
+def stored_policies(metadata: MetadataStore, topic: TopicRecord, given: Collection[str] = ()) -> RunPolicies:
     """The policies of a run of the topic that begins now. `given`: those of a run that come from elsewhere.
 
     Raises InvalidInput for a stored value that cannot be read, and without which a run may choose the wrong messages.
@@ -65,8 +64,8 @@ def stored_policies(metadata: MetadataStore, topic: TopicRecord, given: Collecti
     return run_policies(resolved.policies, topic.start_offset)
 
 
-def set_apart(metadata: MetadataStore, topic: TopicRecord, given: Mapping[str, object]) -> list[str]:
-    """Those of the given policies of a run that somebody has set otherwise, for the topic or around it."""
+def overridden(metadata: MetadataStore, topic: TopicRecord, given: Mapping[str, object]) -> list[str]:
+    """Those of the given policies of a run that have another value in a policy of the topic or around it."""
     resolved = metadata.policies.resolved(topic)
     stored = asdict(run_policies(resolved.policies))
     return [

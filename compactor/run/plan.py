@@ -41,7 +41,7 @@ DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True)
-class Policies:
+class RunPolicies:
     """The policies of a run, frozen at its claim; retries reuse them. Times in milliseconds.
 
     `retain_null_key`: messages without a key stay (P6). `tombstone_retention_ms`: how long a tombstone that won stays
@@ -110,7 +110,7 @@ class Source:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What every task of a run is told.
+    """What every task of a run gets.
 
     `sources`: the first `old_parts` are parts of the previous compacted ledger, the others dirty ledgers; they ascend.
     `indexes`: of the rows of old parts that are due to go, as markers, then of the dirty ledgers, oldest first.
@@ -126,7 +126,7 @@ class RunPlan:
     topic_uid: str
     partition: int
     attempt_id: str
-    policies: Policies
+    policies: RunPolicies
     now: int
     hasher: KeyHasher
     sources: tuple[Source, ...]

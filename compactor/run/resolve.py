@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.ledger import key_index
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, Records, concatenated
 
@@ -30,7 +30,7 @@ I64 = npt.NDArray[np.int64]
 class Rules:
     """What decides besides the records: policies, the run's clock, and the offset that slow cursors have passed."""
 
-    policies: Policies
+    policies: RunPolicies
     now: int
     cursor_floor: int | None = None
 

@@ -1,6 +1,6 @@
-"""What a run has made, checked and put together: promises kept, the new manifest, statistics.
+"""The output of a run, checked and put together: expected totals reached, the new manifest, statistics.
 
-The run's verify step: phase two found, source by source, exactly what phase one promised, new parts ascend, and the
+The run's verify step: phase two found, source by source, exactly what phase one expects, new parts ascend, and the
 store holds everything that the manifest names, what is new and what stays.
 """
 
@@ -26,14 +26,14 @@ from storage.model import IndexLocation, MessageId, Position, TopicName
 from storage.objects.interface import ObjectStore
 
 LISTINGS = 64
-"""So many runs are listed one by one; with more, everything that runs have written is listed, garbage as well."""
+"""Up to that many runs are listed one by one; beyond, everything that runs wrote is listed, garbage as well."""
 _RESTORE = "restore the object, or delete the cursor __compaction so that the next run starts from raw"
 _REPORT = "nothing was published; run the compaction again, and report it if it happens twice"
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What a run has decided and not yet done. `left`: what each source must have left (plan.expected_totals)."""
+class PlannedRun:
+    """A run after phase one: its layout, not carried out yet. `left`: plan.expected_totals of each source."""
 
     plan: RunPlan
     previous: Manifest | None
@@ -62,10 +62,10 @@ class Decision:
             "messages_before": before,
             "messages_out": stay,
             "messages_dropped": came + before - stay,
-            "tombstones_removed": sum(one.tombstones_removed for one in seen),
-            "tombstones_kept": sum(one.tombstones_kept for one in seen),
-            "expired": sum(one.expired for one in seen),
-            "null_keys_kept": sum(one.null_keys for one in seen),
+            "tombstones_removed": sum(of.tombstones_removed for of in seen),
+            "tombstones_kept": sum(of.tombstones_kept for of in seen),
+            "expired": sum(of.expired for of in seen),
+            "null_keys_kept": sum(of.null_keys for of in seen),
             **_of_chunks(seen),
             "parts_before": self.plan.old_parts,
             "parts_kept": len(self.layout.kept),
@@ -77,35 +77,35 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Made:
-    """A decision carried out: what phase two gave back."""
+class RunOutput:
+    """What phase two answered for a planned run."""
 
-    decision: Decision
+    planned: PlannedRun
     parts: Sequence[PartResult]
     bitmaps: Sequence[BitmapResult]
 
     def check(self) -> None:
         """Raises ObjectDamaged."""
         found: dict[int, SourceTotals] = {}
-        for kept in (*(one.kept for one in self.parts), *(one.kept for one in self.bitmaps)):
+        for kept in (*(result.kept for result in self.parts), *(result.kept for result in self.bitmaps)):
             for source, totals in kept.items():
                 found[source] = found.get(source, SourceTotals()) + totals
-        old = self.decision.plan.sources
+        old = self.planned.plan.sources
         untouched = {
             source
-            for source in self.decision.layout.kept
-            if self.decision.left[source] == SourceTotals(old[source].messages, old[source].offset_sum)
+            for source in self.planned.layout.kept
+            if self.planned.left[source] == SourceTotals(old[source].messages, old[source].offset_sum)
         } - found.keys()
         expected = {
             source: totals
-            for source, totals in self.decision.left.items()
+            for source, totals in self.planned.left.items()
             if totals != SourceTotals() and source not in untouched
         }
         found = {source: totals for source, totals in found.items() if totals != SourceTotals()}
         if found != expected:
             wrong = sorted(n for n in found.keys() | expected.keys() if found.get(n) != expected.get(n))
             raise ObjectDamaged(
-                f"phase two did not keep what phase one promised of sources {wrong[:5]}", _REPORT, is_public=True
+                f"phase two did not keep what phase one expects of sources {wrong[:5]}", _REPORT, is_public=True
             )
         last_offset = -1
         for part in self._new_parts():
@@ -119,11 +119,11 @@ class Made:
         self, topic: TopicName, ledger_id: int, generation: int, run_id: int, created_at: int, horizon: Position
     ) -> Manifest:
         """The new compacted ledger."""
-        statistics = [result.statistics for result in self.decision.ranges]
-        before = self.decision.previous
+        statistics = [result.statistics for result in self.planned.ranges]
+        before = self.planned.previous
         return Manifest(
             topic=str(topic),
-            topic_uid=self.decision.plan.topic_uid,
+            topic_uid=self.planned.plan.topic_uid,
             ledger_id=ledger_id,
             generation=generation,
             run_id=run_id,
@@ -131,16 +131,16 @@ class Made:
             horizon=horizon,
             parts=tuple(sorted((*self._kept_parts(), *self._new_parts()), key=lambda part: part.first.offset)),
             index=self._levels(),
-            frozen_at=self.decision.plan.now,
-            policies=asdict(self.decision.plan.policies),
+            frozen_at=self.planned.plan.now,
+            policies=asdict(self.planned.plan.policies),
             dropped_to=max(
                 before.dropped_to if before else -1,
-                self.decision.lost_to(horizon.offset),
-                *(one.dropped_to for one in statistics),
+                self.planned.lost_to(horizon.offset),
+                *(of.dropped_to for of in statistics),
             ),
-            keys=(before.keys if before else 0) + sum(one.keys for one in statistics),
-            tombstones=(before.tombstones if before else 0) + sum(one.tombstones for one in statistics),
-            chunks=tuple(result.chunks for result in self.decision.ranges if result.chunks is not None),
+            keys=(before.keys if before else 0) + sum(of.keys for of in statistics),
+            tombstones=(before.tombstones if before else 0) + sum(of.tombstones for of in statistics),
+            chunks=tuple(result.chunks for result in self.planned.ranges if result.chunks is not None),
         )
 
     def last_message_id(self, manifest: Manifest, before: MessageId | None) -> MessageId | None:
@@ -155,9 +155,9 @@ class Made:
 
     def statistics(self, manifest: Manifest) -> dict[str, object]:
         """What a run's row remembers of it; sizes in bytes."""
-        seen = [result.statistics for result in self.decision.ranges]
-        old = self.decision.plan.sources[: self.decision.plan.old_parts]
-        dirty = self.decision.plan.sources[self.decision.plan.old_parts :]
+        seen = [result.statistics for result in self.planned.ranges]
+        old = self.planned.plan.sources[: self.planned.plan.old_parts]
+        dirty = self.planned.plan.sources[self.planned.plan.old_parts :]
         new = list(self._new_parts())
         bitmaps = [place.length for result in self.bitmaps for place in result.deleted.values()]
         written = sum(part.rows.stored.size for part in new) + sum(bitmaps)
@@ -167,41 +167,41 @@ class Made:
             "messages_out": manifest.messages,
             "keys": manifest.keys,
             "tombstones": manifest.tombstones,
-            "tombstones_removed": sum(one.tombstones_removed for one in seen),
-            "tombstones_kept": sum(one.tombstones_kept for one in seen),
-            "expired": sum(one.expired for one in seen),
-            "null_keys_kept": sum(one.null_keys for one in seen),
+            "tombstones_removed": sum(of.tombstones_removed for of in seen),
+            "tombstones_kept": sum(of.tombstones_kept for of in seen),
+            "expired": sum(of.expired for of in seen),
+            "null_keys_kept": sum(of.null_keys for of in seen),
             **_of_chunks(seen),
-            "index_records": sum(one.records for one in seen),
+            "index_records": sum(of.records for of in seen),
             "index_levels": len(manifest.index),
-            "levels_merged": self.decision.plan.merged,
-            "hash_ranges": len(self.decision.ranges),
+            "levels_merged": self.planned.plan.merged,
+            "hash_ranges": len(self.planned.ranges),
             "parts": len(manifest.parts),
-            "parts_kept": len(self.decision.layout.kept),
+            "parts_kept": len(self.planned.layout.kept),
             "parts_written": len(new),
-            "tasks": len(self.decision.scans) + len(self.decision.ranges) + len(self.decision.layout.tasks),
+            "tasks": len(self.planned.scans) + len(self.planned.ranges) + len(self.planned.layout.tasks),
             "bytes_in": sum(source.rows.stored.size for source in dirty),
-            "bytes_read": sum(one.bytes_read for one in seen)
+            "bytes_read": sum(of.bytes_read for of in seen)
             + sum(result.statistics.bytes_read for result in self.parts),
-            "bytes_written": written + sum(one.bytes_written for one in seen),
+            "bytes_written": written + sum(of.bytes_written for of in seen),
             "bytes_out": manifest.stored_bytes,
             "logical_bytes_out": manifest.logical_bytes,
-            **({"raw_from": self.decision.plan.raw_from} if self.decision.plan.raw_from else {}),  # verify asks for it
+            **({"raw_from": self.planned.plan.raw_from} if self.planned.plan.raw_from else {}),  # verify asks for it
         }
 
     def _new_parts(self) -> list[Part]:
         return [result.part for result in self.parts if result.part is not None]
 
     def _kept_parts(self) -> list[Part]:
-        if self.decision.previous is None:
+        if self.planned.previous is None:
             return []
-        scanned = {result.source: result for result in self.decision.scans}
+        scanned = {result.source: result for result in self.planned.scans}
         deleted = {source: place for result in self.bitmaps for source, place in result.deleted.items()}
         kept = []
-        for number in self.decision.layout.kept:
-            part = self.decision.previous.parts[number]
+        for number in self.planned.layout.kept:
+            part = self.planned.previous.parts[number]
             if number in deleted:
-                part = replace(part, deleted=deleted[number], offset_sum=self.decision.left[number].offset_sum)
+                part = replace(part, deleted=deleted[number], offset_sum=self.planned.left[number].offset_sum)
             if number in scanned:
                 times = scanned[number]
                 part = replace(
@@ -215,14 +215,14 @@ class Made:
         return kept
 
     def _levels(self) -> tuple[tuple[IndexLocation, ...], ...]:
-        new = tuple(result.index for result in self.decision.ranges if result.index is not None)
-        return ((new,) if new else ()) + self.decision.plan.levels[self.decision.plan.merged :]
+        new = tuple(result.index for result in self.planned.ranges if result.index is not None)
+        return ((new,) if new else ()) + self.planned.plan.levels[self.planned.plan.merged :]
 
 
 def _of_chunks(seen: Sequence[RangeStatistics]) -> dict[str, object]:
     """What there is to say of chunks (P10), if there are any; `nothing_new` asks for those that are incomplete."""
     numbers = {
-        name: sum(getattr(one, name) for one in seen) for name in ("chunks", "incomplete_chunks", "chunks_expired")
+        name: sum(getattr(of, name) for of in seen) for name in ("chunks", "incomplete_chunks", "chunks_expired")
     }
     return dict(numbers) if any(numbers.values()) else {}
 

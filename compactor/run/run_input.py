@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from itertools import takewhile
 
 from compactor.run.plan import (
-    Policies,
     RunPlan,
+    RunPolicies,
     ScanPlan,
     ScanResult,
     Sizing,
@@ -34,7 +34,7 @@ CHUNK_WEIGHT = 4
 """As many index records as a chunk takes memory of, in a phase-one task."""
 
 
-def dirty_ledgers(snapshot: TopicSnapshot, policies: Policies, now: int) -> tuple[LedgerRecord, ...]:
+def dirty_ledgers(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> tuple[LedgerRecord, ...]:
     """The ledgers after the horizon, up to the first that holds a message younger than the minimum lag (P2).
 
     And up to the first segment that is not sealed yet: an import may have put ledgers behind it, and a horizon there
@@ -51,13 +51,13 @@ def dirty_ledgers(snapshot: TopicSnapshot, policies: Policies, now: int) -> tupl
     return tuple(takewhile(lambda ledger: not policies.min_lag_ms or ledger.newest <= old_enough, after))
 
 
-def end_position(snapshot: TopicSnapshot, policies: Policies, now: int) -> Position | None:
+def end_position(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> Position | None:
     """P2: the end of the last dirty ledger; the horizon if there is none; None: nothing to compact, ever before."""
     dirty = dirty_ledgers(snapshot, policies, now)
     return Position(dirty[-1].last_offset, dirty[-1].last_message_id) if dirty else snapshot.horizon
 
 
-def nothing_new(snapshot: TopicSnapshot, policies: Policies, now: int) -> bool:
+def nothing_new(snapshot: TopicSnapshot, policies: RunPolicies, now: int) -> bool:
     """P11, apart from what may be due: no dirty ledger, and the last run, a success, had the same policies."""
     last = snapshot.last_run
     if last is None or last.state != RunState.SUCCESS:
@@ -67,7 +67,7 @@ def nothing_new(snapshot: TopicSnapshot, policies: Policies, now: int) -> bool:
     return not dirty_ledgers(snapshot, policies, now)
 
 
-def goes_by_time(snapshot: TopicSnapshot, policies: Policies) -> bool:
+def goes_by_time(snapshot: TopicSnapshot, policies: RunPolicies) -> bool:
     """Whether something can become due without a new message: by policy, or because the last run left incomplete
     chunked messages (P10)."""
     return (
@@ -80,7 +80,7 @@ def goes_by_time(snapshot: TopicSnapshot, policies: Policies) -> bool:
     )
 
 
-def anything_due(manifest: Manifest, policies: Policies, now: int, cursor_floor: int | None) -> bool:
+def anything_due(manifest: Manifest, policies: RunPolicies, now: int, cursor_floor: int | None) -> bool:
     """Whether a value's time to live, a tombstone's retention, a row's, or an incomplete message's age is over (T1, T2,
     C2, P10)."""
     since = began_at(manifest)
@@ -104,7 +104,7 @@ def first_plan(
     store: StoreLocation,
     snapshot: TopicSnapshot,
     previous: Manifest | None,
-    policies: Policies,
+    policies: RunPolicies,
     now: int,
     attempt_id: str,
     hasher: KeyHasher,
@@ -134,7 +134,7 @@ def first_plan(
     )
 
 
-def changes_order(previous: Manifest | None, policies: Policies) -> bool:
+def changes_order(previous: Manifest | None, policies: RunPolicies) -> bool:
     """Whether old parts need event times in their index (P9), which an index by offset does not have."""
     return previous is not None and policies.event_time_order and not previous.policies.get("event_time_order")
 
@@ -161,11 +161,11 @@ def with_scans(plan: RunPlan, results: Sequence[ScanResult], *, reindexed: bool)
     due = tuple(result.due for result in results if result.due is not None)
     expired = tuple((result.source, result.expired) for result in results if result.expired is not None)
     gone = tuple((result.source, result.gone) for result in results if result.gone is not None)
-    anew = {result.source: result.index for result in results if result.index is not None}
-    indexes = tuple(anew.get(source, index) for source, index in enumerate(plan.indexes, plan.old_parts))
+    rebuilt = {result.source: result.index for result in results if result.index is not None}
+    indexes = tuple(rebuilt.get(source, index) for source, index in enumerate(plan.indexes, plan.old_parts))
     levels = plan.levels
     if reindexed:
-        levels = (tuple(index for source, index in anew.items() if source < plan.old_parts),)
+        levels = (tuple(index for source, index in rebuilt.items() if source < plan.old_parts),)
     return replace(plan, indexes=due + indexes, expired=expired, gone=gone, levels=levels, reindexed=reindexed)
 
 
@@ -201,7 +201,7 @@ def range_costs(plan: RunPlan) -> list[float]:
 
 
 def _scan_of(
-    number: int, part: Part, policies: Policies, now: int, cursor_floor: int | None, began_at: int, *, reindex: bool
+    number: int, part: Part, policies: RunPolicies, now: int, cursor_floor: int | None, began_at: int, *, reindex: bool
 ) -> ScanPlan | None:
     values_to = values_due(part, policies, now)
     tombstones_to = tombstones_due(part, policies, now, cursor_floor)
@@ -214,7 +214,9 @@ def _scan_of(
     return ScanPlan(number, reindex, values_to, tombstones_to, rows_to, rows_below)
 
 
-def _scan_of_ledger(number: int, ledger: LedgerRecord, policies: Policies, now: int, raw_from: int) -> ScanPlan | None:
+def _scan_of_ledger(
+    number: int, ledger: LedgerRecord, policies: RunPolicies, now: int, raw_from: int
+) -> ScanPlan | None:
     values_to = None if policies.key_ttl_ms is None else _reached(now - policies.key_ttl_ms, ledger.min_publish_time)
     rows_to = _reached(policies.rows_to(now), ledger.min_publish_time)
     rows_below = policies.start_offset if max(ledger.first_offset, raw_from) < policies.start_offset else 0
@@ -229,7 +231,7 @@ def _reached(limit: int | None, oldest: int) -> int | None:
     return limit if limit is not None and oldest <= limit else None
 
 
-def values_due(held: Part | ChunkTable, policies: Policies, now: int) -> int | None:
+def values_due(held: Part | ChunkTable, policies: RunPolicies, now: int) -> int | None:
     """The publish time up to which values go, if that of any may be so early (T2)."""
     if policies.key_ttl_ms is None or held.oldest_value is None:
         return None
@@ -237,7 +239,7 @@ def values_due(held: Part | ChunkTable, policies: Policies, now: int) -> int | N
     return limit if held.oldest_value <= limit else None
 
 
-def tombstones_due(held: Part | ChunkTable, policies: Policies, now: int, cursor_floor: int | None) -> int | None:
+def tombstones_due(held: Part | ChunkTable, policies: RunPolicies, now: int, cursor_floor: int | None) -> int | None:
     """The time of being kept first up to which tombstones go, if any may (T1)."""
     if held.oldest_tombstone is None or held.first_tombstone is None:
         return None

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from compactor.scheduling.cleanable_ratio import ratio
 from compactor.scheduling.throttle import TOPICS_AT_ONCE, Rest, paced
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
@@ -46,13 +45,13 @@ class Backlog:
 
     @property
     def dirty_ratio(self) -> float:
-        """Kafka's: of what is closed (S2)."""
-        return ratio(self.clean, self.dirty)
+        """Kafka's cleanable ratio, 0 to 1: dirty / (clean + dirty) of what is closed (S2)."""
+        return _share(self.dirty, self.clean)
 
     @property
     def dirtiness(self) -> float:
-        """Of all that a run would take; topics go in its order."""
-        return ratio(self.clean, self.bytes)
+        """The same of all that a run would take; topics go in its order."""
+        return _share(self.bytes, self.clean)
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Backlogs:
         opened: set[int] = set()
         resolver = self._metadata.policies.resolver()
         for page in paced(self._metadata.control.backlogs_in_pages(TOPICS_AT_ONCE), clock, rest):
-            opened |= {one.open_segment.ledger_id for one in page if one.open_segment is not None}
+            opened |= {record.open_segment.ledger_id for record in page if record.open_segment is not None}
             measured += self._measured(page, resolver, all_open=False)
         if self._open is not None:
             self._open.forget_others(opened)
@@ -118,5 +117,9 @@ class Backlogs:
         return Backlog(record.topic, triggers, size, messages, dirty, clean, oldest, soonest)
 
 
-def _earlier(one: int | None, other: int | None) -> int | None:
-    return min((time for time in (one, other) if time is not None), default=None)
+def _share(dirty: int, clean: int) -> float:
+    return dirty / (clean + dirty) if dirty else 0.0
+
+
+def _earlier(*times: int | None) -> int | None:
+    return min((time for time in times if time is not None), default=None)

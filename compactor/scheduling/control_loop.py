@@ -1,13 +1,13 @@
-"""The control loop of a service: it says that the service lives, stands for leadership, and, as leader, sees to it that
-what is requested or due is compacted.
+"""The control loop of a service: it sends the service's heartbeat, stands for leadership, and, as leader, begins the
+compactions that are requested or due.
 
-Two threads: one beats for the service and for its leadership, so that neither waits for anything; one looks. Requests
-are looked for once a second, and at once after `wake`; what is due by itself every monitor interval, and at once when
-leadership begins. What is due is requested when a lane is free for it, not before, so the order stays the dirtiest
-first; it is remembered only until the next look, and a new leader looks again.
+Two threads: one sends the heartbeats of service and leadership, so that neither waits for anything; one
+polls. Requests are polled once a second, and at once after `wake`; all topics are checked every monitor interval, and
+at once when leadership begins. What is due is requested when a worker slot is free for it, not before, so the dirtiest
+topic stays first; it is remembered only until the next check, and a new leader checks again.
 
-At the beginning of a leadership, and then at each look, runs whose heart has stopped are requested again. Tests drive
-`beat` and `look` themselves, with a clock of their own, and start no thread.
+At the beginning of a leadership, and then at each poll, runs whose heartbeat has stopped are requested again. Tests
+call `heartbeat` and `poll` themselves, with a clock of their own, and start no thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from storage.objects.interface import ObjectStore
 from storage.options.policies import Unreadable
 from storage.owner import owner_name
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 _PAUSE_POLL_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class ControlLoop:
         name: str | None = None,
         random: Random | None = None,
     ) -> None:
-        """`url`: how others reach this service; may be told later (`serve_at`)."""
+        """`url`: how others reach this service; `serve_at` may set it later."""
         self.name = name or owner_name()
         self._metadata = metadata
         self._clock = clock
@@ -100,36 +100,36 @@ class ControlLoop:
         )
         self._due: list[Due] = []
         self._led: int | None = None
-        """The leadership in which was looked last."""
-        self._looked_at = 0
+        """The token of the leadership of the last check."""
+        self._checked_at = 0
         self.last_check: Check | None = None
-        """What the last look at all topics saw, for metrics."""
+        """What the last check of all topics found, for metrics."""
         self._logged_policies: list[tuple[str, str, Unreadable]] = []
         self._warm = False
         self._wake = threading.Event()
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    # For faces
+    # For REST
 
     def trigger(self, topic: TopicRecord, cause: str = "manual", by: str = "") -> CompactionState:
         """Ask for a compaction; whichever service leads executes it. Raises CompactionRunning, CompactionPaused."""
         dead_ms = self._settings.worker.run_dead_ms
-        made = self._metadata.control.request(topic.id, cause, by or self.name, dead_ms)
+        state = self._metadata.control.request(topic.id, cause, by or self.name, dead_ms)
         self.wake()
-        return made
+        return state
 
     def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> CompactionState:
-        """Pause the topic's compaction (S5), and wait up to so long for a running one to end."""
-        made = self._metadata.control.pause(topic.id, self._settings.worker.run_dead_ms)
+        """Pause the topic's compaction (S5), and wait up to `wait_seconds` for a running one to end."""
+        state = self._metadata.control.pause(topic.id, self._settings.worker.run_dead_ms)
         deadline = self._clock.now_ms() + wait_seconds * 1000
-        while made.aborting and self._clock.now_ms() < deadline:
+        while state.aborting and self._clock.now_ms() < deadline:
             self._clock.wait(_PAUSE_POLL_SECONDS)
-            made = self._metadata.control.control(topic.id)
-        return made
+            state = self._metadata.control.control(topic.id)
+        return state
 
     def wake(self) -> None:
-        """Look now."""
+        """Poll now."""
         self._wake.set()
 
     @property
@@ -145,27 +145,27 @@ class ControlLoop:
     def serve_at(self, url: str) -> None:
         """How others reach this service, once that is known."""
         self._url = url
-        self._guarded(self._beat_service)
+        self._guarded(self._send_heartbeat)
 
-    # Its life
+    # Start and end
 
     def start(self) -> None:
-        """Begin to beat and to look."""
+        """Start both threads."""
         for name, step, seconds in (
             (
                 "leadership",
-                self.beat,
+                self.heartbeat,
                 min(self._settings.lease_term_ms, self._settings.service_dead_ms) / 1000 / RENEWALS,
             ),
-            ("scheduler", self.look, LOOK_SECONDS),
+            ("scheduler", self.poll, POLL_SECONDS),
         ):
-            waits = self._ending.wait if step == self.beat else self._wait_for_wake
+            waits = self._ending.wait if step == self.heartbeat else self._wait_for_wake
             thread = threading.Thread(target=self._repeat, args=(step, waits, seconds), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def drain(self, grace_seconds: float = 30.0) -> None:
-        """Begin nothing more, let another service lead, let runs finish for so long; then hand them over, and leave."""
+        """Begin nothing more, let another service lead, let runs finish for the grace time; then hand them over."""
         self._ending.set()
         self._wake.set()
         self._engines.end()
@@ -177,7 +177,7 @@ class ControlLoop:
         self._engines.close()
 
     def _rest(self, seconds: float) -> None:
-        """Between pages of very many topics; not while somebody waits for a look, nor where tests do the looking."""
+        """Between pages of very many topics; not while a caller waits for a poll, nor where tests call `poll`."""
         if self._threads:
             self._wake.wait(seconds)
 
@@ -197,23 +197,23 @@ class ControlLoop:
         try:
             step()
         except CompactorError as error:
-            _log.warning("the control loop cannot go on for now: %s", error)
+            _log.warning("the control loop fails for now: %s", error)
         except Exception:
             _log.exception("the control loop failed in an unexpected way, and goes on")
 
     # One step of each thread
 
-    def beat(self) -> None:
-        """Say that the service lives, and take or renew the leadership."""
+    def heartbeat(self) -> None:
+        """Send the service's heartbeat, and take or renew the leadership."""
         led = self._leadership.token
         token = self._leadership.attempt()
-        self._beat_service()
+        self._send_heartbeat()
         if token is not None and token != led:
             self._warm_up()
             self.wake()
 
-    def look(self) -> None:
-        """As leader: ask again for what was interrupted, see what is due, and begin what there are worker slots for."""
+    def poll(self) -> None:
+        """As leader: request again what was interrupted, check what is due, and fill the free worker slots."""
         token = self._leadership.token
         if token is None:
             self._due, self._led = [], None
@@ -223,9 +223,10 @@ class ControlLoop:
         for topic in control.retries(self._settings.worker.retry_most_ms):
             self._request(topic, "retry")
         now = self._clock.now_ms()
-        waits = self._looked_at <= now < self._looked_at + self._settings.monitor_interval_ms  # not if it was set back
+        # A clock that was set back waits for nothing.
+        waits = self._checked_at <= now < self._checked_at + self._settings.monitor_interval_ms
         if token != self._led or not waits:
-            self._led, self._looked_at = token, now
+            self._led, self._checked_at = token, now
             self._guarded(lambda: self._metadata.services.forget_dead(self._settings.service_dead_ms))
             unreadable = self._unreadable_policies()
             if self._settings.automatic:
@@ -250,17 +251,17 @@ class ControlLoop:
         return len(found)
 
     def _begin(self) -> None:
-        """Fill the free worker slots, if there are any: who asks first, then what is due, the dirtiest first."""
+        """Fill the free worker slots, if there are any: requests first, then what is due, the dirtiest first."""
         large, small = self._worker.busy()
         if large + small >= self._slots.count:
             return
-        away = self._worker.out_of_reach()
-        asked = [topic.id for topic, _ in self._metadata.control.requests() if topic.id not in away]
-        self._due = without(self._due, away.union(asked))
-        if not asked and not self._due:
+        unavailable = self._worker.unavailable()
+        requested = [topic.id for topic, _ in self._metadata.control.requests() if topic.id not in unavailable]
+        self._due = without(self._due, unavailable.union(requested))
+        if not requested and not self._due:
             return
-        measured = {one.topic.id: one for one in self._backlogs.of(asked)} if asked else {}
-        wanted = [measured[topic_id] for topic_id in asked if topic_id in measured]
+        measured = {one.topic.id: one for one in self._backlogs.of(requested)} if requested else {}
+        wanted = [measured[topic_id] for topic_id in requested if topic_id in measured]
         wanted += [one.backlog for one in self._due]
         causes = {one.topic.id: one.cause for one in self._due}
         small_ids = {one.topic.id for one in wanted if self._slots.is_small(one)}
@@ -271,17 +272,17 @@ class ControlLoop:
                 self._worker.begin(begun, large=begun[0].id not in small_ids)
 
     def _request(self, topic: TopicRecord, cause: str) -> bool:
-        """Ask for a compaction that nobody asked for; whether it is asked for now."""
+        """Request a compaction that is due; whether it is requested now."""
         try:
             self._metadata.control.request(topic.id, cause, self.name, self._settings.worker.run_dead_ms)
         except (CompactionRunning, CompactionPaused):
             return False
         except CompactorError as error:
-            _log.warning("a compaction of %s cannot be asked for: %s", topic.name, error.message)
+            _log.warning("a compaction of %s cannot be requested: %s", topic.name, error.message)
             return False
         return True
 
-    def _beat_service(self) -> None:
+    def _send_heartbeat(self) -> None:
         uid = self._log.known_uid if self._log is not None else None
         now = self._clock.now_ms()
         self._metadata.services.beat(ServiceRecord(self.name, self._url, uid, self._started_at, now))

@@ -7,7 +7,7 @@ Due is a topic (its `cause`):
 and then the dirtiest goes first. Not due is a topic that is paused or requested, whose last try failed and is not to
 be repeated yet (S6), and of which nothing may be compacted yet by its minimum lag.
 
-Who asks goes before what is due by itself, in the order of asking. Small topics go together, as one job of the engine;
+Requests go before what is due by itself, in their order. Small topics go together, as one job of the engine;
 a large one goes alone, and never takes the last worker slot, so small ones never wait for large ones alone.
 """
 
@@ -17,7 +17,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.scheduling.backlog import Backlog
-from compactor.scheduling.cleanable_ratio import is_due
 from storage.metadata.compaction_state_records import CompactionState
 from storage.metadata.records import TopicRecord
 
@@ -53,7 +52,7 @@ class WorkerSlots:
 
 @dataclass(frozen=True)
 class Check:
-    """What a look at all topics saw, in the terms of Kafka's cleaner manager. Times in milliseconds.
+    """What a check of all topics found, in the terms of Kafka's cleaner manager. Times in milliseconds.
 
     `topics`: those for which something can become due. `max_delay_ms`: by which the latest exceeds its maximum lag.
     `uncleanable`: topics whose last try failed, with what is behind their horizons. `unreadable_policies`: stored
@@ -110,7 +109,7 @@ def cause_of(backlog: Backlog, now: int) -> str | None:
         return "threshold.bytes"
     if triggers.threshold_messages and backlog.messages > triggers.threshold_messages:
         return "threshold.messages"
-    if triggers.dirty_ratio is not None and is_due(backlog.dirty_ratio, triggers.dirty_ratio):
+    if triggers.dirty_ratio is not None and backlog.dirty_ratio > triggers.dirty_ratio:
         return "dirty.ratio"
     if triggers.max_lag_ms and backlog.oldest is not None and backlog.oldest < now - triggers.max_lag_ms:
         return "max.lag"
@@ -128,7 +127,7 @@ def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionState], no
 
 
 def may_begin(control: CompactionState, now: int) -> bool:
-    """Whether nobody asks already, forbids it, or must wait after a failure."""
+    """Whether the topic is neither requested, paused, aborting, nor waiting after a failure."""
     waits = control.retry_at is not None and now < control.retry_at
     return control.requested_at is None and not control.paused and not control.aborting and not waits
 

@@ -2,7 +2,7 @@
 
 Design as river's (internal/leadership): leadership is a lease with a term. The leader renews it every third of the
 term, and trusts itself only until the start of its last successful attempt + term − skew, by its own clock: an answer
-that took long to come, or a process that slept, finds its trust over before anybody else may lead. Whatever is begun
+that took long to come, or a process that slept, finds its trust over before another may lead. Whatever is begun
 carries the token of the leadership, which SQL checks in the transaction of the claim; so a leader that does not know
 that it was overtaken begins nothing, even if its clock is wrong.
 
@@ -80,7 +80,7 @@ class Leadership:
             self._token = taken
             self._trusted_until = started + round(self._term_ms * (1 - SKEW)) if taken is not None else 0
         if late is not None:
-            self._give_back(late)
+            self._release(late)
         return self.token
 
     def resign(self) -> None:
@@ -88,8 +88,8 @@ class Leadership:
         with self._lock:
             token, self._token, self._resigned = self._token, None, True
         if token is not None:
-            self._give_back(token)
+            self._release(token)
 
-    def _give_back(self, token: int) -> None:
+    def _release(self, token: int) -> None:
         with suppress(CompactorError):
             self._services.resign(token)

@@ -1,8 +1,8 @@
 """The status of a topic's compaction, as Pulsar's clients know it (S7): NOT_RUN, RUNNING, SUCCESS, ERROR.
 
-It comes from SQL, so it survives restarts, which a broker's does not. RUNNING: a run is requested, or under way and
-its heart beats. ERROR: the last try failed, was cancelled, or died; the error says which. A topic that keeps failing
-is in ERROR until it succeeds, also where it failed before a run was made.
+It comes from SQL, so it survives restarts, which a broker's does not. RUNNING: a run is requested, or under way with
+a heartbeat. ERROR: the last try failed, was cancelled, or died; the error says which. A topic that keeps failing
+is in ERROR until it succeeds, also where it failed before a run was claimed.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Rest = Callable[[float], object]
 
 
 def paced(items: Iterable[Item], clock: Clock, rest: Rest) -> Iterator[Item]:
-    """The items; after each, `rest` is told `RESTS` times as long as it took to make it and to do something with it."""
+    """The items; after each, `rest` waits `RESTS` times as long as making and handling the item took."""
     began = clock.now_ms()
     for item in items:
         yield item

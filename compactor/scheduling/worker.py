@@ -1,15 +1,15 @@
-"""Executes requests: claims their runs, drives them, and records what came of it.
+"""Executes requests: claims their runs, drives them, and records the result.
 
 A job is one large topic, or several small ones that share the jobs of the engine; each has a thread and an engine of
 its own, so it is cancelled by itself. What was requested stays requested until its run is claimed, in the transaction
 of the claim and for the leadership that began it; so whatever dies here, or sleeps, loses and doubles nothing.
 
-What comes of a topic:
+The result of a topic:
     its run succeeded                     nothing is left to do: a success clears the failures by itself; but a topic
-                                          whose tail had to be left is tried again, as after a failure, which the
-                                          transaction that publishes says
+                                          whose tail stayed unsealed is tried again, as after a failure; the
+                                          transaction that publishes records it
     nothing was new (P11)                 the request is withdrawn
-    fenced, cancelled, paused, taken      no failure: somebody decided it, and the request says what is to come
+    fenced, cancelled, paused, taken      no failure: it was decided elsewhere, and the request says what comes next
     anything else                         a failure: recorded with the time of the next try (S6), in the transaction
                                           that ends its run, if there is one; others go on
 
@@ -55,7 +55,7 @@ from storage.objects.throttled import Rates
 ENDS_WITHIN_SECONDS = 10.0
 """How long runs that were handed over may take to notice."""
 NOT_BEFORE_MS = 5_000
-"""When a topic is tried again that somebody else holds at the moment."""
+"""When a topic is tried again that another owner holds at the moment."""
 ENDING = "its service is ending; another one compacts the topic"
 _NO_FAILURES = (CompactionPaused, Fenced, TopicNotFound)
 _CLAIMS_AT_ONCE = 4
@@ -76,7 +76,7 @@ class WorkerSettings:
     sizing: Sizing | None = None
 
 
-class Job:
+class TopicGroup:
     """Topics that go together. `large`: it is one that goes alone."""
 
     def __init__(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
@@ -85,7 +85,7 @@ class Job:
         self.engine: Engine | None = None
         self.runs: list[RunRecord] = []
         self.requested_at: dict[int, int] = {}
-        """When they were requested, by topic id, as of before they are looked at: a later request is another one."""
+        """When they were requested, by topic id, read before the run begins: a later request is another one."""
 
 
 class Worker:
@@ -103,7 +103,7 @@ class Worker:
         random: Random,
         on_ended: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_ended`: called when a lane is free again."""
+        """`on_ended`: called when a worker slot is free again."""
         self._metadata = metadata
         self._store = store
         self._clock = clock
@@ -115,15 +115,15 @@ class Worker:
         self._on_ended = on_ended
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(settings.slots, "compaction")
-        self._jobs: dict[Future[None], Job] = {}
+        self._jobs: dict[Future[None], TopicGroup] = {}
         self._held_until: dict[int, int] = {}
         self._ending = False
         self.engine_error: str | None = None
         """Why there was no engine when it was asked for last; empty: there was one; None: none was asked for yet."""
 
     def begin(self, topics: Sequence[TopicRecord], *, large: bool) -> None:
-        """Execute the requests of these topics, in a thread. The caller sees that a lane is free."""
-        job = Job(topics, large=large)
+        """Execute the requests of these topics, in a thread. The caller makes sure that a worker slot is free."""
+        job = TopicGroup(topics, large=large)
         with self._lock:
             if self._ending:
                 return
@@ -153,13 +153,13 @@ class Worker:
             large = sum(job.large for job in self._jobs.values())
             return large, len(self._jobs) - large
 
-    def out_of_reach(self) -> set[int]:
-        """Ids of topics that are not to be begun now: they are at work, or somebody else has them for the moment."""
+    def unavailable(self) -> set[int]:
+        """Ids of topics that cannot begin now: they run, or another owner holds them for the moment."""
         now = self._clock.now_ms()
         with self._lock:
             # Not for longer than it was meant if the clock was set back.
             held = self._held_until.items()
-            self._held_until = {one: until for one, until in held if now < until <= now + NOT_BEFORE_MS}
+            self._held_until = {topic_id: until for topic_id, until in held if now < until <= now + NOT_BEFORE_MS}
             at_work = {topic.id for job in self._jobs.values() for topic in job.topics}
             return at_work | self._held_until.keys()
 
@@ -167,8 +167,8 @@ class Worker:
         """Begin nothing more; let what runs finish for so long, then hand it over to the next leader."""
         with self._lock:
             self._ending = True
-            left = set(self._jobs)
-        _, unfinished = wait(left, grace_seconds)
+            running = set(self._jobs)
+        _, unfinished = wait(running, grace_seconds)
         for future in unfinished:
             with self._lock:
                 job = self._jobs.get(future)
@@ -177,12 +177,12 @@ class Worker:
         wait(unfinished, ENDS_WITHIN_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _hand_over(self, job: Job) -> None:
+    def _hand_over(self, job: TopicGroup) -> None:
         for run in list(job.runs):
             try:
                 if self._metadata.control.hand_over(run, ENDING, run.holder):
-                    _log.warning("run %d is handed over: it did not end in time", run.run_id)
-            except CompactorError as error:  # its heart stops: it is taken for dead, and requested again
+                    _log.warning("run %d is handed over to the next leader: it did not end in time", run.run_id)
+            except CompactorError as error:  # its heartbeat stops: it counts as dead, and is requested again
                 _log.warning("run %d could not be handed over: %s", run.run_id, error.message)
         if job.engine is not None:
             job.engine.cancel()
@@ -197,7 +197,7 @@ class Worker:
             self._hold(job.topics)
         self._on_ended()
 
-    def _execute(self, job: Job) -> None:
+    def _execute(self, job: TopicGroup) -> None:
         by_name = {topic.name: topic for topic in job.topics}
         try:
             job.engine = self.open_engine()
@@ -206,17 +206,17 @@ class Worker:
             self._hold(job.topics)
             return
         try:
-            asked = {topic.id: control.requested_at for topic, control in self._metadata.control.requests()}
-            job.requested_at = {topic.id: at for topic in job.topics if (at := asked.get(topic.id)) is not None}
-            made = self._compactor(job, job.engine).compact_all(by_name, partial(stored_policies, self._metadata))
-            for outcome in made:
-                self._settle(job, by_name[outcome.topic], outcome)
+            requested = {topic.id: control.requested_at for topic, control in self._metadata.control.requests()}
+            job.requested_at = {topic.id: at for topic in job.topics if (at := requested.get(topic.id)) is not None}
+            compactor = self._compactor(job, job.engine)
+            for outcome in compactor.compact_all(by_name, partial(stored_policies, self._metadata)):
+                self._record(job, by_name[outcome.topic], outcome)
         except CompactorError as error:
             # Nor is this, as a database that is away.
             _log.warning("compactions cannot begin: %s", error)
             self._hold(job.topics)
 
-    def _compactor(self, job: Job, engine: Engine) -> TwoPhaseCompactor:
+    def _compactor(self, job: TopicGroup, engine: Engine) -> TwoPhaseCompactor:
         settings = self._settings
         sizing = settings.sizing or Sizing(engine.parallelism)
         by_id = {topic.id: topic for topic in job.topics}
@@ -245,11 +245,11 @@ class Worker:
             raise Fenced("this service is ending", "another one compacts the topic")
         return self._leadership.required_token()
 
-    def _settle(self, job: Job, topic: TopicRecord, outcome: Outcome) -> None:
-        """Record what came of a topic."""
+    def _record(self, job: TopicGroup, topic: TopicRecord, outcome: Outcome) -> None:
+        """Record the result of a topic."""
         error = outcome.error
         if outcome.run is not None:
-            # Of what failed, more was told when it did.
+            # A failure was logged in full when it happened.
             state = "succeeded" if error is None else f"stopped: {error}" if isinstance(error, Conflict) else "stopped"
             _log.info("compaction %s", state, extra={"topic": str(topic.name), "run": outcome.run.run_id})
         requested_at = job.requested_at.get(topic.id)
@@ -269,24 +269,23 @@ class Worker:
                     "compaction of %s left what is not sealed: %s", topic.name, full_part(str(left)), extra=named
                 )
         except CompactorError as second:
-            _log.warning("what came of %s is not recorded: %s", topic.name, second.message)
+            _log.warning("the result of the compaction of %s is not recorded: %s", topic.name, second.message)
             self._hold([topic])
 
     def _fail(self, topic: TopicRecord, requested_at: int | None, error: Exception) -> None:
         """Record a failure that came before a run was claimed; the request is still there."""
         failures = self._metadata.control.control(topic.id).failures + 1
         leader = self._leadership.required_token() if requested_at is not None else None
-        told = recorded(error)
+        text = recorded(error)
         retry_at = self._retry_at(failures)
-        self._metadata.control.failed(topic.id, told, retry_at, leader=leader, requested_at=requested_at)
+        self._metadata.control.failed(topic.id, text, retry_at, leader=leader, requested_at=requested_at)
         _log_failure(topic, None, failures, error)
 
-    def _run_failed(self, topics: Mapping[int, TopicRecord], run: RunRecord, error: BaseException, told: str) -> None:
-        """Record that a run did not succeed. Raises CompactorError: then its heart has stopped, and it is requested
-        again."""
+    def _run_failed(self, topics: Mapping[int, TopicRecord], run: RunRecord, error: BaseException, text: str) -> None:
+        """Record that a run failed. Raises CompactorError: then its heartbeat stops, and it is requested again."""
         topic = topics[run.topic_id]
         try:
-            self._end_failed(topic, run, error, told)
+            self._end_failed(topic, run, error, text)
         except CompactorError as second:
             named = {"topic": str(topic.name), "run": run.run_id}
             _log.warning(
@@ -294,18 +293,18 @@ class Worker:
             )
             raise
 
-    def _end_failed(self, topic: TopicRecord, run: RunRecord, error: BaseException, told: str) -> None:
+    def _end_failed(self, topic: TopicRecord, run: RunRecord, error: BaseException, text: str) -> None:
         if not isinstance(error, _NO_FAILURES):
-            failures = self._metadata.control.run_failed(run, told, self._retry_at)
+            failures = self._metadata.control.run_failed(run, text, self._retry_at)
             if failures is not None:
                 _log_failure(topic, run, failures, error)
             return
         with self._lock:
             ending = self._ending
         if ending and isinstance(error, Fenced):
-            # Its engine was stopped, for all runs of the job; of one that could not be handed over, nobody knows.
+            # Its engine was stopped, for all runs of the job; this one may not have been handed over.
             self._metadata.control.hand_over(run, ENDING, run.holder)
-        self._metadata.fail_run(run, told)
+        self._metadata.fail_run(run, text)
 
     def _retry_at(self, failures: int) -> int:
         settings, chance = self._settings, self._random.random()
@@ -322,7 +321,7 @@ def _log_failure(topic: TopicRecord, run: RunRecord | None, failures: int, error
     _log.warning("compaction of %s failed (%d in a row): %s", topic.name, failures, error, extra=named)
 
 
-def _begun(job: Job, run: RunRecord) -> None:
+def _begun(job: TopicGroup, run: RunRecord) -> None:
     """A run of the job is claimed."""
     job.runs.append(run)
     name = next((str(topic.name) for topic in job.topics if topic.id == run.topic_id), None)

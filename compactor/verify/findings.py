@@ -7,20 +7,25 @@ tasks, however much is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+from pyroaring import BitMap64
 
 from storage.errors import CompactorError, DataLoss, full_part, with_full
 
 UNREADABLE = (DataLoss, pa.ArrowException, ValueError, KeyError, TypeError, OverflowError)
-"""What reading bytes may raise that somebody wrote wrongly, though their checksums are right."""
+"""What reading bytes may raise that were written wrongly, though their checksums are right."""
+Offsets = npt.NDArray[np.int64] | BitMap64 | Sequence[int]
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """What a difference is."""
 
     MISSING = "missing"
@@ -45,7 +50,7 @@ class Difference:
     `key` None: the key is not known, or it has to do with none. `key_hash`: 32 hexadecimal digits.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     where: str
     what: str
     offset: int | None = None
@@ -60,35 +65,68 @@ class Difference:
             named.append(f"a key of hash {self.key_hash}, ")
         if self.offset is not None:
             named.append(f"offset {self.offset}, ")
-        said = f"{''.join(named)}{full_part(self.what)}"
-        return said if self.where in said else f"{said} ({self.where})"
+        text = f"{''.join(named)}{full_part(self.what)}"
+        return text if self.where in text else f"{text} ({self.where})"
 
 
 @dataclass
 class Findings:
-    """A growing list; `limit`: so many of each kind are named. Travels from a task to the driver."""
+    """A growing list; `limit`: at most that many of each kind are named. Travels from a task to the driver."""
 
     limit: int
     named: list[Difference] = field(default_factory=list)
-    counts: dict[Kind, int] = field(default_factory=dict)
+    counts: dict[DifferenceKind, int] = field(default_factory=dict)
 
     def add(self, difference: Difference, count: int = 1) -> None:
-        """Name it, if there is room, and count it as `count`."""
+        """Count a difference, and name it if there is room."""
         if self.room(difference.kind):
             self.named.append(difference)
-        self.counts[difference.kind] = self.counts.get(difference.kind, 0) + count
+        self.more(difference.kind, count)
 
-    def more(self, kind: Kind, count: int) -> None:
+    def inconsistent(self, where: str, what: str) -> None:
+        """Add a difference between two places that must say the same."""
+        self.add(Difference(DifferenceKind.INCONSISTENT, where, what))
+
+    def add_each(
+        self,
+        kind: DifferenceKind,
+        where: str,
+        what: str,
+        offsets: Offsets,
+        keys: pa.ChunkedArray | None = None,
+        key_hash: Callable[[int], str | None] = lambda _: None,
+    ) -> None:
+        """Name the first of some differences, each by its offset; count all. `keys`, `key_hash`: if they are known."""
+        room = self.room(kind)
+        for number, offset in enumerate(islice(offsets, room)):
+            key = None if keys is None else keys[number].as_py()
+            self.named.append(Difference(kind, where, what, int(offset), key, key_hash(number)))
+        self.more(kind, len(offsets))
+
+    def compare(self, where: str, text: str, recorded: Mapping[str, object], seen: Mapping[str, object]) -> None:
+        """Name what is recorded otherwise than it is seen; `text` has places for the name and the two values."""
+        for name, value in recorded.items():
+            if value != seen[name]:
+                self.inconsistent(where, text.format(name, _plain(value), _plain(seen[name])))
+
+    def check_bounds(self, where: str, holder: object, text: str, seen: Mapping[str, Collection[int]]) -> None:
+        """Name the lower bounds, attributes of `holder`, that are above the least of what is seen, or not there."""
+        for name, values in seen.items():
+            bound = getattr(holder, name)
+            if values and (bound is None or bound > min(values)):
+                self.inconsistent(where, f"the manifest says {name} {bound} of it, but {text} has {min(values)}")
+
+    def more(self, kind: DifferenceKind, count: int) -> None:
         """Count differences that are not named."""
         if count:
             self.counts[kind] = self.counts.get(kind, 0) + count
 
-    def room(self, kind: Kind) -> int:
+    def room(self, kind: DifferenceKind) -> int:
         """How many more of this kind will be named."""
-        return self.limit - sum(1 for one in self.named if one.kind is kind)
+        return max(0, self.limit - sum(1 for difference in self.named if difference.kind is kind))
 
     def merge(self, other: Findings) -> None:
-        """Take in what a task has found; what two tasks stumbled over alike counts once."""
+        """Take in what a task has found; what two tasks met alike counts once."""
         for difference in other.named:
             if difference in self.named:
                 self.more(difference.kind, -1)
@@ -97,10 +135,11 @@ class Findings:
         for kind, count in other.counts.items():
             self.more(kind, count)
 
-    @property
-    def total(self) -> int:
-        """All differences, named or not."""
-        return sum(self.counts.values())
+    def forgive(self, names: Collection[str]) -> None:
+        """Take back the damage of these objects."""
+        forgiven = [found for found in self.named if found.kind is DifferenceKind.DAMAGED and found.where in names]
+        self.named = [found for found in self.named if found not in forgiven]
+        self.more(DifferenceKind.DAMAGED, -len(forgiven))
 
     @contextmanager
     def reading(self, where: str) -> Iterator[None]:
@@ -108,7 +147,11 @@ class Findings:
         try:
             yield
         except UNREADABLE as error:
-            said = with_full("it cannot be decoded", f"it cannot be decoded ({error!r:.200})")
+            reason = with_full("it cannot be decoded", f"it cannot be decoded ({error!r:.200})")
             if isinstance(error, CompactorError):
-                said = with_full(error.public or "it cannot be read", error.message)
-            self.add(Difference(Kind.DAMAGED, where, said))
+                reason = with_full(error.public or "it cannot be read", error.message)
+            self.add(Difference(DifferenceKind.DAMAGED, where, reason))
+
+
+def _plain(value: object) -> str:
+    return f"{value[0]} ({value[1]})" if isinstance(value, tuple) and len(value) == 2 else str(value)

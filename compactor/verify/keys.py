@@ -22,89 +22,62 @@ Memory: about 100 bytes a record of the range (`plan.RANGE_RECORDS` bounds it).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from pyroaring import BitMap64
 
-from compactor.verify.chunks import (
-    RangeChunks,
-    certain_of,
-    check_tables,
-    records_of,
-)
-from compactor.verify.findings import Findings, Kind
-from compactor.verify.fingerprints import (
+from compactor.verify.chunks import RangeChunks, certain_of, check_tables, records_of
+from compactor.verify.compare import (
     I64,
-    Fingerprint,
+    Answer,
     Mask,
+    RowsByOffset,
     align,
     compare_bitmaps,
     fingerprint,
+    largest_of_each,
     last_of_each,
+    mixed_records,
     name_records,
-    stirred_records,
+    newest_of_each,
+    numbers,
+    plain,
+    summed,
 )
+from compactor.verify.findings import DifferenceKind, Findings
 from compactor.verify.history import ALWAYS
-from compactor.verify.plan import Order, VerifyPlan
+from compactor.verify.plan import CHUNK_TABLES, Order, VerifyPlan
 from storage.ledger import key_index
-from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, HashRange, Records
-from storage.ledger.rows_file import RowsObject, RowsReader
+from storage.ledger.key_index import MARKER, NO_EVENT_TIME, TOMBSTONE, HashRange, Records
+from storage.ledger.rows_file import RowsObject
 from storage.model import IndexLocation, LedgerRecord
 from storage.objects.interface import ObjectStore
 
 
-@dataclass
-class RangeFound:
-    """The answer about a hash range. `visible` None: a level could not be read. `chunked`: of the records of its
-    chunked messages, which are `values` and `tombstones`; None: a table could not be read. `keys`: winners looked at;
-    `undecided`: keys of which raw cannot say. `dropped_to`: the highest winner that is rightly gone, −1: none."""
-
-    findings: Findings
-    visible: Fingerprint | None = None
-    chunked: Fingerprint | None = None
-    values: int = 0
-    tombstones: int = 0
-    keys: int = 0
-    undecided: int = 0
-    dropped_to: int = -1
-
-
-@dataclass
-class UnkeyedFound:
-    """The answer about rows outside the key map: fingerprints of offsets by class, and of the chunk tables, None if
-    they cannot be read."""
-
-    findings: Findings
-    bitmaps: dict[str, Fingerprint] | None = None
-    chunks: Fingerprint | None = None
-
-
-def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> RangeFound:
-    """Hash range `number`."""
-    assert plan.manifest is not None
+def check_range(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
+    """Hash range `number`. Counts the keys, those that are undecided, and the values and tombstones among chunked
+    messages; the fingerprint is of the visible records but for those of chunked messages."""
     wanted = plan.ranges[number]
-    found = RangeFound(Findings(plan.limit))
-    serving = visible_records(store, plan, wanted, found.findings)
-    if serving is not None:
-        alive = serving.take(serving.offset & MARKER == 0)
-        hash_mixed = stirred_records(alive, plan.by_event)
-        found.visible = Fingerprint(len(alive), int(hash_mixed.sum(dtype=np.uint64)))
+    answer = Answer(Findings(plan.limit), complete=False)
+    serving = visible_records(store, plan, wanted, answer.findings)
     chunks: RangeChunks | None = None
-    with found.findings.reading(f"chunk tables of compacted ledger {plan.manifest.ledger_id} and of raw"):
+    with answer.findings.reading(f"chunk tables of {plan.where} and of raw"):
         chunks = RangeChunks(store, plan, wanted)
     if chunks is None:
-        return found
+        return answer
+    answer.complete = True
     chunked = records_of(chunks.live.complete)
-    found.chunked = Fingerprint(len(chunked), int(stirred_records(chunked, plan.by_event).sum(dtype=np.uint64)))
-    found.tombstones = int(np.count_nonzero(chunked.offset & TOMBSTONE))
-    found.values = len(chunked) - found.tombstones
+    tombstones = int(np.count_nonzero(chunked.offset & TOMBSTONE))
+    answer.counts.update({"values": len(chunked) - tombstones, "tombstones": tombstones})
+    winners = _winners(store, plan, wanted, chunks, answer.findings)
     if serving is not None:
-        chunks.compare(set(_plain(alive).tolist()), found.findings)
-    winners = _winners(store, plan, wanted, chunks, found.findings)
-    if serving is not None and winners is not None:
-        _Range(store, plan, found).compare(serving, *winners)
-    return found
+        alive = serving.take(serving.offset & MARKER == 0)
+        of_rows = summed(mixed_records(alive, plan.by_event)) - summed(mixed_records(chunked, plan.by_event))
+        answer.add(plan.range_name(number), of_rows)
+        chunks.compare(set(plain(alive).tolist()), answer.findings)
+        if winners is not None:
+            _Range(store, plan, answer).compare(serving, *winners)
+    return answer
 
 
 def visible_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange, findings: Findings) -> Records | None:
@@ -112,14 +85,13 @@ def visible_records(store: ObjectStore, plan: VerifyPlan, wanted: HashRange, fin
 
     None if an index cannot be read: what it hides is not known then.
     """
-    assert plan.manifest is not None
-    pieces = _read_each(store, plan.locations, wanted, findings)
-    if pieces is None:
+    levels = _read_each(store, plan.locations, wanted, findings)
+    if levels is None:
         return None
-    everything = _joined(pieces)
-    ages = [age for age, level in enumerate(plan.manifest.index) for _ in level]
-    age = np.repeat(np.array(ages, dtype=np.int64), [len(piece) for piece in pieces])
-    return everything.take(last_of_each(everything.hi, everything.lo, -age))
+    records = _joined(levels)
+    ages = [age for age, level in enumerate(plan.serving.index) for _ in level]
+    age = np.repeat(np.array(ages, dtype=np.int64), [len(level) for level in levels])
+    return records.take(last_of_each(records.hi, records.lo, -age))
 
 
 def _winners(
@@ -131,18 +103,15 @@ def _winners(
         return None
     runs.append(chunks.winners())
     by_offset, by_event, cut = _that_took_part(plan, runs)
-    newest = by_offset.take(last_of_each(by_offset.hi, by_offset.lo, by_offset.offset & OFFSET_MASK))
-    assert by_event.event_time is not None
-    order = (by_event.offset & OFFSET_MASK, by_event.event_time)
-    largest = by_event.take(last_of_each(by_event.hi, by_event.lo, *order))
+    newest, largest = newest_of_each(by_offset), largest_of_each(by_event)
     winners = newest if plan.order is Order.OFFSET else largest
     certain = np.ones(len(winners), dtype=np.bool_)
     if plan.order is Order.EITHER:
         certain = newest.offset == largest.offset
     if plan.order is not Order.OFFSET and len(cut):
-        ours, theirs = align(winners, cut.take(last_of_each(cut.hi, cut.lo)))
+        ours, theirs = align(winners, newest_of_each(cut))
         certain[ours[(ours >= 0) & (theirs >= 0)]] = False
-    return winners, certain & plan.decided(_plain(winners)) & certain_of(winners, chunks.uncertain)
+    return winners, certain & plan.decided(plain(winners)) & certain_of(winners, chunks.uncertain)
 
 
 def _that_took_part(plan: VerifyPlan, runs: Sequence[Records]) -> tuple[Records, Records, Records]:
@@ -154,14 +123,13 @@ def _that_took_part(plan: VerifyPlan, runs: Sequence[Records]) -> tuple[Records,
     newest, largest, cut = [], [], []
     for run in runs:
         by_event = run.by_event()
-        here, there = (plan.took_part(_plain(one)) for one in (run, by_event))
-        newest.append(Records(run.hi, run.lo, run.offset).take(here))
-        lost = here & ~there
         assert by_event.event_time is not None
+        here, there = plan.took_part(plain(run)), plan.took_part(plain(by_event))
         offset = np.where(there, by_event.offset, run.offset)
         event_time = np.where(there, by_event.event_time, NO_EVENT_TIME)
+        newest.append(Records(run.hi, run.lo, run.offset).take(here))
         largest.append(Records(run.hi, run.lo, offset, offset, event_time).take(here))
-        cut.append(Records(run.hi, run.lo, run.offset).take(lost))
+        cut.append(Records(run.hi, run.lo, run.offset).take(here & ~there))
     return _joined(newest), _joined(largest), _joined(cut)
 
 
@@ -179,22 +147,18 @@ def _read_each(
 class _Range:
     """What is served in a hash range against what should be."""
 
-    def __init__(self, store: ObjectStore, plan: VerifyPlan, found: RangeFound) -> None:
-        assert plan.manifest is not None
-        assert plan.history is not None
-        self._store, self._plan, self._found = store, plan, found
-        self._history = plan.history
-        self._where = f"compacted ledger {plan.manifest.ledger_id}"
+    def __init__(self, store: ObjectStore, plan: VerifyPlan, answer: Answer) -> None:
+        self._store, self._plan, self._answer = store, plan, answer
 
     def compare(self, serving: Records, winners: Records, certain: Mask) -> None:
         """`certain`: of which winners raw can say that they are."""
         ours, theirs = align(winners, serving)
-        self._found.keys = len(winners)
         alone = serving.take(theirs[ours < 0])
         alone = alone.take(alone.offset & MARKER == 0)
-        known = self._plan.covered(_plain(alone))
-        self._found.undecided = int(np.count_nonzero(~known)) + int(np.count_nonzero(~certain))
-        self._name(Kind.EXTRA, alone.take(known), "a key is in the index that no raw ledger has")
+        known = self._plan.covered(plain(alone))
+        undecided = int(np.count_nonzero(~known)) + int(np.count_nonzero(~certain))
+        self._answer.counts.update({"keys": len(winners), "undecided": undecided})
+        self._name(DifferenceKind.EXTRA, alone.take(known), "a key is in the index that no raw ledger has")
 
         here = np.flatnonzero(ours >= 0)
         here = here[certain[ours[here]]]
@@ -208,104 +172,101 @@ class _Range:
         deleted = winner.offset & TOMBSTONE != 0
         visible = found & (record.offset & MARKER == 0)
         value = visible & (record.offset & TOMBSTONE == 0)
-        at_winner = visible & (_plain(record) == _plain(winner))
+        at_winner = visible & (plain(record) == plain(winner))
         gone = deleted & ~at_winner
         lost = ~deleted & ~at_winner
         expired = np.zeros(len(winner), dtype=np.bool_)
-        expired[lost] = self._may_have_expired(_plain(winner.take(lost)))
+        expired[lost] = self._may_have_expired(plain(winner.take(lost)))
         gone |= lost & expired
         lost &= ~expired
         excused = np.zeros(len(winner), dtype=np.bool_)
         if self._plan.order is Order.EVENT and winner.event_time is not None:
             # A winner that is gone and forgotten gives way to what came after it (P9).
-            excused = (winner.event_time <= self._history.forgotten_to) & (_plain(record) > _plain(winner))
-
-        self._name(Kind.MISSING, winner.take(lost & ~visible), "the winner of a key is not in the compacted ledger")
-        stands = record.take(lost & visible)
-        self._name(Kind.ALTERED, stands, "another message of the key stands in its winner's place")
+            excused = (winner.event_time <= self._plan.history.forgotten_to) & (plain(record) > plain(winner))
         back = gone & visible & ~excused
-        self._name(Kind.REVIVED, record.take(back & value), "a key has a value, but was deleted or has expired")
-        self._name(Kind.ALTERED, record.take(back & ~value), "a tombstone stands that did not win its key")
         wrong = at_winner & (deleted == value)
-        self._name(Kind.REVIVED, record.take(wrong & deleted), "a tombstone is in the index as a value")
-        self._name(Kind.ALTERED, record.take(wrong & ~deleted), "a value is in the index as a tombstone")
+        self._name(
+            DifferenceKind.MISSING, winner.take(lost & ~visible), "the winner of a key is not in the compacted ledger"
+        )
+        for kind, mask, what in (
+            (DifferenceKind.ALTERED, lost & visible, "another message of the key stands in its winner's place"),
+            (DifferenceKind.REVIVED, back & value, "a key has a value, but was deleted or has expired"),
+            (DifferenceKind.ALTERED, back & ~value, "a tombstone stands that did not win its key"),
+            (DifferenceKind.REVIVED, wrong & deleted, "a tombstone is in the index as a value"),
+            (DifferenceKind.ALTERED, wrong & ~deleted, "a value is in the index as a tombstone"),
+        ):
+            self._name(kind, record.take(mask), what)
         self._check_memory(winner, record, found, gone)
-        dropped = _plain(winner.take(gone))
-        self._found.dropped_to = int(dropped.max()) if len(dropped) else -1
+        self._answer.dropped_to = int(plain(winner.take(gone)).max(initial=-1))
 
     def _check_memory(self, winner: Records, record: Records, found: Mask, gone: Mask) -> None:
         """By event time, what is gone must be remembered for its time, or a late message revives the key (P9)."""
         if self._plan.order is not Order.EVENT or not self._plan.by_event or winner.event_time is None:
             return
-        needed = gone & (winner.event_time != NO_EVENT_TIME) & (winner.event_time > self._history.forgotten_to)
-        remembered = found & (_plain(record) == _plain(winner))
+        needed = gone & (winner.event_time != NO_EVENT_TIME)
+        needed &= winner.event_time > self._plan.history.forgotten_to
+        remembered = found & (plain(record) == plain(winner))
         if record.event_time is not None:
             remembered &= record.event_time == winner.event_time
         what = "a deletion is not remembered in the index, though a late message could still revive its key"
-        self._name(Kind.MISSING, winner.take(needed & ~remembered), what)
+        self._name(DifferenceKind.MISSING, winner.take(needed & ~remembered), what)
 
     def _may_have_expired(self, offsets: I64) -> Mask:
         """Which values, by offset, some run may have found expired (T2). Reads their rows where need be."""
-        limits = self._history.may_expire(offsets)
+        limits = self._plan.history.may_expire(offsets)
         expired: Mask = limits == ALWAYS
         for ledger in self._plan.below:
-            mine = (offsets >= ledger.first_offset) & (offsets <= ledger.last_offset) & ~expired
-            if not (mine & (limits >= ledger.min_publish_time)).any():
+            mine = np.flatnonzero((offsets >= ledger.first_offset) & (offsets <= ledger.last_offset) & ~expired)
+            if not (limits[mine] >= ledger.min_publish_time).any():
                 continue
-            unread = np.flatnonzero(mine)
-            expired[unread] = True  # unless its rows say otherwise
-            with self._found.findings.reading(ledger.rows.name):
-                reader = RowsReader(self._store, RowsObject(ledger.rows, ledger.footer_size))
-                expired[unread] = False
-                for number, group in enumerate(reader.groups):
-                    inside = np.flatnonzero(mine & (offsets >= group.first_offset) & (offsets <= group.last_offset))
-                    least = reader.least(number, "publish_time")
-                    if not len(inside) or (least is not None and limits[inside].max() < least):
+            expired[mine] = True  # unless its rows say otherwise
+            with self._answer.findings.reading(ledger.rows.name):
+                rows = RowsByOffset(self._store, RowsObject(ledger.rows, ledger.footer_size))
+                expired[mine] = False
+                for number, inside in rows.groups(offsets[mine]):
+                    unread = mine[inside]
+                    least = rows.reader.least(number, "publish_time")
+                    if least is not None and limits[unread].max() < least:
                         continue
-                    table = reader.read(number, ["offset", "publish_time"])
-                    order = {int(offset): row for row, offset in enumerate(table.column("offset").to_numpy())}
-                    published = table.column("publish_time").to_numpy()
-                    rows = np.array([order.get(int(offset), -1) for offset in offsets[inside]], dtype=np.int64)
-                    expired[inside] = (rows < 0) | (published[np.maximum(rows, 0)] <= limits[inside])
+                    found, table = rows.rows(number, offsets[unread], ["offset", "publish_time"])
+                    expired[unread] = True
+                    expired[unread[found]] = numbers(table, "publish_time") <= limits[unread[found]]
         return expired
 
-    def _name(self, kind: Kind, records: Records, what: str) -> None:
-        name_records(self._found.findings, kind, self._where, records, what)
+    def _name(self, kind: DifferenceKind, records: Records, what: str) -> None:
+        name_records(self._answer.findings, kind, self._plan.where, records, what)
 
 
-def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> UnkeyedFound:
+def check_unkeyed(store: ObjectStore, plan: VerifyPlan, number: int) -> Answer:
     """Rows without a key, whole entries and chunks of no message: the index's bitmaps against those of raw (P6, P8);
     and the chunk tables by themselves (P10)."""
-    assert plan.manifest is not None
-    assert plan.history is not None
-    found = UnkeyedFound(Findings(plan.limit))
-    where = f"compacted ledger {plan.manifest.ledger_id}"
-    found.chunks = check_tables(store, plan, found.findings)
-    bitmaps = unkeyed_bitmaps(store, plan, found.findings)
-    if bitmaps is not None:
-        found.bitmaps = {name: fingerprint(_offsets(bitmap)) for name, bitmap in bitmaps.items()}
+    answer = Answer(Findings(plan.limit))
+    tables = check_tables(store, plan, answer.findings)
+    if tables is not None:
+        answer.add(CHUNK_TABLES, tables)
+    bitmaps = unkeyed_bitmaps(store, plan, answer.findings)
     if bitmaps is None:
-        return found
-    if not plan.manifest.policies.get("retain_null_key"):
-        compare_bitmaps(found.findings, where, "null_keys", BitMap64(), bitmaps["null_keys"])
+        return answer
+    for name, bitmap in bitmaps.items():
+        answer.add(name, fingerprint(_offsets(bitmap)))
+    if not plan.serving.policies.get("retain_null_key"):
+        compare_bitmaps(answer.findings, plan.where, "null_keys", BitMap64(), bitmaps["null_keys"])
     dropped_to, limited_to = plan.history.null_keys_dropped_to, plan.history.unkeyed_dropped_to
     for ledger in plan.below:
         span = BitMap64(range(ledger.first_offset, ledger.last_offset + 1))
-        with found.findings.reading(ledger.index.name):
+        with answer.findings.reading(ledger.index.name):
             for name, bitmap in bitmaps.items():
-                raw = key_index.read_unkeyed(store, ledger.index, name)
                 mine = bitmap & span
                 may_be_gone = max(limited_to, dropped_to if name == "null_keys" else -1)
-                raw = _that_took_part_of(plan, ledger, raw, mine)
+                raw = _that_took_part_of(plan, ledger, key_index.read_unkeyed(store, ledger.index, name), mine)
                 if ledger.first_offset <= may_be_gone:
                     raw &= mine  # what was dropped by a run does not come back
-                compare_bitmaps(found.findings, where, name, raw, mine)
-    return found
+                compare_bitmaps(answer.findings, plan.where, name, raw, mine)
+    return answer
 
 
 def _that_took_part_of(plan: VerifyPlan, ledger: LedgerRecord, raw: BitMap64, found: BitMap64) -> BitMap64:
     """Those offsets of a ledger that a run has read; of which that is not known, those that are `found`."""
-    assert plan.history is not None
     begins = plan.history.raw_from(np.array([ledger.last_offset], dtype=np.int64))
     to = plan.start_offset if begins is None else int(begins[0])
     below = BitMap64(range(ledger.first_offset, min(to, ledger.last_offset + 1)))
@@ -324,24 +285,15 @@ def unkeyed_bitmaps(store: ObjectStore, plan: VerifyPlan, findings: Findings) ->
     return bitmaps if read == len(plan.locations) else None
 
 
-def _plain(records: Records) -> I64:
-    return (records.offset & OFFSET_MASK).astype(np.int64)
-
-
 def _offsets(bitmap: BitMap64) -> I64:
     return np.frombuffer(bitmap.to_array(), dtype=np.int64) if bitmap else np.empty(0, dtype=np.int64)
 
 
 def _joined(runs: list[Records]) -> Records:
     """Runs one after the other, with event times throughout: those of a run without are NO_EVENT_TIME."""
-    whole = [run if run.event_time is not None else Records(run.hi, run.lo, run.offset).by_event() for run in runs]
-    hi, lo, offset = (
-        np.concatenate([np.empty(0, dtype=np.uint64), *(getattr(run, name) for run in whole)])
-        for name in ("hi", "lo", "offset")
-    )
-    times = [run.event_time for run in whole if run.event_time is not None]
-    event_time = np.concatenate([np.empty(0, dtype=np.int64), *times])
-    return Records(hi, lo, offset, offset, event_time)
+    timed = [run if run.event_time is not None else Records(run.hi, run.lo, run.offset).by_event() for run in runs]
+    found = key_index.concatenated(timed)
+    return found if found.event_time is not None else found.by_event()
 
 
 def _none_like(records: Records) -> Records:

@@ -1,11 +1,11 @@
-"""What every task of a verification is told, and how the sequence of offsets is covered by raw ledgers.
+"""What every task of a verification gets, and how the sequence of offsets is covered by raw ledgers.
 
 Raw at or below the horizon may be trimmed, in front or anywhere. What a task may then say depends on where: a newer
 message of a key can only be in a gap behind, an event time that was larger in any gap.
 
-A trim may also cut a ledger in two: it is still there whole, but rows below the topic's start take no part in runs that
-come after. Which took part the runs tell, each has said where the topic began for it; with an incomplete history rows
-below the topic's start may have taken part or not.
+A trim may also cut a ledger in two: it is still there whole, but rows below the topic's start take no part in later
+runs. Each run records where the topic began for it; with an incomplete history, rows below the topic's start may have
+taken part or not.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from storage.objects.interface import StoreLocation
 
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+CHUNK_TABLES = "chunk tables"
+"""The name of the fingerprint of all live chunks."""
 
 
 class Order(Enum):
@@ -42,18 +44,34 @@ class Order(Enum):
 class VerifyPlan:
     """`ledgers`: all raw ledgers, by offset. `manifest` None: there is no compacted ledger that could be read.
 
-    `range_bits`: log2 of the hash ranges; `limit`: differences of a kind that a task names.
-    `start_offset`: where the topic begins.
+    `history`: of the topic's runs, as far as they are behind the manifest. `range_bits`: log2 of the hash ranges.
+    `limit`: differences of a kind that a task names. `start_offset`: where the topic begins.
     """
 
     store: StoreLocation
     hasher: KeyHasher
     ledgers: tuple[LedgerRecord, ...]
     manifest: Manifest | None
-    history: History | None
+    history: History
     range_bits: int
     limit: int
     start_offset: int = 0
+
+    @property
+    def serving(self) -> Manifest:
+        """The manifest, for tasks that exist only with it."""
+        assert self.manifest is not None
+        return self.manifest
+
+    @property
+    def where(self) -> str:
+        """The compacted ledger, as differences name it."""
+        return f"compacted ledger {self.serving.ledger_id}"
+
+    @staticmethod
+    def range_name(number: int) -> str:
+        """The name of the fingerprint of the keyed rows of a hash range."""
+        return f"range {number}"
 
     @property
     def ranges(self) -> tuple[HashRange, ...]:
@@ -93,7 +111,6 @@ class VerifyPlan:
     @cached_property
     def order(self) -> Order:
         """What raw can say of winners. Where nothing has an event time the two orders are one."""
-        assert self.history is not None
         orders = self.history.orders
         no_events = not self.gaps and not any(_has_events(ledger) for ledger in self.below)
         if orders == {False} or no_events:
@@ -123,13 +140,11 @@ class VerifyPlan:
 
     def took_part(self, offsets: I64) -> Mask:
         """Which raw rows at or below the horizon, by offset, a run has read; with an incomplete history, may have."""
-        assert self.history is not None
         begins = self.history.raw_from(offsets)
         return np.ones(len(offsets), dtype=np.bool_) if begins is None else offsets >= begins
 
     def known(self, offsets: I64) -> Mask:
         """Of which raw rows, by offset, it is known whether they took part."""
-        assert self.history is not None
         if self.history.complete:
             return np.ones(len(offsets), dtype=np.bool_)
         return offsets >= self.start_offset

@@ -19,22 +19,18 @@ import pytest
 from compactor.maintenance.retention import Retention
 from compactor.run.layout import lay_out
 from compactor.run.plan import (
-    Policies,
     RangeResult,
     RangeStatistics,
     RowSet,
     RunPlan,
+    RunPolicies,
     Sizing,
     Source,
     expected_totals,
     located,
 )
-from compactor.scheduling.cleanable_ratio import (
-    dirtiest_first,
-    dirty_ratio,
-    is_due,
-    ratio,
-)
+from compactor.scheduling.backlog import Backlog, Backlogs
+from compactor.scheduling.due import cause_of, due
 from storage.errors import ObjectDamaged
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.rows_file import RowsObject
@@ -43,10 +39,10 @@ from storage.log.segment import SegmentFiles
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message, StoredObject
 from storage.objects.interface import StoreLocation
+from storage.options.resolution import Triggers
 from storage.reading.snapshot_reader import Limits, messages
 from storage.reading.topic_reader import TopicReader
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import one, produce
 from tests.workbench import Workbench, compacted_only, raw, view
 
@@ -129,7 +125,7 @@ def test_worked_example_2_cleaner_point_head_and_tail(bench: Workbench, topic: T
         (segment,) = topic.snapshot().segments
         assert segment.first_offset == begin
         before = raw(topic)
-        cleaner.compact(topic.name, Policies())
+        cleaner.compact(topic.name, RunPolicies())
         horizon = topic.snapshot().horizon
         assert horizon is not None
         assert horizon.offset + 1 == begin, "the cleaner point"
@@ -206,14 +202,13 @@ def test_worked_example_3_a_reader_in_step(bench: Workbench, topic: Topic) -> No
 
 def clock_shows(bench: Workbench, time_of_day: str) -> None:
     """Let the clock go on to that time of day."""
-    assert isinstance(bench.clock, ManualClock)
     hours, minutes = map(int, time_of_day.split(":"))
-    bench.clock.advance((hours * HOUR + minutes * MINUTE - bench.clock.now_ms()) % DAY)
+    bench.advance((hours * HOUR + minutes * MINUTE - bench.clock.now_ms()) % DAY)
 
 
 def one_hour_run(bench: Workbench, topic: Topic) -> list[Message]:
     """A run that keeps tombstones for one hour; the compacted ledger after it."""
-    bench.compactor().compact(topic.name, Policies(tombstone_retention_ms=HOUR))
+    bench.compactor().compact(topic.name, RunPolicies(tombstone_retention_ms=HOUR))
     return compacted_only(topic)
 
 
@@ -245,11 +240,10 @@ def test_worked_example_4_tombstones(bench: Workbench, kept_since_7_40: Topic, b
 
 
 def test_worked_example_4_the_horizon_is_to_the_millisecond(bench: Workbench, kept_since_7_40: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
     clock_shows(bench, "8:40")
-    bench.clock.advance(-1)
+    bench.advance(-1)
     assert at(one_hour_run(bench, kept_since_7_40)) == [1, 2]
-    bench.clock.advance(1)
+    bench.advance(1)
     assert at(one_hour_run(bench, kept_since_7_40)) == [2]
 
 
@@ -298,7 +292,7 @@ def test_worked_example_5_grouping() -> None:
     sets = tuple(RowSet(number, 4 * rows * number, rows, 0, 0) for number in range(len(live)))
     found = located([RangeResult("range-0", sets, None, RangeStatistics())])
     plan = RunPlan(
-        StoreLocation("file:///nowhere"), "u", -1, "a", Policies(), 0, Xxh3KeyHasher(0), tuple(sources), old_parts=0
+        StoreLocation("file:///nowhere"), "u", -1, "a", RunPolicies(), 0, Xxh3KeyHasher(0), tuple(sources), old_parts=0
     )
     layout = lay_out(plan, found, expected_totals(plan, found), Sizing(parallelism=1, part_bytes=GB))
     taken = [[(one.source, one.first_offset, one.last_offset) for one in part.slices] for part in layout.parts]
@@ -315,11 +309,12 @@ def test_worked_example_5_grouping() -> None:
 # --- 6
 
 
-@pytest.mark.parametrize(("dirty", "due"), [(0, False), (499, False), (500, False), (501, True), (100_000, True)])
-def test_worked_example_6_dirty_ratio(dirty: int, due: bool) -> None:
+@pytest.mark.parametrize(("dirty", "starts"), [(0, False), (499, False), (500, False), (501, True), (100_000, True)])
+def test_worked_example_6_dirty_ratio(bench: Workbench, dirty: int, starts: bool) -> None:
     """With 500 clean bytes and the limit 0.5: as many dirty bytes do not start a run, one more does."""
-    assert ratio(500, dirty) == pytest.approx(dirty / (500 + dirty))
-    assert is_due(ratio(500, dirty), 0.5) is due
+    backlog = Backlog(bench.topic().record, Triggers(dirty_ratio=0.5), dirty, 1, dirty, 500)
+    assert backlog.dirty_ratio == pytest.approx(dirty / (500 + dirty))
+    assert cause_of(backlog, bench.clock.now_ms()) == ("dirty.ratio" if starts else None)
 
 
 def test_worked_example_6_on_topics(bench: Workbench) -> None:
@@ -328,29 +323,39 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
     def message(key: int) -> bytes:
         return one(b"%03d" % key, b"x" * 97, bench.clock.now_ms())
 
+    def ratio(topic: Topic) -> float:
+        (backlog,) = Backlogs(bench.metadata, bench.log).of([topic.record.id])
+        return backlog.dirty_ratio
+
+    def due_topics() -> list[str]:
+        backlogs = Backlogs(bench.metadata, bench.log).of_all(bench.clock)
+        return [found.topic.name.topic for found in due(backlogs, {}, bench.clock.now_ms())]
+
     topics = {}
     for name, clean, dirty in (("half", 4, 4), ("more", 4, 5), ("most", 1, 9), ("clean", 4, 0)):
         topics[name] = topic = bench.topic(name)
+        bench.metadata.policies.set(topic_scope(topic.record), "min.cleanable.dirty.ratio", 0.5)
         produce(topic, [message(key) for key in range(clean)])
         bench.compact(topic)
         produce(topic, [message(key) for key in range(dirty)])
         roll_and_seal(topic)
         produce(topic, [message(0)])
-    ratios = {name: dirty_ratio(topic.snapshot()) for name, topic in topics.items()}
-    assert ratios == {"half": 0.5, "more": 5 / 9, "most": 0.9, "clean": 0.0}
-    assert dirtiest_first(ratios, 0.5) == ["most", "more"]
+    assert {name: ratio(topic) for name, topic in topics.items()} == {
+        "half": 0.5, "more": 5 / 9, "most": 0.9, "clean": 0.0
+    }  # fmt: skip
+    assert due_topics() == ["most", "more"]
     more = topics["more"]
     more.keeper().roll(more.record)
-    rolled = dirty_ratio(more.snapshot())
-    assert 5 / 9 < rolled < 0.6, "of a rolled segment the keys are not known yet"
-    lag = Policies(min_lag_ms=1)
-    assert dirty_ratio(more.snapshot(), lag, bench.clock.now_ms()) == 0.0
-    assert dirty_ratio(more.snapshot(), lag, bench.clock.now_ms() + 1) == rolled
+    assert 5 / 9 < ratio(more) < 0.6, "of a rolled segment the keys are not known yet"
+    bench.metadata.policies.set(topic_scope(more.record), "min.compaction.lag.ms", 1)
+    assert due_topics() == ["most"]
+    bench.advance(1)
+    assert due_topics() == ["most", "more"]
     roll_and_seal(more)
-    assert dirty_ratio(more.snapshot()) == 0.6
+    assert ratio(more) == 0.6
     bench.compact(more)
-    assert dirty_ratio(more.snapshot()) == 0.0
-    assert dirty_ratio(bench.topic("never compacted").snapshot()) == 0.0
+    assert ratio(more) == 0.0
+    assert ratio(bench.topic("never compacted")) == 0.0
 
 
 # --- 11
@@ -369,7 +374,7 @@ def test_worked_example_11_memory_of_the_map(bench: Workbench, topic: Topic) -> 
     keys = 8 * fits
     produce(topic, [one(b"key-%d" % (number % keys), b"%d" % number) for number in range(2 * keys)])
     sizing = Sizing(parallelism=1, range_records=fits)
-    outcome = bench.with_sizing(sizing).compactor().compact(topic.name, Policies())
+    outcome = bench.with_sizing(sizing).compactor().compact(topic.name, RunPolicies())
     assert outcome.run is not None
     assert at(compacted_only(topic)) == list(range(keys, 2 * keys))
     horizon = topic.snapshot().horizon

@@ -27,7 +27,7 @@ from pyroaring import BitMap, BitMap64
 from pyspark.sql import SparkSession
 
 from compactor.engines.engine import Engine
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.ledger import key_index, names, rows
 from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.deletion_bitmap import encode_deleted
@@ -357,7 +357,7 @@ def test_the_page_reads_a_compacted_ledger_with_chunks(tmp_path: Path) -> None:
     first = [*whole("1", b"a", b"A", b"B"), chunk("2", 0, 2, b"b", b"C"), *whole("3", b"c", None, b"")]
     append(bench, topic, [message(b"b", b"old"), *first])
     append(bench, topic, [chunk("2", 1, 2, b"b", b"D"), message(b"a", b"new"), chunk("4", 0, 2, b"b", b"E")])
-    bench.compactor().compact(topic.name, Policies(tombstone_retention_ms=1))
+    bench.compactor().compact(topic.name, RunPolicies(tombstone_retention_ms=1))
     compacted = topic.snapshot().compacted
     assert compacted is not None
     manifest = json.loads(bench.store.get(compacted.manifest.name))

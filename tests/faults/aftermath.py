@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 
-from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.two_phase import HEARTBEAT_MS
 from storage.errors import DataLoss, Fenced
 from storage.ledger import names

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import Table, update
 
-from compactor.verify.findings import Kind
+from compactor.verify.findings import DifferenceKind
 from storage.ledger import key_index
 from storage.ledger.key_index import MARKER, Records
 from storage.ledger.rows_file import RowsObject
@@ -316,44 +316,44 @@ def _sum(table: pa.Table) -> int:
     return int(sum(table.column("offset").to_pylist()))
 
 
-SEEDS: list[tuple[Callable[[Forger], None], Kind, bytes | None]] = [
-    (part_missing, Kind.MISSING, b"key05"),
-    (part_missing_and_index, Kind.MISSING, b"key05"),
-    (part_extra, Kind.EXTRA, b"never"),
-    (part_altered, Kind.ALTERED, b"key05"),
-    (part_altered_column, Kind.ALTERED, b"key05"),
-    (part_revived, Kind.EXTRA, b"early"),
-    (part_revived_and_index, Kind.REVIVED, b"early"),
-    (part_tombstone_made_a_value, Kind.REVIVED, b"kept"),
-    (part_retained_at_altered, Kind.ALTERED, b"kept"),
-    (part_null_key_missing, Kind.EXTRA, None),
-    (bitmap_missing, Kind.MISSING, b"key05"),
-    (bitmap_extra, Kind.EXTRA, b"key00"),
-    (bitmap_altered, Kind.ALTERED, b"key00"),
-    (bitmap_revived, Kind.REVIVED, b"kept"),
-    (level_missing, Kind.MISSING, b"key05"),
-    (level_extra, Kind.EXTRA, None),
-    (level_altered, Kind.ALTERED, None),
-    (level_record_hidden_no_more, Kind.ALTERED, b"key00"),
-    (level_revived, Kind.REVIVED, b"gone"),
-    (level_marker_lost, Kind.REVIVED, b"gone"),
-    (level_made_a_marker, Kind.MISSING, b"key05"),
-    (level_tombstone_flag, Kind.REVIVED, b"kept"),
-    (level_null_key_missing, Kind.MISSING, None),
-    (level_null_key_extra, Kind.EXTRA, None),
-    (raw_row_altered, Kind.ALTERED, b"key05"),
-    (raw_row_of_another_key, Kind.MISSING, b"never"),
-    (raw_row_gone, Kind.EXTRA, b"key05"),
-    (raw_value_deleted, Kind.REVIVED, b"key05"),
-    (raw_rows_without_index, Kind.MISSING, b"never"),
-    (raw_index_missing, Kind.MISSING, b"key05"),
-    (raw_index_extra, Kind.EXTRA, None),
-    (raw_index_altered, Kind.ALTERED, None),
-    (raw_index_revived, Kind.REVIVED, b"gone"),
-    (tail_index_missing, Kind.MISSING, b"key02"),
-    (manifest_part_missing, Kind.MISSING, None),
-    (manifest_level_missing, Kind.MISSING, b"twice"),
-    (manifest_bitmap_forgotten, Kind.EXTRA, b"key00"),
+SEEDS: list[tuple[Callable[[Forger], None], DifferenceKind, bytes | None]] = [
+    (part_missing, DifferenceKind.MISSING, b"key05"),
+    (part_missing_and_index, DifferenceKind.MISSING, b"key05"),
+    (part_extra, DifferenceKind.EXTRA, b"never"),
+    (part_altered, DifferenceKind.ALTERED, b"key05"),
+    (part_altered_column, DifferenceKind.ALTERED, b"key05"),
+    (part_revived, DifferenceKind.EXTRA, b"early"),
+    (part_revived_and_index, DifferenceKind.REVIVED, b"early"),
+    (part_tombstone_made_a_value, DifferenceKind.REVIVED, b"kept"),
+    (part_retained_at_altered, DifferenceKind.ALTERED, b"kept"),
+    (part_null_key_missing, DifferenceKind.EXTRA, None),
+    (bitmap_missing, DifferenceKind.MISSING, b"key05"),
+    (bitmap_extra, DifferenceKind.EXTRA, b"key00"),
+    (bitmap_altered, DifferenceKind.ALTERED, b"key00"),
+    (bitmap_revived, DifferenceKind.REVIVED, b"kept"),
+    (level_missing, DifferenceKind.MISSING, b"key05"),
+    (level_extra, DifferenceKind.EXTRA, None),
+    (level_altered, DifferenceKind.ALTERED, None),
+    (level_record_hidden_no_more, DifferenceKind.ALTERED, b"key00"),
+    (level_revived, DifferenceKind.REVIVED, b"gone"),
+    (level_marker_lost, DifferenceKind.REVIVED, b"gone"),
+    (level_made_a_marker, DifferenceKind.MISSING, b"key05"),
+    (level_tombstone_flag, DifferenceKind.REVIVED, b"kept"),
+    (level_null_key_missing, DifferenceKind.MISSING, None),
+    (level_null_key_extra, DifferenceKind.EXTRA, None),
+    (raw_row_altered, DifferenceKind.ALTERED, b"key05"),
+    (raw_row_of_another_key, DifferenceKind.MISSING, b"never"),
+    (raw_row_gone, DifferenceKind.EXTRA, b"key05"),
+    (raw_value_deleted, DifferenceKind.REVIVED, b"key05"),
+    (raw_rows_without_index, DifferenceKind.MISSING, b"never"),
+    (raw_index_missing, DifferenceKind.MISSING, b"key05"),
+    (raw_index_extra, DifferenceKind.EXTRA, None),
+    (raw_index_altered, DifferenceKind.ALTERED, None),
+    (raw_index_revived, DifferenceKind.REVIVED, b"gone"),
+    (tail_index_missing, DifferenceKind.MISSING, b"key02"),
+    (manifest_part_missing, DifferenceKind.MISSING, None),
+    (manifest_level_missing, DifferenceKind.MISSING, b"twice"),
+    (manifest_bitmap_forgotten, DifferenceKind.EXTRA, b"key00"),
 ]
 
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from compactor.two_phase import HEARTBEAT_MS
 from storage.reading.compacted_reader import TERM_MS
 from tests.faults.simulation.appending import Appending
@@ -123,7 +123,7 @@ class Simulation:
         world.clock.advance(HEARTBEAT_MS + 60_000)  # clocks have gone back, too
         for model in world.topics:
             self._operating.resume_all(model)
-            self._compacting.start(model, Policies(retain_null_key=world.random.random() < 0.5), faults=0.0)
+            self._compacting.start(model, RunPolicies(retain_null_key=world.random.random() < 0.5), faults=0.0)
             for running in list(self._compacting.running):
                 self._compacting.finish(running)
             if model.raw and model.horizon != len(model.everything) - 1:

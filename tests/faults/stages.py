@@ -13,10 +13,11 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 
-from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from compactor.maintenance.truncation import Truncation
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.failpoints import Failpoint
 from storage.ledger import names
 from storage.log.log_manager import LogManager
@@ -63,7 +64,7 @@ def import_table(bench: Workbench, table: pa.Table, ledger_bytes: int = LEDGER_B
 
 
 def compact(bench: Workbench) -> None:
-    bench.compactor().compact(the_topic(bench).name, Policies())
+    bench.compactor().compact(the_topic(bench).name, RunPolicies())
 
 
 def append(bench: Workbench, *segments: tuple[Pairs, ...], roll: bool = False) -> None:

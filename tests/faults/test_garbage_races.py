@@ -17,14 +17,10 @@ import pytest
 from sqlalchemy import Connection, delete
 
 from compactor.engines.engine import InProcess
-from compactor.maintenance.garbage import (
-    GRACE_MS,
-    SKEW_MS,
-    Collected,
-    GarbageCollector,
-)
+from compactor.maintenance.garbage import SKEW_MS, Collected, GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import Fenced, StateMayBeStale
 from storage.failpoints import Failpoint, observed
@@ -38,7 +34,6 @@ from storage.metadata.tables import pins as pins_table
 from storage.model import Message
 from storage.reading.compacted_reader import TERM_MS
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.workbench import TINY, Workbench, content, raw, view
 
 KEYS = [b"key-%02d" % number for number in range(20)]
@@ -51,11 +46,6 @@ def topic(bench: Workbench) -> Topic:
     bench.append(topic, [content(*((key, b"first" * 9) for key in KEYS))])
     bench.compact(topic)
     return topic
-
-
-def advance(bench: Workbench, milliseconds: int) -> None:
-    assert isinstance(bench.clock, ManualClock)
-    bench.clock.advance(milliseconds)
 
 
 def collect(bench: Workbench, topic: Topic, skew_ms: int = SKEW_MS) -> Collected:
@@ -72,7 +62,7 @@ def beat(bench: Workbench, topic: Topic) -> None:
 def collect_for_hours(bench: Workbench, topic: Topic, alive: bool) -> None:
     """Three collections, a little more than half a grace time apart; `alive`: hearts beat meanwhile."""
     for _ in range(5):
-        advance(bench, GRACE_MS // 2 + 1)
+        bench.advance(GRACE_MS // 2 + 1)
         if alive:
             beat(bench, topic)
         collect(bench, topic)
@@ -128,7 +118,7 @@ def run_beside_collections(bench: Workbench, topic: Topic, alive: bool) -> None:
     bench.append(topic, [content(*((key, b"second") for key in KEYS[::2]), (b"new", b"1"))])
     engine = CollectsMeanwhile(lambda: collect_for_hours(bench, topic, alive))
     compactor = TwoPhaseCompactor(bench.metadata, bench.store, bench.clock, engine, sizing=TINY)
-    compactor.compact(topic.name, Policies())
+    compactor.compact(topic.name, RunPolicies())
 
 
 def test_a_run_longer_than_the_grace_time_is_never_touched(bench: Workbench, topic: Topic) -> None:
@@ -146,7 +136,7 @@ def test_a_run_without_a_heartbeat_is_fenced_before_its_objects_go(bench: Workbe
     last = bench.metadata.last_run(topic.record.id)
     assert last is not None
     assert last.state is RunState.ERROR
-    advance(bench, 2 * GRACE_MS)
+    bench.advance(2 * GRACE_MS)
     collect(bench, topic)
     bench.compact(topic)
     assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
@@ -165,7 +155,7 @@ def test_what_is_published_between_two_steps_of_a_collection_stays(bench: Workbe
         bench.metadata.finish_attempt(dead.attempt_id)
         bench.append(topic, [content(*((key, str(step).encode()) for key in KEYS))])
         bench.compact(topic)
-        advance(bench, GRACE_MS)
+        bench.advance(GRACE_MS)
         done: list[Failpoint] = []
 
         def publish(failpoint: Failpoint, step: Failpoint = step, done: list[Failpoint] = done) -> None:
@@ -193,7 +183,7 @@ def publish_twice_and_collect(bench: Workbench, topic: Topic) -> None:
     for number in range(2):
         bench.append(topic, [content(*((key, b"later-%d" % number * 9) for key in KEYS))])
         bench.compact(topic)
-        advance(bench, GRACE_MS)
+        bench.advance(GRACE_MS)
         collect(bench, topic)
 
 
@@ -228,7 +218,7 @@ def forgotten_reader(bench: Workbench, topic: Topic) -> tuple[list[Message], Ite
     """A reader that has one message and was then left alone until its generation was collected."""
     reading = topic.messages(read_compacted=True)
     got = [next(reading)]
-    advance(bench, TERM_MS)
+    bench.advance(TERM_MS)
     before = _listed(bench, topic)
     publish_twice_and_collect(bench, topic)
     assert not before <= _listed(bench, topic)
@@ -251,10 +241,10 @@ def test_a_reader_whose_pin_expired_hears_of_lost_deletions(bench: Workbench, to
     first = next(reading)
     bench.append(topic, [content((first.key, None))])
     bench.compact(topic)
-    advance(bench, GRACE_MS)
+    bench.advance(GRACE_MS)
     bench.append(topic, [content(*((key, b"later") for key in KEYS if key != first.key))])
     bench.compact(topic)
-    advance(bench, GRACE_MS)
+    bench.advance(GRACE_MS)
     bench.metadata.policies.set(topic_scope(topic.record), "cleanup.policy", "compact")
     Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
     collect(bench, topic)

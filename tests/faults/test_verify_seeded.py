@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pytest
 from sqlalchemy import delete, select, update
 
-from compactor.run.plan import Policies, Sizing
-from compactor.verify.findings import Kind
+from compactor.run.plan import RunPolicies, Sizing
+from compactor.verify.findings import DifferenceKind
 from compactor.verify.verify import Report, Verifier
 from storage.metadata.tables import compacted_ledgers, ledgers
 from tests.clocks import ManualClock
@@ -26,7 +26,7 @@ from tests.forgery import Forger, with_value, without
 from tests.workbench import Workbench, content, hashing_alike
 
 SIZING = Sizing(parallelism=2, range_records=30, small_range_records=1, part_bytes=1 << 20, small_part_bytes=1)
-POLICIES = Policies(retain_null_key=True, tombstone_retention_ms=1000)
+POLICIES = RunPolicies(retain_null_key=True, tombstone_retention_ms=1000)
 
 
 def verify(bench: Workbench, forger: Forger) -> Report:
@@ -90,7 +90,7 @@ def test_the_clean_topic_has_no_difference(bench: Workbench, forger: Forger) -> 
 
 @pytest.mark.parametrize(("seed", "kind", "key"), SEEDS, ids=lambda one: getattr(one, "__name__", ""))
 def test_a_seed_is_found(
-    bench: Workbench, forger: Forger, seed: Callable[[Forger], None], kind: Kind, key: bytes | None
+    bench: Workbench, forger: Forger, seed: Callable[[Forger], None], kind: DifferenceKind, key: bytes | None
 ) -> None:
     seed(forger)
     found = verify(bench, forger).differences
@@ -101,7 +101,7 @@ def test_a_seed_is_found(
 def test_rows_and_manifests_that_disagree_are_found(bench: Workbench, forger: Forger, what: str) -> None:
     RECORDS[what](forger)
     found = verify(bench, forger)
-    assert found.counts.get(Kind.INCONSISTENT), found
+    assert found.counts.get(DifferenceKind.INCONSISTENT), found
 
 
 def test_a_pointer_to_an_older_generation_is_found(bench: Workbench, forger: Forger) -> None:
@@ -116,14 +116,14 @@ def test_a_pointer_to_an_older_generation_is_found(bench: Workbench, forger: For
         serving = update(compacted_ledgers).where(compacted_ledgers.c.retired_at.is_(None))
         connection.execute(serving.values(**{name: older[name] for name in names}))
     found = verify(bench, forger)
-    assert found.counts.get(Kind.INCONSISTENT)
+    assert found.counts.get(DifferenceKind.INCONSISTENT)
 
 
 def test_a_lost_row_of_a_ledger_behind_the_horizon_is_found(bench: Workbench, forger: Forger) -> None:
     last = forger.topic.snapshot().ledgers[-1]
     with bench.metadata.database.write() as connection:
         connection.execute(delete(ledgers).where(ledgers.c.ledger_id == last.ledger_id))
-    assert verify(bench, forger).counts.get(Kind.MISSING)
+    assert verify(bench, forger).counts.get(DifferenceKind.MISSING)
 
 
 def objects(forger: Forger) -> dict[str, str]:
@@ -143,7 +143,7 @@ def test_every_object_that_is_lost_is_named(bench: Workbench, forger: Forger) ->
         kept = bench.store.get(name)
         bench.store.delete(name)
         found = verify(bench, forger)
-        assert any(one.kind is Kind.DAMAGED and name in str(one) for one in found.differences), what
+        assert any(one.kind is DifferenceKind.DAMAGED and name in str(one) for one in found.differences), what
         bench.store.put(name, kept)
     assert verify(bench, forger).total == 0
 
@@ -158,7 +158,7 @@ def test_every_object_with_a_flipped_bit_is_named(bench: Workbench, forger: Forg
         bench.store.delete(name)
         bench.store.put(name, bytes(flipped))
         found = verify(bench, forger)
-        assert any(one.kind is Kind.DAMAGED and name in str(one) for one in found.differences), what
+        assert any(one.kind is DifferenceKind.DAMAGED and name in str(one) for one in found.differences), what
         bench.store.delete(name)
         bench.store.put(name, kept)
 
@@ -177,7 +177,7 @@ def test_without_raw_only_what_the_compacted_ledger_says_of_itself_is_found(benc
     assert verify(bench, forger).total == 0
     forger.part(number, without(offset))
     found = verify(bench, forger)
-    assert any(one.kind is Kind.MISSING and one.offset == offset for one in found.differences)
+    assert any(one.kind is DifferenceKind.MISSING and one.offset == offset for one in found.differences)
 
 
 def test_many_differences_are_counted_and_some_are_named(bench: Workbench, forger: Forger) -> None:
@@ -185,5 +185,5 @@ def test_many_differences_are_counted_and_some_are_named(bench: Workbench, forge
     forger.part(number, lambda table: table.filter(pc.equal(table.column("offset"), offset)))
     found = Verifier(bench.metadata, bench.store, bench.clock, bench.engine, sizing=SIZING, limit=2)
     report = found.verify(forger.topic.name)
-    assert sum(one.kind is Kind.MISSING for one in report.differences) == 2
-    assert report.counts[Kind.MISSING] > 10
+    assert sum(one.kind is DifferenceKind.MISSING for one in report.differences) == 2
+    assert report.counts[DifferenceKind.MISSING] > 10

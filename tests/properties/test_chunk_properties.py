@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from compactor import reference
 from compactor.engines.engine import Engine, InProcess
-from compactor.run.plan import Policies, Sizing
+from compactor.run.plan import RunPolicies, Sizing
 from compactor.verify.verify import Verifier
 from storage.entries.chunk_assembler import assembled
 from storage.ledger import chunk_table
@@ -38,7 +38,7 @@ from tests.workbench import Workbench
 
 START = ManualClock().now_ms()
 policies = st.builds(
-    Policies,
+    RunPolicies,
     retain_null_key=st.booleans(),
     tombstone_retention_ms=st.sampled_from([0, 0, 15, 50]),
     tombstones_wait_for_cursors=st.sampled_from([False, False, True]),
@@ -92,7 +92,7 @@ def test_chunks_are_put_together_in_the_same_way_everywhere(drawn: list[dict[str
     assert sorted(newest) == sorted(max(row.publish_time for row in group) for group in pending)
 
 
-def replay(engine: Engine, schedule: list[dict[str, Any]], used: Policies, colliding: bool, uniform: bool) -> None:
+def replay(engine: Engine, schedule: list[dict[str, Any]], used: RunPolicies, colliding: bool, uniform: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench.embedded(Path(folder), engine)
         hasher = CollidingHasher() if colliding else None
@@ -104,7 +104,7 @@ def replay(engine: Engine, schedule: list[dict[str, Any]], used: Policies, colli
 
 
 def _replay(
-    bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str, Any]], used: Policies, uniform: bool
+    bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str, Any]], used: RunPolicies, uniform: bool
 ) -> None:
     clock = bench.clock
     assert isinstance(clock, ManualClock)
@@ -174,9 +174,9 @@ def manifest_of(topic: Topic, bench: Workbench) -> Manifest:
     return read_manifest(bench.store, compacted.manifest)
 
 
-def of(topic: Topic, bench: Workbench) -> Policies:
+def of(topic: Topic, bench: Workbench) -> RunPolicies:
     """The policies that serve."""
-    return Policies() if topic.snapshot().compacted is None else Policies(**manifest_of(topic, bench).policies)
+    return RunPolicies() if topic.snapshot().compacted is None else RunPolicies(**manifest_of(topic, bench).policies)
 
 
 def whole(state: reference.State) -> reference.State:
@@ -202,7 +202,7 @@ def one_run(*ledgers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"ledgers": ledgers, "later": 0, "policies": None, "sizing": Sizing(1), "acknowledged": None}]
 
 
-BY_EVENT = Policies(event_time_order=True)
+BY_EVENT = RunPolicies(event_time_order=True)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -211,7 +211,7 @@ BY_EVENT = Policies(event_time_order=True)
 @given(steps, policies, st.booleans(), st.booleans())
 @within(fast=8, ci=25)
 def test_equals_the_reference_replayed_over_the_same_schedule(
-    schedule: list[dict[str, Any]], first: Policies, colliding: bool, uniform: bool
+    schedule: list[dict[str, Any]], first: RunPolicies, colliding: bool, uniform: bool
 ) -> None:
     replay(InProcess(), schedule, first, colliding, uniform)
 
@@ -220,5 +220,5 @@ def test_equals_the_reference_replayed_over_the_same_schedule(
 @settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)
 @within(fast=5, ci=15)
-def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: Policies) -> None:
+def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies) -> None:
     replay(spark_engine, schedule, first, False, True)

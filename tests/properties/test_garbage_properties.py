@@ -17,7 +17,7 @@ import pytest
 
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.retention import Retention
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.errors import StateMayBeStale
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
@@ -55,7 +55,7 @@ class Schedule:
         self.bench = Workbench.embedded(folder)
         self.topic: Topic = self.bench.topic()
         self.readers: list[Reader] = []
-        self.policies = Policies(key_ttl_ms=random.choice([None, None, 3 * GRACE_MS]))
+        self.policies = RunPolicies(key_ttl_ms=random.choice([None, None, 3 * GRACE_MS]))
         self.everything = self.bench.append(self.topic, [content(*((key, b"0" * 50) for key in KEYS))])
 
     def run(self) -> None:

@@ -19,7 +19,7 @@ from compactor import reference
 from compactor.engines.engine import InProcess
 from compactor.maintenance.retention import Retention
 from compactor.run.options import stored_policies
-from compactor.run.plan import Policies, Sizing
+from compactor.run.plan import RunPolicies, Sizing
 from storage.ledger.manifest import read_manifest
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.policy_store import topic_scope
@@ -51,7 +51,7 @@ sizings = st.builds(
     max_garbage_ratio=st.sampled_from([0.0, 0.5, 1.0]),
 )
 run_policies = st.builds(
-    Policies,
+    RunPolicies,
     retain_null_key=st.booleans(),
     tombstone_retention_ms=st.sampled_from([0, 15, 1000]),
     key_ttl_ms=st.sampled_from([None, None, 40]),
@@ -80,7 +80,7 @@ run_steps = st.lists(
 @given(run_steps, run_policies)
 @within(fast=8, ci=40)
 def test_runs_within_limits_of_time_and_start_equal_the_reference(
-    schedule: list[dict[str, Any]], used: Policies
+    schedule: list[dict[str, Any]], used: RunPolicies
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench.embedded(Path(folder), InProcess())
@@ -90,7 +90,7 @@ def test_runs_within_limits_of_time_and_start_equal_the_reference(
             bench.metadata.close()
 
 
-def _replay(bench: Workbench, topic: Topic, schedule: list[dict[str, Any]], used: Policies) -> None:
+def _replay(bench: Workbench, topic: Topic, schedule: list[dict[str, Any]], used: RunPolicies) -> None:
     clock = bench.clock
     assert isinstance(clock, ManualClock)
     state, everything, horizon, begins = reference.State(), list[Message](), -1, 0
@@ -105,7 +105,7 @@ def _replay(bench: Workbench, topic: Topic, schedule: list[dict[str, Any]], used
             before = max(topic.snapshot().topic.start_offset, int(step["trims"] * len(everything)))
             Retention(bench.metadata, bench.store, clock, bench.log).trim(topic.record, before, force=True)
         base = step["policies"] or used
-        used = Policies(**{**vars(base), "start_offset": begins})
+        used = RunPolicies(**{**vars(base), "start_offset": begins})
 
         there = topic.snapshot()
         end = max([horizon, *(ledger.last_offset for ledger in there.ledgers)])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from compactor import reference
 from compactor.engines.engine import Engine, InProcess
-from compactor.run.plan import Policies, Sizing
+from compactor.run.plan import RunPolicies, Sizing
 from storage.ledger.manifest import read_manifest
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import Message, Position
@@ -40,7 +40,7 @@ rows = st.fixed_dictionaries(
     }
 )
 policies = st.builds(
-    Policies,
+    RunPolicies,
     retain_null_key=st.booleans(),
     tombstone_retention_ms=st.sampled_from([0, 0, 15, 50]),
     tombstones_wait_for_cursors=st.booleans(),
@@ -76,8 +76,8 @@ steps = st.lists(
 )
 
 
-def replay(engine: Engine, schedule: list[dict[str, Any]], first: Policies, colliding: bool) -> None:
-    """Run the schedule. Policies of a step stay until another step has some, as those of a topic do."""
+def replay(engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies, colliding: bool) -> None:
+    """Run the schedule. RunPolicies of a step stay until another step has some, as those of a topic do."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench.embedded(Path(folder), engine)
         hasher = CollidingHasher() if colliding else None
@@ -88,7 +88,7 @@ def replay(engine: Engine, schedule: list[dict[str, Any]], first: Policies, coll
             bench.metadata.close()
 
 
-def _replay(bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str, Any]], used: Policies) -> None:
+def _replay(bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str, Any]], used: RunPolicies) -> None:
     clock = bench.clock
     assert isinstance(clock, ManualClock)
     state = reference.State()
@@ -134,11 +134,11 @@ def _replay(bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str
         assert raw(topic) == everything
         tail = [message for message in everything if message.offset > horizon]
         for key in {message.key for message in everything if message.key is not None}:
-            assert topic.get(key) == value_of(key, state, tail, Policies(**manifest.policies), clock.now_ms())
+            assert topic.get(key) == value_of(key, state, tail, RunPolicies(**manifest.policies), clock.now_ms())
         assert bench.compactor(hasher).compact(topic.name, used).run is None  # property 3, P11
 
 
-def value_of(key: bytes, state: reference.State, tail: list[Message], used: Policies, now: int) -> Message | None:
+def value_of(key: bytes, state: reference.State, tail: list[Message], used: RunPolicies, now: int) -> Message | None:
     """T4, by hand: the winner of the key among compacted messages, what is remembered of it, and the tail."""
     by_event = used.event_time_order
     found: list[tuple[tuple[int, int], Message | None]] = []
@@ -159,7 +159,7 @@ def acknowledge(bench: Workbench, topic: Topic, message: Message) -> None:
     bench.metadata.reset_cursor(topic.record.id, "slow", Position(message.offset, message.message_id))
 
 
-def last_old_enough(topic: Topic, used: Policies, now: int, horizon: int) -> int:
+def last_old_enough(topic: Topic, used: RunPolicies, now: int, horizon: int) -> int:
     """P2, from the ledgers' own messages: whole ledgers up to the first that holds one that is too young.
 
     None is younger than the ledger that holds it, whatever its publish time says.
@@ -191,7 +191,7 @@ def retained_at(topic: Topic, horizon: int) -> dict[int, int]:
 @given(steps, policies, st.booleans())
 @within(fast=8, ci=40)
 def test_equals_the_reference_replayed_over_the_same_schedule(
-    schedule: list[dict[str, Any]], first: Policies, colliding: bool
+    schedule: list[dict[str, Any]], first: RunPolicies, colliding: bool
 ) -> None:
     replay(InProcess(), schedule, first, colliding)
 
@@ -200,5 +200,5 @@ def test_equals_the_reference_replayed_over_the_same_schedule(
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies)
 @within(fast=5, ci=15)
-def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: Policies) -> None:
+def test_on_spark_too(spark_engine: Engine, schedule: list[dict[str, Any]], first: RunPolicies) -> None:
     replay(spark_engine, schedule, first, False)

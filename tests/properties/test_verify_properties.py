@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sqlalchemy import delete
 
 from compactor.engines.engine import InProcess
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from compactor.verify.verify import Verifier
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.tables import ledgers
@@ -31,7 +31,7 @@ from tests.workbench import Workbench, raw
 deeds = st.sampled_from(["nothing", "nothing", "nothing", "delete the cursor", "trim", "cut", "cut"])
 
 
-def replay(schedule: list[dict[str, Any]], done: list[str], used: Policies, uniform: bool, colliding: bool) -> None:
+def replay(schedule: list[dict[str, Any]], done: list[str], used: RunPolicies, uniform: bool, colliding: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench.embedded(Path(folder), InProcess())
         try:
@@ -41,7 +41,7 @@ def replay(schedule: list[dict[str, Any]], done: list[str], used: Policies, unif
 
 
 def _replay(
-    bench: Workbench, schedule: list[dict[str, Any]], done: list[str], used: Policies, uniform: bool, hasher: Any
+    bench: Workbench, schedule: list[dict[str, Any]], done: list[str], used: RunPolicies, uniform: bool, hasher: Any
 ) -> None:
     clock = bench.clock
     assert isinstance(clock, ManualClock)
@@ -101,6 +101,6 @@ def trim_one(bench: Workbench, topic: Topic) -> bool:
 @given(steps, st.lists(deeds, min_size=7, max_size=7), policies, st.booleans(), st.booleans())
 @within(fast=8, ci=20)
 def test_a_clean_topic_has_no_difference(
-    schedule: list[dict[str, Any]], done: list[str], first: Policies, uniform: bool, colliding: bool
+    schedule: list[dict[str, Any]], done: list[str], first: RunPolicies, uniform: bool, colliding: bool
 ) -> None:
     replay(schedule, done, first, uniform, colliding)

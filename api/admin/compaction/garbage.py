@@ -15,12 +15,10 @@ from api.http.thread_pools import WaitsFor
 from api.reports import shown_error
 from api.service import Parts
 from compactor.maintenance.garbage import Collected, GarbageCollector
+from compactor.maintenance.grace import LEAST_GRACE_MS
 from storage.model import TopicName
 
 router = Routes("garbage", known_query=True)
-
-LEAST_GRACE_MS = 60_000
-"""Twice the term of a heartbeat: with less, what is at work would be taken for dead."""
 
 
 class CollectGarbage(Strict):

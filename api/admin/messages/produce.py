@@ -24,7 +24,7 @@ from api.admin.messages.produce_models import (
     ProducerMessages,
     parsed,
 )
-from api.background.maintenance_loop import QUOTA_LOOK_MS
+from api.background.maintenance_loop import QUOTA_CHECK_MS
 from api.formats.encoding import TextEncoding, to_text
 from api.http.access import Action
 from api.http.owner_proxy import NotTheOwner
@@ -189,7 +189,7 @@ def _check_quota(parts: Service, record: TopicRecord) -> None:
     """Raises Problem (409, 503) while the topic's backlog is over a quota that keeps producers from it."""
     over = parts.maintenance.maintenance.over_quota.get(record.id)
     if over is not None:
-        again = {"Retry-After": str(QUOTA_LOOK_MS // 1000)} if over.action == HOLD else None
+        again = {"Retry-After": str(QUOTA_CHECK_MS // 1000)} if over.action == HOLD else None
         raise Problem(status_of(over.error), str(over.error), again)
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from api.admin.models import Strict
 from api.http.problems import Problem
-from compactor.maintenance.retention import DELETE
+from compactor.maintenance.retention_plan import DELETE
 from storage.options.resolution import Origin, Resolved
 
 _MIB = 1 << 20

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from api.cli.local.compact_report import Forecast
     from api.settings.settings import Settings
     from compactor.batch import Outcome
-    from compactor.run.plan import Policies
+    from compactor.run.plan import RunPolicies
     from compactor.two_phase import TwoPhaseCompactor
     from storage.metadata.records import TopicRecord, TopicSnapshot
     from storage.objects.throttled import Rates
@@ -255,19 +255,19 @@ class _Work:
                 outcomes[name] = Outcome(name)
         return outcomes, dirty
 
-    def _policies(self, topic: TopicRecord) -> Policies:
+    def _policies(self, topic: TopicRecord) -> RunPolicies:
         """The topic's own, but for those that were given."""
         from compactor.run.options import stored_policies
 
         return replace(stored_policies(self.components.metadata, topic, self.given), **self.given)
 
-    def _tell_of_policies(self, snapshot: TopicSnapshot, policies: Policies) -> None:
+    def _tell_of_policies(self, snapshot: TopicSnapshot, policies: RunPolicies) -> None:
         """What was given instead of a stored policy holds once: the next run will not know of it. And a run by other
         policies than the one before drops what only those kept."""
-        from compactor.run.options import POLICY_OF, set_apart
+        from compactor.run.options import POLICY_OF, overridden
         from storage.metadata.records import RunState
 
-        for name in set_apart(self.components.metadata, snapshot.topic, self.given):
+        for name in overridden(self.components.metadata, snapshot.topic, self.given):
             say(f"{snapshot.topic.name}: {_OPTIONS[name]} counts before the policy {POLICY_OF[name]} in this run")
         before = snapshot.last_run
         if before is None or before.state is not RunState.SUCCESS or snapshot.compacted is None:

@@ -10,6 +10,7 @@ from api.cli.kit.durations import parse_duration
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
 from api.components import open_components, open_for_writing
+from compactor.maintenance.grace import LEAST_GRACE_MS
 from storage.errors import InvalidInput
 from storage.model import TopicName
 
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from api.components import Components
     from compactor.maintenance.garbage import Collected, GarbageCollector
     from storage.objects.interface import ObjectInfo
-
-LEAST_GRACE_MS = 60_000
-"""Twice the term of a heartbeat: with less, what is at work would be taken for dead."""
 
 
 def collect_garbage(

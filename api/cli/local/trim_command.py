@@ -18,7 +18,8 @@ from storage.model import TopicName
 from storage.reading.positions import parse_trim_place
 
 if TYPE_CHECKING:
-    from compactor.maintenance.retention import RetentionHold, TrimCandidate, Trimmed
+    from compactor.maintenance.retention import Trimmed
+    from compactor.maintenance.retention_plan import RetentionHold, TrimCandidate
 
 
 def trim_topic(
@@ -69,7 +70,7 @@ def trim_topic(
 def said(trimmed: Trimmed) -> list[str]:
     """What happened, and what keeps the rest."""
     plan = trimmed.plan
-    bytes_gone = sum(gone.piece.logical_bytes for gone in plan.going)
+    bytes_gone = sum(gone.extent.logical_bytes for gone in plan.going)
     verb = "Trimmed" if trimmed.trimmed else "Would trim"
     lines = [
         f"{verb} {counted(len(plan.going), 'ledger')}, {size(bytes_gone)}, of {trimmed.topic.name}; "

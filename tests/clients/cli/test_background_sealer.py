@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from api.background.sealer_process import (
-    LOOK_SECONDS,
+    POLL_SECONDS,
     RETRY_SECONDS,
     BackgroundSealer,
     _Sealing,
@@ -180,7 +180,7 @@ def test_whatever_goes_wrong_is_said_once_and_tried_again(
     monkeypatch.setattr(LogManager, "seal", failing)
     stop: Any = Stop(4)
     seal_until(settings, "t", stop)
-    assert stop.waits == [LOOK_SECONDS, *[RETRY_SECONDS] * 3, LOOK_SECONDS]
+    assert stop.waits == [POLL_SECONDS, *[RETRY_SECONDS] * 3, POLL_SECONDS]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("compactor: sealing t: ")
     assert str(error) in line

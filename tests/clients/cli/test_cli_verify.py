@@ -10,7 +10,7 @@ import pytest
 
 from api.cli.kit import exit_codes
 from api.reports import verify_document as document
-from compactor.verify.findings import Difference, Kind
+from compactor.verify.findings import Difference, DifferenceKind
 from compactor.verify.report import Report
 from storage.model import TopicName
 from tests.clients.cli.conftest import Compactor
@@ -58,8 +58,8 @@ def test_a_lost_object_is_named(compactor_command: Compactor, history: str, fold
 
 
 def test_a_key_that_is_not_text_is_shown_as_bytes_too() -> None:
-    one = Difference(Kind.MISSING, "an object", "it is not there", 7, b"\xff", "0" * 32)
-    shown = document(Report(TopicName.parse("t"), 3, 1, {"raw rows": 1}, (), (one,), {Kind.MISSING: 1}))
+    one = Difference(DifferenceKind.MISSING, "an object", "it is not there", 7, b"\xff", "0" * 32)
+    shown = document(Report(TopicName.parse("t"), 3, 1, {"raw rows": 1}, (), (one,), {DifferenceKind.MISSING: 1}))
     (difference,) = shown["differences"]
     assert base64.b64decode(difference["key_base64"]) == b"\xff"
     assert (difference["kind"], difference["offset"], difference["key"]) == ("missing", 7, "\N{REPLACEMENT CHARACTER}")

@@ -14,7 +14,7 @@ from typing import Any
 from compactor import reference
 from compactor.batch import Batch, Job
 from compactor.engines.engine import InProcess, Quiet
-from compactor.run.plan import Policies, Sizing
+from compactor.run.plan import RunPolicies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
 from storage.errors import (
     CompactionPaused,
@@ -51,10 +51,10 @@ class Compacting:
     def __init__(self, world: World) -> None:
         self._world = world
         self.running: list[Running] = []
-        self._policies: dict[int, Policies] = {}
+        self._policies: dict[int, RunPolicies] = {}
         self._engine = InProcess()
 
-    def start(self, model: TopicModel | None = None, policies: Policies | None = None, faults: float = 0.12) -> None:
+    def start(self, model: TopicModel | None = None, policies: RunPolicies | None = None, faults: float = 0.12) -> None:
         """A trigger: it claims a run and takes it up to its first work, or finds that nothing is new."""
         world = self._world
         free = world.free("c")
@@ -84,7 +84,7 @@ class Compacting:
             log=self._world.log_directory,
         )
 
-    def _start(self, process: Process, model: TopicModel, compactor: TwoPhaseCompactor, used: Policies) -> None:
+    def _start(self, process: Process, model: TopicModel, compactor: TwoPhaseCompactor, used: RunPolicies) -> None:
         world = self._world
         faults, process.floor = process.faults, None
         try:
@@ -131,11 +131,11 @@ class Compacting:
             notes.floor = process.floor
         self._end(running)
 
-    def _from_start(self, model: TopicModel, used: Policies) -> Callable[[TopicRecord], Policies]:
+    def _from_start(self, model: TopicModel, used: RunPolicies) -> Callable[[TopicRecord], RunPolicies]:
         """As compactor/run/options.py has it: the start holds for compacted rows under `compact,delete` alone (C2)."""
         return lambda topic: replace(used, start_offset=model.start if model.hides_compacted else 0)
 
-    def _check_nothing_new(self, model: TopicModel, used: Policies, floor: int | None) -> None:
+    def _check_nothing_new(self, model: TopicModel, used: RunPolicies, floor: int | None) -> None:
         """P11, property 3: a trigger that makes no run would have changed nothing."""
         now = self._world.clock.now_ms()
         snapshot = self._world.observer.snapshot(model.record.id)
@@ -327,6 +327,6 @@ class Compacting:
         )
 
 
-def _shown(policies: Policies) -> str:
-    plain = asdict(Policies())
+def _shown(policies: RunPolicies) -> str:
+    plain = asdict(RunPolicies())
     return ", ".join(f"{name}={value}" for name, value in asdict(policies).items() if value != plain[name]) or "default"

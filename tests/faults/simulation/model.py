@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compactor import reference
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.metadata.records import (
     CursorRecord,
     RunRecord,
@@ -80,7 +80,7 @@ class TopicModel:
     """By attempt, how many messages came of it."""
     states: dict[int, reference.State] = field(default_factory=dict)
     horizons: dict[int, int] = field(default_factory=dict)
-    policies: dict[int, Policies] = field(default_factory=dict)
+    policies: dict[int, RunPolicies] = field(default_factory=dict)
     serving: int | None = None
     generation: int = 0
     life: int = 0
@@ -147,7 +147,9 @@ class TopicModel:
             require(last is None or message.message_id > last, f"{told} is not above {last}")
             self.everything.append(message)
 
-    def last_old_enough(self, snapshot: TopicSnapshot, policies: Policies, now: int, horizon: int, first: int) -> int:
+    def last_old_enough(
+        self, snapshot: TopicSnapshot, policies: RunPolicies, now: int, horizon: int, first: int
+    ) -> int:
         """P2, from the messages themselves: whole ledgers up to the first that holds one that is too young.
 
         And up to what is no ledger yet. `first`: where raw began at the snapshot.
@@ -181,7 +183,7 @@ class TopicModel:
         require(base == self.serving, f"{told} on top of {base}, but {self.serving} served (A1)")
         require(snapshot.topic.generation == self.generation + 1, f"{told} as generation {snapshot.topic.generation}")
         require(compacted.generation == snapshot.topic.generation, f"{told} with another generation than the topic's")
-        policies = Policies(**run.policies)
+        policies = RunPolicies(**run.policies)
         horizon = self.horizon
         end = self.last_old_enough(notes.snapshot, policies, run.started_at, horizon, notes.first)
         require(

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import make_url
 
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.errors import CompactorError
 from storage.failpoints import Failpoint
 from storage.ledger import names
@@ -404,9 +404,9 @@ class World:
         (found,) = [model for model in (*self.topics, *self.deleted) if model.record.id == topic_id]
         return found
 
-    def draw_policies(self, model: TopicModel) -> Policies:
+    def draw_policies(self, model: TopicModel) -> RunPolicies:
         draw = self.random.choice
-        return Policies(
+        return RunPolicies(
             retain_null_key=draw([False, True]),
             tombstone_retention_ms=draw([0, 0, 15, 60, 40_000, 200_000]),
             tombstones_wait_for_cursors=draw([False, False, True]),

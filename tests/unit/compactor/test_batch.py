@@ -14,7 +14,7 @@ import pytest
 
 from compactor.batch import Batch, Job, Outcome, Stillness, Work, _together
 from compactor.engines.engine import Divided, InProcess, Quiet
-from compactor.run.plan import Policies, Sizing
+from compactor.run.plan import RunPolicies, Sizing
 from storage.errors import CompactorError, Fenced, ObjectMissing, TopicNotFound, Unavailable, full_part
 from storage.metadata.records import RunRecord, RunState
 from storage.model import TopicName
@@ -293,7 +293,7 @@ def test_a_job_of_which_all_runs_are_cancelled_is_stopped_while_it_runs(bench: W
     engine = Stopped()
     compactor = replace(bench, engine=engine).compactor()
     batch = Batch(bench.metadata, engine, Quiet(), heartbeat_ms=15)
-    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=Policies())
+    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=RunPolicies())
     outcomes = list(batch.run([topic.name for topic in some], claim, 10))
     assert all(isinstance(outcome.error, CompactorError) for outcome in outcomes)
     assert [state(topic) for topic in some] == [(RunState.CANCELLED, "not wanted")] * 2
@@ -327,7 +327,7 @@ def test_a_job_of_which_no_task_ends_is_stopped_and_its_runs_fail(bench: Workben
     engine = Stalls()
     compactor = replace(bench, engine=engine).compactor()
     batch = Batch(bench.metadata, engine, Quiet(), heartbeat_ms=15, stillness=Stillness(clock, 1000))
-    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=Policies())
+    claim: Callable[[TopicName], Job | None] = partial(compactor._claim, wanted=RunPolicies())
     outcomes = list(batch.run([topic.name for topic in some], claim, 10))
     assert [type(outcome.error) for outcome in outcomes] == [Unavailable, Unavailable]
     assert stalls == [False], "nobody is asked again alone: each would be still as long"

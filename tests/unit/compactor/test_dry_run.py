@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compactor.engines.engine import InProcess
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.errors import Unavailable
 from storage.metadata.records import RunState
 from storage.topic import Topic
@@ -25,8 +25,8 @@ def two_generations(bench: Workbench) -> Topic:
     return topic
 
 
-def estimate(bench: Workbench, topic: Topic, policies: Policies | None = None) -> dict[str, object]:
-    return bench.compactor().dry_run(topic.name, policies or Policies())
+def estimate(bench: Workbench, topic: Topic, policies: RunPolicies | None = None) -> dict[str, object]:
+    return bench.compactor().dry_run(topic.name, policies or RunPolicies())
 
 
 def traces(bench: Workbench, topic: Topic) -> tuple[object, ...]:
@@ -36,15 +36,15 @@ def traces(bench: Workbench, topic: Topic) -> tuple[object, ...]:
 
 
 POLICIES = [
-    Policies(),
-    Policies(retain_null_key=True),
-    Policies(tombstone_retention_ms=10_000, key_ttl_ms=3_600_000),
-    Policies(event_time_order=True),
+    RunPolicies(),
+    RunPolicies(retain_null_key=True),
+    RunPolicies(tombstone_retention_ms=10_000, key_ttl_ms=3_600_000),
+    RunPolicies(event_time_order=True),
 ]
 
 
 @pytest.mark.parametrize("policies", POLICIES, ids=["plain", "null keys", "by time", "by event time"])
-def test_a_dry_run_says_what_the_run_after_it_does_and_leaves_nothing(bench: Workbench, policies: Policies) -> None:
+def test_a_dry_run_says_what_the_run_after_it_does_and_leaves_nothing(bench: Workbench, policies: RunPolicies) -> None:
     topic = bench.topic()
     history = [
         content((b"a", b"1"), (b"b", b"2"), (None, b"n"), (b"b", b""), (b"d", b"")),

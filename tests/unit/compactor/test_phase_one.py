@@ -13,9 +13,9 @@ from compactor import reference
 from compactor.phase_one import run_range, split_by_source, unkeyed_survivors
 from compactor.phase_two import read_offsets
 from compactor.run.plan import (
-    Policies,
     RangeResult,
     RunPlan,
+    RunPolicies,
     Sizing,
     Source,
     expected_totals,
@@ -55,7 +55,7 @@ def plan_of(store: ObjectStore, ledgers: list[LedgerRecord], bits: int, retain_n
         topic_uid=new_id(),
         partition=-1,
         attempt_id=new_id(),
-        policies=Policies(retain_null_key),
+        policies=RunPolicies(retain_null_key),
         now=NOW,
         hasher=Xxh3KeyHasher(SEED),
         sources=tuple(map(source, ledgers)),
@@ -137,7 +137,7 @@ def test_a_lost_index_fails_the_task(object_store: ObjectStore) -> None:
 @pytest.mark.parametrize("retain_null_key", [False, True])
 def test_whole_entries_and_chunks_always_stay_and_null_keys_by_policy(retain_null_key: bool) -> None:
     unkeyed = {"null_keys": BitMap64([1]), "whole_entries": BitMap64([2]), "chunks": BitMap64([3])}
-    kept = unkeyed_survivors(unkeyed, Policies(retain_null_key))
+    kept = unkeyed_survivors(unkeyed, RunPolicies(retain_null_key))
     assert {name: list(bitmap) for name, bitmap in kept.items()} == {
         "null_keys": [1] if retain_null_key else [],
         "whole_entries": [2],
@@ -183,7 +183,7 @@ def test_levels_that_are_merged_and_levels_that_are_probed_tell_the_same(
     object_store: ObjectStore, history: list[pa.Table], hasher: KeyHasher, range_records: int, retained: bool
 ) -> None:
     """Four runs that merge nothing leave up to four levels; the fifth merges so many of them."""
-    policies = Policies(tombstone_retention_ms=10 if retained else 0)
+    policies = RunPolicies(tombstone_retention_ms=10 if retained else 0)
     _, ledgers = seal_history(object_store, history, hasher)
     sizing, previous = Sizing(1, range_records=range_records), None
     for number in range(1, 5):

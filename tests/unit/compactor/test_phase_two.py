@@ -17,13 +17,13 @@ from compactor.run.plan import (
     BitmapResult,
     PartPlan,
     PartResult,
-    Policies,
     RunPlan,
+    RunPolicies,
     Sizing,
     Slice,
     SourceTotals,
 )
-from compactor.run.result import Decision
+from compactor.run.result import PlannedRun
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names, rows
 from storage.ledger.deletion_bitmap import read_all_deleted, read_deleted
@@ -71,9 +71,9 @@ def check_part(store: ObjectStore, part: Part) -> None:
     assert part.offset_sum == sum(row["offset"] for row in drawn)
 
 
-def check_run(store: ObjectStore, decision: Decision, expected: pa.Table) -> Manifest:
+def check_run(store: ObjectStore, planned: PlannedRun, expected: pa.Table) -> Manifest:
     """Carry a run out and compare with the rows that must be left."""
-    made = carry_out(decision)
+    made = carry_out(planned)
     for result in made.parts:
         if result.part is not None:
             check_part(store, result.part)
@@ -112,7 +112,9 @@ def test_parts_are_the_survivors_with_every_column(
         patch.setattr(rows, "GROUP_ROWS", 4)
         table, ledgers = seal_history(object_store, history)
         expected = rows_left(table.slice(0, 0), table, retain_null_key)
-        check_run(object_store, decide(object_store, ledgers, None, Policies(retain_null_key), sizing=sizing), expected)
+        check_run(
+            object_store, decide(object_store, ledgers, None, RunPolicies(retain_null_key), sizing=sizing), expected
+        )
 
 
 @settings(max_examples=60)
@@ -129,10 +131,10 @@ def test_run_after_run_starts_from_the_parts_bitmaps_and_index_of_the_one_before
         if cut == 0:
             continue
         upto = ledgers[cut - 1].last_offset + 1
-        policies = Policies(retain[number])
-        decision = decide(object_store, ledgers[:cut], previous, policies, sizing=sizing[number])
+        policies = RunPolicies(retain[number])
+        planned = decide(object_store, ledgers[:cut], previous, policies, sizing=sizing[number])
         left = rows_left(left, table.slice(done, upto - done), retain[number])
-        previous, done = check_run(object_store, decision, left), upto
+        previous, done = check_run(object_store, planned, left), upto
 
 
 def keyed(*keys: bytes | None, payload: bytes = b"v") -> pa.Table:
@@ -142,8 +144,8 @@ def keyed(*keys: bytes | None, payload: bytes = b"v") -> pa.Table:
 def one_run(store: ObjectStore, *history: pa.Table) -> tuple[RunPlan, tuple[PartPlan, ...]]:
     """A first run of one part, up to phase two."""
     _, ledgers = seal_history(store, list(history))
-    decision = decide(store, ledgers)
-    return decision.plan, decision.layout.parts
+    planned = decide(store, ledgers)
+    return planned.plan, planned.layout.parts
 
 
 def part_of(plan: RunPlan, parts: tuple[PartPlan | BitmapPlan, ...]) -> PartResult:
@@ -227,19 +229,19 @@ def letters(text: str, payload: bytes = b"v") -> pa.Table:
 
 
 def runs(
-    store: ObjectStore, *history: pa.Table, sizing: Sizing = KEEP, policies: Policies | None = None
-) -> tuple[Decision, Manifest | None]:
-    """One run a ledger, a second apart; the decision of the last of them, and what it starts from.
+    store: ObjectStore, *history: pa.Table, sizing: Sizing = KEEP, policies: RunPolicies | None = None
+) -> tuple[PlannedRun, Manifest | None]:
+    """One run a ledger, a second apart; the planned of the last of them, and what it starts from.
 
     Parts are not merged, and the runs before the last keep all of them.
     """
     _, ledgers = seal_history(store, list(history))
-    previous, policies = None, policies or Policies()
+    previous, policies = None, policies or RunPolicies()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "MERGE_RATIO", 0)
         for number in range(1, len(ledgers)):
-            decision = decide(store, ledgers[:number], previous, policies, sizing=KEEP, now=NOW + 1000 * number)
-            previous = manifest_of(store, carry_out(decision))
+            planned = decide(store, ledgers[:number], previous, policies, sizing=KEEP, now=NOW + 1000 * number)
+            previous = manifest_of(store, carry_out(planned))
         last = decide(store, ledgers, previous, policies, sizing=sizing, now=NOW + 1000 * len(ledgers))
     return last, previous
 
@@ -250,10 +252,10 @@ def offsets(store: ObjectStore, part: Part | None) -> list[int]:
 
 
 def test_a_kept_part_gets_the_union_of_its_deleted_rows(object_store: ObjectStore) -> None:
-    decision, previous = runs(object_store, letters("abcdef"), letters("b"), letters("ef"))
+    planned, previous = runs(object_store, letters("abcdef"), letters("b"), letters("ef"))
     assert previous is not None
     assert list(read_deleted(object_store, previous.parts[0])) == [1]
-    manifest = manifest_of(object_store, carry_out(decision))
+    manifest = manifest_of(object_store, carry_out(planned))
     kept = manifest.parts[0]
     assert kept.rows == previous.parts[0].rows
     assert list(read_deleted(object_store, kept)) == [1, 4, 5]
@@ -262,11 +264,11 @@ def test_a_kept_part_gets_the_union_of_its_deleted_rows(object_store: ObjectStor
 
 
 def test_bitmaps_of_several_parts_share_an_object(object_store: ObjectStore) -> None:
-    decision, previous = runs(object_store, letters("abc"), letters("def"), letters("ghi"), letters("af"))
+    planned, previous = runs(object_store, letters("abc"), letters("def"), letters("ghi"), letters("af"))
     assert previous is not None
-    (plan,) = decision.layout.bitmaps
+    (plan,) = planned.layout.bitmaps
     assert [number for number, _ in plan.parts] == [0, 1]
-    result = run_task(decision.plan, plan)
+    result = run_task(planned.plan, plan)
     assert isinstance(result, BitmapResult)
     assert {place.name for place in result.deleted.values()} == {result.deleted[0].name}
     assert [list(one) for one in read_all_deleted(object_store, list(result.deleted.values()))] == [[0], [2]]
@@ -283,10 +285,10 @@ def test_the_last_message_alive_is_looked_for_when_a_kept_part_is_the_end(
 ) -> None:
     """R6; also where whole row groups at the end are dead."""
     monkeypatch.setattr(rows, "GROUP_ROWS", 2)
-    decision, _ = runs(object_store, letters("abcdef"), letters(deleted, payload=b""))
-    (plan,) = decision.layout.bitmaps
+    planned, _ = runs(object_store, letters("abcdef"), letters(deleted, payload=b""))
+    (plan,) = planned.layout.bitmaps
     assert plan.find_last
-    made = carry_out(decision)
+    made = carry_out(planned)
     (result,) = made.bitmaps
     assert result.last_alive == MessageId(5, last)
     assert made.last_message_id(manifest_of(object_store, made), None) == MessageId(5, last)
@@ -295,14 +297,14 @@ def test_the_last_message_alive_is_looked_for_when_a_kept_part_is_the_end(
 def test_a_part_that_is_written_anew_leaves_out_what_its_bitmap_and_the_row_sets_name(
     object_store: ObjectStore,
 ) -> None:
-    decision, _ = runs(
+    planned, _ = runs(
         object_store,
         letters("abcdef"),
         letters("b"),
         letters("ef", payload=b""),
         sizing=ANEW,
     )
-    made = carry_out(decision)
+    made = carry_out(planned)
     assert made.bitmaps == []
     (written,) = made.parts
     assert offsets(object_store, written.part) == [0, 2, 3]
@@ -314,10 +316,10 @@ def test_a_part_may_be_cut_anywhere_also_between_dead_rows(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
     monkeypatch.setattr(rows, "GROUP_ROWS", 3)
-    decision, _ = runs(object_store, letters("abcdef"), letters("bc", payload=b""), letters("d", payload=b""))
-    found = decision.layout.bitmaps[0].parts[0][1]
+    planned, _ = runs(object_store, letters("abcdef"), letters("bc", payload=b""), letters("d", payload=b""))
+    found = planned.layout.bitmaps[0].parts[0][1]
     halves = tuple(PartPlan(n, (Slice(0, a, b, found),)) for n, (a, b) in enumerate([(0, cut - 1), (cut, 5)]))
-    results = [run_task(decision.plan, half) for half in halves]
+    results = [run_task(planned.plan, half) for half in halves]
     left = [0, 4, 5]
     for result, expected in zip(results, ([n for n in left if n < cut], [n for n in left if n >= cut]), strict=True):
         assert isinstance(result, PartResult)
@@ -329,16 +331,16 @@ def test_row_groups_of_an_old_part_in_which_nothing_is_alive_are_not_read(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "GROUP_ROWS", 2)
-    decision, _ = runs(
+    planned, _ = runs(
         object_store,
         letters("abcdef"),
         letters("c", payload=b""),
         letters("d", payload=b""),
         sizing=ANEW,
     )
-    groups = RowsReader(object_store, decision.plan.sources[0].rows).groups
-    damaged = with_damage_at(object_store, decision.plan, 0, groups[1].start)
-    results = [run_task(damaged, part) for part in decision.layout.parts]
+    groups = RowsReader(object_store, planned.plan.sources[0].rows).groups
+    damaged = with_damage_at(object_store, planned.plan, 0, groups[1].start)
+    results = [run_task(damaged, part) for part in planned.layout.parts]
     parts = [result for result in results if isinstance(result, PartResult)]
     assert sum(result.statistics.groups_read for result in parts) == 2
     assert [offset for result in parts for offset in offsets(object_store, result.part)] == [0, 1, 4, 5]
@@ -346,16 +348,16 @@ def test_row_groups_of_an_old_part_in_which_nothing_is_alive_are_not_read(
 
 def test_a_tombstone_keeps_the_time_of_the_run_that_kept_it_first(object_store: ObjectStore) -> None:
     """T1: set once, carried from part to part; of anything else it is null."""
-    policies = Policies(retain_null_key=True, tombstone_retention_ms=3_600_000)
+    policies = RunPolicies(retain_null_key=True, tombstone_retention_ms=3_600_000)
     history = [
         pa.concat_tables([letters("ab"), letters("x", payload=b""), keyed(None, payload=b"")]),
         letters("y", payload=b""),
         pa.concat_tables([letters("a"), letters("z", payload=b"")]),
     ]
-    decision, previous = runs(object_store, *history, sizing=ANEW, policies=policies)
+    planned, previous = runs(object_store, *history, sizing=ANEW, policies=policies)
     assert previous is not None
     assert [part.oldest_tombstone for part in previous.parts] == [NOW + 1000, NOW + 2000]
-    made = carry_out(decision)
+    made = carry_out(planned)
     assert [sorted(result.kept) for result in made.parts] == [[0], [2]]
     manifest = manifest_of(object_store, made)
     times = live_rows(object_store, manifest).select(["key", "retained_at"]).to_pylist()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from compactor.run.plan import Policies, Sizing
+from compactor.run.plan import RunPolicies, Sizing
 from storage.ledger import key_index, names
 from storage.ledger.deletion_bitmap import encode_deleted, read_deleted
 from storage.ledger.hashing import Xxh3KeyHasher
@@ -88,7 +88,7 @@ def publish_compacted(bench: Workbench, store: CountedStore, topic: Topic) -> Ma
     metadata.append_ledgers(lease, [ledger])
     metadata.release_lease(lease)
 
-    policies = asdict(Policies())
+    policies = asdict(RunPolicies())
     run = metadata.claim_run(record.id, "test", policies, 1000)
     bitmaps = names.bitmaps(record.uid, run.attempt_id, 0)
     data, places = encode_deleted(bitmaps, [BitMap([ROWS - 1])] * DELETED_BEFORE)

@@ -13,9 +13,9 @@ import pytest
 
 from compactor import reference
 from compactor.maintenance.retention import Retention
-from compactor.run.plan import Policies, RunPlan
+from compactor.run.plan import RunPlan, RunPolicies
 from compactor.run.run_input import first_plan
-from compactor.verify.findings import Kind
+from compactor.verify.findings import DifferenceKind
 from compactor.verify.verify import Report, Verifier
 from storage.errors import Conflict
 from storage.failpoints import Failpoint
@@ -31,7 +31,7 @@ from tests.clocks import ManualClock
 from tests.workbench import TINY, Workbench, compacted_only, content, raw
 
 NOW = ManualClock().now_ms()
-BY_EVENT = Policies(event_time_order=True)
+BY_EVENT = RunPolicies(event_time_order=True)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_chunks_below_the_start_make_no_message(bench: Workbench) -> None:
     given = append_rows(bench, topic, rows)
     trim(bench, topic, 4)
     bench.compact(topic)
-    expected = reference.run(reference.State(), given, Policies(), NOW, raw_from=4)
+    expected = reference.run(reference.State(), given, RunPolicies(), NOW, raw_from=4)
     assert [one.offset for one in expected.messages] == [4, 5, 6, 7]
     compacted = topic.snapshot().compacted
     assert compacted is not None
@@ -299,8 +299,8 @@ def reading_all(store: StoreLocation, snapshot: TopicSnapshot, *rest: Any) -> Ru
     return replace(first_plan(store, without_start, *rest), raw_from=snapshot.topic.start_offset)
 
 
-@pytest.mark.parametrize("policies", [Policies(retain_null_key=True), replace(BY_EVENT, retain_null_key=True)])
-def test_verify_names_what_a_run_brought_back(bench: Workbench, policies: Policies) -> None:
+@pytest.mark.parametrize("policies", [RunPolicies(retain_null_key=True), replace(BY_EVENT, retain_null_key=True)])
+def test_verify_names_what_a_run_brought_back(bench: Workbench, policies: RunPolicies) -> None:
     """As a run did before this was mended: it read below the start, and says that it did not."""
     topic = bench.topic()
     at(bench, topic, (b"a", b"0", 1), (None, b"1", 1), (b"b", b"2", 1))
@@ -309,5 +309,5 @@ def test_verify_names_what_a_run_brought_back(bench: Workbench, policies: Polici
         bench.compactor().compact(topic.name, policies)
     assert offsets(topic) == [0, 1, 2]
     report = verified(bench, topic)
-    assert {one.kind for one in report.differences} == {Kind.EXTRA}
+    assert {one.kind for one in report.differences} == {DifferenceKind.EXTRA}
     assert {one.offset for one in report.differences} == {0, 1}

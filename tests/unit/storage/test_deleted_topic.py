@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from compactor.maintenance.truncation import Truncation
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.errors import CompactorError, Fenced, TopicNotFound
 from storage.failpoints import Failpoint, observed
 from storage.log import topic_log
@@ -130,7 +130,7 @@ def test_a_run_never_publishes(bench: Workbench, topic: Topic, step: Failpoint) 
             again.append(delete(bench))
 
     with observed(at), pytest.raises(TopicNotFound, match=DELETED):
-        bench.compactor().compact(topic.name, Policies())
+        bench.compactor().compact(topic.name, RunPolicies())
     assert untouched(bench, again[0])
     assert bench.metadata.all_runs(9) == []
 
@@ -207,7 +207,7 @@ def test_a_run_under_way_ends_when_its_topic_is_truncated(bench: Workbench, topi
             truncation.truncate(topic.record)
 
     with observed(at), pytest.raises(CompactorError) as told:
-        bench.compactor().compact(topic.name, Policies())
+        bench.compactor().compact(topic.name, RunPolicies())
     assert isinstance(told.value, Fenced)
     assert topic.snapshot().compacted is None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.clock import SystemClock
 from storage.errors import (
     Fenced,
@@ -382,7 +382,7 @@ def test_get_is_the_newest_value_run_after_run(bench: Workbench, by_event: bool)
                 winners[key] = (time or 0, payload)
         bench.append(topic, [pa.Table.from_pylist(drawn, schema=INPUT_SCHEMA)])
         if turn in (0, 1, 2, 4):
-            bench.compactor().compact(topic.name, Policies(event_time_order=by_event))
+            bench.compactor().compact(topic.name, RunPolicies(event_time_order=by_event))
         if turn:  # before the first run it is offset order
             assert {key: shown(topic.get(key)) for key in keys} == {key: winners[key][1] for key in keys}
     assert topic.get(b"nobody") is None

@@ -33,7 +33,7 @@ def eventually(true: Callable[[], bool]) -> None:
 
 
 def test_what_is_rolled_is_sealed_and_maintenance_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.background.maintenance_loop.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("api.background.maintenance_loop.POLL_SECONDS", 0.05)
     settings = Settings(data=str(tmp_path / "data"), maintenance_seal_interval_ms=1, maintenance_interval_ms=1)
     runs: list[str] = []
     real = Maintenance.run_due
@@ -78,7 +78,7 @@ def test_a_tail_that_nobody_has_open_is_rolled_and_sealed_for_another_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two services with a log directory each; the one that compacts is not the one where the messages are."""
-    monkeypatch.setattr("api.background.maintenance_loop.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("api.background.maintenance_loop.POLL_SECONDS", 0.05)
     first = Settings(data=str(tmp_path / "first"))
     second = Settings(data=str(tmp_path / "second"), database=first.database_url, store=first.store_url)
     with open_components(first) as here, open_components(second) as there:
@@ -100,7 +100,7 @@ def test_its_thread_outlives_whatever_goes_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A thread that ended would end all maintenance, in silence."""
-    monkeypatch.setattr("api.background.maintenance_loop.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("api.background.maintenance_loop.POLL_SECONDS", 0.01)
     settings = Settings(data=str(tmp_path / "data"), maintenance_seal_interval_ms=1)
     looks: list[None] = []
 

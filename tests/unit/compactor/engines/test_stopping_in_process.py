@@ -14,7 +14,7 @@ from compactor.scheduling.control_loop import ControlLoop
 from storage.metadata.records import RunState
 from storage.objects.throttled import Rates
 from storage.topic import Topic
-from tests.unit.compactor.scheduling.test_control_loop import SETTINGS, Engines, Stage, until
+from tests.unit.compactor.scheduling.stage import SETTINGS, Engines, Stage, until
 
 FOR_YEARS = Rates(read=1)
 """A byte a second: a task that would end long after the test."""
@@ -60,10 +60,10 @@ def test_a_task_in_the_middle_of_its_reading_is_stopped(
     caplog.set_level(logging.INFO)
     worker = replace(SETTINGS.worker, run_dead_ms=300, rates=FOR_YEARS)
     loop = stage.service(replace(SETTINGS, worker=worker), WithoutMachinery())
-    loop.beat()
+    loop.heartbeat()
     topic = stage.topic("t")
     loop.trigger(topic.record)
-    loop.look()
+    loop.poll()
     assert until(lambda: [run.phase for run in stage.metadata.runs(topic.record.id, 9)] == ["phase one"])
     stop(stage, loop, topic)
     assert until(lambda: loop._worker.busy() == (0, 0))

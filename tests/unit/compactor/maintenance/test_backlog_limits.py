@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from compactor.maintenance.backlog_limits import (
+    BacklogExtent,
     BacklogLimits,
-    Extent,
     bytes_behind,
     first_of_last,
 )
@@ -25,7 +25,7 @@ from tests.entries import one, produce
 from tests.workbench import Workbench, content
 
 SECOND = 1000
-EXTENTS = [Extent(0, 9, 100), Extent(10, 14, 1000), Extent(15, 24, 40)]
+EXTENTS = [BacklogExtent(0, 9, 100), BacklogExtent(10, 14, 1000), BacklogExtent(15, 24, 40)]
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 1140), (5, 1090), (10, 1040), (14, 240), (15, 40), (24, 4), (25, 0)])

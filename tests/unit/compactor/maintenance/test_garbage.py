@@ -11,13 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.maintenance.garbage import (
-    GRACE_MS,
-    SKEW_MS,
-    Collected,
-    GarbageCollector,
-    Totals,
-)
+from compactor.maintenance.garbage import SKEW_MS, Collected, GarbageCollector, Totals
+from compactor.maintenance.grace import GRACE_MS
 from storage.errors import DataLoss, ObjectMissing, TopicNotFound
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
@@ -73,11 +68,6 @@ def topic(bench: Workbench) -> Topic:
     return topic
 
 
-def advance(bench: Workbench, milliseconds: int) -> None:
-    assert isinstance(bench.clock, ManualClock)
-    bench.clock.advance(milliseconds)
-
-
 def collector(bench: Workbench, told: list[str] | None = None) -> GarbageCollector:
     heard = [] if told is None else told
     return GarbageCollector(bench.metadata, bench.store, bench.clock, on_object=lambda info: heard.append(info.name))
@@ -127,7 +117,7 @@ def test_a_topic_that_has_only_what_it_needs_loses_nothing(bench: Workbench, top
 def test_a_topic_with_nothing_to_do_costs_no_write(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance(bench, GRACE_MS)
+    bench.advance(GRACE_MS)
     assert collect(bench, topic).compacted_ledgers == 1
     before = listed(bench, topic)
 
@@ -145,9 +135,9 @@ def test_a_replaced_generation_goes_after_its_grace_time(bench: Workbench, topic
     old, new = (read_manifest(bench.store, one.manifest).objects for one in (replaced, serving))
     assert old & new, "generations share parts, or this test shows nothing"
     assert old - new
-    advance(bench, GRACE_MS - 1)
+    bench.advance(GRACE_MS - 1)
     assert collect(bench, topic).total == Totals()
-    advance(bench, 1)
+    bench.advance(1)
     report = collect(bench, topic)
     assert report.compacted_ledgers == 1
     assert report.total.count == len(old - new) + 1
@@ -167,7 +157,7 @@ def test_shared_objects_stay_as_long_as_any_known_manifest_refers_to_them(bench:
     for number in range(2):
         bench.append(topic, [content(*((key, b"later-%d" % number) for key in KEYS))])
         bench.compact(topic)
-        advance(bench, GRACE_MS)
+        bench.advance(GRACE_MS)
         pin = bench.metadata.renew_pin(pin, PIN_TTL_MS)
         collect(bench, topic)
     assert first <= listed(bench, topic)
@@ -183,7 +173,7 @@ def test_shared_objects_stay_as_long_as_any_known_manifest_refers_to_them(bench:
 def test_twice_is_once(bench: Workbench, topic: Topic) -> None:
     attempt, _ = leave(bench, topic)
     bench.metadata.finish_attempt(attempt)
-    advance(bench, GRACE_MS)
+    bench.advance(GRACE_MS)
     assert collect(bench, topic).total.count > 7
     after = listed(bench, topic)
     assert collect(bench, topic).total == Totals()
@@ -194,7 +184,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(bench: Workbench, topic: To
     finished, _ = leave(bench, topic)
     bench.metadata.finish_attempt(finished)
     leave(bench, topic, "dead")
-    advance(bench, GRACE_MS)
+    bench.advance(GRACE_MS)
     leave(bench, topic, "alive")
     before, known = listed(bench, topic), bench.metadata.referenced(topic.record.id)
     told: list[list[str]] = [[], []]
@@ -214,21 +204,21 @@ def test_a_dead_attempt_is_given_up_first_and_loses_its_objects_a_grace_time_lat
     bench: Workbench, topic: Topic
 ) -> None:
     made, left = leave(bench, topic)
-    advance(bench, GRACE_MS - 1)
+    bench.advance(GRACE_MS - 1)
     assert collect(bench, topic).attempts_given_up == 0
-    advance(bench, 1)
+    bench.advance(1)
     assert collect(bench, topic).attempts_given_up == 1
     attempt = bench.metadata.attempt(made)
     assert attempt is not None
     assert attempt.finished_at == bench.clock.now_ms()
     assert left <= listed(bench, topic), "it may still write, or think that it can commit"
-    advance(bench, GRACE_MS - 1)
+    bench.advance(GRACE_MS - 1)
     collect(bench, topic)
     assert left <= listed(bench, topic)
-    advance(bench, 1)
+    bench.advance(1)
     assert collect(bench, topic).total.count >= 7
     assert not left & listed(bench, topic)
-    advance(bench, 1)
+    bench.advance(1)
     collect(bench, topic)
     assert bench.metadata.attempt(made) is None, "what is gone is forgotten"
 
@@ -238,7 +228,7 @@ def test_an_attempt_that_beats_keeps_its_objects_for_ever(bench: Workbench, topi
     attempt = bench.metadata.attempt(made)
     assert attempt is not None
     for _ in range(9):
-        advance(bench, GRACE_MS - 1)
+        bench.advance(GRACE_MS - 1)
         bench.metadata.heartbeat_attempt(attempt)
         collect(bench, topic)
         assert left <= listed(bench, topic)
@@ -249,10 +239,10 @@ def test_objects_of_an_attempt_that_nobody_knows_go_by_their_age(bench: Workbenc
     assert isinstance(bench.store, AgedStore)
     name = names.part(topic.record.uid, new_id(), 0)
     bench.store.put_at(name, b"late", bench.clock.now_ms())
-    advance(bench, GRACE_MS + SKEW_MS)
+    bench.advance(GRACE_MS + SKEW_MS)
     collect(bench, topic)
     assert name in listed(bench, topic)
-    advance(bench, 1)
+    bench.advance(1)
     collect(bench, topic)
     assert name not in listed(bench, topic)
 
@@ -260,7 +250,7 @@ def test_objects_of_an_attempt_that_nobody_knows_go_by_their_age(bench: Workbenc
 def test_an_attempt_is_known_as_long_as_an_object_of_it_is_there(bench: Workbench, topic: Topic) -> None:
     """So that what it made goes by our clock when it is not needed any more, years later perhaps."""
     for _ in range(3):
-        advance(bench, 10 * GRACE_MS)
+        bench.advance(10 * GRACE_MS)
         collect(bench, topic)
     assert listed(bench, topic) == referenced(bench, topic)
     known = {attempt.attempt_id for attempt in bench.metadata.attempts(topic.record.id)}
@@ -271,9 +261,9 @@ def test_an_attempt_is_known_as_long_as_an_object_of_it_is_there(bench: Workbenc
 def test_what_is_referred_to_stays_when_nobody_knows_its_attempt(bench: Workbench, topic: Topic) -> None:
     bench.metadata.forget_attempts(topic.record.id, bench.clock.now_ms() + 1)
     assert bench.metadata.attempts(topic.record.id) == []
-    advance(bench, 10 * GRACE_MS)
+    bench.advance(10 * GRACE_MS)
     collect(bench, topic)
-    advance(bench, 10 * GRACE_MS)
+    bench.advance(10 * GRACE_MS)
     collect(bench, topic)
     assert listed(bench, topic) == referenced(bench, topic)
     assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
@@ -286,7 +276,7 @@ def test_names_that_are_not_ours_are_left_alone_and_counted(bench: Workbench, to
         bench.store.put(name, b"mine")
     bench.store.put("topics/notes.txt", b"mine")
     bench.store.put("elsewhere", b"mine")
-    advance(bench, 9 * GRACE_MS)
+    bench.advance(9 * GRACE_MS)
     assert collect(bench, topic).foreign == 3
     reports = list(collector(bench).collect_all(unknown_topics=True))
     assert sum(report.foreign for report in reports) == 4
@@ -306,7 +296,7 @@ def test_a_manifest_that_cannot_be_read_keeps_everything_of_its_topic(bench: Wor
     for one in (topic, other):
         finished, _ = leave(bench, one)
         bench.metadata.finish_attempt(finished)
-    advance(bench, GRACE_MS)
+    bench.advance(GRACE_MS)
     lost = lose_manifest(bench, topic)
     before = listed(bench, topic)
     with pytest.raises(ObjectMissing, match=f"nothing of {topic.name} was collected.*{lost}") as raised:
@@ -327,11 +317,11 @@ def test_a_cleared_compacted_ledger_is_collected_without_its_manifest(bench: Wor
     with pytest.raises(DataLoss):
         bench.compact(bench_append(bench, topic))
     bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
-    advance(bench, GRACE_MS)
+    bench.advance(GRACE_MS)
     assert collect(bench, topic).compacted_ledgers == 2
     bench.compact(topic)
     assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
-    advance(bench, GRACE_MS)
+    bench.advance(GRACE_MS)
     collect(bench, topic)
     assert listed(bench, topic) == referenced(bench, topic)
 
@@ -348,7 +338,7 @@ def test_topics_that_the_database_does_not_know_go_only_when_asked(bench: Workbe
     old, young = (names.ledger_rows(uid, number, new_id()) for number in range(2))
     bench.store.put_at(old, b"four", now)
     bench.store.put_at(young, b"five!", now + 1)
-    advance(bench, GRACE_MS + SKEW_MS + 1)
+    bench.advance(GRACE_MS + SKEW_MS + 1)
     for asked, dry_run in ((False, False), (True, True)):
         told: list[str] = []
         (report,) = (
@@ -368,11 +358,11 @@ def test_all_topics_are_looked_at_with_and_without_objects(bench: Workbench, top
     """Attempts of a topic that has no object yet are given up and forgotten as well."""
     empty = bench.topic("empty")
     bench.metadata.begin_attempt(empty.record.id, AttemptKind.IMPORT, "died early")
-    advance(bench, GRACE_MS)
+    bench.advance(GRACE_MS)
     reports = {report.topic: report for report in collector(bench).collect_all()}
     assert set(reports) == {topic.name, empty.name}
     assert reports[empty.name].attempts_given_up == 1
-    advance(bench, GRACE_MS + 1)
+    bench.advance(GRACE_MS + 1)
     list(collector(bench).collect_all())
     assert bench.metadata.attempts(empty.record.id) == []
 
@@ -388,7 +378,7 @@ def test_a_topic_that_is_made_during_the_listing_is_known(
         if not made:
             made.append(bench.topic("made meanwhile"))
             bench.append(made[0], [content((b"k", b"v"))])
-            advance(bench, 9 * GRACE_MS)
+            bench.advance(9 * GRACE_MS)
         return found
 
     monkeypatch.setattr(bench.metadata, "topics", topics_as_of_before)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from compactor.maintenance.tasks import (
-    Intervals,
     Maintenance,
     Task,
     TaskStatus,
@@ -30,9 +30,9 @@ from tests.clocks import ManualClock
 from tests.entries import one, produce
 from tests.workbench import Workbench, content
 
-INTERVALS = Intervals(sweep_ms=10, backlog_ms=20, retention_ms=20, garbage_ms=50)
+INTERVALS = {Task.SWEEP: 10, Task.BACKLOG: 20, Task.RETENTION: 20, Task.GARBAGE: 50}
 EACH_SERVICES = [Task.SWEEP, Task.BACKLOG]
-HOUR = 3_600_000
+MINUTE, HOUR = 60_000, 3_600_000
 
 
 def statuses(**began: int | None) -> dict[Task, TaskStatus]:
@@ -77,7 +77,8 @@ class Bench:
             self.workbench.store,
             self.clock,
             self.workbench.log,
-            Intervals(),
+            dict.fromkeys(Task, MINUTE) | {Task.GARBAGE: 10 * MINUTE},
+            GRACE_MS,
             lambda: self.leads,
             lambda: self.stopping,
         )

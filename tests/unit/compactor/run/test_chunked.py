@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compactor.run.plan import Policies
-from compactor.verify.findings import Kind
+from compactor.run.plan import RunPolicies
+from compactor.verify.findings import DifferenceKind
 from compactor.verify.report import Report
 from compactor.verify.verify import Verifier
 from storage.errors import ObjectDamaged
@@ -18,7 +18,6 @@ from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import read_manifest
 from storage.topic import Topic
 from tests.chunked import append, chunk, compacted_rows, message, whole
-from tests.clocks import ManualClock
 from tests.workbench import Workbench
 
 DAY = 86_400_000
@@ -32,7 +31,7 @@ def values(topic: Topic) -> list[tuple[bytes | None, bytes | None]]:
     return [(one.key, one.payload) for one in topic.messages(read_compacted=True)]
 
 
-def compact(bench: Workbench, topic: Topic, policies: Policies = Policies()) -> bool:  # noqa: B008
+def compact(bench: Workbench, topic: Topic, policies: RunPolicies = RunPolicies()) -> bool:  # noqa: B008
     """Whether there was a run; what it left is verified."""
     ran = bench.compactor().compact(topic.name, policies).run is not None
     report = Verifier(bench.metadata, bench.store, bench.clock, bench.engine, sizing=bench.sizing).verify(topic.name)
@@ -44,11 +43,6 @@ def tables(bench: Workbench, topic: Topic) -> tuple[ChunkTable, ...]:
     compacted = topic.snapshot().compacted
     assert compacted is not None
     return read_manifest(bench.store, compacted.manifest).chunks
-
-
-def advance(bench: Workbench, milliseconds: int) -> None:
-    assert isinstance(bench.clock, ManualClock)
-    bench.clock.advance(milliseconds)
 
 
 def test_all_chunks_of_the_newest_value_stay_and_a_reader_gets_one_message(bench: Workbench) -> None:
@@ -108,13 +102,13 @@ def test_an_incomplete_message_expires_a_day_after_its_newest_chunk(bench: Workb
     """P11: nothing is new until then, and no other policy goes by time."""
     topic = bench.topic()
     append(bench, topic, [message(b"k", b"old"), chunk("u", 0, 3, b"k", b"A")])
-    advance(bench, 1000)
+    bench.advance(1000)
     append(bench, topic, [chunk("u", 1, 3, b"k", b"B")])
     assert compact(bench, topic)
-    advance(bench, DAY - 1)
+    bench.advance(DAY - 1)
     assert not compact(bench, topic)
     assert offsets(topic) == [0, 1, 2]
-    advance(bench, 1)
+    bench.advance(1)
     assert compact(bench, topic)
     assert offsets(topic) == [0]
     append(bench, topic, [chunk("u", 2, 3, b"k", b"C")])
@@ -128,7 +122,7 @@ def test_a_chunk_that_goes_by_a_limit_keeps_no_other(bench: Workbench) -> None:
     now = bench.clock.now_ms()
     newest, left = chunk("u", 0, 3, b"k", b"A"), chunk("u", 1, 3, b"k", b"B", publish_time=now - DAY)
     append(bench, topic, [newest, message(b"l", b"v"), left, message(b"m", b"v")])
-    policies = Policies(start_offset=1)
+    policies = RunPolicies(start_offset=1)
     assert compact(bench, topic, policies)
     assert offsets(topic) == [1, 3]
     assert not compact(bench, topic, policies)
@@ -138,22 +132,22 @@ def test_a_chunk_that_goes_by_a_limit_keeps_no_other(bench: Workbench) -> None:
 def test_without_a_key_it_is_kept_whole_or_dropped(bench: Workbench, retain: bool) -> None:
     topic = bench.topic()
     append(bench, topic, [*whole("u", None, b"A", b"B"), chunk("v", 0, 2, None, b"C")])
-    compact(bench, topic, Policies(retain_null_key=retain))
+    compact(bench, topic, RunPolicies(retain_null_key=retain))
     assert offsets(topic) == ([0, 1, 2] if retain else [2])
-    compact(bench, topic, Policies(retain_null_key=False))
+    compact(bench, topic, RunPolicies(retain_null_key=False))
     assert offsets(topic) == [2]
 
 
 def test_without_any_payload_it_is_a_tombstone_that_is_retained_whole(bench: Workbench) -> None:
     topic = bench.topic()
-    policies = Policies(tombstone_retention_ms=1000)
+    policies = RunPolicies(tombstone_retention_ms=1000)
     append(bench, topic, [message(b"k", b"v"), *whole("u", b"k", None, b"")])
     compact(bench, topic, policies)
     assert offsets(topic) == [1, 2]
     assert topic.get(b"k") is None
-    advance(bench, 999)
+    bench.advance(999)
     assert not compact(bench, topic, policies)
-    advance(bench, 1)
+    bench.advance(1)
     assert compact(bench, topic, policies)
     assert offsets(topic) == []
 
@@ -161,13 +155,13 @@ def test_without_any_payload_it_is_a_tombstone_that_is_retained_whole(bench: Wor
 def test_its_time_to_live_is_counted_from_its_last_chunk(bench: Workbench) -> None:
     topic = bench.topic()
     append(bench, topic, [chunk("u", 0, 2, b"k", b"A")])
-    advance(bench, 500)
+    bench.advance(500)
     append(bench, topic, [chunk("u", 1, 2, b"k", b"B")])
-    policies = Policies(key_ttl_ms=1000)
+    policies = RunPolicies(key_ttl_ms=1000)
     compact(bench, topic, policies)
-    advance(bench, 999)
+    bench.advance(999)
     assert not compact(bench, topic, policies)
-    advance(bench, 1)
+    bench.advance(1)
     assert compact(bench, topic, policies)
     assert offsets(topic) == []
 
@@ -179,10 +173,10 @@ def test_by_event_time_the_first_chunk_counts(bench: Workbench) -> None:
     append(bench, topic, [*first, message(b"l", b"v", event_time=1)])
     compact(bench, topic)
     append(bench, topic, [message(b"k", b"late", event_time=5)])
-    compact(bench, topic, Policies(event_time_order=True))
+    compact(bench, topic, RunPolicies(event_time_order=True))
     assert offsets(topic) == [0, 1, 2]
     append(bench, topic, [message(b"k", b"new", event_time=9)])
-    compact(bench, topic, Policies(event_time_order=True))
+    compact(bench, topic, RunPolicies(event_time_order=True))
     assert offsets(topic) == [2, 4]
 
 
@@ -190,7 +184,7 @@ def test_by_event_time_the_first_chunk_counts(bench: Workbench) -> None:
 def test_by_event_time_it_counts_though_no_plain_message_has_one(bench: Workbench, key_has_plain: bool) -> None:
     """Event times of chunks are in chunk tables only: a ledger's index may have none, and yet they decide."""
     topic = bench.topic()
-    policies = Policies(event_time_order=True)
+    policies = RunPolicies(event_time_order=True)
     append(bench, topic, [*whole("u", b"k", b"A", b"B", event_time=9), *whole("x", b"l", b"C", event_time=9)])
     compact(bench, topic, policies)
     later = [message(b"k", None), message(b"l", None)] if key_has_plain else whole("v", b"k", None, b"")
@@ -205,7 +199,7 @@ def test_by_event_time_it_counts_though_no_plain_message_has_one(bench: Workbenc
 def test_without_any_payload_it_deletes_by_event_time(bench: Workbench) -> None:
     """A tombstone with the event time of its first chunk, at the offset of its last; then remembered (P5, P9)."""
     topic = bench.topic()
-    policies = Policies(event_time_order=True)
+    policies = RunPolicies(event_time_order=True)
     now = bench.clock.now_ms()
     append(bench, topic, [*whole("u", b"k", b"A", b"B", event_time=now), message(b"l", b"v")])
     compact(bench, topic, policies)
@@ -278,14 +272,16 @@ def altered(chunks: chunk_table.Chunks) -> chunk_table.Chunks:
 @pytest.mark.parametrize(
     ("forgery", "kind"),
     [
-        pytest.param(lambda chunks: chunks[1:], Kind.MISSING, id="a chunk is missing"),
-        pytest.param(lambda chunks: chunks[:-1], Kind.MISSING, id="the last chunk is missing"),
-        pytest.param(lambda chunks: np.concatenate([chunks, chunks[-1:]]), Kind.INCONSISTENT, id="one is there twice"),
-        pytest.param(altered, Kind.ALTERED, id="a time is another"),
+        pytest.param(lambda chunks: chunks[1:], DifferenceKind.MISSING, id="a chunk is missing"),
+        pytest.param(lambda chunks: chunks[:-1], DifferenceKind.MISSING, id="the last chunk is missing"),
+        pytest.param(
+            lambda chunks: np.concatenate([chunks, chunks[-1:]]), DifferenceKind.INCONSISTENT, id="one is there twice"
+        ),
+        pytest.param(altered, DifferenceKind.ALTERED, id="a time is another"),
     ],
 )
 def test_verify_finds_a_table_that_is_not_what_the_rows_say(
-    bench: Workbench, forgery: Forgery, kind: Kind, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, forgery: Forgery, kind: DifferenceKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = bench.topic()
     append(bench, topic, [*whole("u", b"k", b"A", b"B"), message(b"l", b"v")])
@@ -305,7 +301,7 @@ def test_verify_finds_a_chunk_that_should_have_gone(bench: Workbench, monkeypatc
     bench.compactor().compact(topic.name)
     assert offsets(topic) == [0, 2, 3]
     report = verified(bench, topic)
-    assert [(one.kind, one.offset) for one in report.differences] == [(Kind.EXTRA, 0)]
+    assert [(one.kind, one.offset) for one in report.differences] == [(DifferenceKind.EXTRA, 0)]
 
 
 def keep_everything(self: object, resolved: object) -> object:

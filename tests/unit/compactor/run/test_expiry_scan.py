@@ -14,8 +14,8 @@ from pyroaring import BitMap
 
 from compactor.run.expiry_scan import run_scan
 from compactor.run.plan import (
-    Policies,
     RunPlan,
+    RunPolicies,
     ScanPlan,
     ScanResult,
     Source,
@@ -86,7 +86,7 @@ def plan_of(
     store: ObjectStore, source: Source, *, old: bool = True, floor: int | None = None, hasher: KeyHasher | None = None
 ) -> RunPlan:
     hasher = hasher or Xxh3KeyHasher(SEED)
-    policies = Policies()
+    policies = RunPolicies()
     return RunPlan(
         store.location, new_id(), -1, new_id(), policies, NOW, hasher, (source,), int(old), cursor_floor=floor
     )

@@ -14,11 +14,11 @@ from compactor.run import layout
 from compactor.run.layout import Layout, lay_out
 from compactor.run.plan import (
     Located,
-    Policies,
     RangeResult,
     RangeStatistics,
     RowSet,
     RunPlan,
+    RunPolicies,
     Sizing,
     Source,
     SourceTotals,
@@ -38,7 +38,7 @@ SPANS = st.tuples(st.integers(1, 50), st.integers(1, 2**32 - 1) | st.integers(1,
 
 def plan_of(sources: list[Source], old_parts: int = 0) -> RunPlan:
     location, hasher = StoreLocation("file:///nowhere"), Xxh3KeyHasher(0)
-    return RunPlan(location, "u", -1, "a", Policies(), 0, hasher, tuple(sources), old_parts)
+    return RunPlan(location, "u", -1, "a", RunPolicies(), 0, hasher, tuple(sources), old_parts)
 
 
 def source(first: int, rows_: int, stored: int, dead: int = 0) -> Source:

@@ -11,18 +11,17 @@ import pytest
 from compactor.maintenance.retention import Retention
 from compactor.run.options import (
     POLICY_OF,
+    overridden,
     run_policies,
-    set_apart,
     stored_policies,
 )
-from compactor.run.plan import Policies, Sizing
+from compactor.run.plan import RunPolicies, Sizing
 from storage.ledger.manifest import read_manifest
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 from storage.metadata.records import RunRecord
 from storage.options.policies import TopicPolicies, policy
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.sealed import live_rows
 from tests.workbench import Workbench
 
@@ -31,8 +30,8 @@ HOUR = 3_600_000
 
 
 def test_every_policy_of_a_run_comes_from_one_of_the_topic_or_from_its_limits() -> None:
-    assert {field.name for field in fields(Policies)} == POLICY_OF.keys() | {"retention_ms", "start_offset"}
-    assert run_policies(TopicPolicies()) == Policies()
+    assert {field.name for field in fields(RunPolicies)} == POLICY_OF.keys() | {"retention_ms", "start_offset"}
+    assert run_policies(TopicPolicies()) == RunPolicies()
     others: dict[str, Any] = {
         "compaction_retain_null_key": True,
         "delete_retention_ms": 1,
@@ -45,8 +44,8 @@ def test_every_policy_of_a_run_comes_from_one_of_the_topic_or_from_its_limits() 
     }
     told = asdict(run_policies(TopicPolicies(**others)))
     for name, stored in POLICY_OF.items():
-        assert told[name] == others.get(policy(stored).attribute, getattr(Policies(), name))
-    assert all(told[name] != getattr(Policies(), name) for name in POLICY_OF)
+        assert told[name] == others.get(policy(stored).attribute, getattr(RunPolicies(), name))
+    assert all(told[name] != getattr(RunPolicies(), name) for name in POLICY_OF)
 
 
 @pytest.mark.parametrize("cleanup", [frozenset(), {"delete"}, {"compact"}], ids=sorted)
@@ -57,11 +56,6 @@ def test_the_limits_of_a_topic_hold_under_both_policies_alone(cleanup: set[str])
     both = run_policies(TopicPolicies(cleanup_policy=BOTH, **limited), 25)
     assert (both.retention_ms, both.start_offset) == (300_000, 25)
     assert run_policies(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1)).retention_ms is None
-
-
-def clock_of(bench: Workbench) -> ManualClock:
-    assert isinstance(bench.clock, ManualClock)
-    return bench.clock
 
 
 def allow(bench: Workbench, topic: Topic, **policies: object) -> None:
@@ -93,10 +87,10 @@ def payloads(bench: Workbench, topic: Topic) -> list[bytes | None]:
 
 def test_who_set_what_apart(bench: Workbench, topic: Topic) -> None:
     given = {"key_ttl_ms": 5, "tombstone_retention_ms": 6, "min_lag_ms": 7}
-    assert set_apart(bench.metadata, topic.record, given) == []
+    assert overridden(bench.metadata, topic.record, given) == []
     bench.metadata.policies.set(BROKER, "delete.retention.ms", 1)
     bench.metadata.policies.set(namespace_scope("public/default"), "compaction.key-ttl.ms", 5)
-    assert set_apart(bench.metadata, topic.record, given) == ["tombstone_retention_ms"]
+    assert overridden(bench.metadata, topic.record, given) == ["tombstone_retention_ms"]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +125,7 @@ def test_rows_of_every_kind_go_by_time_at_the_same_moment(
     append(bench, topic, (b"c", b"2", -HOUR))
     run(bench, topic)
     assert len(payloads(bench, topic)) == 4
-    clock_of(bench).advance(HOUR + later)
+    bench.advance(HOUR + later)
     made = run(bench, topic)
     assert (made is None) == (later < 1), "P11 knows whether something is due"
     assert len(payloads(bench, topic)) == left + 1
@@ -185,16 +179,16 @@ def test_parts_with_dead_rows_are_not_due_for_ever(bench: Workbench, topic: Topi
     append(bench, topic, (b"a", b"0", 0), *((b"k%d" % n, b"%d" % n, -HOUR) for n in range(9)))
     roomy = bench.with_sizing(Sizing(1, max_garbage_ratio=1.0))
     run(roomy, topic)
-    clock_of(bench).advance(HOUR + 1)
+    bench.advance(HOUR + 1)
     assert run(roomy, topic) is not None
-    clock_of(bench).advance(5)
+    bench.advance(5)
     assert run(roomy, topic) is None
     Retention(bench.metadata, bench.store, bench.clock, bench.log).trim(topic.record, 3)
     made = run(roomy, topic)
     assert made is not None
     assert made.statistics["parts_kept"] == 1
     assert payloads(bench, topic) == [b"%d" % n for n in range(2, 9)]
-    clock_of(bench).advance(5)
+    bench.advance(5)
     assert run(roomy, topic) is None
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from compactor.run.plan import (
     LEVEL_RATIO,
-    Policies,
     RangeResult,
     RangeStatistics,
     RowSet,
     RunPlan,
+    RunPolicies,
     Sizing,
     Source,
     SourceTotals,
@@ -34,7 +34,7 @@ ROWS = RowsObject(StoredObject("rows", 1, 0), 1)
 
 def plan_of(sources: tuple[Source, ...] = (), old_parts: int = 0, bits: int = 0) -> RunPlan:
     location, hasher = StoreLocation("file:///nowhere"), Xxh3KeyHasher(0)
-    return RunPlan(location, "u", -1, "a", Policies(), 0, hasher, sources, old_parts, range_bits=bits)
+    return RunPlan(location, "u", -1, "a", RunPolicies(), 0, hasher, sources, old_parts, range_bits=bits)
 
 
 @given(st.integers(0, 2**40), st.integers(1, 64), st.integers(1, 2**24), st.integers(1, 2**24))

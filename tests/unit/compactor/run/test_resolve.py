@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from compactor.run.resolve import (
     Resolved,
     Rules,
@@ -163,7 +163,7 @@ def run(model: Model, levels: list[Records], step: Step, now: int) -> tuple[Reso
     merged = min(step.merged, len(levels))
     dirty = {message.key for message in new} | {one.key for one in due}
     seen = [*levels[:merged], *(only(level, dirty) if step.probed else level for level in levels[merged:])]
-    policies = Policies(
+    policies = RunPolicies(
         tombstone_retention_ms=HOUR * step.retained,
         tombstones_wait_for_cursors=step.floor is not None,
         event_time_order=by_event,
@@ -237,7 +237,7 @@ def plain(*rows: tuple[int, int]) -> Records:
 
 
 MARK, TOMB = int(MARKER), int(TOMBSTONE)
-NO_RULES = Rules(Policies(), 0)
+NO_RULES = Rules(RunPolicies(), 0)
 
 
 def pairs(level: Records) -> list[tuple[int, int]]:
@@ -273,7 +273,7 @@ def test_a_tombstone_stays_for_its_retention_or_for_slow_cursors(
     retention: int, floor: int | None, stays: bool
 ) -> None:
     """T1: a floor of 9 says that all cursors have passed offset 9."""
-    rules = Rules(Policies(tombstone_retention_ms=retention), 0, floor)
+    rules = Rules(RunPolicies(tombstone_retention_ms=retention), 0, floor)
     resolved = resolve(plain((4, 9 | TOMB)), [plain((4, 2))], 1, rules)
     assert resolved.survivors.tolist() == ([9] if stays else [])
     assert (resolved.tombstones_kept, resolved.tombstones_removed) == ((1, 0) if stays else (0, 1))
@@ -291,7 +291,7 @@ def test_keys_that_share_the_high_half_are_told_apart() -> None:
 def test_no_input_decides_nothing() -> None:
     resolved = resolve(newest_of([], False), [], 0, NO_RULES)
     assert (len(resolved.survivors), len(resolved.superseded), len(resolved.level)) == (0, 0, 0)
-    by_event = resolve(newest_of([], True), [], 0, Rules(Policies(event_time_order=True), 0))
+    by_event = resolve(newest_of([], True), [], 0, Rules(RunPolicies(event_time_order=True), 0))
     assert (len(by_event.survivors), len(by_event.level), by_event.dropped_to) == (0, 0, -1)
 
 

@@ -11,11 +11,11 @@ import pytest
 from compactor.run import layout
 from compactor.run.plan import (
     PartResult,
-    Policies,
+    RunPolicies,
     Sizing,
     SourceTotals,
 )
-from compactor.run.result import Made, check_objects
+from compactor.run.result import RunOutput, check_objects
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import LedgerRecord, MessageId
@@ -30,55 +30,55 @@ def letters(text: str, payload: bytes = b"v") -> pa.Table:
 
 
 def made_of(
-    store: ObjectStore, *history: pa.Table, policies: Policies | None = None
-) -> tuple[Made, list[LedgerRecord]]:
+    store: ObjectStore, *history: pa.Table, policies: RunPolicies | None = None
+) -> tuple[RunOutput, list[LedgerRecord]]:
     """One run a ledger; what the last of them made. Parts stay as they are."""
     _, ledgers = seal_history(store, list(history))
     previous = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "MERGE_RATIO", 0)
         for number in range(1, len(ledgers) + 1):
-            made = carry_out(decide(store, ledgers[:number], previous, policies or Policies(), sizing=KEEP))
+            made = carry_out(decide(store, ledgers[:number], previous, policies or RunPolicies(), sizing=KEEP))
             if number < len(ledgers):
                 previous = manifest_of(store, made)
     return made, ledgers
 
 
 @pytest.fixture
-def made(object_store: ObjectStore) -> Made:
+def made(object_store: ObjectStore) -> RunOutput:
     """Of two old parts the first loses b and stays with a bitmap, the second is not touched; x and b are new."""
     return made_of(object_store, letters("abc"), letters("def"), letters("xb"))[0]
 
 
-def without_a_bitmap(made: Made) -> Made:
+def without_a_bitmap(made: RunOutput) -> RunOutput:
     return replace(made, bitmaps=[])
 
 
-def without_a_part(made: Made) -> Made:
+def without_a_part(made: RunOutput) -> RunOutput:
     return replace(made, parts=[])
 
 
-def with_a_row_too_many(made: Made) -> Made:
+def with_a_row_too_many(made: RunOutput) -> RunOutput:
     (part,) = made.parts
     return replace(made, parts=[replace(part, kept={2: part.kept[2] + SourceTotals(1, 9)})])
 
 
-def with_another_row(made: Made) -> Made:
+def with_another_row(made: RunOutput) -> RunOutput:
     (part,) = made.parts
     return replace(made, parts=[replace(part, kept={2: part.kept[2] + SourceTotals(0, 1)})])
 
 
-def with_another_row_deleted(made: Made) -> Made:
+def with_another_row_deleted(made: RunOutput) -> RunOutput:
     (bitmap,) = made.bitmaps
     return replace(made, bitmaps=[replace(bitmap, kept={0: bitmap.kept[0] + SourceTotals(0, 1)})])
 
 
-def with_rows_of_a_kept_part(made: Made) -> Made:
+def with_rows_of_a_kept_part(made: RunOutput) -> RunOutput:
     (part,) = made.parts
     return replace(made, parts=[replace(part, kept={**part.kept, 1: SourceTotals(1, 3)})])
 
 
-def with_a_part_twice(made: Made) -> Made:
+def with_a_part_twice(made: RunOutput) -> RunOutput:
     return replace(made, parts=[*made.parts, *made.parts])
 
 
@@ -95,21 +95,21 @@ def with_a_part_twice(made: Made) -> Made:
     ],
 )
 def test_a_promise_that_was_not_kept_names_its_source(
-    made: Made, break_it: Callable[[Made], Made], source: int
+    made: RunOutput, break_it: Callable[[RunOutput], RunOutput], source: int
 ) -> None:
     made.check()
     with pytest.raises(ObjectDamaged, match=rf"sources \[{source}\]"):
         break_it(made).check()
 
 
-def test_parts_must_ascend(made: Made) -> None:
+def test_parts_must_ascend(made: RunOutput) -> None:
     (part,) = made.parts
     twin = PartResult(1, part.part)
     with pytest.raises(ObjectDamaged, match="before its predecessor ends"):
         replace(made, parts=[part, twin]).check()
 
 
-def test_all_that_a_manifest_names_must_be_there_at_its_full_length(object_store: ObjectStore, made: Made) -> None:
+def test_all_that_a_manifest_names_must_be_there_at_its_full_length(object_store: ObjectStore, made: RunOutput) -> None:
     """R8: also what a run keeps, which it never opens."""
     manifest = manifest_of(object_store, made)
     kept, new = manifest.parts[1], manifest.parts[-1]
@@ -126,8 +126,8 @@ def test_all_that_a_manifest_names_must_be_there_at_its_full_length(object_store
     check_objects(object_store, manifest)
 
 
-def test_a_manifest_joins_what_was_kept_and_what_is_new(object_store: ObjectStore, made: Made) -> None:
-    before = made.decision.previous
+def test_a_manifest_joins_what_was_kept_and_what_is_new(object_store: ObjectStore, made: RunOutput) -> None:
+    before = made.planned.previous
     assert before is not None
     manifest = manifest_of(object_store, made)
     assert [part.first.offset for part in manifest.parts] == [0, 3, 6]
@@ -139,9 +139,9 @@ def test_a_manifest_joins_what_was_kept_and_what_is_new(object_store: ObjectStor
     )
     assert manifest.parts[2] == made.parts[0].part
     assert (manifest.keys, manifest.tombstones, manifest.dropped_to) == (7, 0, -1)
-    assert (manifest.frozen_at, manifest.policies) == (NOW, asdict(Policies()))
-    new = tuple(result.index for result in made.decision.ranges)
-    assert manifest.index == (new, *before.index[made.decision.plan.merged :])
+    assert (manifest.frozen_at, manifest.policies) == (NOW, asdict(RunPolicies()))
+    new = tuple(result.index for result in made.planned.ranges)
+    assert manifest.index == (new, *before.index[made.planned.plan.merged :])
     assert live_rows(object_store, manifest).column("key").to_pylist() == [b"a", b"c", b"d", b"e", b"f", b"x", b"b"]
 
 
@@ -149,7 +149,7 @@ def test_the_highest_tombstone_that_left_is_remembered_for_ever(object_store: Ob
     history = [letters("abc"), letters("cb", payload=b""), letters("x")]
     made, _ = made_of(object_store, *history)
     assert manifest_of(object_store, made).dropped_to == 4
-    kept, _ = made_of(object_store, *history, policies=Policies(tombstone_retention_ms=1))
+    kept, _ = made_of(object_store, *history, policies=RunPolicies(tombstone_retention_ms=1))
     manifest = manifest_of(object_store, kept)
     assert (manifest.keys, manifest.tombstones, manifest.dropped_to) == (2, 2, -1)
 
@@ -181,10 +181,10 @@ def test_the_last_message_id_is_that_of_the_last_live_row(
     assert ledgers
 
 
-def test_statistics_are_of_all_phases(object_store: ObjectStore, made: Made) -> None:
+def test_statistics_are_of_all_phases(object_store: ObjectStore, made: RunOutput) -> None:
     manifest = manifest_of(object_store, made)
     found = made.statistics(manifest)
-    ranges, (part,), (bitmap,) = made.decision.ranges, made.parts, made.bitmaps
+    ranges, (part,), (bitmap,) = made.planned.ranges, made.parts, made.bitmaps
     assert part.part is not None
     assert {name: found[name] for name in ("messages_in", "messages_before", "messages_out", "keys")} == {
         "messages_in": 2,
@@ -200,8 +200,8 @@ def test_statistics_are_of_all_phases(object_store: ObjectStore, made: Made) -> 
     assert found["bytes_out"] == manifest.stored_bytes
 
 
-def test_a_forecast_says_what_phase_two_then_does(object_store: ObjectStore, made: Made) -> None:
-    estimate, found = made.decision.estimate(), made.statistics(manifest_of(object_store, made))
+def test_a_forecast_says_what_phase_two_then_does(object_store: ObjectStore, made: RunOutput) -> None:
+    estimate, found = made.planned.estimate(), made.statistics(manifest_of(object_store, made))
     same = ["messages_in", "messages_before", "messages_out", "tombstones_removed", "tombstones_kept", "expired"]
     assert {name: estimate[name] for name in same} == {name: found[name] for name in same}
     assert estimate["messages_dropped"] == 1

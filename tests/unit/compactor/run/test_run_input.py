@@ -10,8 +10,8 @@ from pyroaring import BitMap64
 
 from compactor.run import run_input
 from compactor.run.plan import (
-    Policies,
     RunPlan,
+    RunPolicies,
     ScanPlan,
     ScanResult,
     Sizing,
@@ -82,14 +82,14 @@ def part(number: int, value: int | None = None, tombstone: int | None = None) ->
     )
 
 
-def manifest(*parts: Part, policies: Policies | None = None, levels: tuple[int, ...] = ()) -> Manifest:
+def manifest(*parts: Part, policies: RunPolicies | None = None, levels: tuple[int, ...] = ()) -> Manifest:
     index_ = tuple((index(records),) for records in levels)
     end = parts[-1].last if parts else Position(9, MessageId(0, 9))
-    return Manifest("t", "u", 1, 1, 1, NOW, end, parts, index_, policies=asdict(policies or Policies()))
+    return Manifest("t", "u", 1, 1, 1, NOW, end, parts, index_, policies=asdict(policies or RunPolicies()))
 
 
 def plan_of(
-    ledgers: list[LedgerRecord], previous: Manifest | None, policies: Policies, floor: int | None = None
+    ledgers: list[LedgerRecord], previous: Manifest | None, policies: RunPolicies, floor: int | None = None
 ) -> RunPlan:
     snapshot, hasher = snapshot_of(ledgers, previous), Xxh3KeyHasher(SEED)
     return run_input.first_plan(STORE, snapshot, previous, policies, NOW, "a", hasher, floor, Rates())
@@ -104,54 +104,54 @@ def plan_of(
 )
 def test_a_run_ends_before_the_first_ledger_with_a_message_that_is_too_young(lag: int, ends: int | None) -> None:
     ledgers = [ledger(0, 30 * MINUTE), ledger(1, 20 * MINUTE), ledger(2, 2 * MINUTE), ledger(3, 10)]
-    end = run_input.end_position(snapshot_of(ledgers), Policies(min_lag_ms=lag), NOW)
+    end = run_input.end_position(snapshot_of(ledgers), RunPolicies(min_lag_ms=lag), NOW)
     assert (end.offset if end else None) == ends
 
 
 def test_a_ledger_that_straddles_the_lag_is_left_whole_and_so_is_all_behind_it() -> None:
     """P2, also where times do not ascend: an old ledger behind a young one waits with it."""
     ledgers = [ledger(0, 30 * MINUTE), ledger(1, 1, oldest=20 * MINUTE), ledger(2, 30 * MINUTE)]
-    assert run_input.dirty_ledgers(snapshot_of(ledgers), Policies(min_lag_ms=MINUTE), NOW) == (ledgers[0],)
-    assert run_input.dirty_ledgers(snapshot_of(ledgers), Policies(), NOW) == tuple(ledgers)
+    assert run_input.dirty_ledgers(snapshot_of(ledgers), RunPolicies(min_lag_ms=MINUTE), NOW) == (ledgers[0],)
+    assert run_input.dirty_ledgers(snapshot_of(ledgers), RunPolicies(), NOW) == tuple(ledgers)
 
 
 def test_what_lies_at_or_below_the_horizon_is_not_dirty() -> None:
     ledgers = [ledger(number, HOUR) for number in range(3)]
     snapshot = snapshot_of(ledgers, manifest(part(0)))
-    assert run_input.dirty_ledgers(snapshot, Policies(), NOW) == tuple(ledgers[1:])
-    assert run_input.end_position(snapshot_of(ledgers[:1], manifest(part(0))), Policies(), NOW) == part(0).last
-    assert run_input.end_position(snapshot, Policies(min_lag_ms=2 * HOUR), NOW) == part(0).last
-    assert run_input.end_position(snapshot_of([]), Policies(), NOW) is None
+    assert run_input.dirty_ledgers(snapshot, RunPolicies(), NOW) == tuple(ledgers[1:])
+    assert run_input.end_position(snapshot_of(ledgers[:1], manifest(part(0))), RunPolicies(), NOW) == part(0).last
+    assert run_input.end_position(snapshot, RunPolicies(min_lag_ms=2 * HOUR), NOW) == part(0).last
+    assert run_input.end_position(snapshot_of([]), RunPolicies(), NOW) is None
 
 
 # --- P11: nothing new
 
 
-def last_run(state: RunState, policies: Policies) -> RunRecord:
+def last_run(state: RunState, policies: RunPolicies) -> RunRecord:
     return RunRecord(1, 1, "a", "h", 1, state, "", asdict(policies), NOW, NOW)
 
 
 @pytest.mark.parametrize(
     ("state", "before", "ledgers", "nothing"),
     [
-        (RunState.SUCCESS, Policies(), 1, True),
-        (RunState.SUCCESS, Policies(), 2, False),
-        (RunState.SUCCESS, Policies(retain_null_key=True), 1, False),
-        (RunState.ERROR, Policies(), 1, False),
-        (RunState.CANCELLED, Policies(), 1, False),
-        (RunState.RUNNING, Policies(), 1, False),
+        (RunState.SUCCESS, RunPolicies(), 1, True),
+        (RunState.SUCCESS, RunPolicies(), 2, False),
+        (RunState.SUCCESS, RunPolicies(retain_null_key=True), 1, False),
+        (RunState.ERROR, RunPolicies(), 1, False),
+        (RunState.CANCELLED, RunPolicies(), 1, False),
+        (RunState.RUNNING, RunPolicies(), 1, False),
     ],
 )
 def test_nothing_is_new_after_a_success_of_the_same_policies(
-    state: RunState, before: Policies, ledgers: int, nothing: bool
+    state: RunState, before: RunPolicies, ledgers: int, nothing: bool
 ) -> None:
     snapshot = snapshot_of([ledger(number, HOUR) for number in range(ledgers)], manifest(part(0)))
     snapshot = replace(snapshot, last_run=last_run(state, before))
-    assert run_input.nothing_new(snapshot, Policies(), NOW) == nothing
+    assert run_input.nothing_new(snapshot, RunPolicies(), NOW) == nothing
 
 
 def test_a_ledger_that_is_too_young_is_nothing_new() -> None:
-    policies = Policies(min_lag_ms=MINUTE)
+    policies = RunPolicies(min_lag_ms=MINUTE)
     snapshot = snapshot_of([ledger(0, HOUR), ledger(1, 5)], manifest(part(0)))
     snapshot = replace(snapshot, last_run=last_run(RunState.SUCCESS, policies))
     assert run_input.nothing_new(snapshot, policies, NOW)
@@ -165,47 +165,59 @@ def test_a_ledger_that_is_too_young_is_nothing_new() -> None:
 @pytest.mark.parametrize(
     ("policies", "one", "floor", "due"),
     [
-        pytest.param(Policies(), part(1, value=HOUR), None, False, id="no policy"),
-        pytest.param(Policies(key_ttl_ms=HOUR), part(1, value=HOUR), None, True, id="a value, to the millisecond"),
-        pytest.param(Policies(key_ttl_ms=HOUR), part(1, value=HOUR - 1), None, False, id="a value a millisecond early"),
-        pytest.param(Policies(key_ttl_ms=HOUR), part(1), None, False, id="no value"),
-        pytest.param(Policies(key_ttl_ms=0), part(1, value=0), None, True, id="a time to live of nothing"),
-        pytest.param(Policies(tombstone_retention_ms=HOUR), part(1, None, HOUR), None, True, id="a tombstone"),
+        pytest.param(RunPolicies(), part(1, value=HOUR), None, False, id="no policy"),
+        pytest.param(RunPolicies(key_ttl_ms=HOUR), part(1, value=HOUR), None, True, id="a value, to the millisecond"),
         pytest.param(
-            Policies(tombstone_retention_ms=HOUR), part(1, None, HOUR - 1), None, False, id="one kept too late"
+            RunPolicies(key_ttl_ms=HOUR), part(1, value=HOUR - 1), None, False, id="a value a millisecond early"
         ),
-        pytest.param(Policies(), part(1, None, 0), None, True, id="a tombstone, and retention is over"),
-        pytest.param(Policies(), part(1, None, 0), 13, False, id="a cursor is before the tombstone"),
-        pytest.param(Policies(), part(1, None, 0), 14, True, id="the cursor has passed the tombstone"),
-        pytest.param(Policies(key_ttl_ms=HOUR), part(1, HOUR, 0), -1, True, id="values do not wait for cursors"),
+        pytest.param(RunPolicies(key_ttl_ms=HOUR), part(1), None, False, id="no value"),
+        pytest.param(RunPolicies(key_ttl_ms=0), part(1, value=0), None, True, id="a time to live of nothing"),
+        pytest.param(RunPolicies(tombstone_retention_ms=HOUR), part(1, None, HOUR), None, True, id="a tombstone"),
+        pytest.param(
+            RunPolicies(tombstone_retention_ms=HOUR), part(1, None, HOUR - 1), None, False, id="one kept too late"
+        ),
+        pytest.param(RunPolicies(), part(1, None, 0), None, True, id="a tombstone, and retention is over"),
+        pytest.param(RunPolicies(), part(1, None, 0), 13, False, id="a cursor is before the tombstone"),
+        pytest.param(RunPolicies(), part(1, None, 0), 14, True, id="the cursor has passed the tombstone"),
+        pytest.param(RunPolicies(key_ttl_ms=HOUR), part(1, HOUR, 0), -1, True, id="values do not wait for cursors"),
     ],
 )
-def test_a_part_is_due(policies: Policies, one: Part, floor: int | None, due: bool) -> None:
+def test_a_part_is_due(policies: RunPolicies, one: Part, floor: int | None, due: bool) -> None:
     assert run_input.anything_due(manifest(part(0), one), policies, NOW, floor) == due
 
 
 @pytest.mark.parametrize(
     ("policies", "times", "floor", "due"),
     [
-        pytest.param(Policies(key_ttl_ms=HOUR), {"oldest_value": HOUR}, None, True, id="a value"),
-        pytest.param(Policies(key_ttl_ms=HOUR), {"oldest_value": HOUR - 1}, None, False, id="a value, too early"),
-        pytest.param(Policies(), {"oldest_value": HOUR}, None, False, id="no time to live"),
-        pytest.param(Policies(), {"oldest_tombstone": 0, "first_tombstone": NOW - 14}, None, True, id="a tombstone"),
-        pytest.param(Policies(), {"oldest_tombstone": 0, "first_tombstone": NOW - 14}, 13, False, id="a slow cursor"),
+        pytest.param(RunPolicies(key_ttl_ms=HOUR), {"oldest_value": HOUR}, None, True, id="a value"),
+        pytest.param(RunPolicies(key_ttl_ms=HOUR), {"oldest_value": HOUR - 1}, None, False, id="a value, too early"),
+        pytest.param(RunPolicies(), {"oldest_value": HOUR}, None, False, id="no time to live"),
+        pytest.param(RunPolicies(), {"oldest_tombstone": 0, "first_tombstone": NOW - 14}, None, True, id="a tombstone"),
         pytest.param(
-            Policies(incomplete_chunk_max_age_ms=HOUR), {"oldest_pending": HOUR}, None, True, id="an incomplete message"
+            RunPolicies(), {"oldest_tombstone": 0, "first_tombstone": NOW - 14}, 13, False, id="a slow cursor"
         ),
         pytest.param(
-            Policies(incomplete_chunk_max_age_ms=HOUR), {"oldest_pending": HOUR - 1}, None, False, id="a fresh one"
+            RunPolicies(incomplete_chunk_max_age_ms=HOUR),
+            {"oldest_pending": HOUR},
+            None,
+            True,
+            id="an incomplete message",
         ),
-        pytest.param(Policies(), {"oldest_pending": 24 * HOUR}, None, True, id="a day by default"),
         pytest.param(
-            Policies(incomplete_chunk_max_age_ms=None), {"oldest_pending": 99 * HOUR}, None, False, id="they never go"
+            RunPolicies(incomplete_chunk_max_age_ms=HOUR), {"oldest_pending": HOUR - 1}, None, False, id="a fresh one"
         ),
-        pytest.param(Policies(), {}, None, False, id="nothing that goes by time"),
+        pytest.param(RunPolicies(), {"oldest_pending": 24 * HOUR}, None, True, id="a day by default"),
+        pytest.param(
+            RunPolicies(incomplete_chunk_max_age_ms=None),
+            {"oldest_pending": 99 * HOUR},
+            None,
+            False,
+            id="they never go",
+        ),
+        pytest.param(RunPolicies(), {}, None, False, id="nothing that goes by time"),
     ],
 )
-def test_chunked_messages_are_due(policies: Policies, times: dict[str, int], floor: int | None, due: bool) -> None:
+def test_chunked_messages_are_due(policies: RunPolicies, times: dict[str, int], floor: int | None, due: bool) -> None:
     """Times of the table in milliseconds before NOW; the first tombstone is at offset 14."""
     table = ChunkTable("c", 72, 0, pending=1, **{name: NOW - time for name, time in times.items()})
     assert run_input.anything_due(replace(manifest(part(0)), chunks=(table,)), policies, NOW, floor) == due
@@ -214,35 +226,38 @@ def test_chunked_messages_are_due(policies: Policies, times: dict[str, int], flo
 def test_chunks_count_as_records_do() -> None:
     """Hash ranges bound what a task holds: four records a chunk."""
     previous = replace(manifest(part(0), levels=(1,)), chunks=(ChunkTable("c", 72 * 25, 0),))
-    assert len(run_input.sized(plan_of([], previous, Policies()), previous, Sizing(1, 50), reindexed=False).ranges) == 2
     assert (
-        len(run_input.sized(plan_of([], previous, Policies()), previous, Sizing(1, 100), reindexed=False).ranges) == 1
+        len(run_input.sized(plan_of([], previous, RunPolicies()), previous, Sizing(1, 50), reindexed=False).ranges) == 2
+    )
+    assert (
+        len(run_input.sized(plan_of([], previous, RunPolicies()), previous, Sizing(1, 100), reindexed=False).ranges)
+        == 1
     )
 
 
 @pytest.mark.parametrize(
     ("policies", "goes"),
     [
-        (Policies(), False),
-        (Policies(key_ttl_ms=0), True),
-        (Policies(tombstone_retention_ms=1), True),
-        (Policies(tombstones_wait_for_cursors=True), True),
-        (Policies(event_time_order=True, min_lag_ms=5), False),
+        (RunPolicies(), False),
+        (RunPolicies(key_ttl_ms=0), True),
+        (RunPolicies(tombstone_retention_ms=1), True),
+        (RunPolicies(tombstones_wait_for_cursors=True), True),
+        (RunPolicies(event_time_order=True, min_lag_ms=5), False),
     ],
 )
-def test_only_retention_and_time_to_live_go_by_time(policies: Policies, goes: bool) -> None:
+def test_only_retention_and_time_to_live_go_by_time(policies: RunPolicies, goes: bool) -> None:
     assert run_input.goes_by_time(snapshot_of([]), policies) == goes
 
 
 def test_incomplete_chunked_messages_go_by_time() -> None:
-    run = replace(last_run(RunState.SUCCESS, Policies()), statistics={"incomplete_chunks": 1})
-    assert run_input.goes_by_time(replace(snapshot_of([]), last_run=run), Policies())
+    run = replace(last_run(RunState.SUCCESS, RunPolicies()), statistics={"incomplete_chunks": 1})
+    assert run_input.goes_by_time(replace(snapshot_of([]), last_run=run), RunPolicies())
     run = replace(run, statistics={"incomplete_chunks": 0})
-    assert not run_input.goes_by_time(replace(snapshot_of([]), last_run=run), Policies())
+    assert not run_input.goes_by_time(replace(snapshot_of([]), last_run=run), RunPolicies())
 
 
 def test_scans_look_at_what_is_due_and_at_nothing_else() -> None:
-    policies = Policies(key_ttl_ms=HOUR, tombstone_retention_ms=MINUTE)
+    policies = RunPolicies(key_ttl_ms=HOUR, tombstone_retention_ms=MINUTE)
     previous = manifest(part(0, HOUR), part(1, MINUTE, MINUTE), part(2, HOUR - 1, 1), policies=policies)
     ledgers = [ledger(3, 0, oldest=2 * HOUR), ledger(4, 0, oldest=HOUR - 1), ledger(5, HOUR)]
     plan = plan_of(ledgers, previous, policies)
@@ -252,16 +267,16 @@ def test_scans_look_at_what_is_due_and_at_nothing_else() -> None:
         ScanPlan(3, values_to=NOW - HOUR),
         ScanPlan(5, values_to=NOW - HOUR),
     )
-    none = Policies()
+    none = RunPolicies()
     assert run_input.scans(plan_of(ledgers, manifest(part(0, HOUR)), none), manifest(part(0, HOUR)), ledgers) == ()
 
 
 def test_a_change_to_event_time_order_scans_every_part_once() -> None:
-    policies = Policies(event_time_order=True)
+    policies = RunPolicies(event_time_order=True)
     previous = manifest(part(0), part(1))
     assert run_input.changes_order(previous, policies)
     assert not run_input.changes_order(manifest(part(0), policies=policies), policies)
-    assert not run_input.changes_order(previous, Policies())
+    assert not run_input.changes_order(previous, RunPolicies())
     assert not run_input.changes_order(None, policies)
     plan = plan_of([ledger(2, 0)], previous, policies)
     assert run_input.scans(plan, previous, [ledger(2, 0)]) == (ScanPlan(0, reindex=True), ScanPlan(1, reindex=True))
@@ -275,7 +290,7 @@ def test_sources_are_the_parts_that_serve_and_then_the_dirty_ledgers() -> None:
     deleted = DeletedRows("bitmaps", 0, 9, 4, 0)
     previous = manifest(replace(part(0), deleted=deleted), levels=(3, 9))
     ledgers = [ledger(0, 0), ledger(1, 0), ledger(2, 0)]
-    plan = plan_of(ledgers, previous, Policies(), floor=5)
+    plan = plan_of(ledgers, previous, RunPolicies(), floor=5)
     assert [one.rows.stored.name for one in plan.sources] == ["part-0", "rows-1", "rows-2"]
     assert (plan.old_parts, plan.sources[0].messages, plan.sources[0].deleted) == (1, 6, deleted)
     assert plan.sources[0].offset_sum == 7
@@ -285,7 +300,7 @@ def test_sources_are_the_parts_that_serve_and_then_the_dirty_ledgers() -> None:
 
 def test_scans_put_what_is_due_in_front_of_the_dirty_indexes() -> None:
     previous = manifest(part(0), part(1), levels=(5,))
-    plan = plan_of([ledger(2, 0)], previous, Policies())
+    plan = plan_of([ledger(2, 0)], previous, RunPolicies())
     due, again = index(1), index(2)
     expired = DeletedRows("expired", 0, 1, 1, 0)
     results = [ScanResult(0, index=again, due=due), ScanResult(1), ScanResult(2, expired=expired)]
@@ -296,9 +311,11 @@ def test_scans_put_what_is_due_in_front_of_the_dirty_indexes() -> None:
     assert run_input.with_scans(plan, results, reindexed=True).levels == ((again,),)
 
 
-def sized(ledgers: list[LedgerRecord], levels: tuple[IndexLocation, ...], policies: Policies | None = None) -> RunPlan:
+def sized(
+    ledgers: list[LedgerRecord], levels: tuple[IndexLocation, ...], policies: RunPolicies | None = None
+) -> RunPlan:
     previous = replace(manifest(part(0)), index=tuple((level,) for level in levels))
-    plan = plan_of(ledgers, previous, policies or Policies())
+    plan = plan_of(ledgers, previous, policies or RunPolicies())
     return run_input.sized(plan, None, Sizing(4, range_records=1000, small_range_records=100), reindexed=False)
 
 
@@ -311,7 +328,7 @@ def test_levels_are_merged_by_their_records() -> None:
 
 def test_levels_of_unkeyed_rows_alone_are_merged_too() -> None:
     """Else a topic of null keys would get a level with every run."""
-    policies = Policies(retain_null_key=True)
+    policies = RunPolicies(retain_null_key=True)
     assert sized([ledger(1, 0, records=0, null_keys=10)], (index(0, null_keys=10),), policies).merged == 1
     assert sized([ledger(1, 0, records=0, null_keys=10)], (index(0, null_keys=9000),), policies).merged == 0
 
@@ -320,7 +337,7 @@ def test_null_keys_that_were_kept_go_with_a_merge_of_all_levels() -> None:
     """P6: a run without retained null keys must see them all."""
     levels = (index(500), index(5000, null_keys=3))
     assert sized([ledger(1, 0, records=1)], levels).merged == 2
-    assert sized([ledger(1, 0, records=1)], levels, Policies(retain_null_key=True)).merged == 0
+    assert sized([ledger(1, 0, records=1)], levels, RunPolicies(retain_null_key=True)).merged == 0
 
 
 def test_hash_ranges_count_every_record_also_of_levels_that_are_probed() -> None:
@@ -333,6 +350,6 @@ def test_hash_ranges_count_every_record_also_of_levels_that_are_probed() -> None
 
 def test_what_is_reindexed_is_merged_whole() -> None:
     previous = manifest(part(0), part(1), levels=(500, 5000))
-    plan = plan_of([ledger(2, 0, records=1)], previous, Policies(event_time_order=True))
+    plan = plan_of([ledger(2, 0, records=1)], previous, RunPolicies(event_time_order=True))
     assert run_input.sized(plan, None, Sizing(1), reindexed=True).merges_all
     assert not run_input.sized(plan, None, Sizing(1), reindexed=False).merges_all

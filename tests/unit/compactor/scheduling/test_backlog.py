@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from compactor.scheduling.backlog import Backlog, Backlogs
 from compactor.scheduling.due import cause_of
 from storage.entries.decode import StoredEntry
@@ -204,7 +204,7 @@ def test_a_topic_with_a_minimum_lag_is_due_when_something_whole_is_old_enough(be
     assert cause(bench, topic) is None, "the open segment holds a young one"
     topic.keeper().roll(topic.record)
     assert cause(bench, topic) is None, "and so it does when it is rolled"
-    assert bench.compactor().compact(topic.name, Policies(min_lag_ms=1000)).compacted_ledger_id is None
+    assert bench.compactor().compact(topic.name, RunPolicies(min_lag_ms=1000)).compacted_ledger_id is None
     bench.clock.wait(0.5)
     assert cause(bench, topic) == "threshold.messages"
     produce(topic, [one(b"c", b"3", bench.clock.now_ms())])
@@ -225,7 +225,7 @@ def test_what_is_old_behind_something_young_makes_nothing_due(bench: Workbench, 
     if not left_open:
         topic.keeper().roll(topic.record)
     assert cause(bench, topic) is None
-    assert bench.compactor().compact(topic.name, Policies(min_lag_ms=1000)).compacted_ledger_id is None
+    assert bench.compactor().compact(topic.name, RunPolicies(min_lag_ms=1000)).compacted_ledger_id is None
     bench.clock.wait(1)
     assert cause(bench, topic) == "threshold.messages"
-    assert bench.compactor().compact(topic.name, Policies(min_lag_ms=1000)).compacted_ledger_id is not None
+    assert bench.compactor().compact(topic.name, RunPolicies(min_lag_ms=1000)).compacted_ledger_id is not None

@@ -17,9 +17,9 @@ import pytest
 from sqlalchemy import delete
 
 from compactor.engines.engine import InProcess
-from compactor.run.plan import Policies, Sizing
-from compactor.verify.findings import Difference, Findings, Kind
-from compactor.verify.history import NEVER, History, Ran
+from compactor.run.plan import RunPolicies, Sizing
+from compactor.verify.findings import Difference, DifferenceKind, Findings
+from compactor.verify.history import NEVER, History, PublishedRun
 from compactor.verify.verify import Report, Verifier
 from storage.errors import ObjectMissing, Unavailable
 from storage.ledger.key_index import Records
@@ -57,13 +57,12 @@ def append(bench: Workbench, topic: Topic, *messages: tuple[bytes, bytes | None,
     bench.append(topic, [pa.Table.from_pylist(described, schema=INPUT_SCHEMA)])
 
 
-def compact(bench: Workbench, topic: Topic, policies: Policies, later: int = 0) -> None:
-    assert isinstance(bench.clock, ManualClock)
-    bench.clock.advance(later)
+def compact(bench: Workbench, topic: Topic, policies: RunPolicies, later: int = 0) -> None:
+    bench.advance(later)
     bench.compactor().compact(topic.name, policies)
 
 
-def kinds(report: Report) -> set[tuple[Kind, bytes | None]]:
+def kinds(report: Report) -> set[tuple[DifferenceKind, bytes | None]]:
     return {(one.kind, one.key) for one in report.differences}
 
 
@@ -98,10 +97,10 @@ def test_what_was_trimmed_behind_the_horizon_by_force_is_not_missing(bench: Work
     assert verify(bench, topic).differences == ()
 
 
-# Policies by time
+# RunPolicies by time
 
 
-TTL = Policies(key_ttl_ms=100)
+TTL = RunPolicies(key_ttl_ms=100)
 
 
 def expiring(bench: Workbench) -> Forger:
@@ -121,7 +120,7 @@ def test_a_value_that_expired_is_not_missing(bench: Workbench) -> None:
 
 def test_a_time_to_live_that_is_off_by_now_still_explains_what_it_took(bench: Workbench) -> None:
     forger = expiring(bench)
-    compact(bench, forger.topic, Policies(), later=10)
+    compact(bench, forger.topic, RunPolicies(), later=10)
     assert forger.manifest.policies["key_ttl_ms"] is None
     assert verify(bench, forger.topic).total == 0
 
@@ -129,11 +128,11 @@ def test_a_time_to_live_that_is_off_by_now_still_explains_what_it_took(bench: Wo
 def test_a_value_that_had_not_expired_is_missing_though_there_is_a_time_to_live(bench: Workbench) -> None:
     forger = expiring(bench)
     forger.publish(replace(forger.manifest, parts=(), index=()))
-    assert kinds(verify(bench, forger.topic)) == {(Kind.MISSING, b"new")}
+    assert kinds(verify(bench, forger.topic)) == {(DifferenceKind.MISSING, b"new")}
 
 
-@pytest.mark.parametrize("later", [None, Policies()], ids=["still on", "off by now"])
-def test_an_expired_value_that_is_back_is_revived(bench: Workbench, later: Policies | None) -> None:
+@pytest.mark.parametrize("later", [None, RunPolicies()], ids=["still on", "off by now"])
+def test_an_expired_value_that_is_back_is_revived(bench: Workbench, later: RunPolicies | None) -> None:
     forger = expiring(bench)
     if later is not None:
         compact(bench, forger.topic, later, later=10)
@@ -148,7 +147,7 @@ def test_an_expired_value_that_is_back_is_revived(bench: Workbench, later: Polic
 
     for level in range(len(forger.manifest.index)):
         forger.level(level, add)
-    assert (Kind.REVIVED, b"old") in kinds(verify(bench, forger.topic))
+    assert (DifferenceKind.REVIVED, b"old") in kinds(verify(bench, forger.topic))
 
 
 def raw_object(forger: Forger) -> Any:
@@ -177,18 +176,18 @@ def test_with_an_incomplete_history_any_value_may_have_expired(bench: Workbench)
 def test_null_keys_that_an_earlier_run_dropped_are_not_missing(bench: Workbench) -> None:
     topic = bench.topic()
     bench.append(topic, [content((None, b"1"), (b"a", b"1"))])
-    compact(bench, topic, Policies())
+    compact(bench, topic, RunPolicies())
     bench.append(topic, [content((None, b"2"))])
-    compact(bench, topic, Policies(retain_null_key=True))
+    compact(bench, topic, RunPolicies(retain_null_key=True))
     assert verify(bench, topic).total == 0
     Forger(bench, topic).unkeyed("null_keys", lambda bitmap: bitmap - bitmap)
     report = verify(bench, topic)
-    assert {one.offset for one in report.differences if one.kind is Kind.MISSING} == {2}
+    assert {one.offset for one in report.differences if one.kind is DifferenceKind.MISSING} == {2}
 
 
 # Event-time order
 
-EVENTS = Policies(event_time_order=True, event_time_max_lateness_ms=1000)
+EVENTS = RunPolicies(event_time_order=True, event_time_max_lateness_ms=1000)
 
 
 def ordered_by_event(bench: Workbench) -> Forger:
@@ -213,7 +212,7 @@ def test_a_deletion_that_is_no_longer_remembered_too_early_is_missing(bench: Wor
     hi, lo = forger.key_hash(b"gone")
     for level in range(len(forger.manifest.index)):
         forger.level(level, lambda records: records.take((records.hi != np.uint64(hi)) | (records.lo != np.uint64(lo))))
-    assert kinds(verify(bench, forger.topic)) == {(Kind.MISSING, b"gone")}
+    assert kinds(verify(bench, forger.topic)) == {(DifferenceKind.MISSING, b"gone")}
 
 
 def test_an_event_time_that_was_changed_in_the_index_is_found(bench: Workbench) -> None:
@@ -224,7 +223,7 @@ def test_an_event_time_that_was_changed_in_the_index_is_found(bench: Workbench) 
         return replace(records, event_time=records.event_time + 1)
 
     forger.level(len(forger.manifest.index) - 1, shift)
-    assert Kind.ALTERED in verify(bench, forger.topic).counts
+    assert DifferenceKind.ALTERED in verify(bench, forger.topic).counts
 
 
 def test_what_came_after_a_forgotten_deletion_may_stand(bench: Workbench) -> None:
@@ -237,12 +236,12 @@ def test_what_came_after_a_forgotten_deletion_may_stand(bench: Workbench) -> Non
 
 def test_after_a_change_of_order_only_clear_keys_are_judged(bench: Workbench) -> None:
     forger = ordered_by_event(bench)
-    compact(bench, forger.topic, Policies(), later=10)
+    compact(bench, forger.topic, RunPolicies(), later=10)
     report = verify(bench, forger.topic)
     assert report.total == 0
     assert any(one.startswith("2 keys") for one in report.unchecked)
     forger.publish(replace(forger.manifest, parts=(), index=()))
-    assert kinds(verify(bench, forger.topic)) == {(Kind.MISSING, b"plain")}
+    assert kinds(verify(bench, forger.topic)) == {(DifferenceKind.MISSING, b"plain")}
 
 
 # Beside other work
@@ -322,8 +321,8 @@ def test_it_writes_nothing(bench: Workbench) -> None:
 # What explains what
 
 
-def ran(horizon: int, now: int, certain: bool = True, **policies: Any) -> Ran:
-    return Ran(horizon, now, Policies(**policies), certain)
+def ran(horizon: int, now: int, certain: bool = True, **policies: Any) -> PublishedRun:
+    return PublishedRun(horizon, now, RunPolicies(**policies), certain)
 
 
 def test_a_run_decides_over_what_is_at_or_below_its_horizon() -> None:
@@ -362,12 +361,12 @@ def test_a_cancelled_run_does_not(bench: Workbench) -> None:
 def test_findings_name_some_and_count_all() -> None:
     findings = Findings(limit=2)
     for offset in range(5):
-        findings.add(Difference(Kind.EXTRA, "here", "a row", offset))
+        findings.add(Difference(DifferenceKind.EXTRA, "here", "a row", offset))
     other = Findings(limit=2)
     with other.reading("there"):
         raise ObjectMissing("it is gone", "find it")
     other.add(findings.named[0])
     findings.merge(other)
     assert [one.offset for one in findings.named] == [0, 1, None]
-    assert findings.counts == {Kind.EXTRA: 5, Kind.DAMAGED: 1}
+    assert findings.counts == {DifferenceKind.EXTRA: 5, DifferenceKind.DAMAGED: 1}
     assert str(findings.named[0]) == "extra: offset 0, a row (here)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.errors import InvalidInput
 from storage.options import policies
 from storage.options.policies import (
@@ -121,7 +121,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_defaults_of_compaction_are_the_compactors() -> None:
-    ours, theirs = TopicPolicies(), Policies()
+    ours, theirs = TopicPolicies(), RunPolicies()
     assert (
         ours.compaction_retain_null_key,
         ours.delete_retention_ms,

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from storage.entries.encode import encode_message
 from storage.errors import Fenced, ObjectMissing, StateMayBeStale, Unavailable
 from storage.failpoints import Failpoint, observed
@@ -23,7 +24,6 @@ from storage.reading.compacted_reader import TERM_MS
 from storage.reading.reader_state import ReaderState
 from storage.reading.snapshot_reader import Limits, row_messages
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content, raw, view
 
@@ -49,11 +49,6 @@ def manifest(bench: Workbench, topic: Topic) -> Manifest:
 
 def pins(bench: Workbench, topic: Topic) -> tuple[Pin, ...]:
     return bench.metadata.referenced(topic.record.id).pins
-
-
-def advance(bench: Workbench, milliseconds: int) -> None:
-    assert isinstance(bench.clock, ManualClock)
-    bench.clock.advance(milliseconds)
 
 
 def take(reading: Iterator[Message], count: int) -> list[Message]:
@@ -114,10 +109,10 @@ def test_the_pin_is_renewed_when_a_third_of_its_term_is_over(bench: Workbench, t
     with observed(steps.append):
         reading = topic.read(read_compacted=True)
         next(reading)
-        advance(bench, TERM_MS // 3 - 1)
+        bench.advance(TERM_MS // 3 - 1)
         next(reading)
         assert Failpoint.PIN_RENEWED not in steps
-        advance(bench, 1)
+        bench.advance(1)
         next(reading)
         assert steps.count(Failpoint.PIN_RENEWED) == 1
         next(reading)
@@ -135,17 +130,17 @@ def test_a_database_that_is_away_stops_no_read(bench: Workbench, topic: Topic, m
     got = take(reading, 1)
     for name in ("renew_pin", "release_pin"):
         monkeypatch.setattr(bench.metadata, name, away)
-    advance(bench, TERM_MS)
+    bench.advance(TERM_MS)
     assert got + list(reading) == expected
 
 
 def replaced(
-    bench: Workbench, topic: Topic, *changes: tuple[bytes | None, bytes | None], policies: Policies | None = None
+    bench: Workbench, topic: Topic, *changes: tuple[bytes | None, bytes | None], policies: RunPolicies | None = None
 ) -> None:
     """Publish a newer generation after these messages, and collect the old one."""
     bench.append(topic, [content(*changes)])
-    bench.compactor().compact(topic.name, policies or Policies())
-    advance(bench, GRACE_MS + TERM_MS)
+    bench.compactor().compact(topic.name, policies or RunPolicies())
+    bench.advance(GRACE_MS + TERM_MS)
     assert GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record).compacted_ledgers == 1
 
 
@@ -220,8 +215,8 @@ def test_a_value_that_came_and_expired_meanwhile_is_said(bench: Workbench, topic
     reading = topic.messages(read_compacted=True)
     assert keys(take(reading, 1)) == [KEYS[0]]
     bench.append(topic, [content((KEYS[0], b"second"))])
-    advance(bench, 10)
-    policies = Policies(key_ttl_ms=10) if expires else Policies()
+    bench.advance(10)
+    policies = RunPolicies(key_ttl_ms=10) if expires else RunPolicies()
     replaced(bench, topic, (b"other", b"1"), policies=policies)
     trim_compacted(bench, topic)
     if expires:
@@ -238,8 +233,8 @@ def test_what_left_from_before_the_horizon_that_was_read_is_not_missed(bench: Wo
     bench.compact(topic)
     reading = topic.messages(read_compacted=True)
     got = take(reading, 1)
-    advance(bench, 10)
-    replaced(bench, topic, (b"other", b"1"), policies=Policies(key_ttl_ms=10))
+    bench.advance(10)
+    replaced(bench, topic, (b"other", b"1"), policies=RunPolicies(key_ttl_ms=10))
     assert manifest(bench, topic).dropped_to == len(KEYS) - 1
     trim_compacted(bench, topic)
     got += list(reading)
@@ -251,7 +246,7 @@ def test_a_later_value_that_retention_hides_is_said(bench: Workbench, topic: Top
     reading = topic.messages(read_compacted=True)
     take(reading, 1)
     bench.append(topic, [content((KEYS[0], b"second"))])
-    advance(bench, 10)
+    bench.advance(10)
     replaced(bench, topic, (b"other", b"1"))
     trim_compacted(bench, topic)
     scope = topic_scope(topic.record)
@@ -267,7 +262,7 @@ def test_a_generation_in_another_order_cannot_be_gone_on_in(bench: Workbench, to
     take(reading, 1)
     gone = manifest(bench, topic)
     bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
-    bench.compactor().compact(topic.name, Policies(event_time_order=True))
+    bench.compactor().compact(topic.name, RunPolicies(event_time_order=True))
     for name in gone.objects:
         bench.store.delete(name)
     everything = raw(topic)
@@ -338,7 +333,7 @@ def trim_by_time(bench: Workbench, topic: Topic) -> None:
     bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR, force=True)
     bench.metadata.policies.set(scope, "cleanup.policy", "delete")
     bench.metadata.policies.set(scope, "retention.ms", 10)
-    advance(bench, 20)
+    bench.advance(20)
     Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
 
 
@@ -412,7 +407,7 @@ def test_a_pin_that_was_lost_is_a_generation_that_is_gone(
         raise Fenced("the pin expired", "go on")
 
     monkeypatch.setattr(bench.metadata, "renew_pin", fenced)
-    advance(bench, TERM_MS)
+    bench.advance(TERM_MS)
     got += list(reading)
     assert view(got) == view(everything)
     assert [m.payload for m in got].count(b"first" * 9) == first_part

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.run.plan import Policies
+from compactor.run.plan import RunPolicies
 from tests.entries import batch, one, produce
 from tests.workbench import Workbench, content
 
@@ -18,7 +18,7 @@ def test_a_key_in_the_hot_tail(tmp_path: Path, order: str) -> None:
     topic = bench.topic()
     produce(topic, [one(b"a", b"1", event_time=9), one(b"b", b"1", event_time=1), one(b"c", b"1", event_time=1)])
     assert topic.get(b"a") is not None
-    bench.compactor().compact(topic.name, Policies(event_time_order=order == "event time"))
+    bench.compactor().compact(topic.name, RunPolicies(event_time_order=order == "event time"))
     produce(topic, [one(b"a", b"2", event_time=5), one(b"b", None, event_time=5), batch((b"c", b"2"), (b"c", b"3"))])
     bench.append(topic, [content((b"d", b"1"))])
     produce(topic, [one(b"d", b"2"), one(b"e", b"1")])
@@ -36,7 +36,7 @@ def test_a_trimmed_message_of_a_later_event_hides_none_that_is_left(tmp_path: Pa
     bench = Workbench.embedded(tmp_path)
     topic = bench.topic()
     produce(topic, [one(b"z", b"0", event_time=1)])
-    bench.compactor().compact(topic.name, Policies(event_time_order=True))
+    bench.compactor().compact(topic.name, RunPolicies(event_time_order=True))
     produce(topic, [one(b"a", b"late", event_time=9), one(b"a", b"1", event_time=5), one(b"a", b"2", event_time=3)])
     topic.keeper().settle(topic.record)
     expected = {1: b"late", 2: b"1", 3: b"2", 4: None}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.maintenance.garbage import GRACE_MS, GarbageCollector
+from compactor.maintenance.garbage import GarbageCollector
+from compactor.maintenance.grace import GRACE_MS
 from compactor.maintenance.retention import Retention
 from storage.errors import StateMayBeStale
 from storage.metadata.policy_store import topic_scope

@@ -1,0 +1,107 @@
+"""Verify, before all objects: the rows of the database against each other and against the manifest.
+
+Nothing else compares all of them. Pure: rows and manifest in, differences out; only directories of indexes are decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from compactor.verify.findings import Difference, DifferenceKind, Findings
+from storage.ledger.key_index import IndexDirectory
+from storage.ledger.manifest import Manifest
+from storage.metadata.records import (
+    COMPACTED_LEDGER_PROPERTY,
+    CompactedLedgerRecord,
+    RunRecord,
+    RunState,
+    TopicSnapshot,
+)
+
+_UNEQUAL = "{} is {}, not {}"
+
+
+def check_metadata(
+    snapshot: TopicSnapshot, manifest: Manifest | None, runs: Sequence[RunRecord], findings: Findings
+) -> None:
+    """All that the rows of the database, and the manifest if it could be read, must say alike."""
+    _check_sequence(snapshot, findings)
+    if snapshot.compacted is not None:
+        _check_compacted(snapshot, snapshot.compacted, findings)
+        if manifest is not None:
+            _check_manifest(snapshot, snapshot.compacted, manifest, runs, findings)
+
+
+def _check_sequence(snapshot: TopicSnapshot, findings: Findings) -> None:
+    """Ledgers follow each other, up to the topic's next offset."""
+    for before, after in pairwise(snapshot.ledgers):
+        if before.last_offset >= after.first_offset or before.ledger_id >= after.ledger_id:
+            what = f"it does not follow ledger {before.ledger_id}"
+            findings.inconsistent(f"row of ledger {after.ledger_id}", what)
+    rolled = [segment.content.last_offset for segment in snapshot.segments if segment.content is not None]
+    ends = {ledger.last_offset for ledger in snapshot.ledgers}.union(rolled)
+    if ends and max(ends) + 1 != snapshot.topic.next_offset:
+        what = f"its ledgers and rolled segments end at {max(ends)}"
+        findings.inconsistent("row of the topic", f"next_offset is {snapshot.topic.next_offset}, {what}")
+
+
+def _check_compacted(snapshot: TopicSnapshot, compacted: CompactedLedgerRecord, findings: Findings) -> None:
+    """The row of the compacted ledger against topic, cursor and ledgers."""
+    topic, cursor = snapshot.topic, snapshot.cursor
+    where, horizon = f"row of compacted ledger {compacted.ledger_id}", compacted.horizon
+    findings.compare(where, _UNEQUAL, {"generation": compacted.generation}, {"generation": topic.generation})
+    findings.compare(
+        "cursor __compaction",
+        _UNEQUAL,
+        {
+            "mark_delete": cursor and cursor.mark_delete,
+            COMPACTED_LEDGER_PROPERTY: cursor.properties.get(COMPACTED_LEDGER_PROPERTY) if cursor else None,
+        },
+        {"mark_delete": horizon, COMPACTED_LEDGER_PROPERTY: str(compacted.ledger_id)},
+    )
+    for ledger in snapshot.ledgers:
+        if ledger.first_offset <= horizon.offset < ledger.last_offset:
+            findings.inconsistent(where, f"the horizon {horizon.offset} is inside ledger {ledger.ledger_id}")
+        if ledger.last_offset == horizon.offset:
+            ids = ({"horizon": horizon.message_id}, {"horizon": ledger.last_message_id})
+            findings.compare(where, _UNEQUAL, *ids)
+    wanted = max(horizon.offset + 1, topic.start_offset)
+    after = (extent.first_offset for extent in snapshot.pieces if extent.first_offset > horizon.offset)
+    following = min(after, default=topic.next_offset)
+    if following > wanted:
+        what = f"offsets {wanted} to {following - 1}, after the horizon, are in no ledger and no segment"
+        findings.add(Difference(DifferenceKind.MISSING, "rows of ledgers", what))
+
+
+def _check_manifest(
+    snapshot: TopicSnapshot,
+    compacted: CompactedLedgerRecord,
+    manifest: Manifest,
+    runs: Sequence[RunRecord],
+    findings: Findings,
+) -> None:
+    """The manifest against its row, its topic and its run, and the levels of its index against each other."""
+    topic, name = snapshot.topic, compacted.manifest.name
+    same = ("ledger_id", "generation", "horizon", "messages", "logical_bytes", "stored_bytes")
+    recorded, written = ({field: getattr(record, field) for field in same} for record in (compacted, manifest))
+    findings.compare(f"row of compacted ledger {compacted.ledger_id}", _UNEQUAL, recorded, written)
+    recorded = {"topic": manifest.topic, "topic_uid": manifest.topic_uid}
+    findings.compare(name, _UNEQUAL, recorded, {"topic": str(topic.name), "topic_uid": topic.uid})
+    if manifest.dropped_to > manifest.horizon.offset:
+        findings.inconsistent(name, f"dropped_to {manifest.dropped_to} is above the horizon")
+    run = next((run for run in runs if run.run_id == manifest.run_id), None)
+    if run is None:
+        findings.inconsistent(name, f"run {manifest.run_id}, which made it, is not known")
+    else:
+        recorded = {"frozen_at": manifest.frozen_at, "policies": dict(manifest.policies)}
+        findings.compare(name, _UNEQUAL, recorded, {"frozen_at": run.started_at, "policies": dict(run.policies)})
+        result = {"result": (run.state, run.compacted_ledger_id, run.horizon)}
+        expected = {"result": (RunState.SUCCESS, manifest.ledger_id, manifest.horizon)}
+        findings.compare(f"row of run {run.run_id}", _UNEQUAL, result, expected)
+    for number, level in enumerate(manifest.index):
+        with findings.reading(name):
+            ranges = [IndexDirectory.decode(location.directory).hash_range for location in level]
+            ends = [(of.prefix << (32 - of.bits), (of.prefix + 1) << (32 - of.bits)) for of in ranges]
+            if any(before[1] > after[0] for before, after in pairwise(ends)):
+                findings.inconsistent(name, f"the indexes of level {number} overlap, or do not ascend")

@@ -1,0 +1,293 @@
+"""The worker behind the control loop: failures and the next try, slots, runs that are stopped or handed over (S6)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from compactor.engines.engine import Engine, InProcess
+from compactor.two_phase import TwoPhaseCompactor
+from storage.errors import CompactionPaused, LeaseHeld, Unavailable
+from storage.metadata.compaction_state_records import RUN_DEAD_MS
+from storage.metadata.records import RunState
+from storage.model import TopicName
+from storage.topic import Topic
+from tests.entries import one, produce
+from tests.unit.compactor.scheduling.stage import HOLD_SECONDS, SETTINGS, Stage
+from tests.workbench import compacted_only, view
+
+
+def test_no_more_jobs_at_once_than_lanes_and_small_topics_go_together(stage: Stage) -> None:
+    settings = replace(SETTINGS, small_bytes=20, batch=4)
+    loop = stage.lead(settings)
+    small = [stage.topic(f"small{number}", 1) for number in range(10)]
+    large = [stage.topic(f"large{number}", 10) for number in range(4)]
+    stage.engines.go.clear()
+    for topic in (*large, *small):
+        loop.trigger(topic.record)
+        stage.clock.advance(1)
+    loop.poll()
+    stage.engines.wait_for(3)
+    loop.poll()
+    assert loop._worker.busy() == (2, 1)
+    assert len(stage.metadata.all_runs(99, state=RunState.RUNNING)) == 2 + 4
+    stage.engines.go.set()
+    stage.finish(loop)
+    assert stage.engines.most <= 3
+    assert all(stage.runs(topic) == [RunState.SUCCESS] for topic in (*small, *large))
+    assert stage.engines.opened == 4 + 3, "a job a large topic, and one for each four small ones"
+
+
+def test_a_topic_that_fails_waits_and_never_stops_the_others(stage: Stage) -> None:
+    """S6: its failures are counted and shown, the next try comes later each time, and a success clears them."""
+    loop = stage.lead()
+    good, bad = stage.topic("good"), stage.topic("bad")
+    damage(stage, bad)
+    for topic in (good, bad):
+        loop.trigger(topic.record)
+    stage.finish(loop)
+    assert stage.runs(good) == [RunState.SUCCESS]
+    waits = []
+    for failures in range(1, 5):
+        control = stage.state(bad)
+        assert control.failures == failures
+        assert stage.status(bad) == ("ERROR", control.last_error)
+        assert "does not exist" in control.last_error
+        assert control.retry_at is not None
+        waits.append(control.retry_at - stage.clock.now_ms())
+        stage.finish(loop, after_ms=waits[-1] - 1)
+        assert stage.state(bad).failures == failures, "not yet"
+        stage.finish(loop, after_ms=1)
+    worker = SETTINGS.worker
+    for number, wait in enumerate(waits):
+        whole = min(worker.retry_most_ms, worker.retry_first_ms * 2**number)
+        assert whole / 2 <= wait <= whole
+    before = stage.state(bad).failures
+    stage.finish(loop, bad)
+    assert stage.state(bad).failures == before + 1, "a trigger does not wait"
+    mend(stage, bad)
+    stage.finish(loop, bad)
+    assert stage.state(bad).failures == 0
+    assert stage.status(bad) == ("SUCCESS", "")
+
+
+class Watching:
+    """Engines that look at something each time a phase begins."""
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self.seen: list[object] = []
+        self._look = look
+
+    def open(self) -> Engine:
+        watching = self
+
+        class Watched(InProcess):
+            def run(self, *arguments: Any) -> Any:
+                watching.seen.append(watching._look())
+                return super().run(*arguments)
+
+        return Watched()
+
+    def end(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def test_a_failure_is_recorded_with_the_end_of_its_run(stage: Stage) -> None:
+    """S6: whoever is killed while the rest of the job goes on loses no next try."""
+    good, bad = stage.topic("good"), stage.topic("bad")
+    damage(stage, bad)
+    stage.bench.store.delete(bad.snapshot().ledgers[0].index.name)  # so that phase one fails
+    failing = lambda: (stage.runs(bad)[-1:], stage.state(bad).failures)  # noqa: E731
+    engines = Watching(failing)
+    loop = stage.service(engines=engines)  # type: ignore[arg-type]
+    loop.heartbeat()
+    for topic in (good, bad):
+        loop.trigger(topic.record)
+    stage.poll(loop)
+    assert engines.seen == [([RunState.RUNNING], 0), ([RunState.ERROR], 1)]
+    control = stage.state(bad)
+    assert control.failures == 1, "and once"
+    assert control.retry_at is not None
+
+
+def test_a_run_that_was_cancelled_before_it_failed_is_no_failure(stage: Stage) -> None:
+    bad = stage.topic("bad")
+    damage(stage, bad)
+    engines = Watching(lambda: stage.metadata.cancel_run(stage.metadata.runs(bad.record.id, 1)[0].run_id, "ann"))
+    loop = stage.service(engines=engines)  # type: ignore[arg-type]
+    loop.heartbeat()
+    stage.poll(loop, bad)
+    assert stage.runs(bad) == [RunState.CANCELLED]
+    assert stage.state(bad).failures == 0
+
+
+def test_a_tail_that_a_run_had_to_leave_is_tried_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked gets all that there was then, later; meanwhile the topic is shown as failing."""
+    loop, topic = stage.lead(), stage.topic("t")
+    topic.keeper().settle(topic.record)
+    produce(topic, [one(b"tail", b"v")])
+    with monkeypatch.context() as patched:
+        held = LeaseHeld("a writer was asked to roll and did not", "try again")
+        patched.setattr(TwoPhaseCompactor, "_settle", lambda *_: held)
+        stage.finish(loop, topic)
+    assert stage.runs(topic) == [RunState.SUCCESS]
+    assert view(compacted_only(topic)) == {b"key 0": b"value"}
+    status, told = stage.status(topic)
+    assert (status, "was asked to roll" in told) == ("ERROR", True)
+    stage.finish(loop, after_ms=SETTINGS.worker.retry_first_ms)
+    assert stage.status(topic) == ("SUCCESS", "")
+    assert view(compacted_only(topic)) == {b"key 0": b"value", b"tail": b"v"}
+
+
+def test_a_failure_that_cannot_be_recorded_is_told(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database goes away with the run: the log is then the only place that knows why it failed."""
+    bad = stage.topic("bad")
+    damage(stage, bad)
+    loop = stage.lead()
+
+    def away(*_: Any) -> int:
+        raise Unavailable("no database", "try again")
+
+    monkeypatch.setattr(stage.control, "run_failed", away)
+    stage.poll(loop, bad)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [("does not exist" in one, "no database" in one) for one in told] == [(True, True)], told
+
+
+def damage(stage: Stage, topic: Topic) -> None:
+    """Its ledger's rows are not what they were."""
+    topic.keeper().settle(topic.record)
+    (ledger,) = topic.snapshot().ledgers
+    stage.bench.store.put("kept aside", stage.bench.store.get(ledger.rows.name))
+    stage.bench.store.delete(ledger.rows.name)
+
+
+def mend(stage: Stage, topic: Topic) -> None:
+    (ledger,) = topic.snapshot().ledgers
+    stage.bench.store.put(ledger.rows.name, stage.bench.store.get("kept aside"))
+
+
+def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    loop, topic = stage.lead(), stage.topic("t")
+    assert loop.engine_error is None
+    stage.engines.fails = Unavailable("no Spark", "start it")
+    loop.trigger(topic.record)
+    for _ in range(3):
+        stage.poll(loop)
+        stage.clock.advance(6_000)
+        loop.heartbeat()
+    assert stage.engines.opened == 3
+    assert [one for one in caplog.messages if "no Spark" in one] == [
+        "compactions cannot begin, and wait: no Spark: start it"
+    ], "once, not every few seconds"
+    assert loop.engine_error == "no Spark: start it"
+    stage.poll(loop)
+    assert len(stage.control.requests()) == 1
+    assert stage.state(topic).failures == 0
+    opened = stage.engines.opened
+    loop.poll()
+    assert stage.engines.opened == opened, "it is held for some seconds"
+    stage.engines.fails = None
+    stage.finish(loop, after_ms=6_000)
+    assert stage.runs(topic) == [RunState.SUCCESS]
+    assert loop.engine_error == ""
+
+
+def test_what_is_held_or_waits_for_its_next_try_does_so_no_longer_if_the_clock_is_set_back(stage: Stage) -> None:
+    loop = stage.lead()
+    held, bad = stage.topic("held"), stage.topic("bad")
+    damage(stage, bad)
+    stage.finish(loop, bad)
+    stage.engines.fails = Unavailable("no Spark", "start it")
+    stage.poll(loop, held)
+    stage.engines.fails = None
+    mend(stage, bad)
+    stage.finish(loop, after_ms=-24 * 3_600_000)
+    assert stage.runs(held) == [RunState.SUCCESS]
+    assert stage.runs(bad) == [RunState.ERROR, RunState.SUCCESS]
+
+
+def test_the_end_of_a_service_lets_runs_finish(stage: Stage) -> None:
+    loop, topic = stage.lead(), stage.topic("t")
+    stage.hold(loop, topic)
+    threading.Timer(0.1, stage.engines.go.set).start()
+    loop.drain(HOLD_SECONDS)
+    assert stage.runs(topic) == [RunState.SUCCESS]
+    assert stage.engines.closed
+    assert stage.metadata.services.leader() is None
+    assert stage.metadata.services.services() == []
+
+
+def test_what_does_not_finish_in_time_is_handed_over(stage: Stage) -> None:
+    settings = replace(SETTINGS, worker=replace(SETTINGS.worker, slots=1))
+    loop = stage.lead(settings)
+    topic, waiting = stage.topic("t"), stage.topic("waiting")
+    stage.hold(loop, topic)
+    loop.trigger(waiting.record)
+    loop.drain(0)
+    assert stage.runs(topic) == [RunState.CANCELLED]
+    assert [(one.name, control.cause) for one, control in stage.control.requests()] == [
+        (TopicName.parse("t"), "interrupted"),
+        (TopicName.parse("waiting"), "manual"),
+    ]
+    stage.engines.go.set()
+    following = stage.lead()
+    stage.finish(following)
+    assert stage.runs(topic) == [RunState.CANCELLED, RunState.SUCCESS]
+    assert stage.runs(waiting) == [RunState.SUCCESS]
+
+
+def test_what_could_not_be_handed_over_is_not_lost(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database is away when the run is to be handed over, and back when its worker has stopped."""
+    loop, topic = stage.lead(), stage.topic("t")
+    stage.hold(loop, topic)
+    hand_over, away = stage.control.hand_over, [True]
+
+    def first_away(*arguments: Any) -> bool:
+        if away.pop() if away else False:
+            raise Unavailable("no database", "try again")
+        return hand_over(*arguments)
+
+    monkeypatch.setattr(stage.control, "hand_over", first_away)
+    loop.drain(0)
+    stage.engines.go.set()
+    stage.clock.advance(RUN_DEAD_MS)
+    stage.finish(stage.lead())
+    assert stage.runs(topic)[-1] is RunState.SUCCESS
+    assert stage.state(topic).failures == 0
+
+
+@pytest.mark.parametrize("how", ["pause", "cancel", "abort"])
+def test_a_running_compaction_is_stopped(stage: Stage, how: str) -> None:
+    settings = replace(SETTINGS, worker=replace(SETTINGS.worker, run_dead_ms=300))
+    loop = stage.lead(settings)
+    topic, other = stage.topic("t"), stage.topic("other")
+    stage.hold(loop, topic)
+    if how == "pause":
+        assert loop.pause(topic.record).aborting
+    elif how == "abort":
+        assert stage.control.abort(topic.record.id).aborting
+    else:
+        (run,) = stage.metadata.runs(topic.record.id, 9)
+        stage.metadata.cancel_run(run.run_id, "ann wanted it")
+    stage.settle(loop)  # the heart hears of it and stops the engine, which nobody let go
+    assert stage.runs(topic) == [RunState.CANCELLED]
+    control = stage.state(topic)
+    assert (control.aborting, control.failures, control.paused) == (False, 0, int(how == "pause"))
+    stage.engines.go.set()
+    if how == "pause":
+        with pytest.raises(CompactionPaused):
+            loop.trigger(topic.record)
+        stage.finish(loop, other)
+        stage.control.resume(topic.record.id)
+    stage.finish(loop, topic)
+    assert stage.runs(topic) == [RunState.CANCELLED, RunState.SUCCESS]
