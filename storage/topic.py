@@ -1,10 +1,10 @@
 """A topic: append, read raw or compacted, know its last message.
 
-The place that joins metadata, store, log directory and clock for one topic. Writing goes through the writer lease: to
-the active segment (`storage/log/topic_log.py`), or as sealed ledgers (`storage/log/bulk_append.py`). Reading goes raw
-through a snapshot (`storage/reading/snapshot_reader.py`, `storage/reading/raw_reader.py`), compacted through a pinned
-one (`storage/reading/compacted_reader.py`), on and on as messages come (`storage/reading/topic_reader.py`), or for one
-key through the key indexes (`storage/reading/key_lookup.py`).
+Joins metadata, store, log directory and clock for one topic. Writing goes through the writer lease: to the active
+segment (`storage/log/topic_log.py`), or as sealed ledgers (`storage/log/bulk_append.py`). Reading goes raw
+(`storage/reading/raw_reader.py`), compacted under a pin (`storage/reading/compacted_reader.py`), page by page as
+messages come (`storage/reading/page_reader.py`), or for one key through the key indexes
+(`storage/reading/key_lookup.py`).
 """
 
 from __future__ import annotations
@@ -36,17 +36,12 @@ from storage.owner import owner_name
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessage
+from storage.reading.limits import Limits, limited
 from storage.reading.page_reader import PageReader
 from storage.reading.raw_reader import RawReader
 from storage.reading.reader_state import ReaderState
 from storage.reading.retention_filter import RetentionFilter, visible
-from storage.reading.snapshot_reader import (
-    Limits,
-    SnapshotReader,
-    limited,
-    messages,
-)
-from storage.reading.topic_reader import TopicReader
+from storage.reading.snapshot_reader import SnapshotReader, messages
 
 
 class Topic:
@@ -171,35 +166,28 @@ class Topic:
         """
         limits = Limits(max_messages, max_bytes)
         if read_compacted:
-            return self._pinned_read(start, reset).batches(limits)
-        return limited(self._raw_read(start, reset).tables(self.snapshot()), limits)
+            return limited(self._compacted_source(ReaderState(start), reset).tables(), limits)
+        return limited(self._raw_source(start, reset).tables(self.snapshot()), limits)
 
     def reader(
-        self, start: Start = EARLIEST, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
-    ) -> TopicReader:
-        """A reader that follows the topic: page by page, waiting for new messages if asked to."""
-        return TopicReader(
-            self._clock, self._pinned_read(start, reset) if read_compacted else self._raw_read(start, reset)
-        )
-
-    def page_reader(
-        self, state: ReaderState, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
+        self, start: Start | ReaderState = EARLIEST, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
     ) -> PageReader:
-        """A reader of one page, which returns where the next one begins."""
-        read = self._pinned_read(state.start, reset) if read_compacted else self._raw_read(state.start, reset)
-        return PageReader(read, state, self.name.partition)
+        """A reader that goes on as messages come, page by page, from a start or from where another page ended."""
+        state = start if isinstance(start, ReaderState) else ReaderState(start)
+        source = self._compacted_source(state, reset) if read_compacted else self._raw_source(state.start, reset)
+        return PageReader(self._clock, source, state, self.name.partition)
 
-    def _raw_read(self, start: Start, reset: Reset) -> RawReader:
+    def _raw_source(self, start: Start, reset: Reset) -> RawReader:
         return RawReader(self._store, self._tail, self.snapshot, start, reset)
 
-    def _pinned_read(self, start: Start, reset: Reset) -> CompactedReader:
+    def _compacted_source(self, state: ReaderState, reset: Reset) -> CompactedReader:
         return CompactedReader(
             self._metadata,
             self._store,
             self._clock,
             self.record.id,
             owner_name(),
-            start,
+            state,
             self._tail,
             reset,
             self._shown,

@@ -23,7 +23,7 @@ from storage.log.directory import LogDirectory
 from storage.log.unsealed_end import UnsealedEnd, open_end
 from storage.metadata.records import TopicTail
 from storage.metadata.store import MetadataStore
-from storage.reading.topic_reader import POLL_SECONDS
+from storage.reading.page_reader import POLL_SECONDS
 
 _GONE_SECONDS = 1.0
 """How long a client that has gone away is waited for at most."""

@@ -41,7 +41,6 @@ from storage.ledger.seek import (
     FromId,
     FromOffset,
     Reset,
-    Start,
     start_of,
 )
 from storage.log.lease import afterwards
@@ -53,7 +52,7 @@ from storage.objects.interface import ObjectStore
 from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.reader_state import CompactedState, ReaderState
 from storage.reading.retention_filter import RetentionFilter
-from storage.reading.snapshot_reader import Limits, SnapshotReader, limited
+from storage.reading.snapshot_reader import SnapshotReader
 
 TERM_MS = 60_000
 """The TTL of a pin: it is renewed when a third of it is over."""
@@ -61,7 +60,7 @@ _REMEDY = "read again from earliest, into an empty state"
 
 
 class CompactedReader:
-    """One read with the flag on, from `start`, of the topic as it is when the first message is asked for."""
+    """One read with the flag on, from `state`, of the topic as it is when the first message is asked for."""
 
     def __init__(
         self,
@@ -70,18 +69,21 @@ class CompactedReader:
         clock: Clock,
         topic_id: int,
         holder: str,
-        start: Start,
+        state: ReaderState,
         tail: UnsealedSegments | None = None,
         reset: Reset = Reset.EARLIEST,
         shown: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
     ) -> None:
-        """`shown`: what of a compacted ledger may be seen (C2)."""
+        """`state`: a start, or where another read was, in this process or another.
+
+        `shown`: what of a compacted ledger may be seen (C2).
+        """
         self._metadata = metadata
         self._store = store
         self._clock = clock
         self._topic_id = topic_id
         self._holder = holder
-        self._start = start
+        self._start = state.start
         self._tail = tail
         self._shown = shown
         self._next: Bound | None = None
@@ -92,17 +94,15 @@ class CompactedReader:
         """Whether the compacted ledger that it was in last is in event-time order; None: it was in none."""
         self._ledger_id: int | None = None
         """The compacted ledger that it was in last: a read that comes back to it has missed nothing."""
-        self._raw = RawReader(store, tail, self._look, start, reset, or_compacted=True)
+        self._raw = RawReader(store, tail, self._look, state.start, reset, or_compacted=True)
         self._is_raw = False
+        if state.compacted is not None and isinstance(state.start, AtOffset):
+            self._resume(state.compacted, state.start.offset)
 
-    def go_on(self, state: ReaderState) -> None:
-        """Go on where another read was, in this process or another; before the first message is asked for."""
-        if state.compacted is None or not isinstance(state.start, AtOffset):
-            return
-        one, first = state.compacted, state.start.offset
+    def _resume(self, state: CompactedState, first: int) -> None:
         self._next = FromOffset(first)
-        self._known_to = first - 1 if one.complete_to is None else one.complete_to
-        self._ledger_id, self._by_event, self._is_raw = one.ledger_id, one.by_event, one.is_raw
+        self._known_to = first - 1 if state.complete_to is None else state.complete_to
+        self._ledger_id, self._by_event, self._is_raw = state.ledger_id, state.by_event, state.is_raw
         if self._is_raw:
             self._raw.begin(self._next, first - 1)
 
@@ -117,14 +117,10 @@ class CompactedReader:
         compacted = CompactedState(self._ledger_id, bool(self._by_event), self._is_raw, complete_to)
         return ReaderState(start_of(self._next), compacted=compacted)
 
-    def batches(self, limits: Limits) -> Generator[pa.RecordBatch, None, None]:
-        """As `SnapshotReader.batches`. Raises StateMayBeStale besides."""
-        return limited(self.tables(), limits)
-
     def tables(self) -> Generator[pa.Table, None, None]:
         """All up to the topic's end of now, as tables of rows.SCHEMA, none empty; called again, what came since.
 
-        After an error it goes on where it was.
+        After an error it goes on where it was. Raises StateMayBeStale besides the errors of `RawReader.tables`.
         """
         snapshot: TopicSnapshot | None = None
         while True:

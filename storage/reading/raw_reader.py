@@ -28,11 +28,13 @@ from storage.ledger.seek import (
     FromOffset,
     Reset,
     Start,
+    start_of,
 )
 from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, LATEST
 from storage.objects.interface import ObjectStore
+from storage.reading.reader_state import ReaderState
 from storage.reading.snapshot_reader import SnapshotReader
 
 
@@ -65,8 +67,13 @@ class RawReader:
 
     @property
     def next(self) -> Bound | None:
-        """What the read gives next; None: it has not found its start yet."""
+        """What the read delivers next; None: it has not found its start yet."""
         return self._bound
+
+    @property
+    def state(self) -> ReaderState | None:
+        """Where the read goes on, behind the last table that it delivered; None: it has not found its start yet."""
+        return None if self._bound is None else ReaderState(start_of(self._bound))
 
     def begin(self, bound: Bound, given: int) -> None:
         """Go on from `bound`, behind an offset."""

@@ -15,12 +15,10 @@ are in another machine's log: what comes before them is given.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
@@ -55,14 +53,6 @@ _ROWS = 1024
 """Rows that become messages together."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much one read may give (R10). At least one message is given whatever its size (L3)."""
-
-    messages: int | None = None
-    bytes: int | None = None
-
-
 class SnapshotReader:
     """Reads what one `TopicSnapshot` shows.
 
@@ -83,10 +73,6 @@ class SnapshotReader:
         self.pieces = snapshot.pieces
         self.read_to = -1
         """Up to this offset `raw` has gone through the topic, rows that no reader gets included."""
-
-    def batches(self, start: Start, read_compacted: bool, limits: Limits = Limits()) -> Iterator[pa.RecordBatch]:
-        """Messages at or after `start` as record batches of `rows.SCHEMA`, in order, none empty."""
-        return limited(self._tables(start, read_compacted), limits)
 
     @property
     def first_offset(self) -> int:
@@ -141,15 +127,6 @@ class SnapshotReader:
         for table in self._raw((piece,), FromTime(publish_time), offset - 1):
             return int(table.column("offset")[0].as_py())
         return None
-
-    def _tables(self, start: Start, read_compacted: bool) -> Generator[pa.Table, None, None]:
-        compacted = self.snapshot.compacted
-        bound = self.bound(start, read_compacted)
-        if read_compacted and compacted and not bound.is_behind(compacted.horizon):
-            yield from self.compacted(bound, self.manifest(compacted))
-            yield from self.raw(bound, compacted.horizon.offset)
-        else:
-            yield from self.raw(bound)
 
     def manifest(self, compacted: CompactedLedgerRecord) -> Manifest:
         """The manifest of the snapshot's compacted ledger."""
@@ -256,39 +233,6 @@ def may_come_to(start: Start, piece: LedgerRecord | SegmentRecord) -> bool:
         return _newest_of(piece) >= start.publish_time
     last = last_of(piece)
     return last is None or not bound_of(start).is_behind(last)
-
-
-class Page:
-    """Counts what is given until a limit is reached."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.is_full = limits.messages == 0
-        self._left_messages, self._left_bytes = limits.messages, limits.bytes
-        self._is_empty = True
-
-    def take(self, table: pa.Table) -> int:
-        """How many of the first rows of `table` (not empty) fit; they count as given."""
-        taken = len(table) if self._left_messages is None else min(len(table), self._left_messages)
-        if self._left_bytes is not None:
-            filled = np.cumsum(rows.logical_sizes(table))
-            fits = int(np.searchsorted(filled, self._left_bytes, "right"))
-            if self._is_empty:  # not "nothing was used of the limit": messages may be empty
-                fits = max(fits, 1)
-            taken = min(taken, fits)
-            self._left_bytes -= int(filled[taken - 1]) if taken else 0
-        if self._left_messages is not None:
-            self._left_messages -= taken
-        self._is_empty = self._is_empty and not taken
-        self.is_full = taken < len(table) or self._left_messages == 0
-        return taken
-
-
-def limited(tables: Generator[pa.Table, None, None], limits: Limits) -> Generator[pa.RecordBatch, None, None]:
-    """Tables as record batches, none empty, until a limit is reached; then `tables` is closed."""
-    page = Page(limits)
-    with closing(tables):
-        while not page.is_full and (table := next(tables, None)) is not None:
-            yield from table.slice(0, page.take(table)).combine_chunks().to_batches()
 
 
 @contextmanager

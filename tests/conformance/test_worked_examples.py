@@ -43,8 +43,9 @@ from storage.log.segment import SegmentFiles
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message, StoredObject
 from storage.objects.interface import StoreLocation
-from storage.reading.snapshot_reader import Limits, messages
-from storage.reading.topic_reader import TopicReader
+from storage.reading.limits import Limits
+from storage.reading.page_reader import PageReader
+from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import one, produce
@@ -85,7 +86,7 @@ def kept(topic: Topic) -> dict[bytes | None, int]:
     return {message.key: message.offset for message in found}
 
 
-def page(reader: TopicReader, number: int | None = None) -> list[Message]:
+def page(reader: PageReader, number: int | None = None) -> list[Message]:
     return list(messages(iter(reader.poll(Limits(number))), -1))
 
 

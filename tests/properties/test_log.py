@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -43,10 +43,10 @@ from storage.metadata.records import COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.objects.registry import open_store
+from storage.reading.limits import Limits
+from storage.reading.page_reader import PageReader
 from storage.reading.positions import parse_start
 from storage.reading.reader_state import ReaderState
-from storage.reading.snapshot_reader import Limits
-from storage.reading.topic_reader import TopicReader
 from storage.topic import Topic
 from tests.budgets import IN_CI, IN_SOAK
 from tests.clocks import ManualClock
@@ -222,7 +222,8 @@ class PagesReader:
 
     def poll(self, limits: Limits) -> list[pa.RecordBatch]:
         state = ReaderState.from_token(self._token, parse_start)
-        page = self._topic.page_reader(state, self._read_compacted).rows(limits)
+        with closing(self._topic.reader(state, self._read_compacted)) as reader:
+            page = reader.rows(limits)
         self._token = page.next.to_token()
         return page.batches
 
@@ -234,7 +235,7 @@ class PagesReader:
 class Reading:
     """A reader that stays open. `next`: the first offset that it has not been given, or passed over."""
 
-    reader: TopicReader | PagesReader
+    reader: PageReader | PagesReader
     compacted: bool
     whole: bool
     """It began at the beginning, before anything was trimmed."""

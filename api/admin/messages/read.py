@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -35,10 +35,11 @@ from storage.errors import InvalidInput, OffsetOutOfRange, SegmentNotLocal
 from storage.ledger import rows
 from storage.ledger.seek import Reset, Start
 from storage.model import Message, TopicName
+from storage.reading.limits import Limits
 from storage.reading.page_reader import MessagesPage, PageReader, RowsPage
 from storage.reading.positions import check_begins, parse_start
 from storage.reading.reader_state import ReaderState
-from storage.reading.snapshot_reader import Limits, messages
+from storage.reading.snapshot_reader import messages
 from storage.topic import Topic as OpenTopic
 
 router = Routes(prefix="/admin/v2", tags=["read"])
@@ -118,7 +119,7 @@ async def read_messages(
         min(limit or PAGE_MESSAGES, settings.read_max_messages),
         min(max_bytes or settings.read_max_bytes, settings.read_max_bytes),
     )
-    reader = source.page_reader(state, read_compacted, reset)
+    reader = source.reader(state, read_compacted, reset)
     deadline = parts.components.clock.now_ms() + wait_ms
     if FORWARDED in request.headers:  # or the service that asks would take the silence for a dead one
         deadline -= max(wait_ms - settings.forwarding_timeout_ms // 2, 0)
@@ -174,7 +175,8 @@ def _kind_of(accept: str) -> str:
 
 def _page(reader: PageReader, kind: str, limits: Limits) -> tuple[RowsPage | MessagesPage, bool]:
     if kind == ARROW:
-        rows_page = reader.rows(limits)
+        with closing(reader):
+            rows_page = reader.rows(limits)
         return rows_page, not rows_page.batches
     page = reader.messages(limits)
     return page, not page.messages

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from api.formats.encoding import TextEncoding
     from storage.model import Message
-    from storage.reading.topic_reader import TopicReader
+    from storage.reading.page_reader import PageReader
 
 _PAGE_BYTES = 8 << 20
 _POLL_MS = 10_000
@@ -107,11 +107,12 @@ def read_topic(
 
 
 def _follow(
-    reader: TopicReader, limit: int | None, partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
+    reader: PageReader, limit: int | None, partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> None:
     """Print messages as they come, until there were `limit` or somebody ends us."""
     from api.formats.jsonl import JsonLines
-    from storage.reading.snapshot_reader import Limits, messages
+    from storage.reading.limits import Limits
+    from storage.reading.snapshot_reader import messages
 
     stdout = data_stream()
 

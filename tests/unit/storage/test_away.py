@@ -12,9 +12,9 @@ from storage.errors import SegmentNotLocal
 from storage.ledger.seek import AtOffset
 from storage.log.directory import LogDirectory
 from storage.model import EARLIEST, LATEST
+from storage.reading.limits import Limits
 from storage.reading.positions import check_begins, first_at, mark_delete_before
 from storage.reading.reader_state import ReaderState
-from storage.reading.snapshot_reader import Limits
 from storage.topic import Topic
 from tests.entries import one, produce
 from tests.workbench import Workbench, content
@@ -54,10 +54,10 @@ def test_a_read_gives_what_is_sealed_and_then_names_the_rest(away: Topic, read_c
     assert [message.offset for message in islice(reading, 5)] == [0, 1, 2, 3, 4]
     with pytest.raises(SegmentNotLocal, match=NAMED):
         next(reading)
-    page = away.page_reader(ReaderState(EARLIEST), read_compacted).messages(Limits())
+    page = away.reader(ReaderState(EARLIEST), read_compacted).messages(Limits())
     assert len(page.messages) == 5
     with pytest.raises(SegmentNotLocal, match=NAMED):
-        away.page_reader(page.next, read_compacted).messages(Limits())
+        away.reader(page.next, read_compacted).messages(Limits())
     check_begins(away, AtOffset(4))
     assert first_at(away, EARLIEST) is not None
     before = mark_delete_before(away, 4)

@@ -19,9 +19,9 @@ from storage.log.log_manager import LogManager
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
 from storage.model import EARLIEST
+from storage.reading.limits import Limits
+from storage.reading.page_reader import PageReader
 from storage.reading.reader_state import ReaderState
-from storage.reading.snapshot_reader import Limits
-from storage.reading.topic_reader import TopicReader
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import one
@@ -135,7 +135,7 @@ def test_a_run_never_publishes(bench: Workbench, topic: Topic, step: Failpoint) 
     assert bench.metadata.all_runs(9) == []
 
 
-def read_on(reader: TopicReader) -> None:
+def read_on(reader: PageReader) -> None:
     for _ in range(9):
         reader.poll(Limits(1))
 
@@ -216,7 +216,7 @@ def test_a_token_that_pins_a_generation_of_a_deleted_topic_says_so(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.compact(topic)
-    state = topic.page_reader(ReaderState(EARLIEST), read_compacted=True).messages(Limits(messages=1)).next
+    state = topic.reader(ReaderState(EARLIEST), read_compacted=True).messages(Limits(messages=1)).next
     bench.append(topic, [content((b"k0", b"newer"))])
     bench.compact(topic)
     retired = bench.metadata.retired_compacted
@@ -227,4 +227,4 @@ def test_a_token_that_pins_a_generation_of_a_deleted_topic_says_so(
 
     monkeypatch.setattr(bench.metadata, "retired_compacted", deleted_meanwhile)
     with pytest.raises(TopicNotFound, match=DELETED):
-        topic.page_reader(state, read_compacted=True).messages(Limits())
+        topic.reader(state, read_compacted=True).messages(Limits())

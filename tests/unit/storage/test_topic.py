@@ -30,6 +30,7 @@ from storage.ledger.chunk_table import Chunks, ChunkTable
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.key_index import HashRange
 from storage.ledger.manifest import read_manifest
+from storage.ledger.seek import FromId
 from storage.log.bulk_append import INPUT_SCHEMA, BulkAppend, cut_ledgers
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
@@ -38,7 +39,7 @@ from storage.model import EARLIEST, LATEST, Message, MessageId, Position, TopicN
 from storage.objects.interface import ObjectStore, ObjectWriter
 from storage.objects.local import LocalStore
 from storage.reading.last_message import LastMessage
-from storage.reading.snapshot_reader import Limits, SnapshotReader, messages
+from storage.reading.snapshot_reader import SnapshotReader, messages
 from storage.topic import Topic
 from tests import chunked
 from tests.pulsar_entries import PUBLISHED, entry, metadata
@@ -91,15 +92,23 @@ def test_never_compacted_with_the_flag_reads_raw(bench: Workbench) -> None:
     assert topic.snapshot().horizon is None
 
 
+def all_offsets(tables: Iterator[pa.Table]) -> list[int]:
+    return [offset for table in tables for offset in table.column("offset").to_pylist()]
+
+
 def test_earliest_with_the_flag_is_the_compacted_start_without_any_raw(bench: Workbench, topic: Topic) -> None:
     """R4 (Pulsar #11287, #13629): a snapshot in which raw at or below the horizon is trimmed."""
     snapshot = topic.snapshot()
     trimmed = replace(snapshot, ledgers=snapshot.ledgers[1:])
+    compacted = snapshot.compacted
+    assert compacted is not None
     reader = SnapshotReader(bench.store, trimmed)
-    assert [m.offset for m in messages(reader.batches(EARLIEST, True), -1)] == [1, 2, 3, 4, 5, 6]
-    assert [m.offset for m in messages(reader.batches(EARLIEST, False), -1)] == [4, 5, 6]
+    assert all_offsets(reader.compacted(FromId(EARLIEST), reader.manifest(compacted))) == [1, 2, 3]
+    assert all_offsets(reader.raw(FromId(EARLIEST), compacted.horizon.offset)) == [4, 5, 6]
+    assert all_offsets(reader.raw(FromId(EARLIEST))) == [4, 5, 6]
     bare = SnapshotReader(bench.store, replace(snapshot, ledgers=()))
-    assert [m.offset for m in messages(bare.batches(EARLIEST, True), -1)] == [1, 2, 3]
+    assert all_offsets(bare.compacted(FromId(EARLIEST), bare.manifest(compacted))) == [1, 2, 3]
+    assert all_offsets(bare.raw(FromId(EARLIEST), compacted.horizon.offset)) == []
     hasher = Xxh3KeyHasher(topic.record.hash_seed)
     assert LastMessage(bench.store, bare, hasher).message_id(True) == ids(raw(topic))[3]
 
@@ -236,8 +245,7 @@ def test_a_limit_of_bytes_counts_over_ledgers(bench: Workbench) -> None:
     topic = bench.topic("many-ledgers")
     bench.append(topic, [content(*((b"%d" % n, b"x" * 9) for n in range(10)))], ledger_bytes=10)
     assert len(topic.snapshot().ledgers) == 10
-    reader = SnapshotReader(bench.store, topic.snapshot())
-    assert [len(b) for b in reader.batches(EARLIEST, False, Limits(bytes=35))] == [1, 1, 1]
+    assert [len(batch) for batch in topic.read(max_bytes=35)] == [1, 1, 1]
 
 
 def test_a_limit_of_bytes_holds_after_messages_without_any(bench: Workbench) -> None:
@@ -245,8 +253,7 @@ def test_a_limit_of_bytes_holds_after_messages_without_any(bench: Workbench) -> 
     topic = bench.topic("empty-messages")
     bench.append(topic, [content((b"", None), (None, b""), (b"k", b"x" * 99))], ledger_bytes=1)
     assert len(topic.snapshot().ledgers) == 2
-    reader = SnapshotReader(bench.store, topic.snapshot())
-    assert [len(b) for b in reader.batches(EARLIEST, False, Limits(bytes=10))] == [2]
+    assert [len(batch) for batch in topic.read(max_bytes=10)] == [2]
 
 
 def test_a_reader_keeps_the_generation_it_began_with(bench: Workbench, topic: Topic) -> None:

@@ -20,8 +20,9 @@ from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, Pin
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.reading.compacted_reader import TERM_MS
+from storage.reading.limits import Limits
 from storage.reading.reader_state import ReaderState
-from storage.reading.snapshot_reader import Limits, row_messages
+from storage.reading.snapshot_reader import row_messages
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.pulsar_entries import entry, metadata
@@ -387,13 +388,13 @@ def test_a_reader_that_was_at_the_end_has_missed_nothing(bench: Workbench) -> No
         log.append(entry(metadata(publish_time=1, num_messages_in_batch=3), b"\xff" * 40))  # cannot be taken apart
     reader = topic.reader(read_compacted=True)
     assert sum(map(len, reader.poll(Limits()))) == 2
-    page = topic.page_reader(ReaderState(EARLIEST), read_compacted=True).rows(Limits())
+    page = topic.reader(ReaderState(EARLIEST), read_compacted=True).rows(Limits())
     assert page.next.to_token() == "4~r"
     topic.keeper().settle(topic.record)
     trim_by_force(bench, topic)
     bench.append(topic, [content((b"new", b"1"))])
     assert sum(map(len, reader.poll(Limits()))) == 1
-    assert len(topic.page_reader(page.next, read_compacted=True).messages(Limits()).messages) == 1
+    assert len(topic.reader(page.next, read_compacted=True).messages(Limits()).messages) == 1
 
 
 def test_a_pin_that_was_lost_is_a_generation_that_is_gone(

@@ -10,8 +10,9 @@ from storage.ledger.manifest import read_manifest
 from storage.ledger.seek import AtOffset, AtTime, Reset
 from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST, LATEST, MessageId
-from storage.reading.snapshot_reader import Limits, messages
-from storage.reading.topic_reader import TopicReader
+from storage.reading.limits import Limits
+from storage.reading.page_reader import PageReader
+from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.entries import NOW, one, produce
 from tests.faults.faulty_store import Fault, FaultyStore, Kind, Script
@@ -29,7 +30,7 @@ def cleanup(bench: Workbench, topic: Topic, policy: str) -> Retention:
     return Retention(bench.metadata, bench.store, bench.clock, bench.log)
 
 
-def page(reader: TopicReader, limits: Limits = Limits()) -> list[int]:  # noqa: B008
+def page(reader: PageReader, limits: Limits = Limits()) -> list[int]:  # noqa: B008
     return [message.offset for message in messages(iter(reader.poll(limits)), -1)]
 
 
@@ -173,7 +174,7 @@ def test_what_was_sealed_and_swept_between_look_and_read_is_looked_for_again(ben
         assert page(topic.reader(AtTime(NOW + 1), read_compacted=flag)) == [0]
 
 
-def behind(bench: Workbench, topic: Topic) -> tuple[TopicReader, list[int]]:
+def behind(bench: Workbench, topic: Topic) -> tuple[PageReader, list[int]]:
     """A compacted reader that is raw and behind, while `compact` takes the raw messages that it has not read."""
     retention = cleanup(bench, topic, "compact")
     said = {0: b"J", 3: b"L", 4: b"K", 5: b"M", 7: b"J", 8: b"K", 12: b"L"}

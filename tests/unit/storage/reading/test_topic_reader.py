@@ -17,8 +17,9 @@ from storage.ledger.seek import (
 from storage.log.segment import SegmentFiles
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.objects.interface import ObjectStore
-from storage.reading.snapshot_reader import Limits, messages
-from storage.reading.topic_reader import TopicReader
+from storage.reading.limits import Limits
+from storage.reading.page_reader import PageReader
+from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import NOW, batch, one, produce
@@ -43,7 +44,7 @@ def offsets(reading: Iterator[Message]) -> list[int]:
     return [message.offset for message in reading]
 
 
-def page(reader: TopicReader, limits: Limits = Limits(), wait_ms: int = 0) -> list[int]:  # noqa: B008
+def page(reader: PageReader, limits: Limits = Limits(), wait_ms: int = 0) -> list[int]:  # noqa: B008
     return offsets(messages(iter(reader.poll(limits, wait_ms)), -1))
 
 
@@ -208,7 +209,7 @@ def test_a_reader_whose_messages_are_trimmed_under_it(bench: Workbench, topic: T
     reader = topic.reader(reset=reset)
     assert page(reader, Limits(2)) == [0, 1]
     reader.close()  # what it had at hand is gone, as after a long sleep
-    reader._left = None
+    reader._rest = None
     trimmed(bench, topic, 4)
     if reset is Reset.FAIL:
         with pytest.raises(OffsetOutOfRange):
