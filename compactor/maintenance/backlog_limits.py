@@ -35,7 +35,7 @@ from storage.errors import (
 )
 from storage.ledger.seek import AtOffset
 from storage.log.directory import LogDirectory
-from storage.log.unsealed_end import open_end
+from storage.log.unsealed_messages import unsealed_end
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     CursorRecord,
@@ -104,7 +104,11 @@ def extents(snapshot: TopicSnapshot, log: LogDirectory | None) -> list[Extent]:
             found.append(Extent(piece.first_offset, piece.last_offset, piece.logical_bytes))
         elif piece.content is not None:
             found.append(Extent(piece.first_offset, piece.content.last_offset, piece.content.logical_bytes))
-        elif log is not None and (end := open_end(log, snapshot.topic, piece)) and end.next_offset > piece.first_offset:
+        elif (
+            log is not None
+            and (end := unsealed_end(log, snapshot.topic, piece))
+            and end.next_offset > piece.first_offset
+        ):
             found.append(Extent(piece.first_offset, end.next_offset - 1, end.size))
     return found
 

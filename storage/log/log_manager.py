@@ -35,11 +35,11 @@ from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
-from storage.log.damaged import salvage
+from storage.log.damaged import readable_rows
 from storage.log.directory import LogDirectory
 from storage.log.lease import afterwards, writer_lease
 from storage.log.open_segment import roll_open_segment
-from storage.log.segment import SegmentFiles
+from storage.log.segment import LocalSegment
 from storage.log.segment_tables import UnsealedSegments
 from storage.log.sweep import LogSweep
 from storage.log.unnamed import behind
@@ -345,11 +345,10 @@ class LogManager:
         try:
             return UnsealedSegments(self.log).table(topic, segment), 0
         except DataLoss:
-            if not accept_loss:
+            if not accept_loss or segment.content is None:
                 raise
-        file = SegmentFiles(self.log.of_topic(topic.uid), segment.first_offset).log
-        salvaged = salvage(file, topic.uid, segment)
-        return salvaged.table, salvaged.lost
+        found = readable_rows(LocalSegment.of(self.log, topic, segment), segment.content)
+        return found.table, found.lost
 
     def sweep(self, topic: TopicRecord | None = None, failing: dict[str, str] | None = None) -> int:
         """Remove the files of segments that were sealed long enough ago; how many (sweep.py).

@@ -20,25 +20,23 @@ from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
 
-from storage.entries.entry import EntryHeader
-from storage.entries.entry import inspect as inspect_entry
+from storage.entries.entry import EntryHeader, inspect
 from storage.errors import InvalidRecord
+from storage.log.frame_reader import FrameReader
 from storage.log.frames import (
     FRAME_BYTES,
-    FRAME_VERSION,
     HEADER_BYTES,
-    LARGEST_ENTRY,
     SegmentHeader,
     frame_checksum,
     read_header,
     stored_checksum,
-    unpack_frame,
 )
-from storage.log.segment import Inspect, speaking_of
+from storage.log.segment import speaking_of
 from storage.log.sparse_index import IndexFile, Place
 
 _MAGICS = (b"\x0e\x01", b"\x0e\x02")
 _WINDOW = 1 << 20
+_CHUNK_BYTES = 1 << 16
 _GUESSES = 4096
 
 
@@ -77,16 +75,16 @@ class ScannedFrame:
 class SegmentScan:
     """One look at a segment's file. `header` None: it cannot be read, `problem` says why. A context manager."""
 
-    def __init__(self, path: Path, inspect: Inspect = inspect_entry, expected: SegmentHeader | None = None) -> None:
+    def __init__(self, path: Path, expected: SegmentHeader | None = None) -> None:
         """`expected`: the header that the file must have, if somebody else knows: only its frames are believed."""
         self.path = path
         self._expected = expected
-        self._inspect = inspect
         self._seed: int | None = None
         with speaking_of(path, "read"):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self.size = os.fstat(self._descriptor).st_size
-            start = self._read(0, HEADER_BYTES)
+            self._frames = FrameReader(self._descriptor, 0, Place.first(0), self.size, _CHUNK_BYTES)
+            start = os.pread(self._descriptor, HEADER_BYTES, 0)
             found = read_header(start)
             self.header: SegmentHeader | None = None if isinstance(found, str) else found
             self.problem = found if isinstance(found, str) else None
@@ -120,37 +118,15 @@ class SegmentScan:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self, position: int, length: int) -> bytes:
-        pieces = []
-        while length > 0 and (piece := os.pread(self._descriptor, length, position)):
-            pieces.append(piece)
-            position += len(piece)
-            length -= len(piece)
-        return b"".join(pieces)
-
-    def _entry_at(self, position: int) -> tuple[bytes, int] | str:
-        """The bytes of the entry whose frame begins there and the frame's checksum, or why there is none."""
-        head = self._read(position, FRAME_BYTES)
-        if len(head) < FRAME_BYTES:
-            return f"{len(head)} bytes are left where a frame has at least {FRAME_BYTES}"
-        if not any(head):
-            return "zeros"
-        length, version, checksum = unpack_frame(head, 0)
-        if version != FRAME_VERSION:
-            return f"a frame of version {version} does not exist"
-        if length > LARGEST_ENTRY or position + FRAME_BYTES + length > self.size:
-            return f"a frame of {length} bytes is longer than what is left, or than any"
-        return self._read(position + FRAME_BYTES, length), checksum
-
     def _frame(self, position: int, place: Place | None) -> ScannedFrame:
-        entry = self._entry_at(position)
+        entry = self._frames.frame_at(position)
         if isinstance(entry, str):
             return ScannedFrame(FrameState.DAMAGED, position, 0, problem=entry)
         data, checksum = entry
         known = place if place is not None else self._indexed(position)
         right = known is not None and self._proves(known, data, checksum)
         try:
-            header = self._inspect(data)
+            header = inspect(data)
         except InvalidRecord as error:
             problem = error.message if right else "the checksum of a frame is wrong"
             return ScannedFrame(FrameState.DAMAGED, position, 0, problem=problem)
@@ -173,7 +149,7 @@ class SegmentScan:
         if known := self._expected or self.header:
             return known.checksum, known.first_offset
         name = self.path.stem
-        entry = self._entry_at(HEADER_BYTES)
+        entry = self._frames.frame_at(HEADER_BYTES)
         if len(start) < HEADER_BYTES or not name.isdecimal() or isinstance(entry, str):
             return None, 0
         self._seed = stored_checksum(start)
@@ -202,7 +178,7 @@ class SegmentScan:
         pointer = self._pointer_from(damaged + 1)
         limit = self.size
         if pointer is not None:
-            entry = self._entry_at(pointer.position)
+            entry = self._frames.frame_at(pointer.position)
             if isinstance(entry, str) or not self._proves(pointer, *entry):
                 pointer = None
             else:
@@ -214,11 +190,11 @@ class SegmentScan:
 
     def _jumped(self, damaged: int, place: Place) -> Place | None:
         """The frame behind a damaged one, if that one's length is right and the next one's checksum proves it."""
-        entry = self._entry_at(damaged)
+        entry = self._frames.frame_at(damaged)
         if isinstance(entry, str):
             return None
         position = damaged + FRAME_BYTES + len(entry[0])
-        following = self._entry_at(position)
+        following = self._frames.frame_at(position)
         if isinstance(following, str):
             return None
         for messages in range(1, _GUESSES + 1):
@@ -231,15 +207,10 @@ class SegmentScan:
         """Positions at which a frame may begin, by the magic number of its entry."""
         position = start + FRAME_BYTES
         while position < end:
-            window = self._read(position, min(_WINDOW, end - position) + 1)
+            window = os.pread(self._descriptor, min(_WINDOW, end - position) + 1, position)
             at = 0
             while (at := window.find(b"\x0e", at)) >= 0:
                 if window[at : at + 2] in _MAGICS:
                     yield position + at - FRAME_BYTES
                 at += 1
             position += _WINDOW
-
-
-def scan(path: Path, inspect: Inspect = inspect_entry, expected: SegmentHeader | None = None) -> SegmentScan:
-    """Look into a segment's file. Raises ObjectMissing."""
-    return SegmentScan(path, inspect, expected)

@@ -20,15 +20,14 @@ from pathlib import Path
 
 from storage.entries.decode import StoredEntry
 from storage.entries.entry import EntryHeader
-from storage.entries.entry import inspect as inspect_entry
 from storage.errors import ObjectDamaged
 from storage.log.frame_reader import CHUNK_BYTES, FrameReader
-from storage.log.frames import HEADER_BYTES, SegmentHeader
+from storage.log.frames import HEADER_BYTES
 from storage.log.high_watermark import HighWatermark, read_visible_end
 from storage.log.recovery import RESTORE, check_header
-from storage.log.segment import Inspect, SegmentFiles, speaking_of
+from storage.log.segment import LocalSegment, speaking_of
 from storage.log.sparse_index import IndexFile, Place
-from storage.model import MessageId, Position
+from storage.model import Position
 
 _log = logging.getLogger(__name__)
 _damaged: set[Path] = set()
@@ -40,22 +39,16 @@ class SegmentReader:
 
     def __init__(
         self,
-        folder: Path,
-        topic_uid: str,
-        ledger_id: int,
-        first_offset: int,
-        partition: int,
+        segment: LocalSegment,
         end: int | None = None,
         *,
         chunk_bytes: int = CHUNK_BYTES,
-        inspect: Inspect = inspect_entry,
     ) -> None:
-        self._files = SegmentFiles(folder, first_offset)
-        self._header = SegmentHeader(topic_uid, ledger_id, first_offset)
-        self._partition = partition
+        self._segment = segment
+        self._files = segment.files
+        self._header = segment.header
         self._end = end
         self._chunk_bytes = chunk_bytes
-        self._inspect = inspect
         self._seed = self._header.checksum
 
     def entries(self, start_offset: int = 0) -> Iterator[StoredEntry]:
@@ -93,10 +86,7 @@ class SegmentReader:
             self._check(walk)
         if found is None:
             return None
-        header = _known(found)
-        batch_index = header.messages - 1 if header.batched and not header.encrypted else -1
-        message_id = MessageId(self._header.ledger_id, found.entry_id, self._partition, batch_index)
-        return Position(found.offset + header.messages - 1, message_id)
+        return self._segment.last_position(found.entry_id, found.offset, _known(found))
 
     def visible_end(self) -> HighWatermark:
         """How far the segment, which is open, may be read. Raises ObjectMissing, ObjectDamaged (the header)."""
@@ -161,13 +151,13 @@ class SegmentReader:
         with IndexFile(self._files.index, first_offset, self._seed) as index:
             place = index.last(lambda found: found.position < end and wanted(found))
         if place is not None:
-            walk = FrameReader(descriptor, self._seed, place, end, self._inspect, 1 << 16)
+            walk = FrameReader(descriptor, self._seed, place, end, 1 << 16)
             if next(iter(walk), None) is not None:
                 return place
         return Place.first(first_offset)
 
     def _walk(self, descriptor: int, start: Place, end: int) -> FrameReader:
-        return FrameReader(descriptor, self._seed, start, end, self._inspect, self._chunk_bytes)
+        return FrameReader(descriptor, self._seed, start, end, self._chunk_bytes)
 
     def _check(self, walk: FrameReader) -> None:
         """Raises ObjectDamaged for a walk that did not come to the end, unless the end itself has been taken back."""

@@ -25,6 +25,7 @@ from storage.ledger.seek import (
     FromTime,
 )
 from storage.log.directory import LogDirectory
+from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.records import SegmentRecord, TopicRecord
 from storage.model import Position
@@ -69,12 +70,7 @@ class UnsealedSegments:
     def _reader(self, topic: TopicRecord, segment: SegmentRecord) -> SegmentReader:
         self.log.check(topic.name, segment)
         return SegmentReader(
-            self.log.of_topic(topic.uid),
-            topic.uid,
-            segment.ledger_id,
-            segment.first_offset,
-            topic.name.partition,
-            end=segment.content.size if segment.content else None,
+            LocalSegment.of(self.log, topic, segment), segment.content.size if segment.content else None
         )
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import Self
 
 from storage.clock import Clock
@@ -25,29 +24,25 @@ from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
-from storage.log.frames import FRAME_BYTES, SegmentHeader
+from storage.log.frames import FRAME_BYTES
 from storage.log.group_commit import Done, GroupCommit, PendingAppend, again, unusable
-from storage.log.segment import Appended, SegmentFiles, WriterOptions, as_ours, first_position
-from storage.log.segment_file import BeforeWrite, SegmentFile, as_it_is
+from storage.log.segment import Appended, WriterOptions, as_ours
+from storage.log.segment_file import SegmentFile
 from storage.metadata.records import SegmentContent
 
-_DEFAULT = WriterOptions()
 _log = logging.getLogger(__name__)
 
 
 class SegmentWriter:
-    """Appends to one segment; made by `create` or `recover`. Safe to share between threads."""
+    """Appends to one segment, whose file it takes over. Safe to share between threads."""
 
-    def __init__(
-        self, file: SegmentFile, header: SegmentHeader, partition: int, clock: Clock, options: WriterOptions
-    ) -> None:
+    def __init__(self, file: SegmentFile, clock: Clock, options: WriterOptions) -> None:
         self.path = file.path
-        self.ledger_id = header.ledger_id
-        self.first_offset = header.first_offset
+        self.ledger_id = file.segment.header.ledger_id
+        self.first_offset = file.segment.header.first_offset
         self._file = file
         self._policy = options.policy
         self._clock = clock
-        self._partition = partition
         self._options = options
         self._size = file.written
         self._next_entry_id, self._next_offset = file.tally.entries, file.tally.next_offset
@@ -65,41 +60,6 @@ class SegmentWriter:
             self._break,
             options.max_pending_bytes,
         )
-
-    @classmethod
-    def create(
-        cls,
-        folder: Path,
-        header: SegmentHeader,
-        partition: int,
-        clock: Clock,
-        options: WriterOptions = _DEFAULT,
-        *,
-        before_write: BeforeWrite = as_it_is,
-    ) -> Self:
-        """A new segment in the topic's folder, durable; no row may name it yet. Is there a file? See unnamed.py."""
-        files = SegmentFiles(folder, header.first_offset)
-        file = SegmentFile.create(files, header, partition, options, before_write)
-        return cls(file, header, partition, clock, options)
-
-    @classmethod
-    def recover(
-        cls,
-        folder: Path,
-        header: SegmentHeader,
-        partition: int,
-        clock: Clock,
-        options: WriterOptions = _DEFAULT,
-        *,
-        before_write: BeforeWrite = as_it_is,
-    ) -> Self:
-        """The segment that a writer left open, cut at its last whole frame, to go on with.
-
-        Raises LeaseHeld if its writer lives, ObjectMissing, ObjectDamaged for flushed bytes that are not valid.
-        """
-        files = SegmentFiles(folder, header.first_offset)
-        file = SegmentFile.recover(files, header, partition, options, before_write)
-        return cls(file, header, partition, clock, options)
 
     # Appending
 
@@ -272,7 +232,7 @@ class SegmentWriter:
 
     def _appended(self, ticket: PendingAppend) -> Appended:
         header = ticket.header
-        first = first_position(self.ledger_id, self._partition, ticket.entry_id, ticket.offset, header)
+        first = self._file.segment.first_position(ticket.entry_id, ticket.offset, header)
         return Appended(first, header.messages)
 
     def _flush(self) -> None:

@@ -19,7 +19,7 @@ from storage.errors import DataLoss, Fenced
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.log.log_manager import SEALER_DEAD_MS
-from storage.log.segment import segment_file
+from storage.log.segment import SegmentFiles
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
@@ -127,7 +127,7 @@ def check_files(bench: Workbench) -> None:
     topic = bench.topic(TOPIC)
     topic.keeper().sweep()
     folder = bench.log.of_topic(topic.record.uid)
-    needed = {segment_file(folder, one.first_offset).name for one in topic.snapshot().segments}
+    needed = {SegmentFiles(folder, one.first_offset).log.name for one in topic.snapshot().segments}
     assert {path.name for path in folder.glob("*.log")} == needed
     assert {path.with_suffix(".log").name for path in folder.iterdir()} == needed
     assert len(bench.metadata.log.segments(topic.record.id)) == len(needed)

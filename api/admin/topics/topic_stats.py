@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from api.service import Service
 from storage.errors import TopicNotFound
-from storage.log.unsealed_end import UnsealedEnd, open_end
+from storage.log.unsealed_messages import UnsealedEnd, unsealed_end
 from storage.metadata.records import RunRecord, SegmentRecord
 from storage.metadata.stats import CursorStanding, TopicStanding
 from storage.model import TopicName
@@ -136,7 +136,7 @@ def figures(parts: Service, name: TopicName, *, lines: bool = False, precise: bo
     except TopicNotFound:
         return None
     unrolled = next((one for one in standing.segments if one.content is None), None)
-    tail = open_end(components.log, standing.topic, unrolled) if unrolled is not None else None
+    tail = unsealed_end(components.log, standing.topic, unrolled) if unrolled is not None else None
     return Figures(standing, tail)
 
 

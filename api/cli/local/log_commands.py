@@ -170,11 +170,11 @@ def _lines_of(components: Components, topic: TopicRecord, found: LedgerRecord | 
 
 
 def _segment_lines(file: Path, partition: int) -> Iterator[Line]:
-    from storage.log.segment_dump import scan
+    from storage.log.segment_dump import SegmentScan
 
     if not file.is_file():
         raise InvalidInput(f"{file} is no segment's file and no ledger's id", "give the path of a .log file, or an id")
-    with scan(file) as scanned:
+    with SegmentScan(file) as scanned:
         header = scanned.header
         say(f"{file}: " + (f"ledger {header.ledger_id} from offset {header.first_offset}" if header else "no header"))
         if scanned.problem:

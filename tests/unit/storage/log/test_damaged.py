@@ -11,10 +11,10 @@ import pytest
 from compactor.maintenance.retention import Retention
 from storage.errors import DataLoss, ObjectDamaged, ObjectMissing
 from storage.ledger.rows import Slot
-from storage.log.damaged import salvage
+from storage.log.damaged import readable_rows
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
-from storage.log.segment import SegmentFiles
-from storage.log.segment_dump import scan
+from storage.log.segment import LocalSegment, SegmentFiles
+from storage.log.segment_dump import SegmentScan
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message
 from storage.topic import Topic
@@ -44,7 +44,7 @@ def damaged(bench: Workbench, topic: Topic, damage: Damage, entries: list[bytes]
     topic.keeper().roll(topic.record)
     before = raw(topic)
     segment = files(bench, topic)
-    with scan(segment.log) as scanned:
+    with SegmentScan(segment.log) as scanned:
         positions = [frame.position for frame in scanned.frames()]
     damage(segment, positions)
     with pytest.raises(DataLoss):
@@ -185,10 +185,11 @@ def test_a_row_that_knows_of_less_than_the_file_holds_is_believed(bench: Workben
     damaged(bench, topic, in_entry(0))
     (row,) = bench.metadata.log.segments(topic.record.id)
     assert row.content is not None
-    shorter = replace(row, content=replace(row.content, entries=10, last_offset=OFFSETS[10] - 1))
-    salvaged = salvage(files(bench, topic).log, topic.record.uid, shorter)
-    assert salvaged.table.column("offset").to_pylist() == [*range(OFFSETS[10])]
-    assert salvaged.table.column("entry_id").to_pylist()[-1] == 9
+    assert bench.log is not None
+    shorter = replace(row.content, entries=10, last_offset=OFFSETS[10] - 1)
+    readable = readable_rows(LocalSegment.of(bench.log, topic.record, row), shorter)
+    assert readable.table.column("offset").to_pylist() == [*range(OFFSETS[10])]
+    assert readable.table.column("entry_id").to_pylist()[-1] == 9
 
 
 @pytest.mark.parametrize("seed", range(30))
