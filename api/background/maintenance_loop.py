@@ -108,9 +108,9 @@ class MaintenanceLoop:
         """A run elsewhere wants a tail that is here; if its log is open here, its lease renewer does the same."""
         one = self._components
         for topic in one.metadata.log.asked_to_roll(here):
-            keeper = LogManager(one.metadata, one.store, one.clock, one.log, owner_name())
+            log_manager = LogManager(one.metadata, one.store, one.clock, one.log, owner_name())
             try:
-                keeper.roll(topic, 0)
+                log_manager.roll(topic, 0)
             except LeaseHeld:
                 continue
             except CompactorError as error:  # tried again each time, told once

@@ -126,7 +126,7 @@ class _Sealing:
     def seal_and_sweep(self, topic: TopicRecord) -> None:
         self._seal(topic)
         if self._writer_lives():
-            self._keeper().sweep(topic)
+            self._log_manager().sweep(topic)
 
     def seal_all(self, last: bool) -> None:
         """What is rolled in this log directory; files are swept by the service's maintenance."""
@@ -149,11 +149,11 @@ class _Sealing:
             self._again_at[topic.id] = self._components.clock.now_ms() + int(RETRY_SECONDS * 1000)
 
     def _seal(self, topic: TopicRecord) -> None:
-        sealing = self._keeper().seal(topic)
+        sealing = self._log_manager().seal(topic)
         while self._writer_lives() and next(sealing, None) is not None:
             pass
 
-    def _keeper(self) -> LogManager:
+    def _log_manager(self) -> LogManager:
         one = self._components
         return LogManager(one.metadata, one.store, one.clock, one.log, owner_name())
 

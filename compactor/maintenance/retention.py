@@ -340,8 +340,8 @@ class Retention:
     def _settle(self, topic: TopicRecord) -> str:
         """Roll and seal the tail; why it could not be done: a writer or sealer has it, or it is damaged."""
         assert self.log is not None, "without a log directory no unsealed piece is looked at"
-        keeper = LogManager(self.metadata, self.store, self.clock, self.log, owner_name())
-        left = keeper.roll_and_seal_what_can_be(topic)
+        log_manager = LogManager(self.metadata, self.store, self.clock, self.log, owner_name())
+        left = log_manager.try_roll_and_seal(topic)
         return "" if left is None else recorded(left)
 
     def _tail(self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int) -> _Tail:

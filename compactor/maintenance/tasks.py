@@ -175,9 +175,9 @@ class Maintenance:
         self._change(task, ended_at=self._clock.now_ms(), last_error=error, failing=MappingProxyType(failing))
 
     def _sweep(self, failing: dict[str, str]) -> None:
-        keeper = LogManager(self._metadata, self._store, self._clock, self._log, owner_name())
-        keeper.roll_old(failing)
-        self._count(Task.SWEEP, keeper.sweep(failing=failing), 0)
+        log_manager = LogManager(self._metadata, self._store, self._clock, self._log, owner_name())
+        log_manager.roll_old(failing)
+        self._count(Task.SWEEP, log_manager.sweep(failing=failing), 0)
         for name, why in failing.items():
             _log.warning("%s: %s: %s", Task.SWEEP, name, why)
 

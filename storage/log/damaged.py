@@ -1,12 +1,12 @@
-"""What can still be read of a damaged or lost segment, as the rows of the ledger that is to take its place.
+"""Damaged-segment recovery: what can still be read of a segment, as the rows of the ledger that replaces it.
 
 Its row in SQL says how many entries and offsets it held. What the file proves (segment_dump.py) comes back as it was;
-for each offset that is lost there is a row of slot COMPACTED_OUT, which nobody is given. So offsets stay dense, and the
-ledger has the segment's counts, its last offset and its last message id, as if nothing had happened to it. What is
+for each offset that is lost there is a row of slot COMPACTED_OUT, which is never delivered. So offsets stay dense, and
+the ledger has the segment's counts, its last offset and its last message id, as if nothing had happened to it. What is
 behind damage is found again from the next place that is known, at the latest from the segment's end, which the row
 knows.
 
-The entry ids of lost rows are made up from their neighbours: each lost entry of a gap gets one offset, the segment's
+The entry ids of lost rows follow from their neighbours: each lost entry of a gap gets one offset, the segment's
 last one as many as its row says, and the first of the gap all that are left over. Publish times are those of the
 message before; at the end, that of the newest message that the segment held, so the ledger is no older than it was.
 

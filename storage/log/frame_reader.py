@@ -20,7 +20,7 @@ from storage.entries.decode import StoredEntry
 from storage.entries.entry import inspect
 from storage.errors import InvalidRecord
 from storage.log.frames import FRAME_BYTES, FRAME_VERSION, LARGEST_ENTRY, frame_checksum, unpack_frame
-from storage.log.sparse_index import Place
+from storage.log.sparse_index import FramePosition
 
 CHUNK_BYTES = 2 << 20
 
@@ -28,7 +28,9 @@ CHUNK_BYTES = 2 << 20
 class FrameReader:
     """`entry_id`, `offset` and `position` are those of the next frame; `problem` None: no frame was invalid so far."""
 
-    def __init__(self, descriptor: int, seed: int, start: Place, end: int, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self, descriptor: int, seed: int, start: FramePosition, end: int, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
         self.entry_id, self.offset, self.position = start.entry_id, start.offset, start.position
         self.problem: str | None = None
         self._descriptor = descriptor
@@ -49,9 +51,9 @@ class FrameReader:
 
     def frame_at(self, position: int) -> tuple[bytes, int] | str:
         """The entry whose frame begins at a position, and the frame's checksum, unchecked; or why there is none."""
-        left = self._end - position
-        if left < FRAME_BYTES:
-            return f"{left} bytes are left where a frame has at least {FRAME_BYTES}"
+        remaining = self._end - position
+        if remaining < FRAME_BYTES:
+            return f"{remaining} bytes are left where a frame has at least {FRAME_BYTES}"
         at = self._hold(position, FRAME_BYTES)
         if at < 0:
             return "the file ends within a frame"
@@ -59,7 +61,7 @@ class FrameReader:
         if version != FRAME_VERSION:
             is_empty = length == version == checksum == 0
             return "zeros where a frame begins" if is_empty else f"a frame of version {version} does not exist"
-        if length > LARGEST_ENTRY or length > left - FRAME_BYTES:
+        if length > LARGEST_ENTRY or length > remaining - FRAME_BYTES:
             return f"a frame of {length} bytes is longer than what is left, or than any"
         at = self._hold(position, FRAME_BYTES + length)
         if at < 0:

@@ -194,7 +194,7 @@ class TopicSegments:
             failpoint(Failpoint.SEGMENT_ROLLED)
             return rolled
         finally:
-            writer.close()  # not before: until its row says so, somebody else may take the segment for an open one
+            writer.close()  # not before: until its row says so, another process may take the segment for an open one
 
     def is_full(self, writer: SegmentWriter) -> bool:
         limit = self._policies.segment_bytes

@@ -19,7 +19,7 @@ from storage.log.frame_reader import FrameReader
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, read_header
 from storage.log.high_watermark import HighWatermark
 from storage.log.segment import LocalSegment, SegmentTally, WriterOptions
-from storage.log.sparse_index import IndexPointers, Place
+from storage.log.sparse_index import FramePosition, IndexPointers
 
 RESTORE = "restore the file from a backup, or accept the loss of what is behind it (docs/operations.md)"
 
@@ -55,7 +55,7 @@ def check_header(path: Path, found: bytes, expected: SegmentHeader) -> None:
 def walked(descriptor: int, size: int, segment: LocalSegment, options: WriterOptions) -> Recovered:
     """What the file holds, whose header was checked."""
     header, seed = segment.header, segment.header.checksum
-    walk = FrameReader(descriptor, seed, Place.first(header.first_offset), max(size, HEADER_BYTES))
+    walk = FrameReader(descriptor, seed, FramePosition.first(header.first_offset), max(size, HEADER_BYTES))
     tally = SegmentTally(segment)
     pointers = IndexPointers(header.first_offset, seed, options.index_spacing)
     index = bytearray()

@@ -98,7 +98,7 @@ def ahead_of_time(publish_time: int, now_ms: int, max_ahead_ms: int) -> InvalidR
 
 
 @dataclass(frozen=True)
-class Appended:
+class AppendResult:
     """Where an entry went: its first message, and how many offsets it took."""
 
     first: Position

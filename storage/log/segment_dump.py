@@ -32,7 +32,7 @@ from storage.log.frames import (
     stored_checksum,
 )
 from storage.log.segment import speaking_of
-from storage.log.sparse_index import IndexFile, Place
+from storage.log.sparse_index import FramePosition, IndexFile
 
 _MAGICS = (b"\x0e\x01", b"\x0e\x02")
 _WINDOW = 1 << 20
@@ -55,7 +55,7 @@ class FrameState(StrEnum):
 
 @dataclass(frozen=True)
 class ScannedFrame:
-    """A frame, or a stretch of bytes that are none. `length`: of the entry; of the stretch.
+    """A frame, or a range of bytes that are none. `length`: of the entry; of the range.
 
     `entry_id`, `offset` None: not known. `data`, `header` None, `problem` says why: DAMAGED.
     """
@@ -73,17 +73,17 @@ class ScannedFrame:
 
 
 class SegmentScan:
-    """One look at a segment's file. `header` None: it cannot be read, `problem` says why. A context manager."""
+    """A scan of a segment's file. `header` None: it cannot be read, `problem` says why. A context manager."""
 
     def __init__(self, path: Path, expected: SegmentHeader | None = None) -> None:
-        """`expected`: the header that the file must have, if somebody else knows: only its frames are believed."""
+        """`expected`: the header that the file must have, if it is known: only its frames are believed."""
         self.path = path
         self._expected = expected
         self._seed: int | None = None
         with speaking_of(path, "read"):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self.size = os.fstat(self._descriptor).st_size
-            self._frames = FrameReader(self._descriptor, 0, Place.first(0), self.size, _CHUNK_BYTES)
+            self._frames = FrameReader(self._descriptor, 0, FramePosition.first(0), self.size, _CHUNK_BYTES)
             start = os.pread(self._descriptor, HEADER_BYTES, 0)
             found = read_header(start)
             self.header: SegmentHeader | None = None if isinstance(found, str) else found
@@ -94,7 +94,7 @@ class SegmentScan:
     def frames(self) -> Iterator[ScannedFrame]:
         """All frames and all that is none, in the order of the file, without gaps."""
         with speaking_of(self.path, "read"):
-            place = Place.first(self._first_offset) if self._seed is not None else None
+            place = FramePosition.first(self._first_offset) if self._seed is not None else None
             position = min(HEADER_BYTES, self.size)
             while position < self.size:
                 frame = self._frame(position, place)
@@ -107,7 +107,7 @@ class SegmentScan:
                 position += FRAME_BYTES + frame.length
                 place = None
                 if frame.entry_id is not None and frame.offset is not None and frame.header is not None:
-                    place = Place(frame.entry_id + 1, frame.offset + frame.header.messages, position)
+                    place = FramePosition(frame.entry_id + 1, frame.offset + frame.header.messages, position)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -118,7 +118,7 @@ class SegmentScan:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _frame(self, position: int, place: Place | None) -> ScannedFrame:
+    def _frame(self, position: int, place: FramePosition | None) -> ScannedFrame:
         entry = self._frames.frame_at(position)
         if isinstance(entry, str):
             return ScannedFrame(FrameState.DAMAGED, position, 0, problem=entry)
@@ -136,7 +136,7 @@ class SegmentScan:
         entry_id, offset = (known.entry_id, known.offset) if known else (None, None)
         return ScannedFrame(state, position, len(data), entry_id, offset, data, header, checksum=checksum)
 
-    def _proves(self, place: Place, data: bytes, checksum: int) -> bool:
+    def _proves(self, place: FramePosition, data: bytes, checksum: int) -> bool:
         if self._seed is None:
             return False
         return checksum == frame_checksum(self._seed, place.entry_id, place.offset, data)
@@ -153,25 +153,25 @@ class SegmentScan:
         if len(start) < HEADER_BYTES or not name.isdecimal() or isinstance(entry, str):
             return None, 0
         self._seed = stored_checksum(start)
-        return (self._seed, int(name)) if self._proves(Place.first(int(name)), *entry) else (None, 0)
+        return (self._seed, int(name)) if self._proves(FramePosition.first(int(name)), *entry) else (None, 0)
 
-    def _indexed(self, position: int) -> Place | None:
+    def _indexed(self, position: int) -> FramePosition | None:
         """The index's pointer to just that position."""
         found = self._pointer_from(position)
         return found if found is not None and found.position == position else None
 
-    def _pointer_from(self, position: int) -> Place | None:
+    def _pointer_from(self, position: int) -> FramePosition | None:
         """The first pointer of the index at or behind a position."""
         at = bisect_left(self._pointers, position, key=attrgetter("position"))
         return self._pointers[at] if at < len(self._pointers) else None
 
-    def _read_index(self) -> list[Place]:
+    def _read_index(self) -> list[FramePosition]:
         if self._seed is None:
             return []
         with IndexFile(self.path.with_suffix(".index"), self._first_offset, self._seed) as index:
             return sorted(index, key=attrgetter("position"))
 
-    def _found_behind(self, damaged: int, place: Place | None) -> tuple[int, Place | None]:
+    def _found_behind(self, damaged: int, place: FramePosition | None) -> tuple[int, FramePosition | None]:
         """Where the next frame behind a damaged one begins, or the file's end; and its place, if that is known."""
         if place is not None and (jumped := self._jumped(damaged, place)) is not None:
             return jumped.position, jumped
@@ -188,7 +188,7 @@ class SegmentScan:
                 return position, None
         return limit, pointer
 
-    def _jumped(self, damaged: int, place: Place) -> Place | None:
+    def _jumped(self, damaged: int, place: FramePosition) -> FramePosition | None:
         """The frame behind a damaged one, if that one's length is right and the next one's checksum proves it."""
         entry = self._frames.frame_at(damaged)
         if isinstance(entry, str):
@@ -198,7 +198,7 @@ class SegmentScan:
         if isinstance(following, str):
             return None
         for messages in range(1, _GUESSES + 1):
-            guess = Place(place.entry_id + 1, place.offset + messages, position)
+            guess = FramePosition(place.entry_id + 1, place.offset + messages, position)
             if self._proves(guess, *following):
                 return guess
         return None

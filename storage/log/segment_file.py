@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 def as_it_is() -> None:
-    """Nothing to ask: nobody else can have come to the file."""
+    """No check: no other process can have come to the file."""
 
 
 class PlacedEntry(Protocol):

@@ -26,7 +26,7 @@ from storage.log.frames import HEADER_BYTES
 from storage.log.high_watermark import HighWatermark, read_visible_end
 from storage.log.recovery import RESTORE, check_header
 from storage.log.segment import LocalSegment, speaking_of
-from storage.log.sparse_index import IndexFile, Place
+from storage.log.sparse_index import FramePosition, IndexFile
 from storage.model import Position
 
 _log = logging.getLogger(__name__)
@@ -96,7 +96,9 @@ class SegmentReader:
         with speaking_of(self._files.log, "read"), self._file() as descriptor:
             return self._end_by_frames(descriptor, found)
 
-    def _search(self, before: Callable[[Place], bool], found: Callable[[StoredEntry, EntryHeader], bool]) -> int:
+    def _search(
+        self, before: Callable[[FramePosition], bool], found: Callable[[StoredEntry, EntryHeader], bool]
+    ) -> int:
         with self._opened() as (descriptor, end):
             walk = self._walk(descriptor, self._proved(descriptor, end, before), end)
             for entry in walk:
@@ -145,7 +147,7 @@ class SegmentReader:
             )
         return found if at_least is None or found.visible >= at_least.visible else at_least
 
-    def _proved(self, descriptor: int, end: int, wanted: Callable[[Place], bool]) -> Place:
+    def _proved(self, descriptor: int, end: int, wanted: Callable[[FramePosition], bool]) -> FramePosition:
         """The last place that the index knows, is `wanted`, and where that frame really is; else the first frame's."""
         first_offset = self._header.first_offset
         with IndexFile(self._files.index, first_offset, self._seed) as index:
@@ -154,9 +156,9 @@ class SegmentReader:
             walk = FrameReader(descriptor, self._seed, place, end, 1 << 16)
             if next(iter(walk), None) is not None:
                 return place
-        return Place.first(first_offset)
+        return FramePosition.first(first_offset)
 
-    def _walk(self, descriptor: int, start: Place, end: int) -> FrameReader:
+    def _walk(self, descriptor: int, start: FramePosition, end: int) -> FrameReader:
         return FrameReader(descriptor, self._seed, start, end, self._chunk_bytes)
 
     def _check(self, walk: FrameReader) -> None:

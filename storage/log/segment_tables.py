@@ -19,10 +19,10 @@ from storage.entries.decode import StoredEntry, unpack
 from storage.errors import DataLoss
 from storage.ledger import rows
 from storage.ledger.seek import (
-    Bound,
     FromId,
     FromOffset,
     FromTime,
+    SeekPosition,
 )
 from storage.log.directory import LogDirectory
 from storage.log.segment import LocalSegment
@@ -41,7 +41,7 @@ class UnsealedSegments:
     log: LogDirectory
 
     def tables(
-        self, topic: TopicRecord, segment: SegmentRecord, bound: Bound, after_offset: int = -1
+        self, topic: TopicRecord, segment: SegmentRecord, bound: SeekPosition, after_offset: int = -1
     ) -> Iterator[pa.Table]:
         """The rows of a segment from `bound` on, and not much of what is up to an offset; no table is empty."""
         reader = self._reader(topic, segment)
@@ -89,7 +89,7 @@ def _naming_the_way_out(topic: TopicRecord, segment: SegmentRecord) -> Iterator[
         ) from error
 
 
-def _first_wanted(reader: SegmentReader, segment: SegmentRecord, bound: Bound, after_offset: int) -> int:
+def _first_wanted(reader: SegmentReader, segment: SegmentRecord, bound: SeekPosition, after_offset: int) -> int:
     """The offset from which on a segment must be read; it may be before the bound, never behind it."""
     first = max(segment.first_offset, after_offset + 1)
     if isinstance(bound, FromOffset):

@@ -26,7 +26,7 @@ from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
 from storage.log.frames import FRAME_BYTES
 from storage.log.group_commit import Done, GroupCommit, PendingAppend, again, unusable
-from storage.log.segment import Appended, WriterOptions, as_ours
+from storage.log.segment import AppendResult, WriterOptions, as_ours
 from storage.log.segment_file import SegmentFile
 from storage.metadata.records import SegmentContent
 
@@ -64,28 +64,28 @@ class SegmentWriter:
     # Appending
 
     def submit(self, entry: bytes, done: Done | None = None) -> PendingAppend:
-        """Give an entry its place; its ticket's `result()` waits until it is acknowledged.
+        """Give an entry its place; `result()` of the pending append waits until it is acknowledged.
 
-        With `done` nobody need wait: it is called, in order, with where the entry went or why it failed; and this
-        waits while too many bytes are pending. Raises InvalidRecord, and what ended the writer.
+        `done` is called, in order, with where the entry went or why it failed; with it, `submit` waits while too many
+        bytes are pending. Raises InvalidRecord, and what ended the writer.
         """
-        ticket = PendingAppend(self._commits, entry, self._checked(entry), done)
-        self._commits.enqueue(ticket, self._place)
-        return ticket
+        pending = PendingAppend(self._commits, entry, self._checked(entry), done)
+        self._commits.enqueue(pending, self._place)
+        return pending
 
-    def append(self, entry: bytes) -> Appended:
+    def append(self, entry: bytes) -> AppendResult:
         """Append an entry; returns when it is acknowledged. Appends of many threads share flushes."""
         return self.submit(entry).result()
 
-    def append_async(self, entry: bytes) -> Awaitable[Appended]:
+    def append_async(self, entry: bytes) -> Awaitable[AppendResult]:
         """As `append`, for the tasks of the running event loop. The entry has its place when this returns.
 
         It never blocks: who appends without awaiting looks at `pending_bytes`.
         """
-        ticket = PendingAppend(self._commits, entry, self._checked(entry), None)
+        pending = PendingAppend(self._commits, entry, self._checked(entry), None)
         future = asyncio.get_running_loop().create_future()
-        ticket.future = future
-        self._commits.enqueue(ticket, self._place)
+        pending.future = future
+        self._commits.enqueue(pending, self._place)
         return future
 
     def flush(self) -> None:
@@ -158,7 +158,7 @@ class SegmentWriter:
     def finish(self) -> None:
         """Commit and flush what was submitted, and take nothing more; the file stays locked until `close`.
 
-        Raises what keeps it from being durable, also if that was told to those who appended before.
+        Raises what keeps it from being durable, also if earlier appends failed with it.
         """
         self._commits.end(unusable(f"the segment {self.path} is closed"), drop=False)
         if not self._failed:
@@ -167,7 +167,7 @@ class SegmentWriter:
             raise again(refusal)
 
     def close(self) -> None:
-        """Finish, and give up the file. A writer that has failed before says nothing more: those who appended know."""
+        """Finish, and give up the file. A writer that has failed before raises nothing: its appends have."""
         if self._closed:
             return
         failed_before = self._failed
@@ -207,21 +207,21 @@ class SegmentWriter:
     def _checked(self, entry: bytes) -> EntryHeader:
         return self._options.checked(entry, self._clock.now_ms())
 
-    def _place(self, ticket: PendingAppend) -> None:
-        messages = ticket.header.messages
+    def _place(self, pending: PendingAppend) -> None:
+        messages = pending.header.messages
         if self._next_offset - self.first_offset + messages > rows.MAX_ROWS:
             raise unusable(f"the segment {self.path} has no offsets left for {messages} more messages")
-        ticket.entry_id = self._next_entry_id
-        ticket.offset = self._next_offset
+        pending.entry_id = self._next_entry_id
+        pending.offset = self._next_offset
         self._next_entry_id += 1
         self._next_offset += messages
-        self._size += FRAME_BYTES + len(ticket.data)
-        self._logical_bytes += ticket.header.logical_bytes
+        self._size += FRAME_BYTES + len(pending.data)
+        self._logical_bytes += pending.header.logical_bytes
 
     def _commit(self, group: list[PendingAppend]) -> None:
         self._file.write(group)
-        for ticket in group:
-            self._unflushed_messages += ticket.header.messages
+        for pending in group:
+            self._unflushed_messages += pending.header.messages
         failpoint(Failpoint.ENTRIES_WRITTEN)
         if self._policy.messages is not None and self._unflushed_messages >= self._policy.messages:
             self._sync()
@@ -230,10 +230,10 @@ class SegmentWriter:
             self._commits.wake()
         self._file.let_see()
 
-    def _appended(self, ticket: PendingAppend) -> Appended:
-        header = ticket.header
-        first = self._file.segment.first_position(ticket.entry_id, ticket.offset, header)
-        return Appended(first, header.messages)
+    def _appended(self, pending: PendingAppend) -> AppendResult:
+        header = pending.header
+        first = self._file.segment.first_position(pending.entry_id, pending.offset, header)
+        return AppendResult(first, header.messages)
 
     def _flush(self) -> None:
         if self._file.flushed < self._file.written:
@@ -255,8 +255,8 @@ class SegmentWriter:
         since, ms = self._unflushed_since, self._policy.ms
         if since is None or ms is None:
             return None
-        left = since + ms - self._clock.now_ms()
-        return left / 1000 if left <= ms else 0.0  # more than all of it: the clock was set back
+        remaining = since + ms - self._clock.now_ms()
+        return remaining / 1000 if remaining <= ms else 0.0  # more than all of it: the clock was set back
 
     def _break(self, error: BaseException) -> CompactorError:
         """Cut the file back to what was acknowledged, and what a lost flush left of it; the error for all who wait."""

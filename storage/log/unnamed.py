@@ -5,7 +5,7 @@ belongs to a writer that died in between. One that holds more had a row: the dat
 was restored, and what the file holds was acknowledged. Such a file is never written over and never removed:
 
     it begins where the topic ends     it is taken up again as the topic's open segment (open_segment.py)
-    any other                          it is set aside: renamed, with the files that help, for somebody to look at
+    any other                          it is set aside: renamed, with the files that help, for an operator
 
 Must not know: SQL, leases.
 """

@@ -1,10 +1,10 @@
 """The newest message of one key, value or tombstone, from the key indexes: a point read (T4).
 
-Order of looking: raw behind the horizon, newest first, then the levels of the compacted index, newest first. A unsealed
-segment has no index: it is read through, on this machine's disk. All else is one ranged read of the fence that the
-key's hash falls into. The first record decides: a marker names no message; anything else names an offset, and then the
-footer and one row group are read. With event-time order (the frozen policy of the compacted ledger) the largest event
-time wins, of equal ones the later offset (P9): all of them are looked at, each in two reads. A topic that was never
+Order of looking: raw behind the horizon, newest first, then the levels of the compacted index, newest first. An
+unsealed segment has no index: it is read through, on this machine's disk. All else is one ranged read of the fence that
+the key's hash falls into. The first record decides: a marker names no message; anything else names an offset, and then
+the footer and one row group are read. With event-time order (the frozen policy of the compacted ledger) the largest
+event time wins, of equal ones the later offset (P9): all of them are read, each in two reads. A topic that was never
 compacted has offset order.
 
 So at most 3 + 2 × levels ranged reads, where each ledger behind the horizon counts as a level, whatever the topic's
@@ -17,8 +17,8 @@ chunks of the key the tables of its hash range in the compacted ledger, where th
 compacted index may name the last chunk of one; then these tables name the others. The payloads come joined.
 
 The key is known by its 128-bit hash until its row is there; another key in that row is damage, or a collision of the
-hash, and an error either way, never another key's value. On a loss the topic is looked at again: if another generation
-serves, it is asked instead (R8).
+hash, and an error either way, never another key's value. On a loss a new snapshot is taken: if another
+generation serves, it is read instead (R8).
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ def point_read(
 
     Raises ObjectMissing, ObjectDamaged; SegmentNotLocal where a newer value may be in another machine's log.
     """
-    seen = snapshot()
+    view = snapshot()
     while True:
         try:
-            reader = SnapshotReader(store, seen, tail, shown(seen))
+            reader = SnapshotReader(store, view, tail, shown(view))
             return _PointRead(store, reader, hasher, key, now).newest()
         except DataLoss:
             newer = snapshot()
-            if (newer.compacted, newer.pieces) == (seen.compacted, seen.pieces):
+            if (newer.compacted, newer.pieces) == (view.compacted, view.pieces):
                 raise
-            seen = newer
+            view = newer
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,14 @@ class _PointRead:
         if manifest is not None:
             with naming_compacted(self._snapshot):
                 chunks += map(self._mine, chunk_table.read_tables(self._store, manifest.chunks, self._range))
-        made = assemble(np.concatenate(chunks))
-        for number, offset in enumerate(made.offset.tolist()):
-            event_time = int(made.chunks["event_time"][made.first[number]] if by_event else key_index.NO_EVENT_TIME)
-            one = _Found(event_time, offset, self._place(offset, manifest), _chunks_of(made, number))
-            if offset > horizon and (winner is None or _by_event(one) > _by_event(winner)):
-                winner = one
+        assembled = assemble(np.concatenate(chunks))
+        for number, offset in enumerate(assembled.offset.tolist()):
+            event_time = int(
+                assembled.chunks["event_time"][assembled.first[number]] if by_event else key_index.NO_EVENT_TIME
+            )
+            candidate = _Found(event_time, offset, self._place(offset, manifest), _chunks_of(assembled, number))
+            if offset > horizon and (winner is None or _by_event(candidate) > _by_event(winner)):
+                winner = candidate
         return winner
 
     def _chunks(self, piece: LedgerRecord | SegmentRecord, horizon: int, by_event: bool) -> Chunks:
@@ -242,8 +244,8 @@ class _PointRead:
         others = (found.chunks or self._compacted_chunks(found, manifest))[:-1]
         chunks = [*(self._row(self._place(offset, manifest), offset) for offset in others), last]
         if manifest is not None and (shown := self._reader.shown) is not None:
-            compacted = (one for one in chunks if one.offset <= manifest.horizon.offset)
-            if not all(shown.shows(one.offset, one.publish_time) for one in compacted):
+            compacted = (chunk for chunk in chunks if chunk.offset <= manifest.horizon.offset)
+            if not all(shown.shows(chunk.offset, chunk.publish_time) for chunk in compacted):
                 return None
         return joined(chunks)
 
@@ -251,9 +253,9 @@ class _PointRead:
         """The offsets of all chunks of a message of the compacted ledger."""
         tables = manifest.chunks if manifest else ()
         chunks = map(self._mine, chunk_table.read_tables(self._store, tables, self._range))
-        made = assemble(np.concatenate([chunk_table.none(), *chunks]))
-        for number in np.flatnonzero(made.offset == np.uint64(found.offset)):
-            return _chunks_of(made, int(number))
+        assembled = assemble(np.concatenate([chunk_table.none(), *chunks]))
+        for number in np.flatnonzero(assembled.offset == np.uint64(found.offset)):
+            return _chunks_of(assembled, int(number))
         raise ObjectDamaged(
             f"no chunk table has the chunked message of offset {found.offset}, which the index names",
             _REMEDY,
@@ -328,8 +330,8 @@ def _part_of(manifest: Manifest, flagged: int) -> RowsObject | None:
     return None if flagged & _MARKER else _part_at(manifest, flagged & _OFFSET)
 
 
-def _chunks_of(made: Assembled, number: int) -> tuple[int, ...]:
-    return tuple(offsets(made.chunks[made.message == number]).tolist())
+def _chunks_of(assembled: Assembled, number: int) -> tuple[int, ...]:
+    return tuple(offsets(assembled.chunks[assembled.message == number]).tolist())
 
 
 def _part_at(manifest: Manifest, offset: int) -> RowsObject:

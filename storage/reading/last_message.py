@@ -35,7 +35,7 @@ from storage.reading.snapshot_reader import SnapshotReader, delivered, naming_co
 _ID = ["offset", "publish_time", "ledger_id", "entry_id", "batch_index", "slot"]
 _CHUNK = ["chunk_uuid", "chunk_index", "chunk_count"]
 _WINDOW = 1024
-"""The most offsets of a segment that are looked at together."""
+"""The most offsets of a segment that are read together."""
 
 
 class LastMessage:
@@ -66,9 +66,9 @@ class LastMessage:
                     break
                 if found.best is None and found.is_empty and self._ends_plainly(piece):
                     return piece.last_message_id
-                self._look_in_ledger(piece, first, found)
+                self._search_ledger(piece, first, found)
             else:
-                self._look_in_segment(piece, first, found)
+                self._search_segment(piece, first, found)
             if found.is_over:
                 break
         if compacted is not None and not found.is_over and not found.is_empty:
@@ -83,7 +83,7 @@ class LastMessage:
         reader = RowsReader(self._store, RowsObject(ledger.rows, ledger.footer_size))
         return reader.most(len(reader.groups) - 1, "slot") == int(rows.Slot.MESSAGE)
 
-    def _look_in_ledger(self, ledger: LedgerRecord, first: int, found: _Unfinished) -> None:
+    def _search_ledger(self, ledger: LedgerRecord, first: int, found: _Unfinished) -> None:
         chunks = read_ledger_chunks(self._store, ledger.index)
         found.add(chunks[offsets(chunks) >= np.uint64(first)])
         if found.best is not None:
@@ -98,7 +98,7 @@ class LastMessage:
             if found.note_plain(_from(first, delivered(table))):
                 return
 
-    def _look_in_segment(self, segment: SegmentRecord, first: int, found: _Unfinished) -> None:
+    def _search_segment(self, segment: SegmentRecord, first: int, found: _Unfinished) -> None:
         for start, stop in _windows(max(first, segment.first_offset), self._end_of(segment)):
             tables = list(self._window(segment, start, stop))
             records = (chunk_records(table, self._hasher) for table in tables)
@@ -124,7 +124,7 @@ class LastMessage:
 
     def _raw_id(self, offset: int) -> MessageId:
         """The id of the row at an offset."""
-        piece = next(one for one in reversed(self._reader.pieces) if one.first_offset <= offset)
+        piece = next(extent for extent in reversed(self._reader.pieces) if extent.first_offset <= offset)
         if isinstance(piece, LedgerRecord):
             reader = RowsReader(self._store, RowsObject(piece.rows, piece.footer_size))
             return self._id_of(reader.read(_group_of(reader, offset), _ID), offset)
@@ -139,7 +139,7 @@ class LastMessage:
         manifest = self._manifest_of(compacted)
         if shown is None and not any(table.pending for table in manifest.chunks):
             return compacted.last_message_id
-        whole: int | None = None  # looked for when it is wanted
+        whole: int | None = None  # found when it is needed
         for part in reversed(manifest.parts):
             if shown is not None and shown.hides_all(part):
                 continue
@@ -176,10 +176,10 @@ class LastMessage:
         shown = self._reader.shown
         if shown is None:
             return found
-        seen = offsets(found).astype(np.int64) >= shown.start_offset
+        visible = offsets(found).astype(np.int64) >= shown.start_offset
         if shown.not_before_ms is not None:
-            seen &= found["publish_time"] >= shown.not_before_ms
-        return found[seen]
+            visible &= found["publish_time"] >= shown.not_before_ms
+        return found[visible]
 
     def _may_hold_incomplete(self, compacted: CompactedLedgerRecord) -> bool:
         """Whether its run says that it holds chunks of an incomplete message, which might be its last row."""
@@ -242,8 +242,8 @@ class _Unfinished:
         if not len(chunks):
             return
         touched = np.isin(self._chunks["uuid_hi"], chunks["uuid_hi"])
-        left = self._settled(np.concatenate([chunks, self._chunks[touched]]))
-        self._chunks = np.concatenate([left, self._chunks[~touched]])
+        unfinished = self._settled(np.concatenate([chunks, self._chunks[touched]]))
+        self._chunks = np.concatenate([unfinished, self._chunks[~touched]])
 
     def _settled(self, chunks: Chunks) -> Chunks:
         """Note the messages that are whole; the chunks of those that are neither whole nor known never to be.
@@ -263,8 +263,8 @@ class _Unfinished:
             ends &= offset > np.uint64(self.best)
         is_wanted = np.zeros(len(first), dtype=np.bool_)
         is_wanted[group[ends]] = True
-        left: Chunks = chunks[is_wanted[group] & (offset < first[group])]
-        return left
+        unfinished: Chunks = chunks[is_wanted[group] & (offset < first[group])]
+        return unfinished
 
 
 def _from(first: int, table: pa.Table) -> pa.Table:

@@ -16,7 +16,7 @@ from storage.ledger import rows
 
 
 @dataclass(frozen=True)
-class Limits:
+class ReadLimits:
     """At most so many messages, and so many logical bytes; None: no limit."""
 
     messages: int | None = None
@@ -26,7 +26,7 @@ class Limits:
 class PageBudget:
     """Counts rows of a page until a limit is reached."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ReadLimits) -> None:
         self.is_full = limits.messages == 0
         self._messages, self._bytes = limits.messages, limits.bytes
         self._is_empty = True
@@ -48,7 +48,7 @@ class PageBudget:
         return taken
 
 
-def limited(tables: Generator[pa.Table, None, None], limits: Limits) -> Generator[pa.RecordBatch, None, None]:
+def limited(tables: Generator[pa.Table, None, None], limits: ReadLimits) -> Generator[pa.RecordBatch, None, None]:
     """Tables as record batches, none empty, until a limit is reached; then `tables` is closed."""
     budget = PageBudget(limits)
     with closing(tables):

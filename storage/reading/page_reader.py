@@ -24,7 +24,7 @@ from storage.errors import CompactorError
 from storage.ledger.seek import AtOffset
 from storage.model import Message
 from storage.reading.compacted_reader import CompactedReader
-from storage.reading.limits import Limits, PageBudget
+from storage.reading.limits import PageBudget, ReadLimits
 from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.reader_state import ReaderState
 from storage.reading.snapshot_reader import row_messages
@@ -66,7 +66,7 @@ class PageReader:
         self._seen: list[tuple[int, ReaderState]] = []
         """The tables that chunks of incomplete messages are in: first offset, and the state behind it."""
 
-    def poll(self, limits: Limits = Limits(), wait_ms: int = 0) -> list[pa.RecordBatch]:  # noqa: B008
+    def poll(self, limits: ReadLimits = ReadLimits(), wait_ms: int = 0) -> list[pa.RecordBatch]:  # noqa: B008
         """The rows of the next page; empty if nothing came within `wait_ms`. Raises as `rows`."""
         deadline = self._clock.now_ms() + wait_ms
         was_begun = self._tables is not None
@@ -78,7 +78,7 @@ class PageReader:
             page = self.rows(limits).batches
         return page
 
-    def rows(self, limits: Limits) -> RowsPage:
+    def rows(self, limits: ReadLimits) -> RowsPage:
         """The next page as rows. Raises DataLoss (R8), StateMayBeStale (R7), OffsetOutOfRange."""
         budget = PageBudget(limits)
         batches: list[pa.RecordBatch] = []
@@ -101,7 +101,7 @@ class PageReader:
                 behind = self._behind_offset(last_offset(delivered))
         return RowsPage(batches, behind or self._here())
 
-    def messages(self, limits: Limits) -> MessagesPage:
+    def messages(self, limits: ReadLimits) -> MessagesPage:
         """One page as messages; a reader gives one such page that is not empty. Raises as `rows`."""
         found: list[Message] = []
         bytes_left = limits.bytes

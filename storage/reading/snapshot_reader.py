@@ -4,8 +4,8 @@ The rule (semantics.md R1–R4): with the flag on and a start at or below the ho
 after the start, to the end of the compacted ledger, then raw right after the horizon. Otherwise raw. Raw is one
 sequence of sealed ledgers and unsealed segments, in the order of offsets, from the topic's start offset on
 (storage/log/segment_tables.py reads the segments). A reader keeps the snapshot that it began with, so a compaction
-beside it changes nothing that it sees. That what the snapshot names stays there is not seen to here:
-`compacted_reader.py` and `raw_reader.py` do, and go on where it does not.
+beside it changes nothing that it sees. Nothing here keeps what the snapshot names:
+`compacted_reader.py` and `raw_reader.py` go on where it is gone.
 
 May go wrong: ObjectMissing, ObjectDamaged, for the object or file that was read, with the ledger it belongs to (R8); a
 compacted ledger that is lost never turns into a shorter key set. SegmentNotLocal, where a read comes to messages that
@@ -32,11 +32,11 @@ from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.ledger.seek import (
     NOWHERE,
     AtTime,
-    Bound,
     FromOffset,
     FromTime,
-    Start,
-    bound_of,
+    SeekPosition,
+    StartPosition,
+    seek_position_of,
 )
 from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
@@ -102,10 +102,10 @@ class SnapshotReader:
                 return last if last.offset >= self.snapshot.topic.start_offset else None
         return None
 
-    def bound(self, start: Start, read_compacted: bool) -> Bound:
+    def bound(self, start: StartPosition, read_compacted: bool) -> SeekPosition:
         """The bound of `start`: a time is that of the first message in this view that was published then or later."""
         if not isinstance(start, AtTime):
-            return bound_of(start)
+            return seek_position_of(start)
         compacted, after = self.snapshot.compacted, -1
         wanted = FromTime(start.publish_time)
         if read_compacted and compacted:
@@ -133,7 +133,7 @@ class SnapshotReader:
         with naming_compacted(self.snapshot):
             return read_manifest(self._store, compacted.manifest)
 
-    def compacted(self, bound: Bound, manifest: Manifest) -> Iterator[pa.Table]:
+    def compacted(self, bound: SeekPosition, manifest: Manifest) -> Iterator[pa.Table]:
         """The messages of the compacted ledger from `bound` on; no table is empty."""
         with naming_compacted(self.snapshot):
             for part in manifest.parts:
@@ -143,12 +143,12 @@ class SnapshotReader:
                     if len(table := _from(bound, table if self.shown is None else self.shown.of(table))):
                         yield table
 
-    def raw(self, bound: Bound, after_offset: int = -1) -> Iterator[pa.Table]:
+    def raw(self, bound: SeekPosition, after_offset: int = -1) -> Iterator[pa.Table]:
         """The raw messages from `bound` on and behind an offset; no table is empty."""
         return self._raw(self.pieces, bound, after_offset)
 
     def _raw(
-        self, pieces: tuple[LedgerRecord | SegmentRecord, ...], bound: Bound, after_offset: int
+        self, pieces: tuple[LedgerRecord | SegmentRecord, ...], bound: SeekPosition, after_offset: int
     ) -> Iterator[pa.Table]:
         after = max(after_offset, self.snapshot.topic.start_offset - 1)
         for piece in pieces:
@@ -161,8 +161,8 @@ class SnapshotReader:
                 tables = self.tail_of(piece).tables(self.snapshot.topic, piece, bound, after)
             for table in tables:
                 table = _from(FromOffset(after + 1), table)
-                if len(seen := _from(bound, table)):
-                    self.read_to = seen.column("offset")[-1].as_py()
+                if len(passed := _from(bound, table)):
+                    self.read_to = passed.column("offset")[-1].as_py()
                 if len(table := _from(bound, delivered(table))):
                     yield table
             if last is not None:
@@ -183,7 +183,7 @@ class SnapshotReader:
     def _rows(
         self,
         rows_object: RowsObject,
-        bound: Bound,
+        bound: SeekPosition,
         deleted: BitMap | None = None,
         first_offset: int = 0,
     ) -> Iterator[pa.Table]:
@@ -208,7 +208,7 @@ class SnapshotReader:
         return self._tail
 
 
-def _from(bound: Bound, table: pa.Table) -> pa.Table:
+def _from(bound: SeekPosition, table: pa.Table) -> pa.Table:
     """The rows from `bound` on. Asked when all others are taken out: one of them may be the first of a time."""
     return table.slice(bound.first_row(table)) if len(table) else table
 
@@ -227,23 +227,23 @@ def _newest_of(piece: LedgerRecord | SegmentRecord) -> int:
     return piece.content.max_publish_time if piece.content else _NEVER
 
 
-def may_come_to(start: Start, piece: LedgerRecord | SegmentRecord) -> bool:
+def may_come_to(start: StartPosition, piece: LedgerRecord | SegmentRecord) -> bool:
     """Whether a raw read from `start` may come to a ledger or segment, as its row says."""
     if isinstance(start, AtTime):
         return _newest_of(piece) >= start.publish_time
     last = last_of(piece)
-    return last is None or not bound_of(start).is_behind(last)
+    return last is None or not seek_position_of(start).is_behind(last)
 
 
 @contextmanager
 def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
-    """Inside the context a loss of data is told as one of the snapshot's compacted ledger, with the way out (R8)."""
+    """Inside the context a loss of data names the snapshot's compacted ledger, and the remedy (R8)."""
     try:
         yield
     except DataLoss as error:
         assert snapshot.compacted is not None
-        told = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
-        raise type(error)(f"{told}: {error.message}", _COMPACTED_REMEDY, public=told) from error
+        reason = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
+        raise type(error)(f"{reason}: {error.message}", _COMPACTED_REMEDY, public=reason) from error
 
 
 def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
@@ -252,7 +252,7 @@ def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Mess
 
 
 def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
-    """Each row of record batches of `rows.SCHEMA` as a message, chunks by themselves; some hundred are made at once."""
+    """Each row of record batches of `rows.SCHEMA` as a message, chunks by themselves, some hundred at once."""
     for batch in batches:
         for first in range(0, len(batch), _ROWS):
             for row in batch.slice(first, _ROWS).to_pylist():

@@ -125,7 +125,7 @@ def check_files(bench: Workbench) -> None:
     """When all is over, the log has the files of segments that are no ledgers yet, and no other."""
     assert bench.log is not None
     topic = bench.topic(TOPIC)
-    topic.keeper().sweep()
+    topic.log_manager().sweep()
     folder = bench.log.of_topic(topic.record.uid)
     needed = {SegmentFiles(folder, one.first_offset).log.name for one in topic.snapshot().segments}
     assert {path.name for path in folder.glob("*.log")} == needed

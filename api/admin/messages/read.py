@@ -33,9 +33,9 @@ from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import InvalidInput, OffsetOutOfRange, SegmentNotLocal
 from storage.ledger import rows
-from storage.ledger.seek import Reset, Start
+from storage.ledger.seek import Reset, StartPosition
 from storage.model import Message, TopicName
-from storage.reading.limits import Limits
+from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import MessagesPage, PageReader, RowsPage
 from storage.reading.positions import check_begins, parse_start
 from storage.reading.reader_state import ReaderState
@@ -110,12 +110,12 @@ async def read_messages(
     if stream:
         await waiting.run(check_begins, source, state.start)
         body = waiting.each(
-            _all(source, state.start, read_compacted, reset, Limits(limit, max_bytes), kind, *encodings)
+            _all(source, state.start, read_compacted, reset, ReadLimits(limit, max_bytes), kind, *encodings)
         )
         first = await anext(body, b"")  # what is wrong from the beginning has a status of its own
         return StreamingResponse(_behind(first, body), media_type=kind)
     settings = parts.settings
-    limits = Limits(
+    limits = ReadLimits(
         min(limit or PAGE_MESSAGES, settings.read_max_messages),
         min(max_bytes or settings.read_max_bytes, settings.read_max_bytes),
     )
@@ -173,7 +173,7 @@ def _kind_of(accept: str) -> str:
     raise Problem(406, f"messages come as {JSON_LINES} or {ARROW}")
 
 
-def _page(reader: PageReader, kind: str, limits: Limits) -> tuple[RowsPage | MessagesPage, bool]:
+def _page(reader: PageReader, kind: str, limits: ReadLimits) -> tuple[RowsPage | MessagesPage, bool]:
     if kind == ARROW:
         with closing(reader):
             rows_page = reader.rows(limits)
@@ -204,10 +204,10 @@ def _write(lines: JsonLines, message: Message) -> None:
 
 def _all(
     source: OpenTopic,
-    start: Start,
+    start: StartPosition,
     read_compacted: bool,
     reset: Reset,
-    limits: Limits,
+    limits: ReadLimits,
     kind: str,
     key: TextEncoding,
     value: TextEncoding,

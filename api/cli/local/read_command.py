@@ -111,7 +111,7 @@ def _follow(
 ) -> None:
     """Print messages as they come, until there were `limit` or somebody ends us."""
     from api.formats.jsonl import JsonLines
-    from storage.reading.limits import Limits
+    from storage.reading.limits import ReadLimits
     from storage.reading.snapshot_reader import messages
 
     stdout = data_stream()
@@ -119,7 +119,7 @@ def _follow(
     def pages() -> Iterator[pa.RecordBatch]:
         while True:
             stdout.flush()
-            yield from reader.poll(Limits(bytes=_PAGE_BYTES), _POLL_MS)
+            yield from reader.poll(ReadLimits(bytes=_PAGE_BYTES), _POLL_MS)
 
     lines = JsonLines(stdout, key_encoding, value_encoding)
     try:

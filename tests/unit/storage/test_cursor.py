@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from storage.ack_ranges import MAX_STRETCH_BYTES, RANGE_OFFSETS, STRETCH_OVERHEAD
+from storage.ack_ranges import MAX_RANGE_BYTES, RANGE_OFFSETS, RANGE_OVERHEAD
 from storage.cursor import Cursor, CursorSettings
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectMissing, Unavailable
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
@@ -260,9 +260,9 @@ def test_a_million_holes(world: World) -> None:
     loaded = world.metadata.acknowledgements.load(world.topic.id, "s", 1 << 30)
     sizes = [len(one.serialize()) for one in loaded.stretches.values()]
     assert len(sizes) == rows
-    assert max(sizes) <= MAX_STRETCH_BYTES <= KIB_64 + 128
+    assert max(sizes) <= MAX_RANGE_BYTES <= KIB_64 + 128
     assert summary.stored_bytes == sum(sizes)
-    assert cursor.held_bytes == summary.stored_bytes + rows * STRETCH_OVERHEAD
+    assert cursor.held_bytes == summary.stored_bytes + rows * RANGE_OVERHEAD
     assert (cursor.forgotten, cursor.backlog(last)) == (0, 1_000_000)
     again = world.open()
     assert again.held_bytes == cursor.held_bytes
@@ -277,7 +277,7 @@ def test_a_million_holes(world: World) -> None:
 
 
 def test_what_finds_no_room_is_delivered_again_and_counted(world: World) -> None:
-    room = 4 * STRETCH_OVERHEAD
+    room = 4 * RANGE_OVERHEAD
     cursor = world.open(CursorSettings(None, None, max_held_bytes=room))
     for number in range(1, 11):
         cursor.acknowledge(at(number * RANGE_OFFSETS))
@@ -305,7 +305,7 @@ def test_what_finds_no_room_is_delivered_again_and_counted(world: World) -> None
 
 def test_held_bytes_are_never_less_than_the_bitmaps(world: World) -> None:
     """Between flushes too, when an offset counts as the most it can cost."""
-    room = 3 * MAX_STRETCH_BYTES
+    room = 3 * MAX_RANGE_BYTES
     cursor = world.open(CursorSettings(None, None, max_held_bytes=room))
     for offset in range(1, 4 * RANGE_OFFSETS, 5):
         cursor.acknowledge(at(offset))
@@ -321,7 +321,7 @@ def test_rows_beyond_the_room_are_left_out_and_not_lost(world: World) -> None:
     for number in range(1, 6):
         first.acknowledge(at(number * RANGE_OFFSETS))
     first.flush()
-    small = CursorSettings(None, None, max_held_bytes=2 * STRETCH_OVERHEAD + 100)
+    small = CursorSettings(None, None, max_held_bytes=2 * RANGE_OVERHEAD + 100)
     narrow = world.open(small)
     assert narrow.left_out == 3
     assert [narrow.is_acknowledged(number * RANGE_OFFSETS) for number in range(1, 6)] == [

@@ -174,9 +174,9 @@ def test_the_last_message_is_none_whose_first_chunks_are_gone(bench: Workbench, 
     topic = bench.topic("chunked")
     append_chunked(topic, (b"k", 0, 2), (b"k", 1, 2), *[(b"a", None, None)] * others, (b"m", 1, 2), (b"l", 2, 3))
     if how != "open":
-        topic.keeper().roll(topic.record, 0)
+        topic.log_manager().roll(topic.record, 0)
     if how in ("sealed", "compacted"):
-        topic.keeper().settle(topic.record)
+        topic.log_manager().roll_and_seal(topic.record)
     if how != "open":
         bench.metadata.log.trim(topic.record.id, 1, [], force=True)
     if how == "compacted":
@@ -223,7 +223,7 @@ def test_the_last_message_is_a_chunked_one_wherever_its_chunks_lie(
         bench.compact(topic)
     append_chunked(topic, *[(b"a", None, None)] * 20, (b"k", 1, 3), *[(b"a", None, None)] * 20)
     if rolls:
-        topic.keeper().settle(topic.record)
+        topic.log_manager().roll_and_seal(topic.record)
     append_chunked(topic, *[(b"a", None, None)] * 20, (b"k", 2, 3), (b"l", 0, 2), (b"m", 2, 3))
     for flag in (False, True):
         last = list(topic.messages(read_compacted=flag))[-1]

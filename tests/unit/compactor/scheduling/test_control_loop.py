@@ -134,12 +134,12 @@ class Stage:
         """Look until nothing is left to do, without time going by."""
         for _ in range(50):
             loop.look()
-            self.settle(loop)
+            self.roll_and_seal(loop)
             if not self.control.requests() and loop._worker.busy() == (0, 0):
                 return
         raise AssertionError(f"requests stay: {self.control.requests()}")
 
-    def settle(self, loop: ControlLoop) -> None:
+    def roll_and_seal(self, loop: ControlLoop) -> None:
         """Wait for the jobs of a service."""
         for future in list(loop._worker._jobs):
             future.exception(timeout=HOLD_SECONDS)
@@ -214,10 +214,10 @@ def test_a_request_that_is_gone_before_its_claim_is_no_failure(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, taken: str
 ) -> None:
     loop, topic = stage.lead(), stage.topic("t")
-    settle = TwoPhaseCompactor._settle
+    roll_and_seal = TwoPhaseCompactor._settle
 
     def settled(compactor: TwoPhaseCompactor, record: TopicRecord) -> object:
-        left = settle(compactor, record)
+        left = roll_and_seal(compactor, record)
         if taken == "aborted":
             stage.control.abort(record.id)
         else:
@@ -227,7 +227,7 @@ def test_a_request_that_is_gone_before_its_claim_is_no_failure(
     monkeypatch.setattr(TwoPhaseCompactor, "_settle", settled)
     loop.trigger(topic.record)
     loop.look()
-    stage.settle(loop)
+    stage.roll_and_seal(loop)
     assert stage.control.control(topic.record.id).failures == 0
     assert stage.status(topic) == (("NOT_RUN" if taken == "aborted" else "SUCCESS"), "")
 
@@ -253,7 +253,7 @@ def test_a_request_that_is_made_after_the_look_stays(
     monkeypatch.setattr(TwoPhaseCompactor, "compact_all", late)
     loop.trigger(topic.record)
     loop.look()
-    stage.settle(loop)
+    stage.roll_and_seal(loop)
     assert [str(asked.name.topic) for asked, _ in stage.control.requests()] == ["t"]
     assert stage.control.control(topic.record.id).failures == int(fails)
     stage.finish(loop)
@@ -304,7 +304,7 @@ def test_a_leader_that_lost_its_leadership_rolls_nothing(stage: Stage, monkeypat
 
     monkeypatch.setattr(loop._worker, "begin", late)
     loop.look()
-    stage.settle(loop)
+    stage.roll_and_seal(loop)
     assert stage.metadata.log.open_segment_of(topic.record.id) is not None
     assert len(stage.control.requests()) == 1
 
@@ -486,7 +486,7 @@ def test_a_failure_is_recorded_with_the_end_of_its_run(stage: Stage) -> None:
     for topic in (good, bad):
         loop.trigger(topic.record)
     loop.look()
-    stage.settle(loop)
+    stage.roll_and_seal(loop)
     assert engines.seen == [([RunState.RUNNING], 0), ([RunState.ERROR], 1)]
     control = stage.control.control(bad.record.id)
     assert control.failures == 1, "and once"
@@ -501,7 +501,7 @@ def test_a_run_that_was_cancelled_before_it_failed_is_no_failure(stage: Stage) -
     loop.beat()
     loop.trigger(bad.record)
     loop.look()
-    stage.settle(loop)
+    stage.roll_and_seal(loop)
     assert stage.runs(bad) == [RunState.CANCELLED]
     assert stage.control.control(bad.record.id).failures == 0
 
@@ -509,7 +509,7 @@ def test_a_run_that_was_cancelled_before_it_failed_is_no_failure(stage: Stage) -
 def test_a_tail_that_a_run_had_to_leave_is_tried_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asked gets all that there was then, later; meanwhile the topic is shown as failing."""
     loop, topic = stage.lead(), stage.topic("t")
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     produce(topic, [one(b"tail", b"v")])
     with monkeypatch.context() as patched:
         held = LeaseHeld("a writer was asked to roll and did not", "try again")
@@ -541,14 +541,14 @@ def test_a_failure_that_cannot_be_recorded_is_told(
     monkeypatch.setattr(stage.control, "run_failed", away)
     loop.trigger(bad.record)
     loop.look()
-    stage.settle(loop)
+    stage.roll_and_seal(loop)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [("does not exist" in one, "no database" in one) for one in told] == [(True, True)], told
 
 
 def damage(stage: Stage, topic: Topic) -> None:
     """Its ledger's rows are not what they were."""
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     (ledger,) = topic.snapshot().ledgers
     stage.bench.store.put("kept aside", stage.bench.store.get(ledger.rows.name))
     stage.bench.store.delete(ledger.rows.name)
@@ -566,7 +566,7 @@ def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage, caplog: py
     loop.trigger(topic.record)
     for _ in range(3):
         loop.look()
-        stage.settle(loop)
+        stage.roll_and_seal(loop)
         stage.clock.advance(6_000)
         loop.beat()
     assert stage.engines.opened == 3
@@ -575,7 +575,7 @@ def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage, caplog: py
     ], "once, not every few seconds"
     assert loop.engine_error == "no Spark: start it"
     loop.look()
-    stage.settle(loop)
+    stage.roll_and_seal(loop)
     assert len(stage.control.requests()) == 1
     assert stage.control.control(topic.record.id).failures == 0
     opened = stage.engines.opened
@@ -598,7 +598,7 @@ def test_what_is_held_or_waits_for_its_next_try_does_so_no_longer_if_the_clock_i
     stage.engines.fails = Unavailable("no Spark", "start it")
     loop.trigger(held.record)
     loop.look()
-    stage.settle(loop)
+    stage.roll_and_seal(loop)
     stage.engines.fails = None
     mend(stage, bad)
     stage.clock.advance(-24 * 3_600_000)
@@ -622,7 +622,7 @@ def test_a_leader_that_slept_begins_nothing(stage: Stage) -> None:
     asleep._leadership._trusted_until = 2**60
     assert asleep.leads, "its clock is wrong"
     asleep.look()
-    stage.settle(asleep)
+    stage.roll_and_seal(asleep)
     assert stage.runs(topic) == []
     assert len(stage.control.requests()) == 1
     stage.finish(other)
@@ -724,7 +724,7 @@ def test_a_running_compaction_is_stopped(stage: Stage, how: str) -> None:
     else:
         (run,) = stage.metadata.runs(topic.record.id, 9)
         stage.metadata.cancel_run(run.run_id, "ann wanted it")
-    stage.settle(loop)  # the heart hears of it and stops the engine, which nobody let go
+    stage.roll_and_seal(loop)  # the heart hears of it and stops the engine, which nobody let go
     assert stage.runs(topic) == [RunState.CANCELLED]
     control = stage.control.control(topic.record.id)
     assert (control.aborting, control.failures, control.paused) == (False, 0, int(how == "pause"))
@@ -751,7 +751,7 @@ def test_dirtiest_first_when_there_is_one_lane(stage: Stage) -> None:
     loop = stage.lead(settings)
     for _ in range(4):
         loop.look()
-        stage.settle(loop)
+        stage.roll_and_seal(loop)
     order = [name.topic for name, run in reversed(stage.metadata.all_runs(99)) if run.cause == "threshold.messages"]
     assert order == ["t1", "t2", "t0"]
 

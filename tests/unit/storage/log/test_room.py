@@ -48,7 +48,7 @@ def test_rolled_segments_that_nobody_seals_stop_appends(bench: Workbench, topic:
             log.append(one(b"a", b"3"))
     with pytest.raises(StorageFull):
         produce(other, [one(b"b", b"1")])
-    list(bounded.keeper().seal(bounded.record))
+    list(bounded.log_manager().seal(bounded.record))
     bench.clock.advance(ROLLED_MS)
     produce(bounded, [one(b"a", b"4")])
     assert [message.payload for message in raw(topic)] == [b"1", b"2", b"4"]

@@ -31,7 +31,7 @@ from storage.ledger import rows
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
 from storage.log.group_commit import Answer, PendingAppend
 from storage.log.high_watermark import HighWatermark, read_visible_end
-from storage.log.segment import Appended, FlushPolicy
+from storage.log.segment import AppendResult, FlushPolicy
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import SegmentContent
 from storage.model import MessageId, Position
@@ -75,11 +75,11 @@ def test_ids_and_offsets_follow_the_entries(segment: OneSegment) -> None:
     with segment.create() as writer:
         appended = [writer.append(one) for one in entries]
         assert appended == [
-            Appended(Position(1000, MessageId(7, 0, PARTITION, -1)), 1),
-            Appended(Position(1001, MessageId(7, 1, PARTITION, 0)), 5),
-            Appended(Position(1006, MessageId(7, 2, PARTITION, -1)), 1),
-            Appended(Position(1007, MessageId(7, 3, PARTITION, -1)), 1),
-            Appended(Position(1008, MessageId(7, 4, PARTITION, 0)), 1),
+            AppendResult(Position(1000, MessageId(7, 0, PARTITION, -1)), 1),
+            AppendResult(Position(1001, MessageId(7, 1, PARTITION, 0)), 5),
+            AppendResult(Position(1006, MessageId(7, 2, PARTITION, -1)), 1),
+            AppendResult(Position(1007, MessageId(7, 3, PARTITION, -1)), 1),
+            AppendResult(Position(1008, MessageId(7, 4, PARTITION, 0)), 1),
         ]
         assert appended[1].first.message_id.batch_index == 0
         assert appended[3].first.message_id.batch_index == -1
@@ -121,7 +121,7 @@ def test_what_it_holds(segment: OneSegment) -> None:
 
 def test_appends_of_many_threads_get_ids_once_and_in_their_own_order(segment: OneSegment) -> None:
     threads, each = 8, 40
-    got: dict[int, list[Appended]] = {n: [] for n in range(threads)}
+    got: dict[int, list[AppendResult]] = {n: [] for n in range(threads)}
     with segment.create() as writer:
 
         def work(number: int) -> None:
@@ -262,7 +262,7 @@ def test_what_comes_while_a_flush_is_under_way_shares_the_next(
         held.go_on.set()
         last = writer.append(message(60))
         assert held.count == 2
-        assert [one.first.offset for one in answers if isinstance(one, Appended)] == list(range(1000, 1060))
+        assert [one.first.offset for one in answers if isinstance(one, AppendResult)] == list(range(1000, 1060))
         assert last.first.offset == 1060
 
 
@@ -281,7 +281,7 @@ def test_a_group_may_be_larger_than_one_call_of_the_system_takes(
 
 
 def test_tasks_are_answered_in_one_call_a_group(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(writer: SegmentWriter) -> tuple[list[Appended], int]:
+    async def main(writer: SegmentWriter) -> tuple[list[AppendResult], int]:
         loop = asyncio.get_running_loop()
         calls: list[Any] = []
         real = loop.call_soon_threadsafe
@@ -305,7 +305,7 @@ def test_tasks_are_answered_in_one_call_a_group(segment: OneSegment, monkeypatch
 
 
 def test_a_cancelled_task_harms_no_other(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(writer: SegmentWriter) -> Appended:
+    async def main(writer: SegmentWriter) -> AppendResult:
         held = HeldFlush(monkeypatch)
         gone = asyncio.ensure_future(writer.append_async(message(0)))
         other = writer.append_async(message(1))
@@ -483,7 +483,7 @@ def test_close_commits_what_was_submitted(segment: OneSegment) -> None:
         writer.submit(message(n), answers.append)
     writer.close()
     assert len(answers) == 100
-    assert all(isinstance(answer, Appended) for answer in answers)
+    assert all(isinstance(answer, AppendResult) for answer in answers)
     assert len(segment.visible()) == 100
     for late in (lambda: writer.append(message(0)), lambda: writer.submit(message(0), answers.append)):
         with pytest.raises(Unavailable, match="is closed"):
@@ -605,7 +605,7 @@ def test_a_failure_fails_all_that_waits_and_cuts_it_off(
 
 
 def test_tasks_are_told_of_a_failure(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(writer: SegmentWriter) -> list[BaseException | Appended]:
+    async def main(writer: SegmentWriter) -> list[BaseException | AppendResult]:
         submitted = threading.Event()
 
         def fail(_: int) -> None:
@@ -711,7 +711,7 @@ def test_an_interrupt_after_the_flush_leaves_nobody_without_an_answer(
         if next(interrupts, False):
             raise KeyboardInterrupt
 
-    def answered(writer: SegmentWriter, ticket: PendingAppend) -> Appended:
+    def answered(writer: SegmentWriter, ticket: PendingAppend) -> AppendResult:
         if ticket.entry_id == 1 and where == "answered":
             interrupt()
         return real(writer, ticket)
@@ -730,7 +730,7 @@ def test_an_interrupt_after_the_flush_leaves_nobody_without_an_answer(
     with pytest.raises(KeyboardInterrupt):
         tickets[3].result()
     told = [type(ticket.answer) for ticket in tickets]
-    assert told == ([Appended] * 4 if where == "told" else [Appended] + [Unavailable] * 3)
+    assert told == ([AppendResult] * 4 if where == "told" else [AppendResult] + [Unavailable] * 3)
     assert [type(answer) for answer in answers] == told[:3]
     with pytest.raises(Unavailable, match="was cut off by KeyboardInterrupt"):
         writer.append(message(9))

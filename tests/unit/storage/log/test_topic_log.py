@@ -24,7 +24,7 @@ from storage.log import open_segment
 from storage.log.directory import UID_FILE, LogDirectory
 from storage.log.group_commit import Answer
 from storage.log.open_segment import ENTRY_PADDING, roll_open_segment
-from storage.log.segment import Appended, SegmentFiles
+from storage.log.segment import AppendResult, SegmentFiles
 from storage.log.segment_writer import SegmentWriter
 from storage.log.topic_log import TopicLog
 from storage.metadata.policy_store import topic_scope
@@ -149,7 +149,7 @@ def test_what_a_fenced_writer_has_not_written_yet_fails(topic: Topic, monkeypatc
             os.sched_yield()
         go_on.set()
         heart.join(30)
-        assert [type(answer) for answer in answers] == [Appended, Fenced]
+        assert [type(answer) for answer in answers] == [AppendResult, Fenced]
     assert [m.key for m in raw(topic)] == [b"a"]
 
 
@@ -199,12 +199,12 @@ def test_segments_roll_by_age_also_when_nothing_comes(bench: Workbench, topic: T
     policy(bench, topic, "segment.ms", 60_000)
     with topic.append_log() as log:
         log.append(one(b"a", b"1"))
-        log.look()
+        log.poll()
         assert segments(bench, topic) == [(0, "OPEN")]
         bench.clock.advance(60_000)
-        log.look()
+        log.poll()
         assert segments(bench, topic) == [(0, "ROLLED")]
-        log.look()
+        log.poll()
         log.append(one(b"b", b"2"))
     assert segments(bench, topic) == [(0, "ROLLED"), (1, "OPEN")]
 
@@ -213,11 +213,11 @@ def test_a_writer_rolls_when_it_is_asked_to(bench: Workbench, topic: Topic) -> N
     with topic.append_log() as log:
         log.append(one(b"a", b"1"))
         bench.metadata.log.request_roll(topic.record.id)
-        log.look()
+        log.poll()
         assert segments(bench, topic) == [(0, "ROLLED")]
         assert not bench.metadata.log.roll_requested(topic.record.id)
         bench.metadata.log.request_roll(topic.record.id)
-        log.look()
+        log.poll()
         assert not bench.metadata.log.roll_requested(topic.record.id), "there was nothing to roll: said all the same"
 
 
@@ -395,9 +395,9 @@ def test_damage_in_what_was_flushed_is_named_and_costs_what_is_damaged_if_that_i
     file.write_bytes(data)
     with pytest.raises(ObjectDamaged, match=r"00000000000000000000\.log"):
         produce(topic, [one(b"c", b"3")])
-    topic.keeper().roll(topic.record, accept_loss=True)
+    topic.log_manager().roll(topic.record, accept_loss=True)
     produce(topic, [one(b"e", b"5")])
-    (remains,) = topic.keeper().seal_remains(topic.record)
+    (remains,) = topic.log_manager().seal_damaged(topic.record)
     assert remains.lost == 1
     found = raw(topic)
     assert [m.offset for m in found] == [0, 2, 3, 4]
@@ -438,7 +438,7 @@ def test_a_log_directory_keeps_its_name_and_a_broken_one_is_told(tmp_path: Path)
 
 def test_states_follow_each_other(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"a", b"1")])
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     (sealed,) = bench.metadata.log.segments(topic.record.id)
     assert sealed.state is SegmentState.SEALED
     assert segments(bench, topic) == [(0, "SEALED")]

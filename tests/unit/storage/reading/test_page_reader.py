@@ -9,7 +9,7 @@ from compactor.maintenance.retention import Retention
 from storage.errors import StateMayBeStale
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message
-from storage.reading.limits import Limits
+from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import CHUNK_EXPIRY_MS
 from storage.reading.positions import parse_start
 from storage.reading.reader_state import ReaderState
@@ -37,7 +37,7 @@ def all_messages(topic: Topic, read_compacted: bool, messages: int) -> list[Mess
     """All messages, by pages that know nothing of each other but the token."""
     token, found = "earliest", list[Message]()
     while True:
-        page = topic.reader(state_of(token), read_compacted).messages(Limits(messages))
+        page = topic.reader(state_of(token), read_compacted).messages(ReadLimits(messages))
         if not page.messages:
             return found
         assert len(page.messages) <= messages
@@ -80,17 +80,17 @@ def test_bytes_of_a_page(bench: Workbench) -> None:
     topic = bench.topic()
     append(bench, topic, spread())
     expected, state, found = list(topic.messages()), state_of("earliest"), list[Message]()
-    while page := topic.reader(state).messages(Limits(bytes=7)).messages:
+    while page := topic.reader(state).messages(ReadLimits(bytes=7)).messages:
         assert len(page) == 1 or sum(len(one.key or b"") + len(one.payload or b"") for one in page) <= 7
         found += page
-        state = topic.reader(state).messages(Limits(bytes=7)).next
+        state = topic.reader(state).messages(ReadLimits(bytes=7)).next
     assert found == expected
 
 
 def test_rows_are_as_they_are_stored(bench: Workbench) -> None:
     topic = bench.topic()
     append(bench, topic, spread())
-    page = topic.reader(state_of("earliest")).rows(Limits(messages=2))
+    page = topic.reader(state_of("earliest")).rows(ReadLimits(messages=2))
     assert [offset for batch in page.batches for offset in batch.column("offset").to_pylist()] == [0, 1]
     assert page.next.to_token() == "2"
 
@@ -102,13 +102,13 @@ def test_one_that_stays_incomplete_holds_pages_for_a_while(bench: Workbench, lat
     times = (1_000, 1_000 + late, 1_000 + late)
     rows = [begun, message(b"a", b"x"), message(b"b", b"x")]
     append(bench, topic, [{**row, "publish_time": time} for row, time in zip(rows, times, strict=True)])
-    page = topic.reader(state_of("earliest")).messages(Limits(100))
+    page = topic.reader(state_of("earliest")).messages(ReadLimits(100))
     assert [one.key for one in page.messages] == [b"a", b"b"]
     assert page.next.to_token() == expected
-    again = topic.reader(page.next).messages(Limits(100))
+    again = topic.reader(page.next).messages(ReadLimits(100))
     assert again.messages == []
     append(bench, topic, [{**whole("u", b"k", b"1", b"2")[1], "publish_time": times[2]}])
-    rest = topic.reader(again.next).messages(Limits(100)).messages
+    rest = topic.reader(again.next).messages(ReadLimits(100)).messages
     assert [one.payload for one in rest] == ([] if late else [b"12"])
 
 
@@ -116,7 +116,7 @@ KEYS = [b"key-%02d" % number for number in range(20)]
 
 
 def page_of(topic: Topic, token: str, messages: int) -> tuple[list[Message], str]:
-    page = topic.reader(state_of(token), read_compacted=True).messages(Limits(messages))
+    page = topic.reader(state_of(token), read_compacted=True).messages(ReadLimits(messages))
     return page.messages, page.next.to_token()
 
 
