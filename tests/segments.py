@@ -13,6 +13,7 @@ import google_crc32c
 from storage.clock import Clock
 from storage.entries.decode import StoredEntry
 from storage.log.frames import SegmentHeader
+from storage.log.high_watermark import HighWatermark, read_visible_end
 from storage.log.segment import FlushPolicy, LocalSegment, SegmentFiles, WriterOptions
 from storage.log.segment_file import SegmentFile
 from storage.log.segment_reader import SegmentReader
@@ -77,6 +78,11 @@ class OneSegment:
 
     def reader(self, end: int | None = None, **options: Any) -> SegmentReader:
         return SegmentReader(self.local, end, **options)
+
+    def end(self) -> HighWatermark:
+        found = read_visible_end(self.files.end, self.header.checksum)
+        assert found is not None
+        return found
 
     def visible(self) -> list[bytes]:
         """The entries that readers of an open segment see."""

@@ -15,10 +15,10 @@ from compactor.batch import Outcome
 from compactor.engines.engine import Engine, InProcess
 from compactor.run.plan import Policies, Sizing
 from compactor.two_phase import TwoPhaseCompactor
-from storage.clock import Clock
 from storage.ledger.hashing import KeyHasher
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
+from storage.log.segment import SegmentFiles
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import policies
 from storage.model import EARLIEST, Message, MessageId, TopicName
@@ -52,7 +52,7 @@ class Workbench:
 
     metadata: MetadataStore
     store: ObjectStore
-    clock: Clock
+    clock: ManualClock
     engine: Engine
     sizing: Sizing | None = None
     log: LogDirectory | None = None
@@ -71,6 +71,15 @@ class Workbench:
         """A topic, made if need be. `hashing_alike` says how its keys are hashed the same in each run."""
         record = self.metadata.create_topic(TopicName.parse(name))
         return Topic(self.metadata, self.store, self.clock, record, hasher, self.log)
+
+    def files(self, topic: Topic, first_offset: int = 0) -> SegmentFiles:
+        """The files of one of the topic's segments."""
+        return SegmentFiles(self.folder(topic), first_offset)
+
+    def folder(self, topic: Topic) -> Path:
+        """The folder of the topic's segments."""
+        assert self.log is not None
+        return self.log.of_topic(topic.record.uid)
 
     def append(self, topic: Topic, tables: Iterable[pa.Table], ledger_bytes: int = 1 << 20) -> list[Message]:
         """Append as one import; the messages as they can now be read raw."""

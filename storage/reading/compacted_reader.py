@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -263,7 +263,7 @@ class CompactedReader:
     def _pinned(self, ledger_id: int | None) -> Iterator[_Pinned]:
         snapshot, pin = self._metadata.pin_compacted(self._topic_id, self._owner, PIN_TTL_MS, ledger_id)
         if pin is None:
-            yield _Pinned(self._metadata, self._clock, snapshot, None, None)
+            yield _Pinned(self._metadata, self._clock, snapshot)
             return
         failpoint(Failpoint.PIN_TAKEN)
         with afterwards(lambda: self._metadata.release_pin(pin)):
@@ -281,28 +281,21 @@ class CompactedReader:
         return found
 
 
+@dataclass
 class _Pinned:
     """A snapshot, and the compacted ledger that is pinned, if any: the one that serves in it, or an older one."""
 
-    def __init__(
-        self,
-        metadata: MetadataStore,
-        clock: Clock,
-        snapshot: TopicSnapshot,
-        pin: Pin | None,
-        compacted: CompactedLedgerRecord | None,
-    ) -> None:
-        self.snapshot = snapshot
-        self.compacted = compacted
-        self._metadata = metadata
-        self._clock = clock
-        self._pin = pin
+    metadata: MetadataStore
+    clock: Clock
+    snapshot: TopicSnapshot
+    pin: Pin | None = None
+    compacted: CompactedLedgerRecord | None = None
 
     def renew(self) -> None:
         """A new TTL if a third of this one is over. Raises Fenced if the compacted ledger was collected meanwhile."""
-        if self._pin is not None and self._clock.now_ms() >= self._pin.expires_at - PIN_TTL_MS * 2 // 3:
+        if self.pin is not None and self.clock.now_ms() >= self.pin.expires_at - PIN_TTL_MS * 2 // 3:
             with suppress(Unavailable):  # the pin lasts; if the database stays away for longer, so do collectors
-                self._pin = self._metadata.renew_pin(self._pin, PIN_TTL_MS)
+                self.pin = self.metadata.renew_pin(self.pin, PIN_TTL_MS)
                 failpoint(Failpoint.PIN_RENEWED)
 
 

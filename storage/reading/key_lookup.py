@@ -103,57 +103,56 @@ class _PointRead:
         self._key = key
         self._hasher = hasher
         self._segments: dict[int, tuple[Message | None, Chunks]] = {}
+        compacted = reader.snapshot.compacted
+        self._manifest = None if compacted is None else reader.manifest(compacted)
+        self._horizon = -1 if self._manifest is None else self._manifest.horizon.offset
+        """Raw behind it counts; the compacted ledger stands for the rest."""
+        self._by_event = self._manifest is not None and bool(self._manifest.policies.get("event_time_order"))
         hi, lo = hasher(pa.array([key], pa.binary()))
         self._hi, self._lo = hi[0], lo[0]
         self._range = HashRange(int(self._hi) >> (64 - MAX_RANGE_BITS), MAX_RANGE_BITS)
 
     def newest(self) -> Message | None:
-        compacted = self._snapshot.compacted
-        if compacted is None:
-            return self._message(self._later(next(self._in_raw(-1, False), None), None, False), None)
-        manifest = self._reader.manifest(compacted)
-        by_event = bool(manifest.policies.get("event_time_order"))
-        horizon = manifest.horizon.offset
-        records = chain(self._in_raw(horizon, by_event), self._in_compacted(manifest, by_event))
-        winner = max(records, key=_by_event, default=None) if by_event else next(records, None)
-        winner = self._later(winner, manifest, by_event)
-        if winner is not None and winner.offset <= horizon:
-            with naming_compacted(self._snapshot):
-                found = self._message(winner, manifest)
-            shown = self._reader.shown
-            hidden = found is not None and shown is not None and not shown.shows(found.offset, found.publish_time)
-            return None if hidden else found
-        return self._message(winner, manifest)
+        records = chain(self._in_raw(), self._in_compacted())
+        winner = max(records, key=_event_order, default=None) if self._by_event else next(records, None)
+        winner = self._later(winner)
+        if winner is None or winner.offset > self._horizon:
+            return self._message(winner)
+        with naming_compacted(self._snapshot):
+            found = self._message(winner)
+        shown = self._reader.shown
+        hidden = found is not None and shown is not None and not shown.shows(found.offset, found.publish_time)
+        return None if hidden else found
 
-    def _later(self, winner: _Found | None, manifest: Manifest | None, by_event: bool) -> _Found | None:
+    def _later(self, winner: _Found | None) -> _Found | None:
         """`winner`, unless a chunked message that the tail completes comes after it."""
-        horizon = manifest.horizon.offset if manifest else -1
         chunks = [chunk_table.none()]
         # One that comes after the winner ends after it: what is before need not be read where no chunk is there.
-        after = [piece for piece in self._reader.pieces if by_event or winner is None or _ends_after(piece, winner)]
-        chunks += [self._chunks(piece, horizon, by_event) for piece in after]
+        after = [
+            piece for piece in self._reader.pieces if self._by_event or winner is None or _ends_after(piece, winner)
+        ]
+        chunks += [self._chunks(piece) for piece in after]
         if not any(map(len, chunks)):
             return winner
         before = self._reader.pieces[: len(self._reader.pieces) - len(after)]
-        chunks += [self._chunks(piece, horizon, by_event) for piece in before]
-        if manifest is not None:
+        chunks += [self._chunks(piece) for piece in before]
+        if self._manifest is not None:
             with naming_compacted(self._snapshot):
-                chunks += map(self._mine, chunk_table.read_tables(self._store, manifest.chunks, self._range))
+                chunks += map(self._mine, chunk_table.read_tables(self._store, self._manifest.chunks, self._range))
         assembled = assemble(np.concatenate(chunks))
         for number, offset in enumerate(assembled.offset.tolist()):
-            event_time = int(
-                assembled.chunks["event_time"][assembled.first[number]] if by_event else key_index.NO_EVENT_TIME
-            )
-            candidate = _Found(event_time, offset, self._place(offset, manifest), _chunks_of(assembled, number))
-            if offset > horizon and (winner is None or _by_event(candidate) > _by_event(winner)):
+            first = assembled.first[number]
+            event_time = int(assembled.chunks["event_time"][first] if self._by_event else key_index.NO_EVENT_TIME)
+            candidate = _Found(event_time, offset, self._place(offset), _chunks_of(assembled, number))
+            if offset > self._horizon and (winner is None or _event_order(candidate) > _event_order(winner)):
                 winner = candidate
         return winner
 
-    def _chunks(self, piece: LedgerRecord | SegmentRecord, horizon: int, by_event: bool) -> Chunks:
+    def _chunks(self, piece: LedgerRecord | SegmentRecord) -> Chunks:
         """The key's chunks in a ledger or segment behind the horizon."""
         if isinstance(piece, SegmentRecord):
-            return self._segment(piece, by_event)[1]
-        first = max(horizon + 1, self._snapshot.topic.start_offset)
+            return self._segment(piece)[1]
+        first = max(self._horizon + 1, self._snapshot.topic.start_offset)
         if piece.last_offset < first:
             return chunk_table.none()
         found = self._mine(read_ledger_chunks(self._store, piece.index))
@@ -166,34 +165,34 @@ class _PointRead:
         found: Chunks = chunks[mine]
         return found
 
-    def _in_raw(self, horizon: int, by_event: bool) -> Iterator[_Found]:
+    def _in_raw(self) -> Iterator[_Found]:
         """The key's record of each ledger and segment behind the horizon, the newest first."""
-        first = max(horizon + 1, self._snapshot.topic.start_offset)
+        first = max(self._horizon + 1, self._snapshot.topic.start_offset)
         for ledger in reversed(self._reader.pieces):
             if isinstance(ledger, SegmentRecord):  # never compacted, so it is behind the horizon
-                yield from self._in_segment(ledger, by_event)
+                yield from self._in_segment(ledger)
                 continue
             if ledger.last_offset < first:
                 return
-            record = self._record(ledger.index, by_event)
+            record = self._record(ledger.index)
             # A ledger may straddle the horizon: what of it is below is represented in the compacted ledger. It may
             # straddle the topic's start: what is below that is gone, and hides nothing.
             if record is not None and record[1] & _OFFSET >= first:
                 yield _found(record, RowsObject(ledger.rows, ledger.footer_size))
-            elif record is not None and by_event and record[1] & _OFFSET < self._snapshot.topic.start_offset:
-                yield from _as_found(self._scanned(self._reader.ledger(ledger, first), by_event)[0], by_event)
+            elif record is not None and self._by_event and record[1] & _OFFSET < self._snapshot.topic.start_offset:
+                yield from self._as_found(self._scanned(self._reader.ledger(ledger, first))[0])
 
-    def _in_segment(self, segment: SegmentRecord, by_event: bool) -> Iterator[_Found]:
+    def _in_segment(self, segment: SegmentRecord) -> Iterator[_Found]:
         """The key's message that counts in a segment, chunked ones left out."""
-        yield from _as_found(self._segment(segment, by_event)[0], by_event)
+        yield from self._as_found(self._segment(segment)[0])
 
-    def _segment(self, segment: SegmentRecord, by_event: bool) -> tuple[Message | None, Chunks]:
+    def _segment(self, segment: SegmentRecord) -> tuple[Message | None, Chunks]:
         """The key's message that counts in a segment, and the key's chunks; all of it is read, once."""
         if segment.ledger_id not in self._segments:
-            self._segments[segment.ledger_id] = self._scanned(self._reader.segment(segment), by_event)
+            self._segments[segment.ledger_id] = self._scanned(self._reader.segment(segment))
         return self._segments[segment.ledger_id]
 
-    def _scanned(self, tables: Iterator[pa.Table], by_event: bool) -> tuple[Message | None, Chunks]:
+    def _scanned(self, tables: Iterator[pa.Table]) -> tuple[Message | None, Chunks]:
         winner: Message | None = None
         chunks = [chunk_table.none()]
         for table in tables:
@@ -201,30 +200,38 @@ class _PointRead:
             mine = table.filter(pc.and_kleene(pc.equal(table.column("key"), self._key), kinds))
             chunks.append(chunk_records(mine, self._hasher))
             for message in row_messages(iter(mine.to_batches()), self._snapshot.topic.name.partition):
-                later = winner is None or not by_event or _event_time(message) >= _event_time(winner)
+                later = winner is None or not self._by_event or _event_time(message) >= _event_time(winner)
                 winner = message if later and not message.is_chunk else winner
         return winner, np.concatenate(chunks)
 
-    def _in_compacted(self, manifest: Manifest, by_event: bool) -> Iterator[_Found]:
+    def _as_found(self, message: Message | None) -> Iterator[_Found]:
+        if message is not None:
+            event_time = _event_time(message) if self._by_event else int(key_index.NO_EVENT_TIME)
+            yield _Found(event_time, message.offset, message)
+
+    def _in_compacted(self) -> Iterator[_Found]:
         """The key's record of the newest level that has one: it hides those of older levels."""
+        manifest = self._manifest
+        if manifest is None:
+            return
         with naming_compacted(self._snapshot):
             for location in chain.from_iterable(manifest.index):
-                record = self._record(location, by_event)
+                record = self._record(location)
                 if record is not None:
-                    if not (by_event and self._forgotten(record, manifest)):
+                    if not (self._by_event and self._has_expired(record, manifest)):
                         yield _found(record, _part_of(manifest, record[1]))
                     return
 
-    def _forgotten(self, record: tuple[int, int], manifest: Manifest) -> bool:
+    def _has_expired(self, record: tuple[int, int], manifest: Manifest) -> bool:
         """Whether a record is a marker whose lateness is over (P9): it hides older levels, and beats nothing newer."""
         event_time, flagged = record
         lateness = manifest.policies.get("event_time_max_lateness_ms")
         over = lateness is not None and event_time <= self._now - lateness
         return over and bool(flagged & int(key_index.MARKER))
 
-    def _record(self, location: IndexLocation, by_event: bool) -> tuple[int, int] | None:
+    def _record(self, location: IndexLocation) -> tuple[int, int] | None:
         """The key's event time and flagged offset in one index: one ranged read, two by event time, at most."""
-        records = read_records(self._store, location, self._range, events=by_event)
+        records = read_records(self._store, location, self._range, events=self._by_event)
         here = np.flatnonzero((records.hi == self._hi) & (records.lo == self._lo))
         if not len(here):
             return None
@@ -232,7 +239,7 @@ class _PointRead:
             return int(key_index.NO_EVENT_TIME), int(records.offset[here[0]])
         return int(records.event_time[here[0]]), int(records.event_offset[here[0]])
 
-    def _message(self, found: _Found | None, manifest: Manifest | None) -> Message | None:
+    def _message(self, found: _Found | None) -> Message | None:
         """The message that a record names, if it names one: of each row the footer and one row group are read."""
         if found is None or found.where is None:
             return None
@@ -241,17 +248,17 @@ class _PointRead:
         last = self._row(found.where, found.offset)
         if not last.is_chunk:
             return last
-        others = (found.chunks or self._compacted_chunks(found, manifest))[:-1]
-        chunks = [*(self._row(self._place(offset, manifest), offset) for offset in others), last]
-        if manifest is not None and (shown := self._reader.shown) is not None:
-            compacted = (chunk for chunk in chunks if chunk.offset <= manifest.horizon.offset)
+        others = (found.chunks or self._compacted_chunks(found))[:-1]
+        chunks = [*(self._row(self._place(offset), offset) for offset in others), last]
+        if (shown := self._reader.shown) is not None:
+            compacted = (chunk for chunk in chunks if chunk.offset <= self._horizon)
             if not all(shown.shows(chunk.offset, chunk.publish_time) for chunk in compacted):
                 return None
         return joined(chunks)
 
-    def _compacted_chunks(self, found: _Found, manifest: Manifest | None) -> tuple[int, ...]:
+    def _compacted_chunks(self, found: _Found) -> tuple[int, ...]:
         """The offsets of all chunks of a message of the compacted ledger."""
-        tables = manifest.chunks if manifest else ()
+        tables = self._manifest.chunks if self._manifest is not None else ()
         chunks = map(self._mine, chunk_table.read_tables(self._store, tables, self._range))
         assembled = assemble(np.concatenate([chunk_table.none(), *chunks]))
         for number in np.flatnonzero(assembled.offset == np.uint64(found.offset)):
@@ -262,10 +269,10 @@ class _PointRead:
             is_public=True,
         )
 
-    def _place(self, offset: int, manifest: Manifest | None) -> _Place:
+    def _place(self, offset: int) -> _Place:
         """What holds the row of an offset: a part, or a ledger or segment behind the horizon."""
-        if manifest is not None and offset <= manifest.horizon.offset:
-            return _part_at(manifest, offset)
+        if self._manifest is not None and offset <= self._horizon:
+            return _part_at(self._manifest, offset)
         number = bisect_right(self._reader.pieces, offset, key=lambda piece: piece.first_offset) - 1
         piece = self._reader.pieces[number]
         return piece if isinstance(piece, SegmentRecord) else RowsObject(piece.rows, piece.footer_size)
@@ -311,17 +318,11 @@ def _found(record: tuple[int, int], rows_object: RowsObject | None) -> _Found:
     return _Found(event_time, flagged & _OFFSET, None if flagged & _MARKER else rows_object)
 
 
-def _as_found(message: Message | None, by_event: bool) -> Iterator[_Found]:
-    if message is not None:
-        event_time = _event_time(message) if by_event else int(key_index.NO_EVENT_TIME)
-        yield _Found(event_time, message.offset, message)
-
-
 def _event_time(message: Message) -> int:
     return int(key_index.NO_EVENT_TIME) if message.event_time is None else message.event_time
 
 
-def _by_event(found: _Found) -> tuple[int, int]:
+def _event_order(found: _Found) -> tuple[int, int]:
     return found.event_time, found.offset
 
 

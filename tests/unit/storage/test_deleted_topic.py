@@ -23,7 +23,6 @@ from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import PageReader
 from storage.reading.reader_state import ReaderState
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import one
 from tests.workbench import Workbench, content, raw
 
@@ -166,7 +165,6 @@ def test_a_reader_whose_objects_go_is_told(bench: Workbench, topic: Topic, read_
 def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
     assert bench.log is not None
-    assert isinstance(bench.clock, ManualClock)
     truncation = Truncation(bench.metadata, bench.store, bench.clock, bench.log)
     with topic.append_log() as log:
         log.append(one(b"more", b"v"))

@@ -33,17 +33,12 @@ OFFSETS = [0, 2, 3, 4, 6, 7, 8, 10, 11, 12, 14, 15, 16]
 """First offset of each entry, and the end."""
 
 
-def files(bench: Workbench, topic: Topic, first_offset: int = 0) -> SegmentFiles:
-    assert bench.log is not None
-    return SegmentFiles(bench.log.of_topic(topic.record.uid), first_offset)
-
-
 def damaged(bench: Workbench, topic: Topic, damage: Damage, entries: list[bytes] = ENTRIES) -> list[Message]:
     """A rolled segment, damaged; what could be read before."""
     produce(topic, entries)
     topic.log_manager().roll(topic.record)
     before = raw(topic)
-    segment = files(bench, topic)
+    segment = bench.files(topic)
     with SegmentScan(segment.log) as scanned:
         positions = [frame.position for frame in scanned.frames()]
     damage(segment, positions)
@@ -227,7 +222,7 @@ def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench:
     for number in range(3):
         produce(topic, [one(b"k", b"%d" % number)])
         topic.log_manager().roll(topic.record)
-    flip(files(bench, topic, 1).log, 100)
+    flip(bench.files(topic, 1).log, 100)
     sealing = topic.log_manager().seal(topic.record)
     assert [next(sealing).first_offset, next(sealing).first_offset] == [2, 3]
     with pytest.raises(ObjectDamaged, match=r"00000000000000000001.log is damaged at byte 64 .* --accept-loss") as told:
@@ -253,7 +248,7 @@ def test_an_open_segment_whose_file_is_gone_is_forgotten_by_hand(bench: Workbenc
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll_and_seal(topic.record)
     produce(topic, [one(b"b", b"1")])
-    files(bench, topic, 1).log.unlink()
+    bench.files(topic, 1).log.unlink()
     with pytest.raises(ObjectMissing):
         topic.log_manager().roll(topic.record)
     topic.log_manager().roll(topic.record, accept_loss=True)

@@ -18,7 +18,6 @@ from storage.metadata.leases import Unrenewed
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import one
 from tests.workbench import Workbench, raw
 
@@ -73,7 +72,6 @@ def rolled(bench: Workbench, logs: Logs) -> list[int]:
 def test_a_look_and_a_renewal_take_a_handful_of_statements_and_no_threads(
     bench: Workbench, watch: LeaseRenewer
 ) -> None:
-    assert isinstance(bench.clock, ManualClock)
     with opened(bench, watch, 50) as logs:
         assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
         seen = statements(bench)
@@ -105,7 +103,6 @@ def test_many_are_asked_for_in_batches(
 
 def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
     """The file is given up at once; nobody else notices."""
-    assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(60_000)
     topic, log = logs[7]
     bench.metadata.acquire_lease(topic.record.id, "other:1:ab", 15_000)
@@ -139,7 +136,6 @@ def test_a_topic_that_was_deleted_is_told_to_its_log(bench: Workbench, watch: Le
 
 
 def test_those_that_are_old_or_asked_to_roll(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
-    assert isinstance(bench.clock, ManualClock)
     bench.metadata.log.request_roll(logs[2][0].record.id)
     wait(watch.poll())
     assert rolled(bench, logs) == [2]
@@ -163,7 +159,6 @@ def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert isinstance(bench.clock, ManualClock)
     go_on, begun = threading.Event(), threading.Event()
     rolls = bench.metadata.log.roll_segment
     slow, real = logs[0][1]._open_segments, logs[0][1]._open_segments.roll
@@ -229,7 +224,6 @@ def test_who_leaves_waits_for_what_was_begun(
 
 def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads, told by nobody; also after a look and a renewal that failed."""
-    assert isinstance(bench.clock, ManualClock)
     renewed, rolled_one = threading.Event(), threading.Event()
     log_store = bench.metadata.log
     ask, renew = log_store.roll_requests, log_store.renew_leases

@@ -14,14 +14,10 @@ from storage.failpoints import Failpoint, observed
 from storage.ledger.rows import Codec, Slot
 from storage.log.directory import LogDirectory
 from storage.log.log_manager import SEALER_DEAD_MS, LogManager
-from storage.log.segment import SegmentFiles
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import MAX_SEALING_TRIES
-from storage.model import Message
 from storage.owner import owner_name
 from storage.topic import Topic
-from tests.clocks import ManualClock
-from tests.dying import dying_at
 from tests.entries import batch, one, produce
 from tests.segments import flip
 from tests.workbench import Workbench, content, raw
@@ -151,7 +147,6 @@ def test_settling_ends_though_the_writer_rolls_faster_than_it_seals(bench: Workb
 
 def test_a_sealer_that_is_waited_for_in_vain_is_named(bench: Workbench, topic: Topic) -> None:
     """And only for what it has claimed: another segment is sealed meanwhile."""
-    assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
     for number in range(2):
         produce(topic, [one(b"k", b"%d" % number)])
@@ -195,7 +190,6 @@ def test_a_sealer_that_died_is_followed_by_another_when_its_claim_ends(
         if step is died_at:
             raise Died
 
-    assert isinstance(bench.clock, ManualClock)
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll(topic.record)
     before = raw(topic)
@@ -215,7 +209,6 @@ def test_a_sealer_that_died_is_followed_by_another_when_its_claim_ends(
 
 def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic: Topic) -> None:
     """And tried again by hand; others are sealed all the same."""
-    assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
     for number in range(2):
         produce(topic, [one(b"k", b"%d" % number)])
@@ -265,7 +258,6 @@ def test_a_try_counts_if_memory_runs_out_and_not_if_the_store_is_away(
 def test_a_try_does_not_count_if_the_database_is_away_and_the_process_lives(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(bench.clock, ManualClock)
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll(topic.record)
 
@@ -285,7 +277,6 @@ def test_a_try_does_not_count_if_the_database_is_away_and_the_process_lives(
 
 
 def test_a_last_try_that_stood_still_is_no_reason_to_give_up(bench: Workbench, topic: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll(topic.record)
@@ -299,7 +290,6 @@ def test_what_is_large_or_killed_a_sealer_is_left_to_the_process_for_it(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader that seals by itself could die of it, and the next one, too."""
-    assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
     monkeypatch.setattr("storage.log.log_manager.SMALL_BYTES", 1000)
     for size in (1, 1, 2000):
@@ -330,7 +320,6 @@ def _unfinish(bench: Workbench, attempt_id: str) -> None:
 
 
 def test_of_two_sealers_one_commits(bench: Workbench, topic: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
     clock = bench.clock
     produce(topic, [one(b"a", b"1"), one(b"b", b"2")])
     topic.log_manager().roll(topic.record)
@@ -354,8 +343,7 @@ def test_a_damaged_rolled_segment_is_named_and_stays(bench: Workbench, topic: To
     """L2: never a silent gap."""
     produce(topic, [one(b"a", b"1"), one(b"b", b"2")])
     topic.log_manager().roll(topic.record)
-    assert bench.log is not None
-    file = SegmentFiles(bench.log.of_topic(topic.record.uid), 0).log
+    file = bench.files(topic).log
     good = file.read_bytes()
     file.write_bytes(good[:-3] + b"???")
     for reading in (
@@ -375,14 +363,12 @@ def test_an_open_segment_that_no_writer_has_is_rolled_by_age(
 ) -> None:
     """Else the messages of an idle topic stay on one disk forever."""
     monkeypatch.setattr("storage.log.topic_log.POLL_SECONDS", 3600.0)
-    assert isinstance(bench.clock, ManualClock)
     slower, damaged, written, empty = map(bench.topic, ("slower", "damaged", "written", "empty"))
     bench.metadata.policies.set(BROKER, "segment.ms", 1000)
     bench.metadata.policies.set(topic_scope(slower.record), "segment.ms", 5000)
     for one_topic in (topic, slower, damaged):
         produce(one_topic, [one(b"a", b"1")])
-    assert bench.log is not None
-    flip(SegmentFiles(bench.log.of_topic(damaged.record.uid), 0).log, 70)
+    flip(bench.files(damaged).log, 70)
     failing: dict[str, str] = {}
     with written.append_log() as log:
         log.append(one(b"a", b"1"))
@@ -401,117 +387,9 @@ def test_an_open_segment_that_no_writer_has_is_rolled_by_age(
 def test_a_lease_from_a_clock_that_ran_ahead_keeps_no_idle_segment_open(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"a", b"1")])
     bench.metadata.acquire_lease(topic.record.id, "elsewhere", 10**9)
-    assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(1000)
     bench.metadata.policies.set(BROKER, "segment.ms", 1000)
     assert topic.log_manager().roll_old({}) == 1
-
-
-def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
-    assert bench.log is not None
-    produce(topic, [one(b"a", b"1")])
-    topic.log_manager().roll_and_seal(topic.record)
-    folder = bench.log.of_topic(topic.record.uid)
-    before = raw(topic)
-    assert topic.log_manager().sweep() == 0
-    assert {file.suffix for file in folder.iterdir()} == {".log", ".end", ".index"}
-    bench.clock.advance(60_000)
-    assert topic.log_manager().sweep() == 1
-    assert list(folder.iterdir()) == []
-    assert states(bench, topic) == []
-    assert raw(topic) == before
-    assert topic.log_manager().sweep() == 0
-
-
-def test_files_of_no_row_go_and_what_a_writer_makes_stays(bench: Workbench, topic: Topic) -> None:
-    with dying_at(Failpoint.SEGMENT_FILE_CREATED):
-        produce(topic, [one(b"a", b"1")])
-    assert topic.log_manager().sweep() == 0, "it is at the topic's end, where a writer may be at work"
-    bench.append(topic, [content((b"x", b"1"))])
-    assert topic.log_manager().sweep() == 1
-    produce(topic, [one(b"b", b"2")])
-    assert topic.log_manager().sweep() == 0
-    assert [m.key for m in raw(topic)] == [b"x", b"b"]
-
-
-def test_a_sweep_of_one_topic_looks_at_no_other(
-    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is made every second by each writer's sealer."""
-    assert isinstance(bench.clock, ManualClock)
-    other = bench.topic("other")
-    for one_topic in (topic, other):
-        produce(one_topic, [one(b"a", b"1")])
-        one_topic.log_manager().roll_and_seal(one_topic.record)
-    bench.clock.advance(60_000)
-    with monkeypatch.context() as patched:
-        patched.setattr(type(bench.metadata), "topics", lambda _: pytest.fail("it lists all topics"))
-        assert topic.log_manager().sweep(topic.record) == 1
-        assert topic.log_manager().sweep(topic.record) == 0
-    assert (states(bench, topic), states(bench, other)) == ([], ["SEALED"])
-    assert topic.log_manager().sweep() == 1
-
-
-def test_a_file_that_cannot_be_removed_holds_up_no_other(
-    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither of its topic, nor of others, nor of topics that were deleted; all that is told."""
-    assert isinstance(bench.clock, ManualClock)
-    assert bench.log is not None
-    other, deleted = bench.topic("other"), bench.topic("was-deleted")
-    for each in (topic, topic, other, deleted, deleted):
-        produce(each, [one(b"k", b"v")])
-        each.log_manager().roll_and_seal(each.record)
-    bench.metadata.tenancy.delete_topic(deleted.record.id)
-    bench.clock.advance(bench.metadata.policies.effective(topic.record).file_delete_delay_ms)
-    stuck = {bench.log.of_topic(each.record.uid) / f"{0:020}.log" for each in (topic, deleted)}
-    unlink = Path.unlink
-
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        if path in stuck:
-            raise PermissionError(1, "Operation not permitted", str(path))
-        unlink(path, missing_ok)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "unlink", refuse)
-        failing: dict[str, str] = {}
-        assert topic.log_manager().sweep(failing=failing) == 3
-        assert failing.keys() == {str(topic.name), deleted.record.uid}
-        assert failing[str(topic.name)].endswith(f"{0:020}.log: Operation not permitted")
-        assert len(bench.metadata.log.segments(topic.record.id)) == 1
-        assert bench.metadata.log.segments(other.record.id) == []
-        for wanted in (None, topic.record):
-            with pytest.raises(Unavailable, match=r"are not swept: .* not permitted"):
-                topic.log_manager().sweep(wanted)
-    assert topic.log_manager().sweep() == 2
-    assert not any(file.exists() for file in stuck)
-
-
-def test_another_directory_sweeps_nothing_of_ours(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
-    assert isinstance(bench.clock, ManualClock)
-    produce(topic, [one(b"a", b"1")])
-    topic.log_manager().roll_and_seal(topic.record)
-    bench.clock.advance(10**9)
-    other = LogManager(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "other"), "other")
-    assert other.sweep() == 0
-    assert states(bench, topic) == ["SEALED"]
-
-
-def test_a_reader_goes_on_when_its_segment_is_sealed_and_swept(bench: Workbench, topic: Topic) -> None:
-    """L4: a consistent list of segments and ledgers while both change."""
-    assert isinstance(bench.clock, ManualClock)
-    bench.metadata.policies.set("broker", "segment.bytes", 1 << 14)
-    produce(topic, [one(b"k%d" % number, b"x" * 9000) for number in range(9)])
-    expected = raw(topic)
-    assert len(topic.snapshot().segments) > 3
-    reading = topic.messages()
-    given: list[Message] = [next(reading)]
-    topic.log_manager().roll_and_seal(topic.record)
-    bench.clock.advance(60_000)
-    assert topic.log_manager().sweep() > 3
-    given += reading
-    assert given == expected
 
 
 def test_a_segment_in_another_directory_is_left_to_those_who_have_it(
@@ -529,10 +407,3 @@ def test_a_segment_in_another_directory_is_left_to_those_who_have_it(
     assert len(list(topic.log_manager().seal(topic.record))) == 1
     assert other.roll_and_seal(topic.record) == ()
     assert other.sweep() == 0
-
-
-def test_looking_after_a_topic_without_a_log_makes_no_directory(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
-    bench.append(topic, [content((b"a", b"1"))])
-    bench.compact(topic)
-    topic.log_manager().sweep()
-    assert not (tmp_path / "log").exists()

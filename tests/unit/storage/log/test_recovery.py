@@ -19,11 +19,6 @@ ENTRIES = [message(0), batch(3), message(2, 30), batch(2), message(4)]
 NEXT_OFFSET = 1008
 
 
-@pytest.fixture
-def segment(tmp_path: Path) -> OneSegment:
-    return OneSegment(tmp_path)
-
-
 def left_open(segment: OneSegment, entries: list[bytes] = ENTRIES, flushed: int | None = None) -> bytes:
     """The file of a writer that died after these; `flushed`: so many entries were, all if None."""
     with segment.create(NEVER) as writer:

@@ -30,12 +30,6 @@ from tests.segments import (
     write_version_1,
 )
 
-
-@pytest.fixture
-def segment(tmp_path: Path) -> OneSegment:
-    return OneSegment(tmp_path)
-
-
 # What it reads
 
 

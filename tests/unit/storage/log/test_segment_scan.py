@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +10,6 @@ from storage.errors import ObjectMissing
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
 from storage.log.segment_dump import FrameState, ScannedFrame, SegmentScan
 from tests.segments import ENTRIES, PLACES, OneSegment, flip, message
-
-
-@pytest.fixture
-def segment(tmp_path: Path) -> OneSegment:
-    return OneSegment(tmp_path)
 
 
 def scanned(segment: OneSegment) -> list[ScannedFrame]:

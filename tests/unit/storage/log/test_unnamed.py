@@ -15,7 +15,6 @@ from storage.log.directory import LogDirectory
 from storage.log.segment import SegmentFiles
 from storage.model import Message
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import one, produce
 from tests.segments import flip
 from tests.workbench import Workbench, content, raw
@@ -40,13 +39,8 @@ def backed_up(bench: Workbench) -> Callable[[], None]:
     return restore
 
 
-def folder_of(bench: Workbench, topic: Topic) -> Path:
-    assert bench.log is not None
-    return bench.log.of_topic(topic.record.uid)
-
-
 def kept_aside(bench: Workbench, topic: Topic) -> list[str]:
-    return sorted(file.name for file in folder_of(bench, topic).iterdir() if ".aside-" in file.name)
+    return sorted(file.name for file in bench.folder(topic).iterdir() if ".aside-" in file.name)
 
 
 def segments_of(topic: Topic, *keys: bytes) -> list[Message]:
@@ -95,7 +89,6 @@ def test_others_than_a_writer_take_it_up_too(bench: Workbench, topic: Topic, by:
 
 
 def test_a_gap_before_what_was_lost_refuses_appends_until_the_loss_is_accepted(bench: Workbench, topic: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
     bench.append(topic, [content((b"a", b"1"))])
     restore = backed_up(bench)
     segments_of(topic, b"b", b"c")
@@ -169,7 +162,7 @@ def test_what_keeps_no_id_is_logged_and_stops_no_other_topic(
     restore = backed_up(bench)
     segments_of(topic, b"a")
     restore()
-    file = SegmentFiles(folder_of(bench, topic), 0).log
+    file = bench.files(topic).log
     flip(file, 20)
     assert bench.log is not None
     started = replace(bench, log=LogDirectory(bench.log.path))
@@ -181,13 +174,13 @@ def test_damage_in_what_was_lost_is_set_aside_only_if_that_is_accepted(bench: Wo
     restore = backed_up(bench)
     segments_of(topic, b"a")
     restore()
-    file = SegmentFiles(folder_of(bench, topic), 0).log
+    file = bench.files(topic).log
     flip(file, 20)
     damaged = file.read_bytes()
     with pytest.raises(Misconfigured, match="the header's checksum is wrong"):
         produce(topic, [one(b"new", b"1")])
     topic.log_manager().roll(topic.record, accept_loss=True)
-    assert (folder_of(bench, topic) / f"{0:020d}.aside-1.log").read_bytes() == damaged
+    assert (bench.folder(topic) / f"{0:020d}.aside-1.log").read_bytes() == damaged
 
 
 @pytest.mark.parametrize("error", [Fenced("overtaken", "stop"), Misconfigured("read-only", "use another")])
@@ -215,7 +208,7 @@ def test_a_sweep_sets_messages_below_the_end_aside(bench: Workbench, topic: Topi
     restore = backed_up(bench)
     segments_of(topic, b"a", b"b")
     restore()
-    folder = folder_of(bench, topic)
+    folder = bench.folder(topic)
     hidden = folder.rename(folder.with_name("away"))
     bench.append(topic, [content((b"x", b"1"), (b"y", b"2"), (b"z", b"3"))])
     shutil.rmtree(folder, ignore_errors=True)
@@ -232,7 +225,7 @@ def test_a_sweep_sets_messages_below_the_end_aside(bench: Workbench, topic: Topi
 
 
 def test_a_new_segment_takes_no_name_of_a_file_that_holds_something(bench: Workbench, topic: Topic) -> None:
-    folder = folder_of(bench, topic)
+    folder = bench.folder(topic)
     folder.mkdir(parents=True)
     files = SegmentFiles(folder, 0)
     header = bytes(64)
@@ -248,18 +241,17 @@ def test_a_new_segment_takes_no_name_of_a_file_that_holds_something(bench: Workb
 
 def test_a_file_that_cannot_be_read_is_named(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"a", b"1")])
-    folder = SegmentFiles(folder_of(bench, topic), 1).log  # a file root may always read
+    folder = bench.files(topic, 1).log  # a file root may always read
     folder.mkdir()
     for number in range(9):
         (folder / str(number)).touch()
-    with pytest.raises(Unavailable, match=rf"cannot read the segment {folder_of(bench, topic)}/0+1\.log, .*: look at"):
+    with pytest.raises(Unavailable, match=rf"cannot read the segment {bench.folder(topic)}/0+1\.log, .*: look at"):
         produce(topic, [one(b"new", b"1")])
 
 
 def test_with_its_topic_what_was_set_aside_goes(bench: Workbench, topic: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
     produce(topic, [one(b"a", b"1")])
-    folder = folder_of(bench, topic)
+    folder = bench.folder(topic)
     SegmentFiles(folder, 1).log.write_bytes(bytes(99))
     topic.log_manager().roll(topic.record, accept_loss=True)
     assert len(kept_aside(bench, topic)) == 1

@@ -15,7 +15,6 @@ from storage.reading.positions import parse_start
 from storage.reading.reader_state import ReaderState
 from storage.topic import Topic
 from tests.chunked import Row, append, message, whole
-from tests.clocks import ManualClock
 from tests.workbench import Workbench, content, view
 
 TOKENS = [
@@ -127,7 +126,6 @@ def churn(bench: Workbench, topic: Topic) -> None:
 
 
 def collect(bench: Workbench, topic: Topic) -> int:
-    assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(GRACE_MS)
     return GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record).compacted_ledgers
 

@@ -14,7 +14,6 @@ from storage.ledger.seek import (
     Reset,
     StartPosition,
 )
-from storage.log.segment import SegmentFiles
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.objects.interface import ObjectStore
 from storage.reading.limits import ReadLimits
@@ -229,8 +228,7 @@ def test_a_lost_ledger_is_an_error_that_names_it_and_no_gap(bench: Workbench, to
 
 
 def test_a_lost_segment_likewise(bench: Workbench, topic: Topic) -> None:
-    assert bench.log is not None
-    file = SegmentFiles(bench.log.of_topic(topic.record.uid), 6).log
+    file = bench.files(topic, 6).log
     os.unlink(file)
     reading = topic.messages()
     assert [next(reading).offset for _ in range(6)] == list(range(6))
