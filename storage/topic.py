@@ -40,7 +40,7 @@ from storage.reading.limits import ReadLimits, limited
 from storage.reading.page_reader import PageReader
 from storage.reading.raw_reader import RawReader
 from storage.reading.reader_state import ReaderState
-from storage.reading.retention_filter import RetentionFilter, visible
+from storage.reading.retention_filter import RetentionFilter, retention_filter
 from storage.reading.snapshot_reader import SnapshotReader, messages
 
 
@@ -63,7 +63,7 @@ class Topic:
         self.record = record
         self._hasher = hasher or Xxh3KeyHasher(record.hash_seed)
         self._log = log
-        self._tail = UnsealedSegments(log) if log is not None else None
+        self._unsealed = UnsealedSegments(log) if log is not None else None
 
     @classmethod
     def open(
@@ -178,7 +178,7 @@ class Topic:
         return PageReader(self._clock, source, state, self.name.partition)
 
     def _raw_source(self, start: StartPosition, reset: Reset) -> RawReader:
-        return RawReader(self._store, self._tail, self.snapshot, start, reset)
+        return RawReader(self._store, self._unsealed, self.snapshot, start, reset)
 
     def _compacted_source(self, state: ReaderState, reset: Reset) -> CompactedReader:
         return CompactedReader(
@@ -188,21 +188,21 @@ class Topic:
             self.record.id,
             owner_name(),
             state,
-            self._tail,
+            self._unsealed,
             reset,
-            self._shown,
+            self._retention_filter,
         )
 
-    def _shown(self, snapshot: TopicSnapshot) -> RetentionFilter | None:
+    def _retention_filter(self, snapshot: TopicSnapshot) -> RetentionFilter | None:
         """What of the compacted ledger may be seen now; policies are asked only if there is one."""
         if snapshot.compacted is None:
             return None
-        return visible(self._metadata, snapshot.topic, self._clock.now_ms())
+        return retention_filter(self._metadata, snapshot.topic, self._clock.now_ms())
 
     def snapshot_reader(self) -> SnapshotReader:
         """A reader of the topic as it is now."""
         snapshot = self.snapshot()
-        return SnapshotReader(self._store, snapshot, self._tail, self._shown(snapshot))
+        return SnapshotReader(self._store, snapshot, self._unsealed, self._retention_filter(snapshot))
 
     def newest(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
         """The newest message of one key, compacted part and tail together, which may be a tombstone (T4).
@@ -212,7 +212,8 @@ class Topic:
         (R8), SegmentNotLocal.
         """
         take_snapshot = self._sealed if sealed_only else self.snapshot
-        return point_read(self._store, take_snapshot, self._hasher, key, self._clock.now_ms(), self._tail, self._shown)
+        now, retention = self._clock.now_ms(), self._retention_filter
+        return point_read(self._store, take_snapshot, self._hasher, key, now, self._unsealed, retention)
 
     def _sealed(self) -> TopicSnapshot:
         return replace(self.snapshot(), segments=())
@@ -243,7 +244,7 @@ class Topic:
             try:
                 return LastMessage(self._store, reader, self._hasher).message_id(read_compacted)
             except ObjectMissing:  # it was sealed, or trimmed, between the check and the read
-                if self.snapshot().pieces == reader.pieces:
+                if self.snapshot().extents == reader.extents:
                     raise
 
     def locate(self, offset: int) -> Position | None:

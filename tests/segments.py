@@ -13,7 +13,7 @@ import google_crc32c
 from storage.clock import Clock
 from storage.entries.decode import StoredEntry
 from storage.log.frames import SegmentHeader
-from storage.log.high_watermark import HighWatermark, read_visible_end
+from storage.log.high_watermark import HighWatermark, read_high_watermark
 from storage.log.segment import FlushPolicy, LocalSegment, SegmentFiles, WriterOptions
 from storage.log.segment_file import SegmentFile
 from storage.log.segment_reader import SegmentReader
@@ -80,7 +80,7 @@ class OneSegment:
         return SegmentReader(self.local, end, **options)
 
     def end(self) -> HighWatermark:
-        found = read_visible_end(self.files.end, self.header.checksum)
+        found = read_high_watermark(self.files.end, self.header.checksum)
         assert found is not None
         return found
 

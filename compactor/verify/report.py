@@ -97,7 +97,7 @@ class Looked:
             if ledger.last_offset == compacted.horizon.offset:
                 self._equal(where, "horizon", compacted.horizon.message_id, ledger.last_message_id)
         wanted = max(compacted.horizon.offset + 1, topic.start_offset)
-        following = min((one.first_offset for one in snapshot.pieces if one.first_offset > compacted.horizon.offset),
+        following = min((one.first_offset for one in snapshot.extents if one.first_offset > compacted.horizon.offset),
                         default=topic.next_offset)  # fmt: skip
         if following > wanted:
             what = f"offsets {wanted} to {following - 1}, after the horizon, are in no ledger and no segment"

@@ -53,7 +53,7 @@ class PendingAppend:
         while self.answer is None:
             self._commits.commit_until(self)
         if isinstance(self.answer, CompactorError):
-            raise again(self.answer)
+            raise copy_of(self.answer)
         return self.answer
 
 
@@ -109,7 +109,7 @@ class GroupCommit:
         background = pending.done is not None or pending.future is not None
         with self._lock:
             if self._refusal is not None:
-                raise again(self._refusal)
+                raise copy_of(self._refusal)
             place(pending)
             self._pending.append(pending)
             self._pending_bytes += len(pending.data)
@@ -125,7 +125,7 @@ class GroupCommit:
             if pending.answer is None:
                 self.commit_pending()
             if pending.answer is None:  # the committer was interrupted, and once more when it was about to report so
-                pending.answer = self._refusal or unusable("an append was cut off")
+                pending.answer = self._refusal or closed_error("an append was cut off")
 
     def commit_pending(self) -> None:
         """Commit what waits. For the holder of `committing`."""
@@ -161,7 +161,7 @@ class GroupCommit:
             except BaseException as error:
                 self._break(error, [])
                 if isinstance(error, Exception) and self._refusal is not None:
-                    raise again(self._refusal) from error
+                    raise copy_of(self._refusal) from error
                 raise
 
     def wake(self) -> None:
@@ -253,18 +253,18 @@ def _resolve(group: list[PendingAppend]) -> None:
         if future is None or future.done():
             continue  # its task was cancelled
         if isinstance(answer, CompactorError):
-            future.set_exception(again(answer))
+            future.set_exception(copy_of(answer))
         elif answer is not None:
             future.set_result(answer)
 
 
-def again(error: CompactorError) -> CompactorError:
+def copy_of(error: CompactorError) -> CompactorError:
     """A copy of an error for another thread to raise: a traceback belongs to one."""
     copy: CompactorError = type(error)(error.message, error.remedy)
     copy.__cause__ = error
     return copy
 
 
-def unusable(what: str) -> Unavailable:
+def closed_error(what: str) -> Unavailable:
     """The error of appends to a segment that takes nothing more."""
     return Unavailable(what, "append to the segment that the topic has open now")

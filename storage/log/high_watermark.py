@@ -111,7 +111,7 @@ class HighWatermarkWriter:
         self.close()
 
 
-def read_visible_end(path: Path, seed: int) -> HighWatermark | None:
+def read_high_watermark(path: Path, seed: int) -> HighWatermark | None:
     """What the file says; None if there is none, or none of this segment that is whole. `seed`: the header's CRC32C."""
     for _ in range(_READS):
         data = _read(path)

@@ -22,7 +22,7 @@ from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
 from storage.log.directory import LogDirectory
 from storage.log.lost_ids import keep_lost_ids
-from storage.log.segment import FlushPolicy, LocalSegment, SegmentFiles, WriterOptions, speaking_of
+from storage.log.segment import FlushPolicy, LocalSegment, SegmentFiles, WriterOptions, naming_file
 from storage.log.segment_file import BeforeWrite, SegmentFile
 from storage.log.segment_writer import SegmentWriter
 from storage.log.unnamed import behind, header_in, set_aside
@@ -70,7 +70,7 @@ class TopicSegments:
         `accept_loss`: what cannot be taken up is set aside. Raises Misconfigured for it otherwise, or DataLoss.
         """
         keep_lost_ids(self._metadata, self._log)
-        with speaking_of(self._log.of_topic(self._topic.uid), "take up"):
+        with naming_file(self._log.of_topic(self._topic.uid), "take up"):
             return self._taken_up(writer, accept_loss)
 
     def _taken_up(self, writer: SegmentWriter | None, accept_loss: bool) -> SegmentWriter | None:
@@ -88,7 +88,7 @@ class TopicSegments:
                 if not accept_loss:
                     raise
                 for lost in (SegmentFiles(folder, first) for first in files):
-                    with speaking_of(lost.log, "rename"):
+                    with naming_file(lost.log, "rename"):
                         set_aside(lost)
         return writer
 

@@ -55,16 +55,16 @@ def check_header(path: Path, found: bytes, expected: SegmentHeader) -> None:
 def walked(descriptor: int, size: int, segment: LocalSegment, options: WriterOptions) -> Recovered:
     """What the file holds, whose header was checked."""
     header, seed = segment.header, segment.header.checksum
-    walk = FrameReader(descriptor, seed, FramePosition.first(header.first_offset), max(size, HEADER_BYTES))
+    frames = FrameReader(descriptor, seed, FramePosition.first(header.first_offset), max(size, HEADER_BYTES))
     tally = SegmentTally(segment)
     pointers = IndexPointers(header.first_offset, seed, options.index_spacing)
     index = bytearray()
-    for entry in walk:
+    for entry in frames:
         assert entry.header is not None
         tally.add(entry.header)
-        position = walk.position - FRAME_BYTES - len(entry.data)
+        position = frames.position - FRAME_BYTES - len(entry.data)
         index += pointers.record(entry.entry_id, entry.offset, position, entry.header.publish_time)
-    return Recovered(tally, pointers, bytes(index), walk.position, size, walk.problem)
+    return Recovered(tally, pointers, bytes(index), frames.position, size, frames.problem)
 
 
 def check_loss(path: Path, found: Recovered, end: HighWatermark | None) -> None:

@@ -211,15 +211,15 @@ class SegmentTally:
 
 
 @contextmanager
-def speaking_of(path: Path, verb: str) -> Iterator[None]:
+def naming_file(path: Path, verb: str) -> Iterator[None]:
     """Turn the system's errors into ours; they name the file."""
     try:
         yield
     except OSError as error:
-        raise as_ours(error, path, verb) from error
+        raise storage_error(error, path, verb) from error
 
 
-def as_ours(error: OSError, path: Path, verb: str) -> CompactorError:
+def storage_error(error: OSError, path: Path, verb: str) -> CompactorError:
     """The system's error about a segment's file, as one of ours."""
     what = f"cannot {verb} the segment {path}, {error.strerror or error}"
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):

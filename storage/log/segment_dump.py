@@ -31,7 +31,7 @@ from storage.log.frames import (
     read_header,
     stored_checksum,
 )
-from storage.log.segment import speaking_of
+from storage.log.segment import naming_file
 from storage.log.sparse_index import FramePosition, IndexFile
 
 _MAGICS = (b"\x0e\x01", b"\x0e\x02")
@@ -80,7 +80,7 @@ class SegmentScan:
         self.path = path
         self._expected = expected
         self._seed: int | None = None
-        with speaking_of(path, "read"):
+        with naming_file(path, "read"):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self.size = os.fstat(self._descriptor).st_size
             self._frames = FrameReader(self._descriptor, 0, FramePosition.first(0), self.size, _CHUNK_BYTES)
@@ -93,7 +93,7 @@ class SegmentScan:
 
     def frames(self) -> Iterator[ScannedFrame]:
         """All frames and all that is none, in the order of the file, without gaps."""
-        with speaking_of(self.path, "read"):
+        with naming_file(self.path, "read"):
             place = FramePosition.first(self._first_offset) if self._seed is not None else None
             position = min(HEADER_BYTES, self.size)
             while position < self.size:

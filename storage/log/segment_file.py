@@ -34,10 +34,10 @@ from storage.log.frames import FRAME_BYTES, HEADER_BYTES, frame_head
 from storage.log.high_watermark import (
     HighWatermark,
     HighWatermarkWriter,
-    read_visible_end,
+    read_high_watermark,
     read_writing_process,
 )
-from storage.log.segment import LocalSegment, SegmentFiles, WriterOptions, speaking_of
+from storage.log.segment import LocalSegment, SegmentFiles, WriterOptions, naming_file
 from storage.log.unnamed import holds_data, set_aside
 from storage.metadata.records import SegmentContent
 from storage.model import MessageId
@@ -52,7 +52,7 @@ BeforeWrite = Callable[[], object]
 _log = logging.getLogger(__name__)
 
 
-def as_it_is() -> None:
+def no_check() -> None:
     """No check: no other process can have come to the file."""
 
 
@@ -83,7 +83,7 @@ class SegmentFile:
         self._durable = self._acknowledged = self._end_at(found.end)
         self._index = _open_index(files.index, found.index)
         try:
-            with speaking_of(files.end, "write"):
+            with naming_file(files.end, "write"):
                 self._end = HighWatermarkWriter(files.end, self._seed)
         except BaseException:
             if self._index >= 0:
@@ -92,10 +92,10 @@ class SegmentFile:
         self._end.publish(self._acknowledged)
 
     @classmethod
-    def create(cls, segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = as_it_is) -> Self:
+    def create(cls, segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = no_check) -> Self:
         """A new file, durable. One that is there has no row: it is replaced, or set aside if it holds something."""
         files = segment.files
-        with speaking_of(files.log, "create"):
+        with naming_file(files.log, "create"):
             if not files.folder.is_dir():
                 with contextlib.suppress(FileExistsError):
                     make_inside(files.folder)
@@ -121,18 +121,18 @@ class SegmentFile:
                 raise
 
     @classmethod
-    def recover(cls, segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = as_it_is) -> Self:
+    def recover(cls, segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = no_check) -> Self:
         """The file that a dead writer left, cut at its last whole frame (recovery.py), and durable up to there.
 
         Raises LeaseHeld if its writer lives, ObjectMissing, ObjectDamaged for flushed bytes that are not valid.
         """
         files, header = segment.files, segment.header
-        with speaking_of(files.log, "recover"):
+        with naming_file(files.log, "recover"):
             descriptor = _locked(files, 0)
             try:
                 before_write()
                 recovery.check_header(files.log, os.pread(descriptor, HEADER_BYTES, 0), header)
-                end = read_visible_end(files.end, header.checksum)
+                end = read_high_watermark(files.end, header.checksum)
                 size = os.fstat(descriptor).st_size
                 found = recovery.walked(descriptor, size, segment, options)
                 recovery.check_loss(files.log, found, end)
@@ -149,18 +149,18 @@ class SegmentFile:
     @staticmethod
     @contextlib.contextmanager
     def damaged(
-        segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = as_it_is
+        segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = no_check
     ) -> Iterator[SegmentContent | None]:
         """What a segment held that `recover` calls damaged, as far as it can be known; None: nothing.
 
         How much was flushed says `.end`, else what can be read. The file stays as it is, and locked in the context.
         """
         files, header = segment.files, segment.header
-        with speaking_of(files.log, "read"):
+        with naming_file(files.log, "read"):
             descriptor = _locked(files, 0)
         try:
             before_write()
-            end = read_visible_end(files.end, header.checksum)
+            end = read_high_watermark(files.end, header.checksum)
             status = os.fstat(descriptor)
             tally = recovery.walked(descriptor, status.st_size, segment, options).tally
             content = tally.content(status.st_size)
@@ -207,7 +207,7 @@ class SegmentFile:
         self.flushed = self.written
         self._durable = self._end_at(self.written)
 
-    def let_see(self) -> None:
+    def publish(self) -> None:
         """Let readers see all that is written: it is about to be acknowledged, or more of it is durable."""
         self._acknowledged = self._end_at(self.written)
         self._end.publish(self._acknowledged)

@@ -25,8 +25,8 @@ from storage.errors import CompactorError, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
 from storage.log.frames import FRAME_BYTES
-from storage.log.group_commit import Done, GroupCommit, PendingAppend, again, unusable
-from storage.log.segment import AppendResult, WriterOptions, as_ours
+from storage.log.group_commit import Done, GroupCommit, PendingAppend, closed_error, copy_of
+from storage.log.segment import AppendResult, WriterOptions, storage_error
 from storage.log.segment_file import SegmentFile
 from storage.metadata.records import SegmentContent
 
@@ -93,7 +93,7 @@ class SegmentWriter:
         with self._commits.committing:
             self._commits.commit_pending()
             if self._failed and (refusal := self._commits.refusal) is not None:
-                raise again(refusal)
+                raise copy_of(refusal)
             self._commits.guarded(self._flush)
 
     def flush_due(self) -> bool:
@@ -160,11 +160,11 @@ class SegmentWriter:
 
         Raises what keeps it from being durable, also if earlier appends failed with it.
         """
-        self._commits.end(unusable(f"the segment {self.path} is closed"), drop=False)
+        self._commits.end(closed_error(f"the segment {self.path} is closed"), drop=False)
         if not self._failed:
             self._commits.guarded(self._flush)
         elif (refusal := self._commits.refusal) is not None:
-            raise again(refusal)
+            raise copy_of(refusal)
 
     def close(self) -> None:
         """Finish, and give up the file. A writer that has failed before raises nothing: its appends have."""
@@ -183,7 +183,7 @@ class SegmentWriter:
         """Give up the file as it is: what is pending fails with `why`. For a writer that lost its lease."""
         if self._closed:
             return
-        self._commits.end(why or unusable(f"the segment {self.path} was given up"), drop=True)
+        self._commits.end(why or closed_error(f"the segment {self.path} was given up"), drop=True)
         self._release()
 
     def __enter__(self) -> Self:
@@ -210,7 +210,7 @@ class SegmentWriter:
     def _place(self, pending: PendingAppend) -> None:
         messages = pending.header.messages
         if self._next_offset - self.first_offset + messages > rows.MAX_ROWS:
-            raise unusable(f"the segment {self.path} has no offsets left for {messages} more messages")
+            raise closed_error(f"the segment {self.path} has no offsets left for {messages} more messages")
         pending.entry_id = self._next_entry_id
         pending.offset = self._next_offset
         self._next_entry_id += 1
@@ -228,7 +228,7 @@ class SegmentWriter:
         elif self._policy.ms is not None and self._unflushed_since is None:
             self._unflushed_since = self._clock.now_ms()
             self._commits.wake()
-        self._file.let_see()
+        self._file.publish()
 
     def _appended(self, pending: PendingAppend) -> AppendResult:
         header = pending.header
@@ -238,7 +238,7 @@ class SegmentWriter:
     def _flush(self) -> None:
         if self._file.flushed < self._file.written:
             self._sync()
-            self._file.let_see()
+            self._file.publish()
 
     def _flush_if_due(self) -> None:
         seconds = self._due_seconds()
@@ -266,7 +266,7 @@ class SegmentWriter:
         if isinstance(error, CompactorError):
             ours = type(error)(error.message, error.remedy)
         elif isinstance(error, OSError):
-            ours = as_ours(error, self.path, "write to")
+            ours = storage_error(error, self.path, "write to")
         else:
             ours = Unavailable(f"writing to the segment {self.path} was cut off by {error!r}", "append again")
         ours.__cause__ = error

@@ -30,7 +30,7 @@ from storage.errors import (
 )
 from storage.heartbeat import Heartbeat
 from storage.log.directory import LogDirectory
-from storage.log.group_commit import Done, again
+from storage.log.group_commit import Done, copy_of
 from storage.log.lease import OnHeld, writer_lease
 from storage.log.lease_renewer import POLL_SECONDS, LeaseRenewer
 from storage.log.open_segment import TopicSegments
@@ -202,7 +202,7 @@ class TopicLog:
 
     def _check_lease(self) -> None:
         if self._fenced is not None:
-            raise again(self._fenced)
+            raise copy_of(self._fenced)
 
     def _on_fenced(self) -> None:
         """Give up the segment at once, however long this lives: its lock keeps the lease's new holder out.

@@ -36,7 +36,7 @@ def unsealed_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) 
     if segment.log_uid != log.known_uid:
         return None
     try:
-        found = SegmentReader(LocalSegment.of(log, topic, segment)).visible_end()
+        found = SegmentReader(LocalSegment.of(log, topic, segment)).high_watermark()
     except DataLoss:
         return None
     size = found.visible - HEADER_BYTES - found.entries * FRAME_BYTES
@@ -81,7 +81,7 @@ class OpenSegments:
             if segment.log_uid != self._log.known_uid:
                 return before
             local = LocalSegment.of(self._log, topic, segment)
-            end = SegmentReader(local).visible_end()
+            end = SegmentReader(local).high_watermark()
             if end.next_offset == before.next_offset:
                 return before
             if end.next_offset < before.next_offset:  # a flush failed, and what was visible is gone

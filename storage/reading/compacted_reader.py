@@ -70,13 +70,13 @@ class CompactedReader:
         topic_id: int,
         owner: str,
         state: ReaderState,
-        tail: UnsealedSegments | None = None,
+        unsealed: UnsealedSegments | None = None,
         reset: Reset = Reset.EARLIEST,
-        shown: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
+        retention: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
     ) -> None:
         """`state`: a start, or where another read was, in this process or another.
 
-        `shown`: what of a compacted ledger may be seen (C2).
+        `retention`: what of a compacted ledger may be seen (C2).
         """
         self._metadata = metadata
         self._store = store
@@ -84,8 +84,8 @@ class CompactedReader:
         self._topic_id = topic_id
         self._owner = owner
         self._start = state.start
-        self._tail = tail
-        self._shown = shown
+        self._unsealed = unsealed
+        self._retention = retention
         self._next: SeekPosition | None = None
         """The seek position of the next message; None until the first pinned compacted ledger resolves a time."""
         self._known_to: int | None = None
@@ -94,7 +94,7 @@ class CompactedReader:
         """Whether the compacted ledger that it was in last is in event-time order; None: it was in none."""
         self._ledger_id: int | None = None
         """The compacted ledger that it was in last: a read that comes back to it has missed nothing."""
-        self._raw = RawReader(store, tail, self._take_snapshot, state.start, reset, or_compacted=True)
+        self._raw = RawReader(store, unsealed, self._take_snapshot, state.start, reset, or_compacted=True)
         self._is_raw = False
         if state.compacted is not None and isinstance(state.start, AtOffset):
             self._resume(state.compacted, state.start.offset)
@@ -127,7 +127,7 @@ class CompactedReader:
             if not self._is_raw or self._raw.is_gone:
                 snapshot = yield from self._compacted(None if self._is_raw else self._ledger_id)
                 if self._next in (None, NOWHERE, FromId(LATEST)):  # it has not come yet
-                    self._next = FromOffset(SnapshotReader(self._store, snapshot, self._tail).end)
+                    self._next = FromOffset(SnapshotReader(self._store, snapshot, self._unsealed).end)
                 assert self._next is not None
                 self._is_raw = True
                 self._raw.begin(self._next, -1 if self._known_to is None else _offset_of(self._next) - 1)
@@ -179,7 +179,7 @@ class CompactedReader:
         try:
             return reader.bound(self._start, read_compacted=True)
         except ObjectMissing:
-            if self._take_snapshot().pieces == snapshot.pieces:
+            if self._take_snapshot().extents == snapshot.extents:
                 raise
             return None
 
@@ -190,7 +190,7 @@ class CompactedReader:
         by_event = bool(manifest.policies.get("event_time_order"))
         if self._is_another(compacted):
             self._check_nothing_dropped(manifest, by_event)
-        self._check_nothing_hidden(manifest, reader.shown)
+        self._check_nothing_hidden(manifest, reader.retention)
         known_to, horizon = self._known_to, compacted.horizon.offset
         # What was trimmed behind the horizon before the read began, no read can know.
         first_known = max(horizon, reader.first_offset - 1)
@@ -229,9 +229,9 @@ class CompactedReader:
         if by_event != bool(self._by_event):  # the key's value may now be a message that is before what was delivered
             raise StateMayBeStale(f"{gone} {manifest.generation} has another order", _REMEDY)
 
-    def _check_nothing_hidden(self, manifest: Manifest, shown: RetentionFilter | None) -> None:
+    def _check_nothing_hidden(self, manifest: Manifest, retention: RetentionFilter | None) -> None:
         """Raises StateMayBeStale where a later value of a key that was delivered may be hidden by now (C2)."""
-        if self._known_to is None or shown is None or not shown.may_hide_behind(self._known_to, manifest.parts):
+        if self._known_to is None or retention is None or not retention.may_hide_behind(self._known_to, manifest.parts):
             return
         raise StateMayBeStale(
             f"generation {manifest.generation} of {manifest.topic} has messages behind offset {self._known_to} that "
@@ -244,12 +244,12 @@ class CompactedReader:
         assert self._next is not None
         if self._known_to is None:
             return True
-        return SnapshotReader(self._store, snapshot, self._tail).first_offset <= _offset_of(self._next)
+        return SnapshotReader(self._store, snapshot, self._unsealed).first_offset <= _offset_of(self._next)
 
     def _gap(self, snapshot: TopicSnapshot) -> StateMayBeStale:
         """What comes next is trimmed, and no compacted ledger stands for it."""
         assert self._next is not None
-        first = SnapshotReader(self._store, snapshot, self._tail).first_offset
+        first = SnapshotReader(self._store, snapshot, self._unsealed).first_offset
         return StateMayBeStale(
             f"offsets {_offset_of(self._next)} to {first - 1} of {snapshot.topic.name} are gone before a reader has "
             "read them, and no compacted ledger stands for them",
@@ -257,7 +257,7 @@ class CompactedReader:
         )
 
     def _reader(self, snapshot: TopicSnapshot) -> SnapshotReader:
-        return SnapshotReader(self._store, snapshot, self._tail, self._shown(snapshot))
+        return SnapshotReader(self._store, snapshot, self._unsealed, self._retention(snapshot))
 
     @contextmanager
     def _pinned(self, ledger_id: int | None) -> Iterator[_Pinned]:

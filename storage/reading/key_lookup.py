@@ -60,23 +60,23 @@ def point_read(
     hasher: KeyHasher,
     key: bytes,
     now: int,
-    tail: UnsealedSegments | None = None,
-    shown: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
+    unsealed: UnsealedSegments | None = None,
+    retention: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
 ) -> Message | None:
     """The newest message of `key`, which may be a tombstone; None: nothing is left of the key.
 
-    `now`: in event-time order, by which lateness is over (P9). `shown`: what of a compacted ledger may be seen (C2).
+    `now`: in event-time order, by which lateness is over (P9). `retention`: hides rows of a compacted ledger (C2).
 
     Raises ObjectMissing, ObjectDamaged; SegmentNotLocal where a newer value may be in another machine's log.
     """
     view = snapshot()
     while True:
         try:
-            reader = SnapshotReader(store, view, tail, shown(view))
+            reader = SnapshotReader(store, view, unsealed, retention(view))
             return _PointRead(store, reader, hasher, key, now).newest()
         except DataLoss:
             newer = snapshot()
-            if (newer.compacted, newer.pieces) == (view.compacted, view.pieces):
+            if (newer.compacted, newer.extents) == (view.compacted, view.extents):
                 raise
             view = newer
 
@@ -120,8 +120,8 @@ class _PointRead:
             return self._message(winner)
         with naming_compacted(self._snapshot):
             found = self._message(winner)
-        shown = self._reader.shown
-        hidden = found is not None and shown is not None and not shown.shows(found.offset, found.publish_time)
+        retention = self._reader.retention
+        hidden = found is not None and retention is not None and not retention.shows(found.offset, found.publish_time)
         return None if hidden else found
 
     def _later(self, winner: _Found | None) -> _Found | None:
@@ -129,13 +129,13 @@ class _PointRead:
         chunks = [chunk_table.none()]
         # One that comes after the winner ends after it: what is before need not be read where no chunk is there.
         after = [
-            piece for piece in self._reader.pieces if self._by_event or winner is None or _ends_after(piece, winner)
+            extent for extent in self._reader.extents if self._by_event or winner is None or _ends_after(extent, winner)
         ]
-        chunks += [self._chunks(piece) for piece in after]
+        chunks += [self._chunks(extent) for extent in after]
         if not any(map(len, chunks)):
             return winner
-        before = self._reader.pieces[: len(self._reader.pieces) - len(after)]
-        chunks += [self._chunks(piece) for piece in before]
+        before = self._reader.extents[: len(self._reader.extents) - len(after)]
+        chunks += [self._chunks(extent) for extent in before]
         if self._manifest is not None:
             with naming_compacted(self._snapshot):
                 chunks += map(self._mine, chunk_table.read_tables(self._store, self._manifest.chunks, self._range))
@@ -148,14 +148,14 @@ class _PointRead:
                 winner = candidate
         return winner
 
-    def _chunks(self, piece: LedgerRecord | SegmentRecord) -> Chunks:
+    def _chunks(self, extent: LedgerRecord | SegmentRecord) -> Chunks:
         """The key's chunks in a ledger or segment behind the horizon."""
-        if isinstance(piece, SegmentRecord):
-            return self._segment(piece)[1]
+        if isinstance(extent, SegmentRecord):
+            return self._segment(extent)[1]
         first = max(self._horizon + 1, self._snapshot.topic.start_offset)
-        if piece.last_offset < first:
+        if extent.last_offset < first:
             return chunk_table.none()
-        found = self._mine(read_ledger_chunks(self._store, piece.index))
+        found = self._mine(read_ledger_chunks(self._store, extent.index))
         mine: Chunks = found[offsets(found).astype(np.int64) >= first]
         return mine
 
@@ -168,7 +168,7 @@ class _PointRead:
     def _in_raw(self) -> Iterator[_Found]:
         """The key's record of each ledger and segment behind the horizon, the newest first."""
         first = max(self._horizon + 1, self._snapshot.topic.start_offset)
-        for ledger in reversed(self._reader.pieces):
+        for ledger in reversed(self._reader.extents):
             if isinstance(ledger, SegmentRecord):  # never compacted, so it is behind the horizon
                 yield from self._in_segment(ledger)
                 continue
@@ -250,9 +250,9 @@ class _PointRead:
             return last
         others = (found.chunks or self._compacted_chunks(found))[:-1]
         chunks = [*(self._row(self._place(offset), offset) for offset in others), last]
-        if (shown := self._reader.shown) is not None:
+        if (retention := self._reader.retention) is not None:
             compacted = (chunk for chunk in chunks if chunk.offset <= self._horizon)
-            if not all(shown.shows(chunk.offset, chunk.publish_time) for chunk in compacted):
+            if not all(retention.shows(chunk.offset, chunk.publish_time) for chunk in compacted):
                 return None
         return joined(chunks)
 
@@ -273,9 +273,9 @@ class _PointRead:
         """What holds the row of an offset: a part, or a ledger or segment behind the horizon."""
         if self._manifest is not None and offset <= self._horizon:
             return _part_at(self._manifest, offset)
-        number = bisect_right(self._reader.pieces, offset, key=lambda piece: piece.first_offset) - 1
-        piece = self._reader.pieces[number]
-        return piece if isinstance(piece, SegmentRecord) else RowsObject(piece.rows, piece.footer_size)
+        number = bisect_right(self._reader.extents, offset, key=lambda extent: extent.first_offset) - 1
+        extent = self._reader.extents[number]
+        return extent if isinstance(extent, SegmentRecord) else RowsObject(extent.rows, extent.footer_size)
 
     def _row(self, place: _Place, offset: int) -> Message:
         where = f"segment {place.ledger_id}" if isinstance(place, SegmentRecord) else place.stored.name
@@ -306,11 +306,11 @@ class _PointRead:
         )
 
 
-def _ends_after(piece: LedgerRecord | SegmentRecord, winner: _Found) -> bool:
+def _ends_after(extent: LedgerRecord | SegmentRecord, winner: _Found) -> bool:
     """Whether a ledger or segment has messages after the winner, or may get some."""
-    if isinstance(piece, LedgerRecord):
-        return piece.last_offset > winner.offset
-    return piece.content is None or piece.content.last_offset > winner.offset
+    if isinstance(extent, LedgerRecord):
+        return extent.last_offset > winner.offset
+    return extent.content is None or extent.content.last_offset > winner.offset
 
 
 def _found(record: tuple[int, int], rows_object: RowsObject | None) -> _Found:

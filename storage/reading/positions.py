@@ -99,9 +99,9 @@ def check_begins(topic: Topic, start: StartPosition) -> None:
     Right at the end is where one waits; a time is never behind it.
     """
     if is_behind_end(topic, start):
-        shown = f"the offset {start.offset}" if hasattr(start, "offset") else f"the message {start}"
+        retention = f"the offset {start.offset}" if hasattr(start, "offset") else f"the message {start}"
         raise OffsetOutOfRange(
-            f"{shown} is behind the end of {topic.name}, which is at offset {end_of(topic.snapshot_reader())}",
+            f"{retention} is behind the end of {topic.name}, which is at offset {end_of(topic.snapshot_reader())}",
             "read from a place that is there, from earliest or from latest",
         )
 
@@ -119,7 +119,7 @@ def is_behind_end(topic: Topic, start: StartPosition) -> bool:
         try:
             return start.offset > reader.end if isinstance(start, AtOffset) else _is_unknown_id(reader, start)
         except ObjectMissing:  # it was sealed, or trimmed, between the check and the read
-            if topic.snapshot().pieces == reader.pieces:
+            if topic.snapshot().extents == reader.extents:
                 raise
 
 
@@ -127,7 +127,7 @@ def _is_known(reader: SnapshotReader, start: StartPosition) -> bool:
     """Whether a start is before the end of what is sealed or rolled: rows tell that, and no segment is read."""
     from storage.reading.snapshot_reader import last_of, may_come_to
 
-    return any(last_of(piece) is not None and may_come_to(start, piece) for piece in reader.pieces)
+    return any(last_of(extent) is not None and may_come_to(start, extent) for extent in reader.extents)
 
 
 def _is_unknown_id(reader: SnapshotReader, asked: MessageId) -> bool:
@@ -139,9 +139,9 @@ def _is_unknown_id(reader: SnapshotReader, asked: MessageId) -> bool:
     known += [compacted.horizon.message_id] if compacted else []
     if known and asked.ledger_id <= max(known).ledger_id:
         return asked.ledger_id == max(known).ledger_id and asked.entry_id > max(known).entry_id + 1
-    if asked.ledger_id in {piece.ledger_id for piece in reader.pieces}:  # of a segment that is empty yet
+    if asked.ledger_id in {extent.ledger_id for extent in reader.extents}:  # of a segment that is empty yet
         return asked.entry_id > 0
-    newest = max((piece.ledger_id for piece in reader.pieces), default=None)
+    newest = max((extent.ledger_id for extent in reader.extents), default=None)
     if known or newest is not None:
         return newest is None or asked.ledger_id > newest
     return reader.end == 0  # of what was truncated no id is known any more

@@ -45,7 +45,7 @@ class RawReader:
     def __init__(
         self,
         store: ObjectStore,
-        tail: UnsealedSegments | None,
+        unsealed: UnsealedSegments | None,
         take_snapshot: Callable[[], TopicSnapshot],
         start: StartPosition,
         reset: Reset = Reset.EARLIEST,
@@ -54,7 +54,7 @@ class RawReader:
     ) -> None:
         """`or_compacted`: a compacted read: where what comes next is trimmed, it leaves the rest to its caller."""
         self._store = store
-        self._tail = tail
+        self._unsealed = unsealed
         self._take_snapshot = take_snapshot
         self._start = start
         self._reset = reset
@@ -89,7 +89,7 @@ class RawReader:
         self.is_gone = False
         snapshot = self._take_snapshot() if snapshot is None else snapshot
         while True:
-            reader = SnapshotReader(self._store, snapshot, self._tail)
+            reader = SnapshotReader(self._store, snapshot, self._unsealed)
             try:
                 if self._bound is None:
                     self._bound = self._first_bound(reader)
@@ -103,7 +103,7 @@ class RawReader:
             except (ObjectMissing, ObjectDamaged):
                 # A file that was written again under its old name looks damaged to a reader with the old row.
                 snapshot = self._take_snapshot()
-                if snapshot.pieces[: len(reader.pieces)] == reader.pieces:
+                if snapshot.extents[: len(reader.extents)] == reader.extents:
                     raise
 
     def _passed(self, offset: int) -> None:
@@ -142,10 +142,10 @@ def is_below(bound: SeekPosition, reader: SnapshotReader) -> bool:
         return bound.offset < reader.first_offset
     assert isinstance(bound, FromId)
     wanted = bound.message_id
-    if wanted in (EARLIEST, LATEST) or not reader.pieces:
+    if wanted in (EARLIEST, LATEST) or not reader.extents:
         return wanted not in (EARLIEST, LATEST)
-    if wanted.ledger_id != reader.pieces[0].ledger_id:
-        return wanted.ledger_id < reader.pieces[0].ledger_id
+    if wanted.ledger_id != reader.extents[0].ledger_id:
+        return wanted.ledger_id < reader.extents[0].ledger_id
     first = reader.first_message_id()
     if first is None or wanted.entry_id != first.entry_id:
         return first is None or wanted.entry_id < first.entry_id

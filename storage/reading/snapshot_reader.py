@@ -56,28 +56,28 @@ _ROWS = 1024
 class SnapshotReader:
     """Reads what one `TopicSnapshot` shows.
 
-    `tail` None: nothing may be in segments. `shown`: what of the compacted ledger may be seen (C2); None: all of it.
+    `unsealed` None: nothing may be in segments. `retention`: hides rows of the compacted ledger (C2); None: hides none.
     """
 
     def __init__(
         self,
         store: ObjectStore,
         snapshot: TopicSnapshot,
-        tail: UnsealedSegments | None = None,
-        shown: RetentionFilter | None = None,
+        unsealed: UnsealedSegments | None = None,
+        retention: RetentionFilter | None = None,
     ) -> None:
         self.snapshot = snapshot
         self._store = store
-        self._tail = tail
-        self.shown = shown
-        self.pieces = snapshot.pieces
+        self._unsealed = unsealed
+        self.retention = retention
+        self.extents = snapshot.extents
         self.read_to = -1
         """Up to this offset `raw` has gone through the topic, rows that no reader gets included."""
 
     @property
     def first_offset(self) -> int:
         """The offset of the first raw message; of the next one, if there is none."""
-        first = self.pieces[0].first_offset if self.pieces else self.snapshot.topic.next_offset
+        first = self.extents[0].first_offset if self.extents else self.snapshot.topic.next_offset
         return max(first, self.snapshot.topic.start_offset)
 
     def first_message_id(self) -> MessageId | None:
@@ -94,10 +94,10 @@ class SnapshotReader:
 
     def last_position(self) -> Position | None:
         """The last raw row, whether or not readers get it; None: there is none."""
-        for piece in reversed(self.pieces):
-            last = last_of(piece)
-            if last is None and isinstance(piece, SegmentRecord):
-                last = self.tail_of(piece).last(self.snapshot.topic, piece)
+        for extent in reversed(self.extents):
+            last = last_of(extent)
+            if last is None and isinstance(extent, SegmentRecord):
+                last = self.unsealed_of(extent).last(self.snapshot.topic, extent)
             if last is not None:
                 return last if last.offset >= self.snapshot.topic.start_offset else None
         return None
@@ -113,18 +113,18 @@ class SnapshotReader:
             for table in self.compacted(wanted, self.manifest(compacted)):
                 return FromOffset(table.column("offset")[0].as_py())
         # The largest time up to each piece only grows, however producers' clocks differ: it can be searched.
-        newest = list(accumulate((_newest_of(piece) for piece in self.pieces), max))
-        candidates = self.pieces[bisect_left(newest, start.publish_time) :]
+        newest = list(accumulate((_newest_of(extent) for extent in self.extents), max))
+        candidates = self.extents[bisect_left(newest, start.publish_time) :]
         for table in self._raw(candidates, wanted, after):
             return FromOffset(table.column("offset")[0].as_py())
         return NOWHERE
 
-    def first_since(self, piece: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
+    def first_since(self, extent: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
         """The offset of a piece's first message, from an offset on, that was published then or later; None: none was.
 
         Raises SegmentNotLocal.
         """
-        for table in self._raw((piece,), FromTime(publish_time), offset - 1):
+        for table in self._raw((extent,), FromTime(publish_time), offset - 1):
             return int(table.column("offset")[0].as_py())
         return None
 
@@ -137,28 +137,28 @@ class SnapshotReader:
         """The messages of the compacted ledger from `bound` on; no table is empty."""
         with naming_compacted(self.snapshot):
             for part in manifest.parts:
-                if bound.is_behind(part.last) or (self.shown is not None and self.shown.hides_all(part)):
+                if bound.is_behind(part.last) or (self.retention is not None and self.retention.hides_all(part)):
                     continue
                 for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
-                    if len(table := _from(bound, table if self.shown is None else self.shown.of(table))):
+                    if len(table := _from(bound, table if self.retention is None else self.retention.of(table))):
                         yield table
 
     def raw(self, bound: SeekPosition, after_offset: int = -1) -> Iterator[pa.Table]:
         """The raw messages from `bound` on and behind an offset; no table is empty."""
-        return self._raw(self.pieces, bound, after_offset)
+        return self._raw(self.extents, bound, after_offset)
 
     def _raw(
-        self, pieces: tuple[LedgerRecord | SegmentRecord, ...], bound: SeekPosition, after_offset: int
+        self, extents: tuple[LedgerRecord | SegmentRecord, ...], bound: SeekPosition, after_offset: int
     ) -> Iterator[pa.Table]:
         after = max(after_offset, self.snapshot.topic.start_offset - 1)
-        for piece in pieces:
-            last = last_of(piece)
+        for extent in extents:
+            last = last_of(extent)
             if last is not None and (bound.is_behind(last) or last.offset <= after):
                 continue
-            if isinstance(piece, LedgerRecord):
-                tables = self._rows(RowsObject(piece.rows, piece.footer_size), bound)
+            if isinstance(extent, LedgerRecord):
+                tables = self._rows(RowsObject(extent.rows, extent.footer_size), bound)
             else:
-                tables = self.tail_of(piece).tables(self.snapshot.topic, piece, bound, after)
+                tables = self.unsealed_of(extent).tables(self.snapshot.topic, extent, bound, after)
             for table in tables:
                 table = _from(FromOffset(after + 1), table)
                 if len(passed := _from(bound, table)):
@@ -171,7 +171,7 @@ class SnapshotReader:
     def segment(self, segment: SegmentRecord, first_offset: int = 0) -> Iterator[pa.Table]:
         """All rows of one of the snapshot's segments, from an offset and the topic's start on."""
         start = FromOffset(max(first_offset, self.snapshot.topic.start_offset))
-        return self.tail_of(segment).tables(self.snapshot.topic, segment, start)
+        return self.unsealed_of(segment).tables(self.snapshot.topic, segment, start)
 
     def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
         """The messages of one of the snapshot's ledgers from an offset on."""
@@ -198,14 +198,14 @@ class SnapshotReader:
             if len(table := delivered(table)):
                 yield table
 
-    def tail_of(self, piece: SegmentRecord) -> UnsealedSegments:
+    def unsealed_of(self, extent: SegmentRecord) -> UnsealedSegments:
         """What reads a segment of the snapshot. Raises Misconfigured."""
-        if self._tail is None:
+        if self._unsealed is None:
             raise Misconfigured(
-                f"{self.snapshot.topic.name} has messages from offset {piece.first_offset} on in a segment of its log",
+                f"{self.snapshot.topic.name} has messages from offset {extent.first_offset} on in a segment of its log",
                 "read it with the log directory (COMPACTOR_LOG) with which it was written",
             )
-        return self._tail
+        return self._unsealed
 
 
 def _from(bound: SeekPosition, table: pa.Table) -> pa.Table:
@@ -213,25 +213,25 @@ def _from(bound: SeekPosition, table: pa.Table) -> pa.Table:
     return table.slice(bound.first_row(table)) if len(table) else table
 
 
-def last_of(piece: LedgerRecord | SegmentRecord) -> Position | None:
+def last_of(extent: LedgerRecord | SegmentRecord) -> Position | None:
     """The last message of a piece, as its row says; None of an open segment."""
-    if isinstance(piece, LedgerRecord):
-        return Position(piece.last_offset, piece.last_message_id)
-    return Position(piece.content.last_offset, piece.content.last_message_id) if piece.content else None
+    if isinstance(extent, LedgerRecord):
+        return Position(extent.last_offset, extent.last_message_id)
+    return Position(extent.content.last_offset, extent.content.last_message_id) if extent.content else None
 
 
-def _newest_of(piece: LedgerRecord | SegmentRecord) -> int:
+def _newest_of(extent: LedgerRecord | SegmentRecord) -> int:
     """The largest publish time of a piece; of an open segment it is not known, so as large as can be."""
-    if isinstance(piece, LedgerRecord):
-        return piece.max_publish_time
-    return piece.content.max_publish_time if piece.content else _NEVER
+    if isinstance(extent, LedgerRecord):
+        return extent.max_publish_time
+    return extent.content.max_publish_time if extent.content else _NEVER
 
 
-def may_come_to(start: StartPosition, piece: LedgerRecord | SegmentRecord) -> bool:
+def may_come_to(start: StartPosition, extent: LedgerRecord | SegmentRecord) -> bool:
     """Whether a raw read from `start` may come to a ledger or segment, as its row says."""
     if isinstance(start, AtTime):
-        return _newest_of(piece) >= start.publish_time
-    last = last_of(piece)
+        return _newest_of(extent) >= start.publish_time
+    last = last_of(extent)
     return last is None or not seek_position_of(start).is_behind(last)
 
 

@@ -232,7 +232,7 @@ def check_emptied(bench: Workbench, before: Seen) -> None:
     assert bench.log is not None
     topic = bench.topic(TOPIC)
     first = topic.record.next_offset if topic.record.uid == before.snapshot.topic.uid else 0
-    assert topic.snapshot().pieces == ()
+    assert topic.snapshot().extents == ()
     assert [*raw(topic), *topic.messages(read_compacted=True)] == []
     import_table(bench, NEXT)
     append(bench, NEXT_ENTRIES)

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from storage.entries.entry import MAGIC
 from storage.errors import ObjectDamaged
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
-from storage.log.high_watermark import read_visible_end
+from storage.log.high_watermark import read_high_watermark
 from storage.log.segment import FlushPolicy
 from storage.log.segment_dump import FrameState, SegmentScan
 from storage.log.segment_writer import SegmentWriter
@@ -84,7 +84,7 @@ class SegmentMachine(RuleBasedStateMachine):
 
     def count_flushed(self) -> None:
         """By what its policy promises, at least; by the end file, exactly."""
-        end = read_visible_end(self.segment.files.end, self.segment.header.checksum)
+        end = read_high_watermark(self.segment.files.end, self.segment.header.checksum)
         assert end is not None
         sizes = [FRAME_BYTES + len(data) for data, _, _ in self.appended]
         ends = [HEADER_BYTES + sum(sizes[:number]) for number in range(len(sizes) + 1)]

@@ -90,7 +90,7 @@ def test_what_comes_behind_the_segment_is_read_without_it(bench: Workbench, away
         with pytest.raises(SegmentNotLocal, match=NAMED):
             away.get(b"k1")
         away.log_manager().try_roll_and_seal(away.record)
-    assert away.snapshot().pieces[-1] in away.snapshot().ledgers
+    assert away.snapshot().extents[-1] in away.snapshot().ledgers
     assert list(away.messages(LATEST)) == []
 
 
