@@ -30,6 +30,7 @@ from storage.entries.encode import encode_batch
 from storage.ledger.rows import Codec
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
+from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
 from storage.log.topic_log import TopicLog
 from storage.metadata.policy_store import BROKER, topic_scope
@@ -89,8 +90,7 @@ class Bench:
         """Those of all the topic's segments."""
         for segment in self._metadata.log.segments(topic.id):
             end = segment.content.size if segment.content else None
-            folder = self._log.of_topic(topic.uid)
-            yield from SegmentReader(folder, topic.uid, segment.ledger_id, segment.first_offset, -1, end).entries()
+            yield from SegmentReader(LocalSegment.of(self._log, topic, segment), end).entries()
 
     def plain(self, pieces: list[bytes], flush: bool) -> float:
         """Seconds to write the pieces into a new file, one call each, flushed after each, or not."""

@@ -211,8 +211,8 @@ class TwoPhaseCompactor:
         if self.log is None:
             return None
         keep_lost_ids(self.metadata, self.log)
-        keeper = LogManager(self.metadata, self.store, self.clock, self.log, owner_name())
-        left = keeper.roll_and_seal_what_can_be(topic)
+        log_manager = LogManager(self.metadata, self.store, self.clock, self.log, owner_name())
+        left = log_manager.try_roll_and_seal(topic)
         if left is not None:
             snapshot = self.metadata.snapshot(topic.id)
             if not run_input.dirty_ledgers(snapshot, RunPolicies(), self.clock.now_ms()):

@@ -21,20 +21,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from pyroaring import BitMap
 
-STRETCH_BITS = 19
-RANGE_OFFSETS = 1 << STRETCH_BITS
-MAX_STRETCH_BYTES = (RANGE_OFFSETS >> 3) + 128
+RANGE_BITS = 19
+RANGE_OFFSETS = 1 << RANGE_BITS
+MAX_RANGE_BYTES = (RANGE_OFFSETS >> 3) + 128
 """What a serialized bitmap of a stretch takes at most: its bits, and Roaring's own few bytes a container."""
-STRETCH_OVERHEAD = 512
+RANGE_OVERHEAD = 512
 """About what the objects around a small bitmap take in memory."""
 
 _ADDED_BYTES = 4
 """The most that one more offset costs: a run of its own in a container of runs."""
 
 
-def stretch_of(offset: int) -> int:
+def range_number(offset: int) -> int:
     """The number of the stretch that an offset is in."""
-    return offset >> STRETCH_BITS
+    return offset >> RANGE_BITS
 
 
 def encode(bitmap: BitMap) -> bytes:
@@ -55,7 +55,7 @@ def decode(stored: bytes) -> BitMap:
 
 def without_below(number: int, bitmap: BitMap, mark: int) -> BitMap:
     """The same bitmap, from which the offsets at or below `mark` were removed."""
-    low = mark + 1 - (number << STRETCH_BITS)
+    low = mark + 1 - (number << RANGE_BITS)
     if low > 0:
         bitmap.remove_range(0, min(low, RANGE_OFFSETS))
     return bitmap
@@ -90,7 +90,7 @@ def joined(parts: Iterable[range]) -> Iterator[range]:
 @dataclass
 class _Stretch:
     bitmap: BitMap = field(default_factory=BitMap)
-    size: int = STRETCH_OVERHEAD
+    size: int = RANGE_OVERHEAD
 
 
 class AcknowledgedOffsets:
@@ -112,7 +112,7 @@ class AcknowledgedOffsets:
     def __contains__(self, offset: int) -> bool:
         if offset <= self.end:
             return offset >= 0
-        stretch = self._stretches.get(stretch_of(offset))
+        stretch = self._stretches.get(range_number(offset))
         return stretch is not None and offset & (RANGE_OFFSETS - 1) in stretch.bitmap
 
     @property
@@ -134,7 +134,7 @@ class AcknowledgedOffsets:
         """Acknowledge all up to `offset`, for good: the bitmaps below it go. One that is passed already is ignored."""
         if offset <= self.mark:
             return
-        before, first = stretch_of(self.mark + 1), stretch_of(offset + 1)
+        before, first = range_number(self.mark + 1), range_number(offset + 1)
         self.mark = offset
         if first > before:
             for number in [number for number in self._stretches if number < first]:
@@ -145,17 +145,17 @@ class AcknowledgedOffsets:
 
     def adopt(self, number: int, bitmap: BitMap) -> bool:
         """Take over what is stored of a stretch; False, and nothing is taken, if there is no room for it."""
-        if number < stretch_of(self.mark + 1):
+        if number < range_number(self.mark + 1):
             return True
         held = self._stretches.get(number)
         union = bitmap if held is None else held.bitmap | bitmap
         if not union:
             return True
-        size = STRETCH_OVERHEAD + len(encode(union))
+        size = RANGE_OVERHEAD + len(encode(union))
         if size > (held.size if held else 0) and self.held_bytes + size - (held.size if held else 0) > self._max_bytes:
             return False
         self._put(number, _Stretch(union, size))
-        if stretch_of(self.end + 1) == number:
+        if range_number(self.end + 1) == number:
             self.end = self._last_of_run(self.end + 1)
         return True
 
@@ -164,7 +164,7 @@ class AcknowledgedOffsets:
         taken = {}
         for number in sorted(self._changed):
             bitmap = without_below(number, self._stretches[number].bitmap, self.mark)
-            self._put(number, _Stretch(bitmap, STRETCH_OVERHEAD + len(encode(bitmap))))
+            self._put(number, _Stretch(bitmap, RANGE_OVERHEAD + len(encode(bitmap))))
             taken[number] = bitmap.copy()
         self._changed.clear()
         return taken
@@ -182,20 +182,20 @@ class AcknowledgedOffsets:
         count = max(min(self.mark + 1, end) - offset - 1, 0)
         low = max(offset, self.mark) + 1
         for number, stretch in self._stretches.items():
-            first = number << STRETCH_BITS
+            first = number << RANGE_BITS
             inside = max(low - first, 0), min(end - first, RANGE_OFFSETS)
             if inside[0] < inside[1]:
                 count += stretch.bitmap.range_cardinality(*inside)
         return count
 
     def _add_within(self, first: int, last: int) -> bool:
-        number, count = stretch_of(first), last - first + 1
+        number, count = range_number(first), last - first + 1
         stretch = self._stretches.get(number)
         low = first & (RANGE_OFFSETS - 1)
         if stretch is not None and stretch.bitmap.contains_range(low, low + count):
             return True
         before = stretch.size if stretch else 0
-        size = min((before or STRETCH_OVERHEAD) + _ADDED_BYTES * count, STRETCH_OVERHEAD + MAX_STRETCH_BYTES)
+        size = min((before or RANGE_OVERHEAD) + _ADDED_BYTES * count, RANGE_OVERHEAD + MAX_RANGE_BYTES)
         if size > before and self.held_bytes + size - before > self._max_bytes:
             self.forgotten += count - (stretch.bitmap.range_cardinality(low, low + count) if stretch else 0)
             return False
@@ -221,7 +221,7 @@ class AcknowledgedOffsets:
         """The last offset before the first one at or behind `start` that is not acknowledged."""
         offset = start
         while True:
-            stretch = self._stretches.get(stretch_of(offset))
+            stretch = self._stretches.get(range_number(offset))
             low = offset & (RANGE_OFFSETS - 1)
             if stretch is None or low not in stretch.bitmap:
                 return offset - 1
@@ -233,8 +233,8 @@ class AcknowledgedOffsets:
     def _gaps(self, start: int, end: int) -> Iterator[range]:
         offset = max(start, self.end + 1)
         while offset < end:
-            number = stretch_of(offset)
-            first = number << STRETCH_BITS
+            number = range_number(offset)
+            first = number << RANGE_BITS
             stop = min(end, first + RANGE_OFFSETS)
             stretch = self._stretches.get(number)
             if stretch is None:

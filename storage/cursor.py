@@ -1,7 +1,7 @@
 """A durable named cursor as its owner has it: acknowledge, flush, resume (Pulsar's ManagedCursor).
 
     acknowledge             in memory; what is contiguous moves the mark, the rest are bits (storage/ack_ranges.py)
-    flush                   one transaction: mark-delete and the stretches that have changed, merged with what is stored
+    flush                   one transaction: mark-delete and the ranges that have changed, merged with what is stored
     open                    the position and the bits that were flushed; all else is delivered again
 
 Invariants:
@@ -11,13 +11,13 @@ Invariants:
 - Two owners of one cursor lose nothing of each other. After a reset by another, or a deletion, an owner is Fenced, for
   good: it must open the cursor again.
 - Nothing is acknowledged that does not exist yet. The owner's `end` says where the topic ends; it is asked when an
-  acknowledgement goes beyond what it last said, once a page of messages for a reader that has come to the end.
+  acknowledgement goes beyond the end that it last gave, once a page of messages for a reader that has come to the end.
 - Nothing runs beside the owner. A flush is due when so many acknowledgements have gathered, or the oldest is so old; it
   is made by the next call, or by `flush_due`, which an owner may call from a loop or thread of its own. The settings
   None, None leave it to the owner alone, as an event loop wants that must not wait for SQL.
 
 The id of mark-delete is the exact one of the message there. An owner hands ids in with acknowledgements; where the
-mark comes to a message whose id is not at hand, `locate` is asked, once a flush at most. If that message is gone,
+mark comes to a message whose id is not known, `locate` is asked, once a flush at most. If that message is gone,
 mark-delete stays and the ranges say the rest (R9): it never jumps to the next message that still exists.
 
 Safe to share between threads. May go wrong in any call that flushes: Unavailable (nothing is lost; the next call tries
@@ -85,7 +85,7 @@ class Cursor:
         self._resume(metadata.acknowledgements.load(topic.id, name, settings.max_held_bytes))
 
     def _resume(self, loaded: CursorState) -> None:
-        self._life = loaded.life
+        self._incarnation = loaded.life
         self._stored = self._position = loaded.record.mark_delete
         self._offsets = AcknowledgedOffsets(_offset(self._stored), self._settings.max_held_bytes)
         for number, bitmap in loaded.stretches.items():
@@ -183,15 +183,15 @@ class Cursor:
 
         `start`: where the topic's messages begin; what is trimmed is no message, and counts as acknowledged.
         """
-        left, last = count, -1
+        remaining, last = count, -1
         for gap in self.unacknowledged(end, start):
-            if left <= 0:
+            if remaining <= 0:
                 break
-            taken = min(left, len(gap))
-            last, left = gap[taken - 1], left - taken
+            taken = min(remaining, len(gap))
+            last, remaining = gap[taken - 1], remaining - taken
         if last >= 0:
             self.acknowledge_below(last + 1)
-        return count - left
+        return count - remaining
 
     def reset(self, position: Position | None) -> None:
         """Move the cursor, at once: `position` is the last message that counts as acknowledged; None: none does.
@@ -229,7 +229,7 @@ class Cursor:
                 if not self._is_dirty():
                     self._gathered, self._oldest = 0, None
                     return
-                life, position, end = self._life, self._position, self._offsets.end
+                incarnation, position, end = self._incarnation, self._position, self._offsets.end
                 gathered, oldest, self._gathered, self._oldest = self._gathered, self._oldest, 0, None
                 taken = self._offsets.take_changed()
                 highest = self._highest
@@ -237,7 +237,7 @@ class Cursor:
             try:
                 if end > _offset(position) and end != self._gone:
                     position = self._found(end, highest) or position
-                merged = self._metadata.acknowledgements.merge(self._topic.id, self.name, life, position, taken)
+                merged = self._metadata.acknowledgements.merge(self._topic.id, self.name, incarnation, position, taken)
                 written = True
             except Fenced as error:
                 self._fenced = error
@@ -250,9 +250,9 @@ class Cursor:
                         self._oldest = oldest if oldest is not None else self._oldest
             with self._state:
                 self._stored = merged.mark_delete
-                for one in (position, merged.mark_delete):
-                    if one is not None:
-                        self._move(one)
+                for acknowledged in (position, merged.mark_delete):
+                    if acknowledged is not None:
+                        self._move(acknowledged)
                 for number, bitmap in merged.stretches.items():
                     self._offsets.adopt(number, bitmap)
                 if self._is_dirty() and self._oldest is None:

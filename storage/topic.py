@@ -1,10 +1,10 @@
 """A topic: append, read raw or compacted, know its last message.
 
-The place that joins metadata, store, log directory and clock for one topic. Writing goes through the writer lease: to
-the active segment (`storage/log/topic_log.py`), or as sealed ledgers (`storage/log/bulk_append.py`). Reading goes raw
-through a snapshot (`storage/reading/snapshot_reader.py`, `storage/reading/raw_reader.py`), compacted through a pinned
-one (`storage/reading/compacted_reader.py`), on and on as messages come (`storage/reading/topic_reader.py`), or for one
-key through the key indexes (`storage/reading/key_lookup.py`).
+Joins metadata, store, log directory and clock for one topic. Writing goes through the writer lease: to the active
+segment (`storage/log/topic_log.py`), or as sealed ledgers (`storage/log/bulk_append.py`). Reading goes raw
+(`storage/reading/raw_reader.py`), compacted under a pin (`storage/reading/compacted_reader.py`), page by page as
+messages come (`storage/reading/page_reader.py`), or for one key through the key indexes
+(`storage/reading/key_lookup.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.clock import Clock
 from storage.errors import Misconfigured, ObjectMissing
 from storage.ledger import rows
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher
-from storage.ledger.seek import AtOffset, Reset, Start
+from storage.ledger.seek import AtOffset, Reset, StartPosition
 from storage.log.bulk_append import DEFAULT_LEDGER_BYTES, DEFAULT_WAIT_MS, BulkAppend
 from storage.log.directory import LogDirectory
 from storage.log.lease import OnHeld
@@ -36,17 +36,12 @@ from storage.owner import owner_name
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.key_lookup import point_read
 from storage.reading.last_message import LastMessage
+from storage.reading.limits import ReadLimits, limited
 from storage.reading.page_reader import PageReader
 from storage.reading.raw_reader import RawReader
 from storage.reading.reader_state import ReaderState
-from storage.reading.retention_filter import RetentionFilter, visible
-from storage.reading.snapshot_reader import (
-    Limits,
-    SnapshotReader,
-    limited,
-    messages,
-)
-from storage.reading.topic_reader import TopicReader
+from storage.reading.retention_filter import RetentionFilter, retention_filter
+from storage.reading.snapshot_reader import SnapshotReader, messages
 
 
 class Topic:
@@ -68,7 +63,7 @@ class Topic:
         self.record = record
         self._hasher = hasher or Xxh3KeyHasher(record.hash_seed)
         self._log = log
-        self._tail = UnsealedSegments(log) if log is not None else None
+        self._unsealed = UnsealedSegments(log) if log is not None else None
 
     @classmethod
     def open(
@@ -91,7 +86,7 @@ class Topic:
         name: TopicName,
         log: LogDirectory | None = None,
     ) -> Topic:
-        """The topic of that name, made if it does not exist."""
+        """The topic of that name; created if it does not exist."""
         return cls(metadata, store, clock, metadata.create_topic(name), log=log)
 
     @property
@@ -106,8 +101,9 @@ class Topic:
         wait_ms: int = DEFAULT_WAIT_MS,
         on_held: OnHeld = lambda _: None,
     ) -> BulkAppend:
-        """A writer of sealed ledgers; each of its `append` calls is all or nothing. `on_held`: called with the owner
-        that is waited for.
+        """A writer of sealed ledgers; each of its `append` calls is all or nothing.
+
+        `on_held`: called with the owner that is waited for.
         """
         return BulkAppend(
             self._metadata,
@@ -127,19 +123,18 @@ class Topic:
         self,
         wait_ms: int = DEFAULT_WAIT_MS,
         on_rolled: Callable[[], object] = lambda: None,
-        watch: LeaseRenewer | None = None,
+        renewer: LeaseRenewer | None = None,
         on_held: OnHeld = lambda _: None,
     ) -> TopicLog:
-        """The writer of the active segment; a context manager, inside which the topic is ours to append to.
+        """The writer of the active segment; a context manager, inside which this process may append.
 
-        `on_rolled` is called when a segment waits to be sealed. `watch`: of a process that has many open at once;
+        `on_rolled` is called when a segment waits to be sealed. `renewer`: of a process that has many open at once;
         `on_held`: called with the owner that is waited for.
         """
-        log = self._log_directory
-        one = self.record
-        return TopicLog(self._metadata, self._clock, log, one, owner_name(), wait_ms, on_rolled, watch, on_held)
+        log, owner = self._log_directory, owner_name()
+        return TopicLog(self._metadata, self._clock, log, self.record, owner, wait_ms, on_rolled, renewer, on_held)
 
-    def keeper(self) -> LogManager:
+    def log_manager(self) -> LogManager:
         """What rolls and seals this topic's segments."""
         return LogManager(self._metadata, self._store, self._clock, self._log_directory, owner_name())
 
@@ -155,7 +150,7 @@ class Topic:
 
     def read(
         self,
-        start: Start = EARLIEST,
+        start: StartPosition = EARLIEST,
         read_compacted: bool = False,
         max_messages: int | None = None,
         max_bytes: int | None = None,
@@ -169,52 +164,45 @@ class Topic:
         for; the pin is released when the compacted part ends or the iterator is closed. Raises DataLoss (R8),
         StateMayBeStale (R7), OffsetOutOfRange.
         """
-        limits = Limits(max_messages, max_bytes)
+        limits = ReadLimits(max_messages, max_bytes)
         if read_compacted:
-            return self._pinned_read(start, reset).batches(limits)
-        return limited(self._raw_read(start, reset).tables(self.snapshot()), limits)
+            return limited(self._compacted_source(ReaderState(start), reset).tables(), limits)
+        return limited(self._raw_source(start, reset).tables(self.snapshot()), limits)
 
     def reader(
-        self, start: Start = EARLIEST, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
-    ) -> TopicReader:
-        """A reader that follows the topic: page by page, waiting for new messages if asked to."""
-        return TopicReader(
-            self._clock, self._pinned_read(start, reset) if read_compacted else self._raw_read(start, reset)
-        )
-
-    def page_reader(
-        self, state: ReaderState, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
+        self, start: StartPosition | ReaderState = EARLIEST, read_compacted: bool = False, reset: Reset = Reset.EARLIEST
     ) -> PageReader:
-        """A reader of one page, which returns where the next one begins."""
-        read = self._pinned_read(state.start, reset) if read_compacted else self._raw_read(state.start, reset)
-        return PageReader(read, state, self.name.partition)
+        """A reader that goes on as messages come, page by page, from a start or from where another page ended."""
+        state = start if isinstance(start, ReaderState) else ReaderState(start)
+        source = self._compacted_source(state, reset) if read_compacted else self._raw_source(state.start, reset)
+        return PageReader(self._clock, source, state, self.name.partition)
 
-    def _raw_read(self, start: Start, reset: Reset) -> RawReader:
-        return RawReader(self._store, self._tail, self.snapshot, start, reset)
+    def _raw_source(self, start: StartPosition, reset: Reset) -> RawReader:
+        return RawReader(self._store, self._unsealed, self.snapshot, start, reset)
 
-    def _pinned_read(self, start: Start, reset: Reset) -> CompactedReader:
+    def _compacted_source(self, state: ReaderState, reset: Reset) -> CompactedReader:
         return CompactedReader(
             self._metadata,
             self._store,
             self._clock,
             self.record.id,
             owner_name(),
-            start,
-            self._tail,
+            state,
+            self._unsealed,
             reset,
-            self._shown,
+            self._retention_filter,
         )
 
-    def _shown(self, snapshot: TopicSnapshot) -> RetentionFilter | None:
+    def _retention_filter(self, snapshot: TopicSnapshot) -> RetentionFilter | None:
         """What of the compacted ledger may be seen now; policies are asked only if there is one."""
         if snapshot.compacted is None:
             return None
-        return visible(self._metadata, snapshot.topic, self._clock.now_ms())
+        return retention_filter(self._metadata, snapshot.topic, self._clock.now_ms())
 
     def snapshot_reader(self) -> SnapshotReader:
-        """A reader of the topic as it is now, for questions about one moment."""
+        """A reader of the topic as it is now."""
         snapshot = self.snapshot()
-        return SnapshotReader(self._store, snapshot, self._tail, self._shown(snapshot))
+        return SnapshotReader(self._store, snapshot, self._unsealed, self._retention_filter(snapshot))
 
     def newest(self, key: bytes, *, sealed_only: bool = False) -> Message | None:
         """The newest message of one key, compacted part and tail together, which may be a tombstone (T4).
@@ -223,8 +211,9 @@ class Topic:
         not removed yet is one. `sealed_only`: of what is sealed; what a segment holds is left out. Raises DataLoss
         (R8), SegmentNotLocal.
         """
-        look = self._sealed if sealed_only else self.snapshot
-        return point_read(self._store, look, self._hasher, key, self._clock.now_ms(), self._tail, self._shown)
+        take_snapshot = self._sealed if sealed_only else self.snapshot
+        now, retention = self._clock.now_ms(), self._retention_filter
+        return point_read(self._store, take_snapshot, self._hasher, key, now, self._unsealed, retention)
 
     def _sealed(self) -> TopicSnapshot:
         return replace(self.snapshot(), segments=())
@@ -236,7 +225,7 @@ class Topic:
 
     def messages(
         self,
-        start: Start = EARLIEST,
+        start: StartPosition = EARLIEST,
         read_compacted: bool = False,
         max_messages: int | None = None,
         reset: Reset = Reset.EARLIEST,
@@ -255,7 +244,7 @@ class Topic:
             try:
                 return LastMessage(self._store, reader, self._hasher).message_id(read_compacted)
             except ObjectMissing:  # it was sealed, or trimmed, between the check and the read
-                if self.snapshot().pieces == reader.pieces:
+                if self.snapshot().extents == reader.extents:
                     raise
 
     def locate(self, offset: int) -> Position | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import google_crc32c
 from storage.clock import Clock
 from storage.entries.decode import StoredEntry
 from storage.log.frames import SegmentHeader
-from storage.log.segment import FlushPolicy, SegmentFiles, WriterOptions
-from storage.log.segment_file import SegmentFile, as_it_is
+from storage.log.high_watermark import HighWatermark, read_high_watermark
+from storage.log.segment import FlushPolicy, LocalSegment, SegmentFiles, WriterOptions
+from storage.log.segment_file import SegmentFile
 from storage.log.segment_reader import SegmentReader
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import SegmentContent
@@ -54,19 +56,33 @@ class OneSegment:
     def header(self) -> SegmentHeader:
         return SegmentHeader(TOPIC_UID, self.ledger_id, self.first_offset)
 
+    @property
+    def local(self) -> LocalSegment:
+        return LocalSegment(self.folder, self.header, PARTITION)
+
+    def _writer(
+        self, opened: Callable[[LocalSegment, WriterOptions], SegmentFile], options: WriterOptions
+    ) -> SegmentWriter:
+        return SegmentWriter(opened(self.local, options), self.clock, options)
+
     def create(self, policy: FlushPolicy = EVERY_APPEND, **options: Any) -> SegmentWriter:
-        return SegmentWriter.create(self.folder, self.header, PARTITION, self.clock, WriterOptions(policy, **options))
+        return self._writer(SegmentFile.create, WriterOptions(policy, **options))
 
     def recover(self, policy: FlushPolicy = EVERY_APPEND, **options: Any) -> SegmentWriter:
-        return SegmentWriter.recover(self.folder, self.header, PARTITION, self.clock, WriterOptions(policy, **options))
+        return self._writer(SegmentFile.recover, WriterOptions(policy, **options))
 
     def damaged(self) -> SegmentContent | None:
         """What it held, though it cannot be recovered."""
-        with SegmentFile.damaged(self.files, self.header, PARTITION, WriterOptions(), as_it_is) as content:
+        with SegmentFile.damaged(self.local, WriterOptions()) as content:
             return content
 
     def reader(self, end: int | None = None, **options: Any) -> SegmentReader:
-        return SegmentReader(self.folder, TOPIC_UID, self.ledger_id, self.first_offset, PARTITION, end, **options)
+        return SegmentReader(self.local, end, **options)
+
+    def end(self) -> HighWatermark:
+        found = read_high_watermark(self.files.end, self.header.checksum)
+        assert found is not None
+        return found
 
     def visible(self) -> list[bytes]:
         """The entries that readers of an open segment see."""

@@ -15,10 +15,10 @@ from compactor.batch import Outcome
 from compactor.engines.engine import Engine, InProcess
 from compactor.run.plan import RunPolicies, Sizing
 from compactor.two_phase import TwoPhaseCompactor
-from storage.clock import Clock
 from storage.ledger.hashing import KeyHasher
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
+from storage.log.segment import SegmentFiles
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import policies
 from storage.model import EARLIEST, Message, MessageId, TopicName
@@ -52,7 +52,7 @@ class Workbench:
 
     metadata: MetadataStore
     store: ObjectStore
-    clock: Clock
+    clock: ManualClock
     engine: Engine
     sizing: Sizing | None = None
     log: LogDirectory | None = None
@@ -76,6 +76,15 @@ class Workbench:
         """Let time pass, under a clock that stands still by itself."""
         assert isinstance(self.clock, ManualClock)
         self.clock.advance(milliseconds)
+
+    def files(self, topic: Topic, first_offset: int = 0) -> SegmentFiles:
+        """The files of one of the topic's segments."""
+        return SegmentFiles(self.folder(topic), first_offset)
+
+    def folder(self, topic: Topic) -> Path:
+        """The folder of the topic's segments."""
+        assert self.log is not None
+        return self.log.of_topic(topic.record.uid)
 
     def append(self, topic: Topic, tables: Iterable[pa.Table], ledger_bytes: int = 1 << 20) -> list[Message]:
         """Append as one import; the messages as they can now be read raw."""

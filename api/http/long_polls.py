@@ -20,10 +20,10 @@ from api.http.problems import Problem
 from api.http.thread_pools import Pools, WaitsFor
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
-from storage.log.unsealed_end import UnsealedEnd, open_end
+from storage.log.unsealed_messages import UnsealedEnd, unsealed_end
 from storage.metadata.records import TopicTail
 from storage.metadata.store import MetadataStore
-from storage.reading.topic_reader import POLL_SECONDS
+from storage.reading.page_reader import POLL_SECONDS
 
 _GONE_SECONDS = 1.0
 """How long a client that has gone away is waited for at most."""
@@ -122,6 +122,6 @@ class LongPolls:
 
     def _with_open_ends(self, tails: Sequence[TopicTail]) -> dict[int, _End]:
         return {
-            tail.topic.id: (tail, None if tail.open is None else open_end(self._log, tail.topic, tail.open))
+            tail.topic.id: (tail, None if tail.open is None else unsealed_end(self._log, tail.topic, tail.open))
             for tail in tails
         }

@@ -27,7 +27,6 @@ from starlette.types import Receive, Scope, Send
 from api.http.paths import kept
 from api.http.problems import Problem, answer
 from storage.clock import Clock
-from storage.ledger.seek import Start
 from storage.log.directory import LogDirectory
 from storage.metadata.compaction_state_records import ServiceRecord
 from storage.metadata.records import Lease, SegmentState, TopicRecord
@@ -123,7 +122,7 @@ class OwnerProxy:
             {"Retry-After": str(seconds)},
         )
 
-    def for_reading(self, topic: TopicRecord, start: Start | None = None) -> None:
+    def for_reading(self, topic: TopicRecord, start: StartPosition | None = None) -> None:
         """Raises NotTheOwner if another service can give more.
 
         `start`: where the read begins; None: it needs the newest messages.

@@ -35,7 +35,6 @@ from storage.errors import (
 )
 from storage.ledger.seek import AtOffset
 from storage.log.directory import LogDirectory
-from storage.log.unsealed_end import open_end
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     CursorRecord,
@@ -99,12 +98,16 @@ def has_limits(policies: TopicPolicies) -> bool:
 def extents(snapshot: TopicSnapshot, log: LogDirectory | None) -> list[BacklogExtent]:
     """The topic's ledgers and segments in order, as far as they hold something; an open one if it is in `log`."""
     found = []
-    for piece in snapshot.pieces:
+    for piece in snapshot.extents:
         if isinstance(piece, LedgerRecord):
             found.append(BacklogExtent(piece.first_offset, piece.last_offset, piece.logical_bytes))
         elif piece.content is not None:
             found.append(BacklogExtent(piece.first_offset, piece.content.last_offset, piece.content.logical_bytes))
-        elif log is not None and (end := open_end(log, snapshot.topic, piece)) and end.next_offset > piece.first_offset:
+        elif (
+            log is not None
+            and (end := unsealed_end(log, snapshot.topic, piece))
+            and end.next_offset > piece.first_offset
+        ):
             found.append(BacklogExtent(piece.first_offset, end.next_offset - 1, end.size))
     return found
 
@@ -192,7 +195,7 @@ class BacklogLimits:
         try:
             offset = self._first_since(reader, min(map(_next_offset, waiting)), publish_time)
         except (ObjectMissing, ObjectDamaged):
-            if opened.snapshot().pieces == reader.pieces:
+            if opened.snapshot().extents == reader.extents:
                 raise
             return  # it was sealed or trimmed meanwhile: the next task checks again
         self._acknowledge_below(opened, waiting, offset)
@@ -218,7 +221,7 @@ class BacklogLimits:
     def _acknowledge_below(self, opened: Topic, waiting: Sequence[CursorRecord], offset: int) -> None:
         """Let these subscriptions go on at an offset, or where they are if that is behind it."""
         moving = [record for record in waiting if _next_offset(record) < offset]
-        lasts = {one.offset: one for one in map(last_of, opened.snapshot().pieces) if one} if moving else {}
+        lasts = {one.offset: one for one in map(last_of, opened.snapshot().extents) if one} if moving else {}
 
         def locate(wanted: int) -> Position | None:
             try:
@@ -272,7 +275,7 @@ def _next_offset(cursor: CursorRecord) -> int:
 
 def _behind(reader: SnapshotReader, offset: int, end: int) -> Iterator[LedgerRecord | SegmentRecord]:
     """The pieces that hold messages from an offset on; `end`: of the topic."""
-    for piece in reader.pieces if offset < end else ():
+    for piece in reader.extents if offset < end else ():
         last = last_of(piece)
         if last is None or last.offset >= offset:
             yield piece

@@ -159,7 +159,7 @@ class Retention:
         """Roll and seal the tail; why it could not be done: a writer or sealer has it, or it is damaged."""
         assert self.log is not None, "without a log directory no unsealed extent is looked at"
         manager = LogManager(self.metadata, self.store, self.clock, self.log, owner_name())
-        error = manager.roll_and_seal_what_can_be(topic)
+        error = manager.try_roll_and_seal(topic)
         return "" if error is None else recorded(error)
 
     def _tail(self, snapshot: TopicSnapshot, policies: TopicPolicies, now: int) -> _Tail:

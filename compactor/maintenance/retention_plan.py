@@ -91,7 +91,7 @@ class TrimPlan:
 def extents_of(snapshot: TopicSnapshot, tail: Sequence[Extent] = ()) -> tuple[Extent, ...]:
     """The topic's extents in order of offsets, up to the first segment that is not in `tail`."""
     known = {extent.ledger_id: extent for extent in (*map(_sealed, snapshot.ledgers), *tail)}
-    in_reach = takewhile(lambda record: record.ledger_id in known, snapshot.pieces)
+    in_reach = takewhile(lambda record: record.ledger_id in known, snapshot.extents)
     return tuple(known[record.ledger_id] for record in in_reach)
 
 

@@ -96,7 +96,7 @@ class Backlogs:
             opened |= {record.open_segment.ledger_id for record in page if record.open_segment is not None}
             measured += self._measured(page, resolver, all_open=False)
         if self._open is not None:
-            self._open.forget_others(opened)
+            self._open.keep_only(opened)
         return measured
 
     def _measured(self, records: list[BacklogRecord], resolver: PolicyResolver, *, all_open: bool) -> Iterator[Backlog]:

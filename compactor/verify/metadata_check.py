@@ -67,7 +67,7 @@ def _check_compacted(snapshot: TopicSnapshot, compacted: CompactedLedgerRecord, 
             ids = ({"horizon": horizon.message_id}, {"horizon": ledger.last_message_id})
             findings.compare(where, _UNEQUAL, *ids)
     wanted = max(horizon.offset + 1, topic.start_offset)
-    after = (extent.first_offset for extent in snapshot.pieces if extent.first_offset > horizon.offset)
+    after = (extent.first_offset for extent in snapshot.extents if extent.first_offset > horizon.offset)
     following = min(after, default=topic.next_offset)
     if following > wanted:
         what = f"offsets {wanted} to {following - 1}, after the horizon, are in no ledger and no segment"

@@ -35,7 +35,7 @@ class AtTime:
     publish_time: int
 
 
-Start = MessageId | AtOffset | AtTime
+StartPosition = MessageId | AtOffset | AtTime
 
 
 class Reset(StrEnum):
@@ -46,7 +46,7 @@ class Reset(StrEnum):
     FAIL = "fail"
 
 
-class Bound(Protocol):
+class SeekPosition(Protocol):
     """The first message that a read gives, whether it still exists or not."""
 
     def is_behind(self, last: Position) -> bool:
@@ -137,13 +137,13 @@ class FromTime:
         return len(table) if first < 0 else int(first)
 
 
-def bound_of(start: MessageId | AtOffset) -> Bound:
+def seek_position_of(start: MessageId | AtOffset) -> SeekPosition:
     """The bound of a start that names a message."""
     return FromOffset(start.offset) if isinstance(start, AtOffset) else FromId(start)
 
 
-def start_of(bound: Bound) -> Start:
-    """The inverse of `bound_of`."""
+def start_position_of(bound: SeekPosition) -> StartPosition:
+    """The inverse of `seek_position_of`."""
     if isinstance(bound, FromOffset):
         return AtOffset(bound.offset)
     assert isinstance(bound, FromId), "a time is looked up before anything is read"

@@ -56,8 +56,8 @@ INPUT_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class Appended:
-    """What an append made."""
+class BulkAppendResult:
+    """The ledgers of one append."""
 
     ledgers: tuple[LedgerRecord, ...]
 
@@ -83,14 +83,14 @@ class BulkAppend:
     clock: Clock
     topic: TopicRecord
     hasher: KeyHasher
-    holder: str
+    owner: str
     ledger_bytes: int = DEFAULT_LEDGER_BYTES
     workers: int = 2
     wait_ms: int = DEFAULT_WAIT_MS
     log: LogDirectory | None = None
     on_held: OnHeld = lambda _: None
 
-    def append(self, tables: Iterable[pa.Table]) -> Appended:
+    def append(self, tables: Iterable[pa.Table]) -> BulkAppendResult:
         """Append every message of `tables` (INPUT_SCHEMA), in order, as unbatched entries of new ledgers.
 
         Raises LeaseHeld, Fenced, any store error, Misconfigured for a store that is another database's, and whatever
@@ -98,16 +98,16 @@ class BulkAppend:
         """
         StoreIdentity(self.metadata, self.store).require()
         with writer_lease(
-            self.metadata, self.clock, self.topic.id, self.holder, self.wait_ms, on_held=self.on_held
+            self.metadata, self.clock, self.topic.id, self.owner, self.wait_ms, on_held=self.on_held
         ) as lease:
             failpoint(Failpoint.IMPORT_LEASE_TAKEN)
             self._roll(lease)
-            attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.holder)
+            attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.owner)
             failpoint(Failpoint.IMPORT_ATTEMPT_BEGUN)
             with afterwards(lambda: self.metadata.finish_attempt(attempt.attempt_id)):
                 sealer = Sealer(self.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id)
                 with Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), HEARTBEAT_SECONDS):
-                    # The lease is ours, so nobody else moves it: read after taking it, not before.
+                    # No other process moves it while we hold the lease: read after taking it, not before.
                     next_offset = self.metadata.topic(self.topic.name).next_offset
                     ledgers = tuple(self._seal_all(sealer, next_offset, tables))
                 if ledgers:
@@ -116,7 +116,7 @@ class BulkAppend:
                     failpoint(Failpoint.IMPORT_AFTER_COMMIT)
             failpoint(Failpoint.IMPORT_ATTEMPT_FINISHED)
         failpoint(Failpoint.IMPORT_LEASE_RELEASED)
-        return Appended(ledgers)
+        return BulkAppendResult(ledgers)
 
     def _roll(self, lease: Lease) -> None:
         """Close the segment that is open, if there is one: what is imported comes behind it, and behind what the
@@ -166,15 +166,15 @@ def _check_times(content: pa.Table, now: int, max_ahead_ms: int | None) -> None:
 def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Table]:
     """Cut a stream of tables (INPUT_SCHEMA) into ledgers: `ledger_bytes` logical bytes at most, at least a message."""
     pending: list[pa.Table] = []
-    pending_bytes = pending_rows = seen = 0
+    pending_bytes = pending_rows = counted = 0
     for table in tables:
         sizes = rows.logical_sizes(table)
         if len(sizes) and sizes.max() > rows.MAX_MESSAGE_BYTES:
             raise InvalidRecord(
-                f"message {seen + int(sizes.argmax()) + 1} has {int(sizes.max())} bytes",
+                f"message {counted + int(sizes.argmax()) + 1} has {int(sizes.max())} bytes",
                 f"a message holds at most {rows.MAX_MESSAGE_BYTES} bytes; nothing was kept",
             )
-        seen += len(table)
+        counted += len(table)
         first = 0
         while first < len(table):
             filled = np.cumsum(sizes[first : first + rows.LEDGER_ROWS - pending_rows])
@@ -196,7 +196,7 @@ def cut_ledgers(tables: Iterable[pa.Table], ledger_bytes: int) -> Iterator[pa.Ta
 def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int) -> pa.Table:
     """INPUT_SCHEMA to `rows.SCHEMA`: ids, offsets and defaults of a bulk import filled in."""
     count = len(content)
-    given = {
+    values = {
         "offset": pa.array(np.arange(first_offset, first_offset + count)),
         "entry_id": pa.array(np.arange(count)),
         "ledger_id": rows.constant(ledger_id, "ledger_id", count),
@@ -205,6 +205,6 @@ def to_rows(content: pa.Table, ledger_id: int, first_offset: int, now: int) -> p
     }
     defaults = {"batch_index": -1, "batch_size": 0, "key_base64": False, "codec": 0, "slot": 0}
     columns = [
-        given[name] if name in given else rows.constant(defaults.get(name), name, count) for name in rows.SCHEMA.names
+        values[name] if name in values else rows.constant(defaults.get(name), name, count) for name in rows.SCHEMA.names
     ]
     return pa.table(columns, schema=rows.SCHEMA)

@@ -1,12 +1,12 @@
-"""What can still be read of a damaged or lost segment, as the rows of the ledger that is to take its place.
+"""Damaged-segment recovery: what can still be read of a segment, as the rows of the ledger that replaces it.
 
 Its row in SQL says how many entries and offsets it held. What the file proves (segment_dump.py) comes back as it was;
-for each offset that is lost there is a row of slot COMPACTED_OUT, which nobody is given. So offsets stay dense, and the
-ledger has the segment's counts, its last offset and its last message id, as if nothing had happened to it. What is
+for each offset that is lost there is a row of slot COMPACTED_OUT, which is never delivered. So offsets stay dense, and
+the ledger has the segment's counts, its last offset and its last message id, as if nothing had happened to it. What is
 behind damage is found again from the next place that is known, at the latest from the segment's end, which the row
 knows.
 
-The entry ids of lost rows are made up from their neighbours: each lost entry of a gap gets one offset, the segment's
+The entry ids of lost rows follow from their neighbours: each lost entry of a gap gets one offset, the segment's
 last one as many as its row says, and the first of the gap all that are left over. Publish times are those of the
 message before; at the end, that of the newest message that the segment held, so the ledger is no older than it was.
 
@@ -29,8 +29,9 @@ from storage.entries.entry import EntryHeader
 from storage.errors import ObjectMissing
 from storage.ledger.rows import Slot
 from storage.log.frames import SegmentHeader, frame_checksum
-from storage.log.segment_dump import FrameState, ScannedFrame, scan
-from storage.metadata.records import SegmentRecord
+from storage.log.segment import LocalSegment
+from storage.log.segment_dump import FrameState, ScannedFrame, SegmentScan
+from storage.metadata.records import SegmentContent
 
 _RUN_BYTES = 4 << 20
 _Place = tuple[int, int]
@@ -38,33 +39,31 @@ _Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Salvaged:
+class ReadableRows:
     """All rows of a segment (rows.SCHEMA), and how many of its offsets are lost."""
 
     table: pa.Table
     lost: int
 
 
-def salvage(file: Path, topic_uid: str, segment: SegmentRecord) -> Salvaged:
-    """The rows of a rolled segment whose file may be damaged, or gone."""
-    content = segment.content
-    assert content is not None, "a segment that is open says nothing of what it held"
-    header = SegmentHeader(topic_uid, segment.ledger_id, segment.first_offset)
+def readable_rows(segment: LocalSegment, content: SegmentContent) -> ReadableRows:
+    """The rows of a rolled segment whose file may be damaged, or gone; `content`: what it held, by its row."""
+    header = segment.header
     end = content.entries, content.last_offset + 1
     tables, lost = [], 0
-    position, publish_time = (0, segment.first_offset), content.min_publish_time
-    for entries in _runs(_kept(file, header, position, end)):
+    position, publish_time = (0, header.first_offset), content.min_publish_time
+    for entries in _runs(_kept(segment.files.log, header, position, end)):
         start = entries[0].entry_id, entries[0].offset
         if start != position:
-            tables.append(_fillers(segment.ledger_id, position, start, publish_time, 1))
+            tables.append(_fillers(header.ledger_id, position, start, publish_time, 1))
             lost += start[1] - position[1]
-        tables.append(unpack(entries, segment.ledger_id))
+        tables.append(unpack(entries, header.ledger_id))
         position, publish_time = _behind(entries[-1]), _known(entries[-1]).publish_time
     if position != end:
         last = max(1, content.last_message_id.batch_index + 1)
-        tables.append(_fillers(segment.ledger_id, position, end, content.max_publish_time, last))
+        tables.append(_fillers(header.ledger_id, position, end, content.max_publish_time, last))
         lost += end[1] - position[1]
-    return Salvaged(pa.concat_tables(tables), lost)
+    return ReadableRows(pa.concat_tables(tables), lost)
 
 
 def _runs(entries: Iterator[StoredEntry]) -> Iterator[list[StoredEntry]]:
@@ -95,7 +94,7 @@ def _kept(file: Path, header: SegmentHeader, first: _Place, end: _Place) -> Iter
 
 def _believed(file: Path, header: SegmentHeader, end: _Place) -> Iterator[StoredEntry]:
     """Entries whose place is proved: by their frame's checksum, or by what comes right behind them."""
-    with scan(file, expected=header) as scanned:
+    with SegmentScan(file, expected=header) as scanned:
         ours = scanned.header == header
         doubtful: list[StoredEntry] = []
         unplaced: list[ScannedFrame] = []

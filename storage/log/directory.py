@@ -1,7 +1,7 @@
 """The directory of the unsealed segments on this machine: `<directory>/<topic uid>/<first offset>.log`, and who it is.
 
 A file `log.uid` holds 32 hex digits that were drawn when the directory was made. Rows of segments carry them, so a
-directory that was mistyped, lost, or belongs to another machine is told as such, and never taken for an empty log.
+directory that was mistyped, lost, or belongs to another machine is an error, and never taken for an empty log.
 
 May go wrong: Misconfigured, for a directory that cannot be made or read; SegmentNotLocal, for one that is not the one
 that a segment is in.
@@ -83,7 +83,7 @@ class LogDirectory:
         """The folders of topics that there are, also of topics that are no more, by uid."""
         if not self.path.is_dir():
             return []
-        return sorted(one for one in self.path.iterdir() if _UID.fullmatch(one.name) and one.is_dir())
+        return sorted(folder for folder in self.path.iterdir() if _UID.fullmatch(folder.name) and folder.is_dir())
 
     def check(self, topic: TopicName, segment: SegmentRecord) -> None:
         """Raises SegmentNotLocal unless the segment is in this directory."""
@@ -112,10 +112,10 @@ class LogDirectory:
         return uid
 
     def _new_uid(self) -> str:
-        """A new uid, written whole and durably, unless somebody else was first; the directory is durable before."""
-        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        """A new uid, written whole and durably, unless another process was first; the directory is durable before."""
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         make_private(self.path)
-        for folder in {self.path, *made}:  # the first also if it was made by somebody who died before this
+        for folder in {self.path, *missing}:  # the first also if its creator died before this
             sync_folder(folder.parent)
         temporary = self.path / f"{UID_FILE}.{secrets.token_hex(8)}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode(self.path))

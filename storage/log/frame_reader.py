@@ -1,11 +1,14 @@
-"""Walks the frames of a segment, from a place whose entry id and offset are known, and checks each.
+"""Reads the frames of a segment: one after the other, each checked, or the one at a position that may hold one.
 
 Reads in chunks into one buffer; an entry that is larger than it makes it grow, doubling, for as long as it takes. So
-memory is bounded by the chunk or twice the largest entry. Each entry that is handed out has its length, its checksum
-and its own metadata checked, and its entry id and offset proved by the checksum (frames.py).
+memory is bounded by the chunk or twice the largest entry.
 
-A walk ends at its end, or where a frame is not valid: `problem` says what is wrong there, and what that means is for
-recovery (a torn tail) or a reader (damage) to decide. Must not know: which of them walks.
+    strict       iteration, after which any `problem` is damage        segment_reader.py
+    torn end     iteration, after which a `problem` is where to cut    recovery.py
+    damaged      `frame_at` any position; the caller proves frames     segment_dump.py
+
+Each entry of an iteration has its length, its checksum and its own metadata checked, and its entry id and offset proved
+by the checksum (frames.py). It ends at the end, or where a frame is not valid. Must not know: what a problem means.
 """
 
 from __future__ import annotations
@@ -14,26 +17,25 @@ import os
 from collections.abc import Iterator
 
 from storage.entries.decode import StoredEntry
+from storage.entries.entry import inspect
 from storage.errors import InvalidRecord
 from storage.log.frames import FRAME_BYTES, FRAME_VERSION, LARGEST_ENTRY, frame_checksum, unpack_frame
-from storage.log.segment import Inspect
-from storage.log.sparse_index import Place
+from storage.log.sparse_index import FramePosition
 
 CHUNK_BYTES = 2 << 20
 
 
 class FrameReader:
-    """One walk. `entry_id`, `offset` and `position` are those of the next frame; `problem` None: all is well so far."""
+    """`entry_id`, `offset` and `position` are those of the next frame; `problem` None: no frame was invalid so far."""
 
     def __init__(
-        self, descriptor: int, seed: int, start: Place, end: int, inspect: Inspect, chunk_bytes: int = CHUNK_BYTES
+        self, descriptor: int, seed: int, start: FramePosition, end: int, chunk_bytes: int = CHUNK_BYTES
     ) -> None:
         self.entry_id, self.offset, self.position = start.entry_id, start.offset, start.position
         self.problem: str | None = None
         self._descriptor = descriptor
         self._seed = seed
         self._end = end
-        self._inspect = inspect
         self._chunk_bytes = chunk_bytes
         self._buffer = bytearray(0)
         self._begin = 0
@@ -47,42 +49,50 @@ class FrameReader:
                 return
             yield entry
 
-    def _next(self) -> StoredEntry | None:
-        left = self._end - self.position
-        if left < FRAME_BYTES:
-            return self._stop(f"{left} bytes are left where a frame has at least {FRAME_BYTES}")
-        at = self._hold(FRAME_BYTES)
+    def frame_at(self, position: int) -> tuple[bytes, int] | str:
+        """The entry whose frame begins at a position, and the frame's checksum, unchecked; or why there is none."""
+        remaining = self._end - position
+        if remaining < FRAME_BYTES:
+            return f"{remaining} bytes are left where a frame has at least {FRAME_BYTES}"
+        at = self._hold(position, FRAME_BYTES)
         if at < 0:
-            return self._stop("the file ends within a frame")
+            return "the file ends within a frame"
         length, version, checksum = unpack_frame(self._buffer, at)
         if version != FRAME_VERSION:
-            return self._stop(f"a frame of version {version} does not exist")
-        if length > LARGEST_ENTRY or length > left - FRAME_BYTES:
-            return self._stop(f"a frame of {length} bytes is longer than what is left, or than any")
-        at = self._hold(FRAME_BYTES + length)
+            is_empty = length == version == checksum == 0
+            return "zeros where a frame begins" if is_empty else f"a frame of version {version} does not exist"
+        if length > LARGEST_ENTRY or length > remaining - FRAME_BYTES:
+            return f"a frame of {length} bytes is longer than what is left, or than any"
+        at = self._hold(position, FRAME_BYTES + length)
         if at < 0:
-            return self._stop("the file ends within a frame")
-        data = bytes(memoryview(self._buffer)[at + FRAME_BYTES : at + FRAME_BYTES + length])
+            return "the file ends within a frame"
+        return bytes(memoryview(self._buffer)[at + FRAME_BYTES : at + FRAME_BYTES + length]), checksum
+
+    def _next(self) -> StoredEntry | None:
+        frame = self.frame_at(self.position)
+        if isinstance(frame, str):
+            return self._stop(frame)
+        data, checksum = frame
         if frame_checksum(self._seed, self.entry_id, self.offset, data) != checksum:
             return self._stop("the checksum of a frame is wrong")
         try:
-            header = self._inspect(data)
+            header = inspect(data)
         except InvalidRecord as error:
             return self._stop(f"a frame's checksum is right, but its entry cannot be: {error.message}")
         entry = StoredEntry(self.entry_id, self.offset, data, header)
         self.entry_id += 1
         self.offset += header.messages
-        self.position += FRAME_BYTES + length
+        self.position += FRAME_BYTES + len(data)
         return entry
 
     def _stop(self, problem: str) -> StoredEntry | None:
         self.problem = problem
         return None
 
-    def _hold(self, length: int) -> int:
+    def _hold(self, position: int, length: int) -> int:
         """Where in the buffer the `length` bytes from `position` begin; -1 if the file has fewer."""
-        at = self.position - self._begin
-        if at + length <= self._filled:
+        at = position - self._begin
+        if 0 <= at <= self._filled - length:
             return at
         size = max(self._chunk_bytes, len(self._buffer))
         while size < length:
@@ -90,8 +100,8 @@ class FrameReader:
         size = min(size, max(LARGEST_ENTRY + FRAME_BYTES, self._chunk_bytes))
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
-        self._begin, self._filled = self.position, 0
-        wanted = min(size, self._end - self.position)
+        self._begin, self._filled = position, 0
+        wanted = min(size, self._end - position)
         view = memoryview(self._buffer)
         while self._filled < wanted:
             got = os.preadv(self._descriptor, [view[self._filled : wanted]], self._begin + self._filled)

@@ -1,17 +1,17 @@
 """Group commit: what many threads and tasks append while one flush is under way shares the next one.
 
-Entries wait in the order in which they came; the committer takes all that wait, writes them, flushes once, and
-answers each. Who waits for an answer in a thread commits himself if nobody is at it, so a lone appender pays for no
-other thread. For callbacks and tasks there is one thread, started when it is first needed. The tasks of one event loop
-are answered in one call, for each call wakes the loop.
+Entries wait in the order in which they came; the committer takes all that wait, writes them, flushes once, and answers
+each. A thread that waits for an answer commits by itself if no other thread does, so a lone appender pays for no other
+thread. For callbacks and tasks there is one thread, started when it is first needed. The tasks of one event loop are
+answered in one call, for each call wakes the loop.
 
 Answers go out in the order of the entries, in the thread that commits: a callback must be quick and must not append.
 Entries that wait, or are being written, are bounded in bytes: `submit` with a callback waits for room. Callers that
 wait for their answers need no bound beside how many they are.
 
 After the first commit that fails everything that waits fails with it, and all that comes later: what the file holds is
-for its owner to find out. So it is when the thread that commits is interrupted (Ctrl-C), wherever that is: nobody is
-left without an answer, and what was answered stays so. Must not know: files, frames.
+for its owner to find out. The same holds when the thread that commits is interrupted (Ctrl-C), wherever that is: every
+append gets an answer, and an answer does not change. Must not know: files, frames.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Callable
 
 from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
-from storage.log.segment import Appended
+from storage.log.segment import AppendResult
 
-Answer = Appended | CompactorError
+Answer = AppendResult | CompactorError
 """Where an entry went, or why it was not acknowledged: it may, or may not, be there when the segment is recovered."""
 Done = Callable[[Answer], object]
 
@@ -35,25 +35,25 @@ _log = logging.getLogger(__name__)
 class PendingAppend:
     """An entry on its way into the segment. `entry_id` and `offset` are set when it takes its place."""
 
-    __slots__ = ("_commits", "answer", "data", "done", "entry_id", "future", "header", "offset", "told")
+    __slots__ = ("_commits", "answer", "data", "done", "entry_id", "future", "header", "is_delivered", "offset")
 
     def __init__(self, commits: GroupCommit, data: bytes, header: EntryHeader, done: Done | None) -> None:
         self._commits = commits
         self.data = data
         self.header = header
         self.done = done
-        self.future: asyncio.Future[Appended] | None = None
+        self.future: asyncio.Future[AppendResult] | None = None
         self.entry_id = -1
         self.offset = -1
         self.answer: Answer | None = None
-        self.told = False
+        self.is_delivered = False
 
-    def result(self) -> Appended:
+    def result(self) -> AppendResult:
         """Wait until the entry is acknowledged. Raises what kept it from being so."""
         while self.answer is None:
             self._commits.commit_until(self)
         if isinstance(self.answer, CompactorError):
-            raise again(self.answer)
+            raise copy_of(self.answer)
         return self.answer
 
 
@@ -62,14 +62,14 @@ class GroupCommit:
 
     `commit` writes tickets and, if they are to be, flushes them; it raises if that fails, and is called by one thread
     at a time. `answered` says where a committed ticket's entry went. `due_seconds`: until something is to be done
-    without an append, `tick`; None: nothing is. `broken`: told, once, of the error that ends it.
+    without an append, `tick`; None: nothing is. `broken`: called, once, with the error that ends it.
     """
 
     def __init__(
         self,
         name: str,
         commit: Callable[[list[PendingAppend]], None],
-        answered: Callable[[PendingAppend], Appended],
+        answered: Callable[[PendingAppend], AppendResult],
         due_seconds: Callable[[], float | None],
         tick: Callable[[], object],
         broken: Callable[[BaseException], CompactorError],
@@ -104,28 +104,28 @@ class GroupCommit:
         """Why nothing is taken any more."""
         return self._refusal
 
-    def enqueue(self, ticket: PendingAppend, place: Callable[[PendingAppend], None]) -> None:
+    def enqueue(self, pending: PendingAppend, place: Callable[[PendingAppend], None]) -> None:
         """Put a ticket behind those that wait; `place` gives it its ids, in that order. Raises what ended the queue."""
-        background = ticket.done is not None or ticket.future is not None
+        background = pending.done is not None or pending.future is not None
         with self._lock:
             if self._refusal is not None:
-                raise again(self._refusal)
-            place(ticket)
-            self._pending.append(ticket)
-            self._pending_bytes += len(ticket.data)
+                raise copy_of(self._refusal)
+            place(pending)
+            self._pending.append(pending)
+            self._pending_bytes += len(pending.data)
             if background and (self._idle or self._thread is None):
                 self._wake()
-            if ticket.done is not None:
+            if pending.done is not None:
                 while self._pending_bytes > self._max_pending_bytes and self._refusal is None:
                     self._room.wait()
 
-    def commit_until(self, ticket: PendingAppend) -> None:
+    def commit_until(self, pending: PendingAppend) -> None:
         """Wait for the committer; if this entry was not among its entries, commit."""
         with self.committing:
-            if ticket.answer is None:
+            if pending.answer is None:
                 self.commit_pending()
-            if ticket.answer is None:  # the committer was interrupted, and once more when it was about to report so
-                ticket.answer = self._refusal or unusable("an append was cut off")
+            if pending.answer is None:  # the committer was interrupted, and once more when it was about to report so
+                pending.answer = self._refusal or closed_error("an append was cut off")
 
     def commit_pending(self) -> None:
         """Commit what waits. For the holder of `committing`."""
@@ -143,15 +143,15 @@ class GroupCommit:
 
     def _answer(self, group: list[PendingAppend]) -> None:
         size = 0
-        for ticket in group:
-            size += len(ticket.data)
-            ticket.answer = self._answered(ticket)
+        for pending in group:
+            size += len(pending.data)
+            pending.answer = self._answered(pending)
         with self._lock:
             full = self._pending_bytes > self._max_pending_bytes
             self._pending_bytes -= size
             if full:
                 self._room.notify_all()
-        _tell(group)
+        _deliver(group)
 
     def guarded(self, work: Callable[[], object]) -> None:
         """Do something with the file that is no commit of entries; if it fails, so does the queue, and it raises."""
@@ -161,7 +161,7 @@ class GroupCommit:
             except BaseException as error:
                 self._break(error, [])
                 if isinstance(error, Exception) and self._refusal is not None:
-                    raise again(self._refusal) from error
+                    raise copy_of(self._refusal) from error
                 raise
 
     def wake(self) -> None:
@@ -181,9 +181,9 @@ class GroupCommit:
             self._work.notify_all()
             self._room.notify_all()
         with self.committing:
-            for ticket in dropped:
-                ticket.answer = refusal
-            _tell(dropped)
+            for pending in dropped:
+                pending.answer = refusal
+            _deliver(dropped)
             self.commit_pending()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -195,10 +195,10 @@ class GroupCommit:
             failed, self._pending = [*group, *self._pending], []
             self._pending_bytes = 0
             self._room.notify_all()
-        for ticket in failed:
-            if ticket.answer is None:
-                ticket.answer = refusal
-        _tell(failed)
+        for pending in failed:
+            if pending.answer is None:
+                pending.answer = refusal
+        _deliver(failed)
 
     def _wake(self) -> None:
         if self._thread is None and not self._stopping:
@@ -227,44 +227,44 @@ class GroupCommit:
                         self._break(error, [])
 
 
-def _tell(group: list[PendingAppend]) -> None:
+def _deliver(group: list[PendingAppend]) -> None:
     """Hand the answers of a group to callbacks and event loops, to each once."""
     loops: dict[asyncio.AbstractEventLoop, list[PendingAppend]] = {}
-    for ticket in group:
-        if ticket.future is not None:  # may be told twice: `_resolve` looks
-            loops.setdefault(ticket.future.get_loop(), []).append(ticket)
-        elif ticket.done is not None and ticket.answer is not None and not ticket.told:
-            ticket.told = True
+    for pending in group:
+        if pending.future is not None:  # may be delivered twice: `_resolve` checks
+            loops.setdefault(pending.future.get_loop(), []).append(pending)
+        elif pending.done is not None and pending.answer is not None and not pending.is_delivered:
+            pending.is_delivered = True
             try:
-                ticket.done(ticket.answer)
+                pending.done(pending.answer)
             except Exception:
-                _log.exception("a callback of an append failed; the entry %d is answered", ticket.entry_id)
-    for loop, tickets in loops.items():
+                _log.exception("a callback of an append failed; the entry %d is answered", pending.entry_id)
+    for loop, group in loops.items():
         try:
-            loop.call_soon_threadsafe(_resolve, tickets)
+            loop.call_soon_threadsafe(_resolve, group)
         except RuntimeError:
             _log.debug("an event loop was closed before its appends were answered")
 
 
-def _resolve(tickets: list[PendingAppend]) -> None:
+def _resolve(group: list[PendingAppend]) -> None:
     """In the event loop: answer its tasks."""
-    for ticket in tickets:
-        future, answer = ticket.future, ticket.answer
+    for pending in group:
+        future, answer = pending.future, pending.answer
         if future is None or future.done():
             continue  # its task was cancelled
         if isinstance(answer, CompactorError):
-            future.set_exception(again(answer))
+            future.set_exception(copy_of(answer))
         elif answer is not None:
             future.set_result(answer)
 
 
-def again(error: CompactorError) -> CompactorError:
-    """The same error for one more who is to raise it: a traceback is of one."""
+def copy_of(error: CompactorError) -> CompactorError:
+    """A copy of an error for another thread to raise: a traceback belongs to one."""
     copy: CompactorError = type(error)(error.message, error.remedy)
     copy.__cause__ = error
     return copy
 
 
-def unusable(what: str) -> Unavailable:
-    """What a segment that takes nothing more says to those who append."""
+def closed_error(what: str) -> Unavailable:
+    """The error of appends to a segment that takes nothing more."""
     return Unavailable(what, "append to the segment that the topic has open now")

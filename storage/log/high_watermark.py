@@ -3,7 +3,7 @@
     0, 64    two copies: 8 number | 8 flushed bytes | 8 visible bytes | 8 entries | 8 next offset | 1 version | 4 CRC32C
     128      who writes: 4 process id | 1 length | host name | zeros | (at 252) 4 CRC32C
 
-Readers in other processes go up to the high watermark and no further, so nobody sees an entry that a power cut could
+Readers in other processes go up to the high watermark and no further, so no reader sees an entry that a power cut could
 take back while its id goes to another message. The writer writes one copy, then the other, before it acknowledges. So a
 writer that is killed between two bytes, or a flipped bit, spoils one copy, and the other says the same or is what was
 before. The copy with the greater number counts. A reader that finds both torn was overtaken twice while it read, and
@@ -111,7 +111,7 @@ class HighWatermarkWriter:
         self.close()
 
 
-def read_visible_end(path: Path, seed: int) -> HighWatermark | None:
+def read_high_watermark(path: Path, seed: int) -> HighWatermark | None:
     """What the file says; None if there is none, or none of this segment that is whole. `seed`: the header's CRC32C."""
     for _ in range(_READS):
         data = _read(path)
@@ -144,7 +144,7 @@ def _newest(data: bytes, seed: int) -> _Copy | None:
     copies = [found for at in _COPIES_AT if (found := _whole(data, at, _VERSION, seed))]
     if not copies:
         return _newest_of_version_1(data, seed)
-    return max(copies, key=lambda one: one.number)
+    return max(copies, key=lambda copy: copy.number)
 
 
 def _newest_of_version_1(data: bytes, seed: int) -> _Copy | None:
@@ -152,7 +152,7 @@ def _newest_of_version_1(data: bytes, seed: int) -> _Copy | None:
     whole = [slot for slot in slots if slot]
     if not whole:
         return None
-    newest = max(whole, key=lambda one: one.number)
+    newest = max(whole, key=lambda slot: slot.number)
     unused = any(not any(data[at : at + _VALUES.size + _CHECKSUM.size]) for at in _COPIES_AT)
     certain = len(whole) == len(slots) or unused
     return _Copy(newest.number, replace(newest.end, certain=certain))

@@ -16,7 +16,6 @@ from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.records import Lease
 from storage.metadata.store import MetadataStore
 
-TERM_MS = LEASE_TTL_MS
 _POLL_SECONDS = 0.2
 OnHeld = Callable[[LeaseHeld], object]
 """Is called once when a lease is waited for, with who holds it."""
@@ -29,30 +28,30 @@ def writer_lease(
     metadata: MetadataStore,
     clock: Clock,
     topic_id: int,
-    holder: str,
+    owner: str,
     wait_ms: int,
     on_fenced: Callable[[], object] = lambda: None,
     renewing: Renewing | None = None,
     on_held: OnHeld = lambda _: None,
 ) -> Iterator[Lease]:
-    """Inside the context the topic's lease is `holder`'s; `on_fenced` is called if it is lost to another.
+    """Inside the context the topic's lease is `owner`'s; `on_fenced` is called if it is lost to another.
 
     Waits up to `wait_ms` for another holder to finish or expire, then raises LeaseHeld, which names it. `renewing`:
     who renews it; None: a thread of its own (for many leases: storage/log/lease_renewer.py).
     """
-    lease = _acquire(metadata, clock, topic_id, holder, wait_ms, on_held)
+    lease = _acquire(metadata, clock, topic_id, owner, wait_ms, on_held)
     with (
         afterwards(lambda: metadata.release_lease(lease)),
         renewing(lease, on_fenced)
         if renewing is not None
-        else Heartbeat(lambda: metadata.renew_lease(lease, TERM_MS), TERM_MS / 3000, on_fenced),
+        else Heartbeat(lambda: metadata.renew_lease(lease, LEASE_TTL_MS), LEASE_TTL_MS / 3000, on_fenced),
     ):
         yield lease
 
 
 @contextmanager
-def afterwards(give_back: Callable[[], object]) -> Iterator[None]:
-    """Call `give_back` at the end of the context; that it cannot changes nothing of what happened inside.
+def afterwards(release: Callable[[], object]) -> Iterator[None]:
+    """Call `release` at the end of the context; that it cannot changes nothing of what happened inside.
 
     For what ends by itself some time later. Raised, it would hide the error before it, or make work that is committed
     look as if it had failed: who then imports again has every message twice.
@@ -61,20 +60,20 @@ def afterwards(give_back: Callable[[], object]) -> Iterator[None]:
         yield
     except BaseException as error:
         try:
-            give_back()
+            release()
         except CompactorError as second:
             error.add_note(f"and afterwards: {second}")
         raise
     with suppress(CompactorError):
-        give_back()
+        release()
 
 
-def _acquire(metadata: MetadataStore, clock: Clock, topic_id: int, holder: str, wait_ms: int, on_held: OnHeld) -> Lease:
+def _acquire(metadata: MetadataStore, clock: Clock, topic_id: int, owner: str, wait_ms: int, on_held: OnHeld) -> Lease:
     deadline = clock.now_ms() + wait_ms
     waiting = False
     while True:
         try:
-            return metadata.acquire_lease(topic_id, holder, TERM_MS)
+            return metadata.acquire_lease(topic_id, owner, LEASE_TTL_MS)
         except LeaseHeld as error:
             if clock.now_ms() >= deadline:
                 raise

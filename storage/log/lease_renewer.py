@@ -1,13 +1,13 @@
-"""Watches over all open logs of a process: renews their leases, and rolls those that are old or asked to roll.
+"""Renews the leases of all open logs of a process, and rolls the logs that are old or asked to roll.
 
 A TopicLog alone has a thread for either; a thousand of them would ask SQL five thousand times a second. Here one
-thread looks at all, with one statement for some hundred, and one renews all leases, in one transaction for some
-hundred. What a log does about it (it rolls, or gives up its segment) waits for disks and databases, so it is done in
-pools, one for rolls and one for fenced logs: neither thread ever waits for a log, and what one log fails in is its own.
+thread polls for all logs, with one statement for some hundred, and one renews all leases, in one transaction for some
+hundred. What a log does about it (it rolls, or releases its segment) waits for disks and databases, so it runs in
+pools, one for rolls and one for fenced logs: neither thread ever waits for a log, and no log's failure reaches another.
 
-A log that was fenced, or whose topic was deleted (S8), is told once and not looked at again. All that fails otherwise
-is tried again, at the next look or renewal. Losing the right to work is not decided here but where it counts, as in
-storage/heartbeat.py. Must not know: segments, files.
+`on_fenced` of a log that was fenced, or whose topic was deleted (S8), is called once; then the log is not watched any
+more. All that fails otherwise is tried again, at the next poll or renewal. The commit, not this module, decides who may
+work, as in storage/heartbeat.py. Must not know: segments, files.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from types import TracebackType
 from typing import TypeVar
 
 from storage.errors import CompactorError, Fenced, TopicNotFound, Unavailable
-from storage.log.lease import TERM_MS
+from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.records import Lease
 from storage.metadata.store import MetadataStore
 
-LOOK_SECONDS = 0.2
-"""How often a writer looks whether its segment is too old, or whether somebody asked it to roll."""
-RENEW_SECONDS = TERM_MS / 3000
+POLL_SECONDS = 0.2
+"""How often a writer checks whether its segment is too old, or whether a roll was requested."""
+RENEW_SECONDS = LEASE_TTL_MS / 3000
 AT_ONCE = 500
 """Leases in one transaction."""
 POOL = 4
 """Logs that roll at once, and fenced ones that give up their segments."""
 _TICKS = 10
-"""In the time from a renewal to the next one: a lease whose row somebody had is tried again a tick later."""
+"""In the time from a renewal to the next one: a lease whose row was locked is tried again a tick later."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class _Watched:
-    """Something that is watched for a log, and what is being done about it, one thing at a time."""
+    """A lease or an open log, and the work that is under way for it, one at a time."""
 
     on_fenced: Callable[[], object]
     work: Future[None] | None = field(default=None, init=False)
@@ -63,16 +63,16 @@ class _OpenLog(_Watched):
     failing: bool = field(default=False, init=False)
 
 
-Kind = TypeVar("Kind", bound=_Watched)
+AnyWatched = TypeVar("AnyWatched", bound=_Watched)
 
 
 class LeaseRenewer:
-    """A context manager, which outlives the logs that it watches. Safe to share between threads."""
+    """A context manager, which outlives its logs. Safe to share between threads."""
 
     def __init__(
         self,
         metadata: MetadataStore,
-        look_seconds: float = LOOK_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
         renew_seconds: float = RENEW_SECONDS,
     ) -> None:
         self._metadata = metadata
@@ -82,7 +82,7 @@ class LeaseRenewer:
         self._rolls = ThreadPoolExecutor(POOL, "log-roll")
         self._fences = ThreadPoolExecutor(POOL, "log-fence")
         self._threads = [
-            threading.Thread(target=self._run_looks, args=(look_seconds,), name="log-look", daemon=True),
+            threading.Thread(target=self._run_polls, args=(poll_seconds,), name="log-look", daemon=True),
             threading.Thread(target=self._run_renewals, args=(renew_seconds,), name="log-renew", daemon=True),
         ]
 
@@ -108,14 +108,14 @@ class LeaseRenewer:
             yield
 
     @contextmanager
-    def looking(
+    def polling(
         self,
         topic_id: int,
         is_old: Callable[[], bool],
         roll: Callable[[], object],
         on_fenced: Callable[[], object],
     ) -> Iterator[None]:
-        """Inside, `roll` is called if the log is old, which is to be said without waiting, or somebody wants it to.
+        """Inside, `roll` is called if the log is old, or a roll was requested; `is_old` must not wait.
 
         `on_fenced` is called, once, if the topic is gone, or if `roll` finds that it or the lease is. A caller that
         leaves waits for what has begun, and nothing begins after. Raises Unavailable at the end.
@@ -123,96 +123,98 @@ class LeaseRenewer:
         with self._watching(_OpenLog(on_fenced, topic_id, is_old, roll)):
             yield
 
-    def look(self) -> list[Future[None]]:
-        """Look at all open logs once; what was begun. Raises Unavailable, Misconfigured."""
-        logs = [one for one in self._those(_OpenLog) if not one.busy]
-        requested = self._metadata.log.roll_requests([one.topic_id for one in logs]) if logs else {}
+    def poll(self) -> list[Future[None]]:
+        """Poll for all open logs once; the work that begins. Raises Unavailable, Misconfigured."""
+        logs = [log for log in self._watched_of(_OpenLog) if not log.busy]
+        requested = self._metadata.log.roll_requests([log.topic_id for log in logs]) if logs else {}
         begun: list[Future[None] | None] = []
-        for one in logs:
-            if one.topic_id not in requested:
-                begun.append(self._begin(one, self._fences, self._fence))
-            elif requested[one.topic_id] or _is_old(one):
-                begun.append(self._begin(one, self._rolls, self._roll))
+        for log in logs:
+            if log.topic_id not in requested:
+                begun.append(self._begin(log, self._fences, self._fence))
+            elif requested[log.topic_id] or _is_old(log):
+                begun.append(self._begin(log, self._rolls, self._roll))
         return [work for work in begun if work is not None]
 
     def renew(self) -> list[Future[None]]:
-        """Renew all leases once; what was begun for those that are lost."""
-        return self._renew(self._those(_HeldLease))[0]
+        """Renew all leases once; the work that begins for those that are lost."""
+        return self._renew(self._watched_of(_HeldLease))[0]
 
-    def _those(self, kind: type[Kind]) -> list[Kind]:
+    def _watched_of(self, kind: type[AnyWatched]) -> list[AnyWatched]:
         with self._lock:
-            return [one for one in self._watched if isinstance(one, kind)]
+            return [watched for watched in self._watched if isinstance(watched, kind)]
 
     @contextmanager
-    def _watching(self, one: _Watched) -> Iterator[None]:
+    def _watching(self, watched: _Watched) -> Iterator[None]:
         with self._lock:
             if self._stop.is_set():
                 raise Unavailable(
                     "the process is ending and opens no more logs", "ask another one, or try again", is_public=True
                 )
-            self._watched[one] = None
+            self._watched[watched] = None
         try:
             yield
         finally:
             with self._lock:
-                self._watched.pop(one, None)
-                work = one.work
+                self._watched.pop(watched, None)
+                work = watched.work
             if work is not None and not work.cancel():
                 wait([work])
 
-    def _begin(self, one: Kind, pool: ThreadPoolExecutor, step: Callable[[Kind], None]) -> Future[None] | None:
+    def _begin(
+        self, watched: AnyWatched, pool: ThreadPoolExecutor, step: Callable[[AnyWatched], None]
+    ) -> Future[None] | None:
         with self._lock:
-            if one not in self._watched or one.busy:
+            if watched not in self._watched or watched.busy:
                 return None
-            one.work = pool.submit(step, one)
-            return one.work
+            watched.work = pool.submit(step, watched)
+            return watched.work
 
-    def _roll(self, one: _OpenLog) -> None:
+    def _roll(self, log: _OpenLog) -> None:
         try:
-            one.roll()
-            one.failing = False
+            log.roll()
+            log.failing = False
         except (Fenced, TopicNotFound):
-            self._fence(one)
-        except Exception as error:  # it is tried again at the next look
-            level = logging.DEBUG if one.failing else logging.WARNING
-            one.failing = True
+            self._fence(log)
+        except Exception as error:  # it is tried again at the next poll
+            level = logging.DEBUG if log.failing else logging.WARNING
+            log.failing = True
             known = isinstance(error, CompactorError)
-            _log.log(level, "a segment of topic %d cannot be rolled now: %s", one.topic_id, error, exc_info=not known)
+            _log.log(level, "a segment of topic %d cannot be rolled now: %s", log.topic_id, error, exc_info=not known)
 
-    def _fence(self, one: _Watched) -> None:
+    def _fence(self, watched: _Watched) -> None:
         with self._lock:
-            self._watched.pop(one, None)
+            self._watched.pop(watched, None)
         try:
-            one.on_fenced()
+            watched.on_fenced()
         except Exception:
-            _log.exception("a log that was fenced did not give up its segment as it should")
+            _log.exception("a fenced log failed to release its segment")
 
     def _renew(self, held: Sequence[_HeldLease]) -> tuple[list[Future[None]], list[_HeldLease]]:
         """What was begun for those that are lost; and those that are to be tried again soon."""
         begun: list[Future[None]] = []
         again: list[_HeldLease] = []
         for first in range(0, len(held), AT_ONCE):
-            some = held[first : first + AT_ONCE]
+            batch = held[first : first + AT_ONCE]
             try:
-                lost, busy = self._metadata.log.renew_leases([one.lease for one in some], TERM_MS)
+                lost, busy = self._metadata.log.renew_leases([watched.lease for watched in batch], LEASE_TTL_MS)
             except Exception as error:  # the next ones may be luckier, and these the next time
-                _log.warning("%d leases cannot be renewed now: %s", len(some), error)
+                _log.warning("%d leases cannot be renewed now: %s", len(batch), error)
                 continue
             lost_ones, busy_ones = set(lost), set(busy)
-            works = [self._begin(one, self._fences, self._fence) for one in some if one.lease in lost_ones]
+            works = [self._begin(watched, self._fences, self._fence) for watched in batch if watched.lease in lost_ones]
             begun += [work for work in works if work is not None]
-            again += [one for one in some if one.lease in busy_ones]
+            again += [watched for watched in batch if watched.lease in busy_ones]
         return begun, again
 
-    def _run_looks(self, seconds: float) -> None:
+    def _run_polls(self, seconds: float) -> None:
         failing = False
         while not self._stop.wait(seconds):
             try:
-                self.look()
+                self.poll()
                 failing = False
             except Exception as error:  # a thread that ends here would roll nothing ever after
                 if not failing:
-                    _log.warning("open logs cannot be looked at now: %s", error)
+                    _log.warning("roll requests of open logs cannot be polled now: %s", error)
                 failing = True
 
     def _run_renewals(self, seconds: float) -> None:
@@ -221,14 +223,14 @@ class LeaseRenewer:
         while not self._stop.wait(seconds / _TICKS):
             tick = (tick + 1) % _TICKS
             try:
-                again = self._renew(again if tick else self._those(_HeldLease))[1]
+                again = self._renew(again if tick else self._watched_of(_HeldLease))[1]
             except Exception:  # a thread that ends here would lose all leases
                 _log.exception("leases cannot be renewed now")
 
 
-def _is_old(one: _OpenLog) -> bool:
+def _is_old(log: _OpenLog) -> bool:
     try:
-        return one.is_old()
-    except Exception:  # others are looked at all the same
-        _log.exception("the age of the segment of topic %d is not known", one.topic_id)
+        return log.is_old()
+    except Exception:  # the others are polled all the same
+        _log.exception("the age of the segment of topic %d is not known", log.topic_id)
         return False

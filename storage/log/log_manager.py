@@ -1,4 +1,4 @@
-"""Keeping the log of topics: rolling tails, sealing segments, removing files that ledgers have taken the place of.
+"""Manages the logs of topics: rolls active segments, seals rolled ones, removes files that ledgers have replaced.
 
     roll    the open segment is closed, by its writer if one lives, or by the service that has its log directory if it
             is another one (they are asked through SQL), else here, under the lease; also when it is older than
@@ -7,7 +7,7 @@
     sweep   files of sealed segments go after `file.delete.delay`, then their rows; so does the folder of a topic that
             was deleted (S8); files that hold messages and that no row names are set aside (unnamed.py)
 
-A segment that its sealers die over (out of memory) is given up after `MAX_SEALING_TRIES`, and sealed by hand alone. In
+A segment whose sealers die (out of memory) is given up after `MAX_SEALING_TRIES`; then only an operator seals it. In
 a process that must not die, only what is small is sealed; the rest is left to the process that is woken for it
 (LogDirectory.wake_sealer).
 
@@ -35,11 +35,11 @@ from storage.failpoints import Failpoint, failpoint
 from storage.heartbeat import Heartbeat
 from storage.ledger.hashing import Xxh3KeyHasher
 from storage.ledger.sealing import Sealer
-from storage.log.damaged import salvage
+from storage.log.damaged import readable_rows
 from storage.log.directory import LogDirectory
 from storage.log.lease import afterwards, writer_lease
 from storage.log.open_segment import roll_open_segment
-from storage.log.segment import SegmentFiles
+from storage.log.segment import LocalSegment
 from storage.log.segment_tables import UnsealedSegments
 from storage.log.sweep import LogSweep
 from storage.log.unnamed import behind
@@ -57,7 +57,7 @@ from storage.owner import is_alive_here
 from storage.store_identity import StoreIdentity
 
 ROLL_WAIT_MS = 10_000
-"""How long a writer may take to roll when it is asked to; it looks every `topic_log.LOOK_SECONDS`."""
+"""How long a writer may take to roll when it is asked to; it polls every `topic_log.POLL_SECONDS`."""
 SEALER_WAIT_MS = 60_000
 """How long the process that is woken to seal what is large may take."""
 SMALL_BYTES = 16 << 20
@@ -70,7 +70,7 @@ _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Remains:
+class RecoveredLedger:
     """What a segment became, and how many of its messages are lost."""
 
     ledger: LedgerRecord
@@ -79,19 +79,19 @@ class Remains:
 
 @dataclass(frozen=True)
 class LogManager:
-    """Keeps the logs of topics whose segments are in `log`. `holder` must be unique to one piece of work."""
+    """Manages the logs of topics whose segments are in `log`. `owner` must be unique to one piece of work."""
 
     metadata: MetadataStore
     store: ObjectStore
     clock: Clock
     log: LogDirectory
-    holder: str
+    owner: str
 
-    def settle(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS) -> tuple[LedgerRecord, ...]:
-        """Roll the tail and seal all that is rolled, so that what is there now is in ledgers.
+    def roll_and_seal(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS) -> tuple[LedgerRecord, ...]:
+        """Roll the active segment and seal all that is rolled, so that what is there now is in ledgers.
 
         Raises LeaseHeld for a writer that does not roll when it is asked to, or another sealer that does not finish,
-        within `wait_ms` each; Misconfigured for a segment in another log directory that nobody there seals.
+        within `wait_ms` each; Misconfigured for a segment in another log directory that no process there seals.
         """
         self.roll(topic, wait_ms)
         end = self._rolled_end(topic)
@@ -100,26 +100,28 @@ class LogManager:
             self.log.wake_sealer()
             wait_ms = max(wait_ms, SEALER_WAIT_MS)
         deadline = self.clock.now_ms() + wait_ms
-        while left := self.rolled(topic, end):
-            if not self._is_kept_elsewhere(left[0]):
-                self.log.check(topic.name, left[0])
+        while unsealed := self.rolled(topic, end):
+            if not self._is_kept_elsewhere(unsealed[0]):
+                self.log.check(topic.name, unsealed[0])
             if self.clock.now_ms() >= deadline:
-                raise self._unsealed(topic, left[0], wait_ms)
+                raise self._unsealed(topic, unsealed[0], wait_ms)
             self.clock.wait(_POLL_SECONDS)
             sealed += self._seal_below(topic, end)
         return tuple(sealed)
 
-    def roll_and_seal_what_can_be(self, topic: TopicRecord) -> CompactorError | None:
-        """As `settle`; why something is left: a writer or sealer has it, it is elsewhere, or it is damaged."""
+    def try_roll_and_seal(self, topic: TopicRecord) -> CompactorError | None:
+        """As `roll_and_seal`; why something is left: a writer or sealer has it, it is elsewhere, or it is damaged."""
         try:
-            self.settle(topic)
+            self.roll_and_seal(topic)
         except (LeaseHeld, Misconfigured, DataLoss) as error:
             return error
         return None
 
     def _unsealed(self, topic: TopicRecord, segment: SegmentRecord, wait_ms: int) -> LeaseHeld:
-        """Why a segment is not sealed yet that others were waited for."""
-        claims = {one.attempt_id: one for one in self.metadata.attempts(topic.id) if one.finished_at is None}
+        """Why a segment is not sealed yet though its sealer was waited for."""
+        claims = {
+            attempt.attempt_id: attempt for attempt in self.metadata.attempts(topic.id) if attempt.finished_at is None
+        }
         claim = claims.get(segment.sealing_attempt_id or "")
         if claim is None:
             return LeaseHeld(
@@ -136,8 +138,9 @@ class LogManager:
     def roll(self, topic: TopicRecord, wait_ms: int = ROLL_WAIT_MS, *, accept_loss: bool = False) -> None:
         """Close the segment that is open now, if there is one. Raises LeaseHeld, ObjectDamaged (see open_segment.py).
 
-        `accept_loss`: also one that is damaged, with all offsets that it gave out; `seal_remains` seals what is left.
-        One whose file is gone is forgotten, and nobody knows any more which offsets it gave out: others get them.
+        `accept_loss`: also one that is damaged, with all offsets that it gave out; `seal_damaged` seals what is left.
+        The row of one whose file is gone is removed; which offsets it gave out is not known, so they are given out
+        again.
 
         What the database has lost of the log is taken up again, and rolled (unnamed.py); Misconfigured if it cannot be.
         """
@@ -149,10 +152,11 @@ class LogManager:
             try:
                 if self._is_kept_elsewhere(segment):
                     raise LeaseHeld(
-                        f"the tail of {topic.name} is in the log directory {segment.log_uid} of another service",
+                        f"the active segment of {topic.name} is in the log directory {segment.log_uid}, which another "
+                        "service has",
                         "try again",
                     )
-                with writer_lease(self.metadata, self.clock, topic.id, self.holder, 0) as lease:
+                with writer_lease(self.metadata, self.clock, topic.id, self.owner, 0) as lease:
                     roll_open_segment(self.metadata, self.clock, self.log, topic, lease, accept_loss=accept_loss)
                 return
             except LeaseHeld as error:
@@ -167,7 +171,7 @@ class LogManager:
                 asked = segment.ledger_id
             self.clock.wait(_POLL_SECONDS)
         if self._is_behind_its_log(topic):
-            with writer_lease(self.metadata, self.clock, topic.id, self.holder, 0) as lease:
+            with writer_lease(self.metadata, self.clock, topic.id, self.owner, 0) as lease:
                 roll_open_segment(self.metadata, self.clock, self.log, topic, lease, accept_loss=accept_loss)
 
     def roll_old(self, failing: dict[str, str]) -> int:
@@ -204,7 +208,7 @@ class LogManager:
             now = self.metadata.topic(topic.name)
         except TopicNotFound:
             return False
-        named = {one.first_offset for one in self.metadata.log.segments(topic.id)}
+        named = {segment.first_offset for segment in self.metadata.log.segments(topic.id)}
         return now.uid == topic.uid and any(first >= now.next_offset and first not in named for first in files)
 
     def _is_kept_elsewhere(self, segment: SegmentRecord) -> bool:
@@ -212,7 +216,7 @@ class LogManager:
         what it is asked to, whether it has the topic's log open or not (api/background/maintenance_loop.py)."""
         if segment.log_uid == self.log.known_uid:
             return False
-        return any(one.log_uid == segment.log_uid for one in self.metadata.services.services())
+        return any(service.log_uid == segment.log_uid for service in self.metadata.services.services())
 
     def seal(self, topic: TopicRecord, *, again: bool = False) -> Iterator[LedgerRecord]:
         """Seal what of a topic is rolled now, the oldest first; segments that another sealer has are left to it.
@@ -223,7 +227,7 @@ class LogManager:
         """
         yield from self._seal_below(topic, self._rolled_end(topic), again=again)
 
-    def seal_remains(self, topic: TopicRecord) -> Iterator[Remains]:
+    def seal_damaged(self, topic: TopicRecord) -> Iterator[RecoveredLedger]:
         """As `seal` again; but of what is damaged or gone seal what is left: the rest is lost for good."""
         end = self._rolled_end(topic)
         while (claimed := self._claim(topic, self._sealable(topic, end), end, again=True)) is not None:
@@ -231,7 +235,7 @@ class LogManager:
 
     def _rolled_end(self, topic: TopicRecord) -> int:
         """The offset behind all that is rolled now."""
-        return max((one.content.last_offset + 1 for one in self.rolled(topic) if one.content), default=0)
+        return max((segment.content.last_offset + 1 for segment in self.rolled(topic) if segment.content), default=0)
 
     def _seal_below(self, topic: TopicRecord, end: int, *, again: bool = False) -> Iterator[LedgerRecord]:
         damaged: dict[int, DataLoss] = {}
@@ -254,7 +258,7 @@ class LogManager:
     def _sealable(self, topic: TopicRecord, end: int) -> list[SegmentRecord]:
         """What waits to be sealed and is here."""
         uid = self.log.known_uid
-        return [one for one in self.rolled(topic, end) if one.log_uid == uid]
+        return [segment for segment in self.rolled(topic, end) if segment.log_uid == uid]
 
     def _claim(
         self,
@@ -266,25 +270,28 @@ class LogManager:
         again: bool = False,
     ) -> tuple[SegmentRecord, Attempt] | None:
         """The oldest segment that may be sealed here; nothing is written where there is none."""
-        others = {*damaged, *(one.ledger_id for one in waiting if self.log.wake_sealer and not _is_small(one))}
+        others = {
+            *damaged,
+            *(segment.ledger_id for segment in waiting if self.log.wake_sealer and not _is_small(segment)),
+        }
         given_up = () if again else self._given_up(topic, waiting)
-        if all(one.ledger_id in others or one in given_up for one in waiting):
+        if all(segment.ledger_id in others or segment in given_up for segment in waiting):
             return None
         uid = self.log.known_uid
         assert uid is not None, "a segment is in it"
         StoreIdentity(self.metadata, self.store).require()
-        claimed = self.metadata.log.claim_sealing(topic.id, self.holder, uid, SEALER_DEAD_MS, end, others, again=again)
+        claimed = self.metadata.log.claim_sealing(topic.id, self.owner, uid, SEALER_DEAD_MS, end, others, again=again)
         if claimed is not None:
             failpoint(Failpoint.SEAL_CLAIMED)
         return claimed
 
     def _check_given_up(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> None:
         """Raises Misconfigured for a segment that was tried too often, unless the last try may be under way."""
-        for one in self._given_up(topic, waiting):
-            if one.content is not None:
+        for segment in self._given_up(topic, waiting):
+            if segment.content is not None:
                 raise Misconfigured(
-                    f"the segment {one.ledger_id} of {topic.name} ({one.content.messages} messages, "
-                    f"{one.content.logical_bytes} bytes) is given up: of {one.sealing_tries} tries to seal "
+                    f"the segment {segment.ledger_id} of {topic.name} ({segment.content.messages} messages, "
+                    f"{segment.content.logical_bytes} bytes) is given up: of {segment.sealing_tries} tries to seal "
                     "it none was finished; their processes died, ran out of memory, or lost the database and ended",
                     "seal it by hand where there is more memory, and lower segment.bytes (docs/operations.md)",
                     is_public=True,
@@ -292,21 +299,21 @@ class LogManager:
 
     def _given_up(self, topic: TopicRecord, waiting: Sequence[SegmentRecord]) -> list[SegmentRecord]:
         """Those that were tried too often, unless the last try may be under way, or stopped while its process lives."""
-        too_often = [one for one in waiting if one.tried_too_often]
+        too_often = [segment for segment in waiting if segment.tried_too_often]
         if not too_often:
             return []
         now = self.clock.now_ms()
         living = {
-            one.attempt_id
-            for one in self.metadata.attempts(topic.id)
-            if one.finished_at is None
-            and (is_alive_here(one.holder) or is_alive(one.holder, one.heartbeat_at, SEALER_DEAD_MS, now))
+            attempt.attempt_id
+            for attempt in self.metadata.attempts(topic.id)
+            if attempt.finished_at is None
+            and (is_alive_here(attempt.holder) or is_alive(attempt.holder, attempt.heartbeat_at, SEALER_DEAD_MS, now))
         }
-        return [one for one in too_often if one.sealing_attempt_id not in living]
+        return [segment for segment in too_often if segment.sealing_attempt_id not in living]
 
     def _sealed(
         self, topic: TopicRecord, segment: SegmentRecord, attempt: Attempt, *, accept_loss: bool = False
-    ) -> Remains:
+    ) -> RecoveredLedger:
         with (
             self._trying(attempt),
             Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), _HEARTBEAT_SECONDS),
@@ -317,7 +324,7 @@ class LogManager:
             ledger = sealer.seal(table, segment.ledger_id, self.clock.now_ms())
             self.metadata.log.seal_segment(attempt, ledger)
         failpoint(Failpoint.SEGMENT_SEALED)
-        return Remains(ledger, lost)
+        return RecoveredLedger(ledger, lost)
 
     @contextmanager
     def _trying(self, attempt: Attempt) -> Iterator[None]:
@@ -345,17 +352,16 @@ class LogManager:
         try:
             return UnsealedSegments(self.log).table(topic, segment), 0
         except DataLoss:
-            if not accept_loss:
+            if not accept_loss or segment.content is None:
                 raise
-        file = SegmentFiles(self.log.of_topic(topic.uid), segment.first_offset).log
-        salvaged = salvage(file, topic.uid, segment)
-        return salvaged.table, salvaged.lost
+        found = readable_rows(LocalSegment.of(self.log, topic, segment), segment.content)
+        return found.table, found.lost
 
     def sweep(self, topic: TopicRecord | None = None, failing: dict[str, str] | None = None) -> int:
         """Remove the files of segments that were sealed long enough ago; how many (sweep.py).
 
         Of one topic, cheap enough to be called all the time; or of all topics, and then what no row names, too. What
-        cannot be removed holds up nothing else: `failing` is told of one by topic (by uid, if it was deleted); where
+        cannot be removed holds up nothing else: `failing` gets a reason by topic (by uid, if it was deleted); where
         there is none, Unavailable is raised when all others had their turn.
         """
         failed: dict[str, str] = {} if failing is None else failing
@@ -373,9 +379,9 @@ class LogManager:
     def rolled(self, topic: TopicRecord, end: int | None = None) -> tuple[SegmentRecord, ...]:
         """The segments that wait to be sealed; with `end`, of those that begin below this offset."""
         return tuple(
-            one
-            for one in self.metadata.log.segments(topic.id)
-            if one.state is SegmentState.ROLLED and (end is None or one.first_offset < end)
+            segment
+            for segment in self.metadata.log.segments(topic.id)
+            if segment.state is SegmentState.ROLLED and (end is None or segment.first_offset < end)
         )
 
 

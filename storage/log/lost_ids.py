@@ -1,8 +1,8 @@
 """The ledger ids of segments that the database has lost: they are kept for their files.
 
 After a database was restored it gives out ids again that segments of the log already have. One that goes to another
-topic first would keep its file from being taken up again (unnamed.py). So before a process gives out an id, it looks
-once through its log directory, and raises the sequence above what the files say that no row names.
+topic first would keep its file from being taken up again (unnamed.py). So before a process gives out an id, it scans
+its log directory once, and raises the sequence above what the files say that no row names.
 
 Costs one listing of each topic's folder, one statement, and 64 bytes read of each file that no row names. A file that
 cannot be read, or whose header is damaged, keeps no id; it is logged, and refused when its topic is opened. Services of
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def keep_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
-    """Let no ledger id be given out that a file in `log` has; what was looked through is not looked through again."""
+    """Let no ledger id be given out that a file in `log` has; a directory is scanned once."""
     uid = log.known_uid
     if uid is None or log.ids_are_kept.is_set():
         return

@@ -21,10 +21,9 @@ from storage.errors import Conflict, DataLoss, Fenced, Misconfigured, ObjectDama
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
 from storage.log.directory import LogDirectory
-from storage.log.frames import SegmentHeader
 from storage.log.lost_ids import keep_lost_ids
-from storage.log.segment import FlushPolicy, SegmentFiles, WriterOptions, speaking_of
-from storage.log.segment_file import SegmentFile
+from storage.log.segment import FlushPolicy, LocalSegment, SegmentFiles, WriterOptions, naming_file
+from storage.log.segment_file import BeforeWrite, SegmentFile
 from storage.log.segment_writer import SegmentWriter
 from storage.log.unnamed import behind, header_in, set_aside
 from storage.metadata.records import Lease, SegmentRecord, SegmentState, TopicRecord
@@ -61,16 +60,9 @@ class TopicSegments:
         row = self._open_row()
         if row is None:
             return None
-        folder = self._log.of_topic(self._topic.uid)
         self._opened_at = row.created_at
-        return SegmentWriter.recover(
-            folder,
-            SegmentHeader(self._topic.uid, row.ledger_id, row.first_offset),
-            self._topic.name.partition,
-            self._clock,
-            self._options,
-            before_write=lambda: self._metadata.log.check_open_segment(self._lease, row.ledger_id),
-        )
+        segment = LocalSegment.of(self._log, self._topic, row)
+        return self._writer(SegmentFile.recover(segment, self._options, self._checking(row.ledger_id)))
 
     def taken_up(self, writer: SegmentWriter | None, *, accept_loss: bool = False) -> SegmentWriter | None:
         """The open segment once all files behind that of `writer` are taken up again; they have lost their rows.
@@ -78,7 +70,7 @@ class TopicSegments:
         `accept_loss`: what cannot be taken up is set aside. Raises Misconfigured for it otherwise, or DataLoss.
         """
         keep_lost_ids(self._metadata, self._log)
-        with speaking_of(self._log.of_topic(self._topic.uid), "take up"):
+        with naming_file(self._log.of_topic(self._topic.uid), "take up"):
             return self._taken_up(writer, accept_loss)
 
     def _taken_up(self, writer: SegmentWriter | None, accept_loss: bool) -> SegmentWriter | None:
@@ -96,7 +88,7 @@ class TopicSegments:
                 if not accept_loss:
                     raise
                 for lost in (SegmentFiles(folder, first) for first in files):
-                    with speaking_of(lost.log, "rename"):
+                    with naming_file(lost.log, "rename"):
                         set_aside(lost)
         return writer
 
@@ -108,14 +100,8 @@ class TopicSegments:
         found = header_in(files)
         if isinstance(found, str) or (found.topic_uid, found.first_offset) != (self._topic.uid, end):
             raise refusal(found if isinstance(found, str) else "its header names another place")
-        writer = SegmentWriter.recover(
-            files.folder,
-            found,
-            self._topic.name.partition,
-            self._clock,
-            self._options,
-            before_write=lambda: self._metadata.log.check_open_segment(self._lease, None),
-        )
+        segment = LocalSegment(files.folder, found, self._topic.name.partition)
+        writer = self._writer(SegmentFile.recover(segment, self._options, self._checking(None)))
         try:
             written_at = min(self._clock.now_ms(), int(files.log.stat().st_mtime * 1000))
             row = SegmentRecord(found.ledger_id, end, self._log.uid, SegmentState.OPEN, written_at)
@@ -150,10 +136,8 @@ class TopicSegments:
         row = self._open_row()
         if row is None:
             return 0
-        files = SegmentFiles(self._log.of_topic(self._topic.uid), row.first_offset)
-        header = SegmentHeader(self._topic.uid, row.ledger_id, row.first_offset)
-        look = lambda: self._metadata.log.check_open_segment(self._lease, row.ledger_id)  # noqa: E731
-        with SegmentFile.damaged(files, header, self._topic.name.partition, self._options, look) as content:
+        segment = LocalSegment.of(self._log, self._topic, row)
+        with SegmentFile.damaged(segment, self._options, self._checking(row.ledger_id)) as content:
             if content is None:
                 self._metadata.log.drop_segment(self._lease, row.ledger_id)
                 return 0
@@ -182,16 +166,10 @@ class TopicSegments:
         ledger_id = self._metadata.allocate_ledger_ids(1)
         now = self._clock.now_ms()
         log_uid = self._log.uid  # before its first file
-        writer = SegmentWriter.create(
-            self._log.of_topic(self._topic.uid),
-            SegmentHeader(self._topic.uid, ledger_id, first_offset),
-            self._topic.name.partition,
-            self._clock,
-            self._options,
-            before_write=lambda: self._metadata.log.check_open_segment(self._lease, None),
-        )
+        row = SegmentRecord(ledger_id, first_offset, log_uid, SegmentState.OPEN, now)
+        segment = LocalSegment.of(self._log, self._topic, row)
+        writer = self._writer(SegmentFile.create(segment, self._options, self._checking(None)))
         try:
-            row = SegmentRecord(ledger_id, first_offset, log_uid, SegmentState.OPEN, now)
             self._metadata.log.open_segment(self._lease, row)
             failpoint(Failpoint.SEGMENT_OPENED)
         except BaseException:
@@ -216,7 +194,7 @@ class TopicSegments:
             failpoint(Failpoint.SEGMENT_ROLLED)
             return rolled
         finally:
-            writer.close()  # not before: until its row says so, somebody else may take the segment for an open one
+            writer.close()  # not before: until its row says so, another process may take the segment for an open one
 
     def is_full(self, writer: SegmentWriter) -> bool:
         limit = self._policies.segment_bytes
@@ -230,6 +208,13 @@ class TopicSegments:
     def is_old(self, writer: SegmentWriter) -> bool:
         age = self._clock.now_ms() - self._opened_at
         return writer.messages > 0 and age >= self._policies.segment_ms
+
+    def _writer(self, file: SegmentFile) -> SegmentWriter:
+        return SegmentWriter(file, self._clock, self._options)
+
+    def _checking(self, ledger_id: int | None) -> BeforeWrite:
+        """Checks, under the file's lock, that this segment is the open one, or that there is none."""
+        return lambda: self._metadata.log.check_open_segment(self._lease, ledger_id)
 
     @property
     def _options(self) -> WriterOptions:

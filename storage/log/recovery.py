@@ -18,8 +18,8 @@ from storage.errors import ObjectDamaged
 from storage.log.frame_reader import FrameReader
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, read_header
 from storage.log.high_watermark import HighWatermark
-from storage.log.segment import Inspect, SegmentTally
-from storage.log.sparse_index import IndexPointers, Place
+from storage.log.segment import LocalSegment, SegmentTally, WriterOptions
+from storage.log.sparse_index import FramePosition, IndexPointers
 
 RESTORE = "restore the file from a backup, or accept the loss of what is behind it (docs/operations.md)"
 
@@ -52,21 +52,19 @@ def check_header(path: Path, found: bytes, expected: SegmentHeader) -> None:
         )
 
 
-def walked(
-    descriptor: int, size: int, header: SegmentHeader, partition: int, inspect: Inspect, index_spacing: int
-) -> Recovered:
+def walked(descriptor: int, size: int, segment: LocalSegment, options: WriterOptions) -> Recovered:
     """What the file holds, whose header was checked."""
-    seed = header.checksum
-    walk = FrameReader(descriptor, seed, Place.first(header.first_offset), max(size, HEADER_BYTES), inspect)
-    tally = SegmentTally(header.ledger_id, header.first_offset, partition)
-    pointers = IndexPointers(header.first_offset, seed, index_spacing)
+    header, seed = segment.header, segment.header.checksum
+    frames = FrameReader(descriptor, seed, FramePosition.first(header.first_offset), max(size, HEADER_BYTES))
+    tally = SegmentTally(segment)
+    pointers = IndexPointers(header.first_offset, seed, options.index_spacing)
     index = bytearray()
-    for entry in walk:
+    for entry in frames:
         assert entry.header is not None
         tally.add(entry.header)
-        position = walk.position - FRAME_BYTES - len(entry.data)
+        position = frames.position - FRAME_BYTES - len(entry.data)
         index += pointers.record(entry.entry_id, entry.offset, position, entry.header.publish_time)
-    return Recovered(tally, pointers, bytes(index), walk.position, size, walk.problem)
+    return Recovered(tally, pointers, bytes(index), frames.position, size, frames.problem)
 
 
 def check_loss(path: Path, found: Recovered, end: HighWatermark | None) -> None:

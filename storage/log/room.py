@@ -48,7 +48,7 @@ class Room:
 
     def check(self) -> None:
         """Raises StorageFull if there is no room."""
-        self._look()
+        self._measure()
         if self._free < self._min_free_bytes:
             raise StorageFull(
                 f"nothing is appended: the disk of the log directory has {self._free} bytes left, and "
@@ -64,16 +64,16 @@ class Room:
                 is_public=True,
             )
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         """One thread looks, when it is time to; the others go by what was found before."""
         now = self._clock.now_ms()
-        if not _is_over(self._disk_at, DISK_MS, now) or not self._lock.acquire(blocking=False):
+        if not _is_due(self._disk_at, DISK_MS, now) or not self._lock.acquire(blocking=False):
             return
         try:
             self._disk_at = now
             if self._min_free_bytes:
                 self._free = free_bytes(self._folder)
-            if self._max_rolled_bytes and _is_over(self._rolled_at, ROLLED_MS, now):
+            if self._max_rolled_bytes and _is_due(self._rolled_at, ROLLED_MS, now):
                 self._rolled_at = now
                 self._rolled = self._rolled_bytes()
         except (CompactorError, OSError):
@@ -82,5 +82,5 @@ class Room:
             self._lock.release()
 
 
-def _is_over(since: int | None, term_ms: int, now: int) -> bool:
+def _is_due(since: int | None, term_ms: int, now: int) -> bool:
     return since is None or not since <= now < since + term_ms

@@ -15,13 +15,12 @@ Must not know: SQL, and which segments a topic has.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.entries.entry import EntryHeader
-from storage.entries.entry import inspect as inspect_entry
+from storage.entries.entry import EntryHeader, inspect
 from storage.errors import (
     CompactorError,
     InvalidInput,
@@ -31,13 +30,11 @@ from storage.errors import (
     StorageFull,
     Unavailable,
 )
-from storage.log.frames import LARGEST_ENTRY
+from storage.log.directory import LogDirectory
+from storage.log.frames import LARGEST_ENTRY, SegmentHeader
 from storage.log.sparse_index import SPACING_BYTES
-from storage.metadata.records import SegmentContent
+from storage.metadata.records import SegmentContent, SegmentRecord, TopicRecord
 from storage.model import MessageId, Position
-
-Inspect = Callable[[bytes], EntryHeader]
-"""What an entry's metadata says (entry.inspect). Raises InvalidRecord."""
 
 MAX_ENTRY_BYTES = (5 << 20) + (10 << 10)
 """The largest entry that is taken unless set otherwise: Pulsar's maxMessageSize and its padding of a frame."""
@@ -76,7 +73,6 @@ class WriterOptions:
     max_ahead_ms: int | None = None
     max_pending_bytes: int = MAX_PENDING_BYTES
     index_spacing: int = SPACING_BYTES
-    inspect: Inspect = inspect_entry
 
     def checked(self, entry: bytes, now_ms: int) -> EntryHeader:
         """What an entry's metadata says. Raises InvalidRecord for one that cannot be taken."""
@@ -86,7 +82,7 @@ class WriterOptions:
                 f"an entry of {len(entry)} bytes is larger than the limit of {limit}",
                 "send smaller batches, or messages in chunks, or raise the limit; nothing of it was kept",
             )
-        header = self.inspect(entry)
+        header = inspect(entry)
         if self.max_ahead_ms is not None and header.publish_time > now_ms + self.max_ahead_ms:
             raise ahead_of_time(header.publish_time, now_ms, self.max_ahead_ms)
         return header
@@ -102,16 +98,11 @@ def ahead_of_time(publish_time: int, now_ms: int, max_ahead_ms: int) -> InvalidR
 
 
 @dataclass(frozen=True)
-class Appended:
+class AppendResult:
     """Where an entry went: its first message, and how many offsets it took."""
 
     first: Position
     messages: int
-
-
-def segment_file(folder: Path, first_offset: int) -> Path:
-    """The file of a segment in the folder of its topic."""
-    return folder / f"{first_offset:020d}.log"
 
 
 @dataclass(frozen=True)
@@ -123,7 +114,7 @@ class SegmentFiles:
 
     @property
     def log(self) -> Path:
-        return segment_file(self.folder, self.first_offset)
+        return self.folder / f"{self.first_offset:020d}.log"
 
     @property
     def end(self) -> Path:
@@ -139,18 +130,55 @@ class SegmentFiles:
             path.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True)
+class LocalSegment:
+    """A segment that is in this machine's log directory: its files, which one it is, its topic's partition."""
+
+    folder: Path
+    header: SegmentHeader
+    partition: int
+
+    @classmethod
+    def of(cls, log: LogDirectory, topic: TopicRecord, row: SegmentRecord) -> LocalSegment:
+        """The segment of a row, whose log directory this is."""
+        header = SegmentHeader(topic.uid, row.ledger_id, row.first_offset)
+        return cls(log.of_topic(topic.uid), header, topic.name.partition)
+
+    @property
+    def files(self) -> SegmentFiles:
+        return SegmentFiles(self.folder, self.header.first_offset)
+
+    def first_position(self, entry_id: int, offset: int, header: EntryHeader) -> Position:
+        """The first message of an entry."""
+        batch_index = 0 if _has_indexes(header) else -1
+        return Position(offset, MessageId(self.header.ledger_id, entry_id, self.partition, batch_index))
+
+    def last_position(self, entry_id: int, offset: int, header: EntryHeader) -> Position:
+        """The last message of an entry whose first one is at `offset`."""
+        message_id = MessageId(self.header.ledger_id, entry_id, self.partition, _last_index(header))
+        return Position(offset + header.messages - 1, message_id)
+
+
+def _has_indexes(header: EntryHeader) -> bool:
+    """Whether the messages of an entry are told apart by a batch index."""
+    return header.batched and not header.encrypted
+
+
+def _last_index(header: EntryHeader) -> int:
+    return header.messages - 1 if _has_indexes(header) else -1
+
+
 class SegmentTally:
     """Counts what a segment holds while entries go by, in order."""
 
-    def __init__(self, ledger_id: int, first_offset: int, partition: int) -> None:
+    def __init__(self, segment: LocalSegment) -> None:
         self.entries = 0
-        self.next_offset = first_offset
+        self.next_offset = segment.header.first_offset
         self.messages = 0
         self.logical_bytes = 0
         self.min_publish_time = 2**63 - 1
         self.max_publish_time = -(2**63)
-        self._ledger_id = ledger_id
-        self._partition = partition
+        self._segment = segment
         self._last_batch_index = -1
 
     def add(self, header: EntryHeader) -> None:
@@ -163,15 +191,16 @@ class SegmentTally:
             self.min_publish_time = header.publish_time
         if header.publish_time > self.max_publish_time:
             self.max_publish_time = header.publish_time
-        self._last_batch_index = header.messages - 1 if header.batched and not header.encrypted else -1
+        self._last_batch_index = _last_index(header)
 
     def content(self, size: int) -> SegmentContent | None:
         """All of it, in a file of that size; None: no entry."""
         if not self.entries:
             return None
+        ledger_id, partition = self._segment.header.ledger_id, self._segment.partition
         return SegmentContent(
             last_offset=self.next_offset - 1,
-            last_message_id=MessageId(self._ledger_id, self.entries - 1, self._partition, self._last_batch_index),
+            last_message_id=MessageId(ledger_id, self.entries - 1, partition, self._last_batch_index),
             messages=self.messages,
             entries=self.entries,
             logical_bytes=self.logical_bytes,
@@ -181,22 +210,16 @@ class SegmentTally:
         )
 
 
-def first_position(ledger_id: int, partition: int, entry_id: int, offset: int, header: EntryHeader) -> Position:
-    """The first message of an entry."""
-    batch_index = 0 if header.batched and not header.encrypted else -1
-    return Position(offset, MessageId(ledger_id, entry_id, partition, batch_index))
-
-
 @contextmanager
-def speaking_of(path: Path, verb: str) -> Iterator[None]:
+def naming_file(path: Path, verb: str) -> Iterator[None]:
     """Turn the system's errors into ours; they name the file."""
     try:
         yield
     except OSError as error:
-        raise as_ours(error, path, verb) from error
+        raise storage_error(error, path, verb) from error
 
 
-def as_ours(error: OSError, path: Path, verb: str) -> CompactorError:
+def storage_error(error: OSError, path: Path, verb: str) -> CompactorError:
     """The system's error about a segment's file, as one of ours."""
     what = f"cannot {verb} the segment {path}, {error.strerror or error}"
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):

@@ -20,25 +20,23 @@ from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
 
-from storage.entries.entry import EntryHeader
-from storage.entries.entry import inspect as inspect_entry
+from storage.entries.entry import EntryHeader, inspect
 from storage.errors import InvalidRecord
+from storage.log.frame_reader import FrameReader
 from storage.log.frames import (
     FRAME_BYTES,
-    FRAME_VERSION,
     HEADER_BYTES,
-    LARGEST_ENTRY,
     SegmentHeader,
     frame_checksum,
     read_header,
     stored_checksum,
-    unpack_frame,
 )
-from storage.log.segment import Inspect, speaking_of
-from storage.log.sparse_index import IndexFile, Place
+from storage.log.segment import naming_file
+from storage.log.sparse_index import FramePosition, IndexFile
 
 _MAGICS = (b"\x0e\x01", b"\x0e\x02")
 _WINDOW = 1 << 20
+_CHUNK_BYTES = 1 << 16
 _GUESSES = 4096
 
 
@@ -57,7 +55,7 @@ class FrameState(StrEnum):
 
 @dataclass(frozen=True)
 class ScannedFrame:
-    """A frame, or a stretch of bytes that are none. `length`: of the entry; of the stretch.
+    """A frame, or a range of bytes that are none. `length`: of the entry; of the range.
 
     `entry_id`, `offset` None: not known. `data`, `header` None, `problem` says why: DAMAGED.
     """
@@ -75,18 +73,18 @@ class ScannedFrame:
 
 
 class SegmentScan:
-    """One look at a segment's file. `header` None: it cannot be read, `problem` says why. A context manager."""
+    """A scan of a segment's file. `header` None: it cannot be read, `problem` says why. A context manager."""
 
-    def __init__(self, path: Path, inspect: Inspect = inspect_entry, expected: SegmentHeader | None = None) -> None:
-        """`expected`: the header that the file must have, if somebody else knows: only its frames are believed."""
+    def __init__(self, path: Path, expected: SegmentHeader | None = None) -> None:
+        """`expected`: the header that the file must have, if it is known: only its frames are believed."""
         self.path = path
         self._expected = expected
-        self._inspect = inspect
         self._seed: int | None = None
-        with speaking_of(path, "read"):
+        with naming_file(path, "read"):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self.size = os.fstat(self._descriptor).st_size
-            start = self._read(0, HEADER_BYTES)
+            self._frames = FrameReader(self._descriptor, 0, FramePosition.first(0), self.size, _CHUNK_BYTES)
+            start = os.pread(self._descriptor, HEADER_BYTES, 0)
             found = read_header(start)
             self.header: SegmentHeader | None = None if isinstance(found, str) else found
             self.problem = found if isinstance(found, str) else None
@@ -95,8 +93,8 @@ class SegmentScan:
 
     def frames(self) -> Iterator[ScannedFrame]:
         """All frames and all that is none, in the order of the file, without gaps."""
-        with speaking_of(self.path, "read"):
-            place = Place.first(self._first_offset) if self._seed is not None else None
+        with naming_file(self.path, "read"):
+            place = FramePosition.first(self._first_offset) if self._seed is not None else None
             position = min(HEADER_BYTES, self.size)
             while position < self.size:
                 frame = self._frame(position, place)
@@ -109,7 +107,7 @@ class SegmentScan:
                 position += FRAME_BYTES + frame.length
                 place = None
                 if frame.entry_id is not None and frame.offset is not None and frame.header is not None:
-                    place = Place(frame.entry_id + 1, frame.offset + frame.header.messages, position)
+                    place = FramePosition(frame.entry_id + 1, frame.offset + frame.header.messages, position)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -120,37 +118,15 @@ class SegmentScan:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self, position: int, length: int) -> bytes:
-        pieces = []
-        while length > 0 and (piece := os.pread(self._descriptor, length, position)):
-            pieces.append(piece)
-            position += len(piece)
-            length -= len(piece)
-        return b"".join(pieces)
-
-    def _entry_at(self, position: int) -> tuple[bytes, int] | str:
-        """The bytes of the entry whose frame begins there and the frame's checksum, or why there is none."""
-        head = self._read(position, FRAME_BYTES)
-        if len(head) < FRAME_BYTES:
-            return f"{len(head)} bytes are left where a frame has at least {FRAME_BYTES}"
-        if not any(head):
-            return "zeros"
-        length, version, checksum = unpack_frame(head, 0)
-        if version != FRAME_VERSION:
-            return f"a frame of version {version} does not exist"
-        if length > LARGEST_ENTRY or position + FRAME_BYTES + length > self.size:
-            return f"a frame of {length} bytes is longer than what is left, or than any"
-        return self._read(position + FRAME_BYTES, length), checksum
-
-    def _frame(self, position: int, place: Place | None) -> ScannedFrame:
-        entry = self._entry_at(position)
+    def _frame(self, position: int, place: FramePosition | None) -> ScannedFrame:
+        entry = self._frames.frame_at(position)
         if isinstance(entry, str):
             return ScannedFrame(FrameState.DAMAGED, position, 0, problem=entry)
         data, checksum = entry
         known = place if place is not None else self._indexed(position)
         right = known is not None and self._proves(known, data, checksum)
         try:
-            header = self._inspect(data)
+            header = inspect(data)
         except InvalidRecord as error:
             problem = error.message if right else "the checksum of a frame is wrong"
             return ScannedFrame(FrameState.DAMAGED, position, 0, problem=problem)
@@ -160,7 +136,7 @@ class SegmentScan:
         entry_id, offset = (known.entry_id, known.offset) if known else (None, None)
         return ScannedFrame(state, position, len(data), entry_id, offset, data, header, checksum=checksum)
 
-    def _proves(self, place: Place, data: bytes, checksum: int) -> bool:
+    def _proves(self, place: FramePosition, data: bytes, checksum: int) -> bool:
         if self._seed is None:
             return False
         return checksum == frame_checksum(self._seed, place.entry_id, place.offset, data)
@@ -173,36 +149,36 @@ class SegmentScan:
         if known := self._expected or self.header:
             return known.checksum, known.first_offset
         name = self.path.stem
-        entry = self._entry_at(HEADER_BYTES)
+        entry = self._frames.frame_at(HEADER_BYTES)
         if len(start) < HEADER_BYTES or not name.isdecimal() or isinstance(entry, str):
             return None, 0
         self._seed = stored_checksum(start)
-        return (self._seed, int(name)) if self._proves(Place.first(int(name)), *entry) else (None, 0)
+        return (self._seed, int(name)) if self._proves(FramePosition.first(int(name)), *entry) else (None, 0)
 
-    def _indexed(self, position: int) -> Place | None:
+    def _indexed(self, position: int) -> FramePosition | None:
         """The index's pointer to just that position."""
         found = self._pointer_from(position)
         return found if found is not None and found.position == position else None
 
-    def _pointer_from(self, position: int) -> Place | None:
+    def _pointer_from(self, position: int) -> FramePosition | None:
         """The first pointer of the index at or behind a position."""
         at = bisect_left(self._pointers, position, key=attrgetter("position"))
         return self._pointers[at] if at < len(self._pointers) else None
 
-    def _read_index(self) -> list[Place]:
+    def _read_index(self) -> list[FramePosition]:
         if self._seed is None:
             return []
         with IndexFile(self.path.with_suffix(".index"), self._first_offset, self._seed) as index:
             return sorted(index, key=attrgetter("position"))
 
-    def _found_behind(self, damaged: int, place: Place | None) -> tuple[int, Place | None]:
+    def _found_behind(self, damaged: int, place: FramePosition | None) -> tuple[int, FramePosition | None]:
         """Where the next frame behind a damaged one begins, or the file's end; and its place, if that is known."""
         if place is not None and (jumped := self._jumped(damaged, place)) is not None:
             return jumped.position, jumped
         pointer = self._pointer_from(damaged + 1)
         limit = self.size
         if pointer is not None:
-            entry = self._entry_at(pointer.position)
+            entry = self._frames.frame_at(pointer.position)
             if isinstance(entry, str) or not self._proves(pointer, *entry):
                 pointer = None
             else:
@@ -212,17 +188,17 @@ class SegmentScan:
                 return position, None
         return limit, pointer
 
-    def _jumped(self, damaged: int, place: Place) -> Place | None:
+    def _jumped(self, damaged: int, place: FramePosition) -> FramePosition | None:
         """The frame behind a damaged one, if that one's length is right and the next one's checksum proves it."""
-        entry = self._entry_at(damaged)
+        entry = self._frames.frame_at(damaged)
         if isinstance(entry, str):
             return None
         position = damaged + FRAME_BYTES + len(entry[0])
-        following = self._entry_at(position)
+        following = self._frames.frame_at(position)
         if isinstance(following, str):
             return None
         for messages in range(1, _GUESSES + 1):
-            guess = Place(place.entry_id + 1, place.offset + messages, position)
+            guess = FramePosition(place.entry_id + 1, place.offset + messages, position)
             if self._proves(guess, *following):
                 return guess
         return None
@@ -231,15 +207,10 @@ class SegmentScan:
         """Positions at which a frame may begin, by the magic number of its entry."""
         position = start + FRAME_BYTES
         while position < end:
-            window = self._read(position, min(_WINDOW, end - position) + 1)
+            window = os.pread(self._descriptor, min(_WINDOW, end - position) + 1, position)
             at = 0
             while (at := window.find(b"\x0e", at)) >= 0:
                 if window[at : at + 2] in _MAGICS:
                     yield position + at - FRAME_BYTES
                 at += 1
             position += _WINDOW
-
-
-def scan(path: Path, inspect: Inspect = inspect_entry, expected: SegmentHeader | None = None) -> SegmentScan:
-    """Look into a segment's file. Raises ObjectMissing."""
-    return SegmentScan(path, inspect, expected)

@@ -30,14 +30,14 @@ from storage.errors import LeaseHeld
 from storage.failpoints import Failpoint, failpoint
 from storage.log import recovery
 from storage.log.directory import sync_folder
-from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, frame_head
+from storage.log.frames import FRAME_BYTES, HEADER_BYTES, frame_head
 from storage.log.high_watermark import (
     HighWatermark,
     HighWatermarkWriter,
-    read_visible_end,
+    read_high_watermark,
     read_writing_process,
 )
-from storage.log.segment import SegmentFiles, WriterOptions, speaking_of
+from storage.log.segment import LocalSegment, SegmentFiles, WriterOptions, naming_file
 from storage.log.unnamed import holds_data, set_aside
 from storage.metadata.records import SegmentContent
 from storage.model import MessageId
@@ -52,8 +52,8 @@ BeforeWrite = Callable[[], object]
 _log = logging.getLogger(__name__)
 
 
-def as_it_is() -> None:
-    """Nothing to ask: nobody else can have come to the file."""
+def no_check() -> None:
+    """No check: no other process can have come to the file."""
 
 
 class PlacedEntry(Protocol):
@@ -68,20 +68,22 @@ class PlacedEntry(Protocol):
 class SegmentFile:
     """An open segment's file, locked; made by `create` or `recover`."""
 
-    def __init__(self, files: SegmentFiles, header: SegmentHeader, descriptor: int, found: recovery.Recovered) -> None:
+    def __init__(self, segment: LocalSegment, descriptor: int, found: recovery.Recovered) -> None:
+        files = segment.files
+        self.segment = segment
         self.path = files.log
         self.tally = found.tally
         self.written = found.end
         self.flushed = found.end
         self.cut_bytes = found.size - found.end
         """What recovery cut off."""
-        self._seed = header.checksum
+        self._seed = segment.header.checksum
         self._descriptor = descriptor
         self._pointers = found.pointers
         self._durable = self._acknowledged = self._end_at(found.end)
         self._index = _open_index(files.index, found.index)
         try:
-            with speaking_of(files.end, "write"):
+            with naming_file(files.end, "write"):
                 self._end = HighWatermarkWriter(files.end, self._seed)
         except BaseException:
             if self._index >= 0:
@@ -90,16 +92,10 @@ class SegmentFile:
         self._end.publish(self._acknowledged)
 
     @classmethod
-    def create(
-        cls,
-        files: SegmentFiles,
-        header: SegmentHeader,
-        partition: int,
-        options: WriterOptions,
-        before_write: BeforeWrite,
-    ) -> Self:
+    def create(cls, segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = no_check) -> Self:
         """A new file, durable. One that is there has no row: it is replaced, or set aside if it holds something."""
-        with speaking_of(files.log, "create"):
+        files = segment.files
+        with naming_file(files.log, "create"):
             if not files.folder.is_dir():
                 with contextlib.suppress(FileExistsError):
                     make_inside(files.folder)
@@ -114,39 +110,36 @@ class SegmentFile:
                 os.ftruncate(descriptor, 0)
                 for aid in (files.end, files.index):
                     aid.unlink(missing_ok=True)
-                _write_all(descriptor, [header.encode()], 0)
+                _write_all(descriptor, [segment.header.encode()], 0)
                 os.fsync(descriptor)
                 sync_folder(files.folder)
                 failpoint(Failpoint.SEGMENT_FILE_CREATED)
-                found = _walked(descriptor, HEADER_BYTES, header, partition, options)
-                return cls(files, header, descriptor, found)
+                found = recovery.walked(descriptor, HEADER_BYTES, segment, options)
+                return cls(segment, descriptor, found)
             except BaseException:
                 os.close(descriptor)
                 raise
 
     @classmethod
-    def recover(
-        cls,
-        files: SegmentFiles,
-        header: SegmentHeader,
-        partition: int,
-        options: WriterOptions,
-        before_write: BeforeWrite,
-    ) -> Self:
-        """The file that a dead writer left, cut at its last whole frame (recovery.py), and durable up to there."""
-        with speaking_of(files.log, "recover"):
+    def recover(cls, segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = no_check) -> Self:
+        """The file that a dead writer left, cut at its last whole frame (recovery.py), and durable up to there.
+
+        Raises LeaseHeld if its writer lives, ObjectMissing, ObjectDamaged for flushed bytes that are not valid.
+        """
+        files, header = segment.files, segment.header
+        with naming_file(files.log, "recover"):
             descriptor = _locked(files, 0)
             try:
                 before_write()
                 recovery.check_header(files.log, os.pread(descriptor, HEADER_BYTES, 0), header)
-                end = read_visible_end(files.end, header.checksum)
+                end = read_high_watermark(files.end, header.checksum)
                 size = os.fstat(descriptor).st_size
-                found = _walked(descriptor, size, header, partition, options)
+                found = recovery.walked(descriptor, size, segment, options)
                 recovery.check_loss(files.log, found, end)
                 if found.end < size:
                     os.ftruncate(descriptor, found.end)
                 os.fsync(descriptor)
-                file = cls(files, header, descriptor, found)
+                file = cls(segment, descriptor, found)
                 file._flush_aids()
                 return file
             except BaseException:
@@ -156,25 +149,26 @@ class SegmentFile:
     @staticmethod
     @contextlib.contextmanager
     def damaged(
-        files: SegmentFiles, header: SegmentHeader, partition: int, options: WriterOptions, before_write: BeforeWrite
+        segment: LocalSegment, options: WriterOptions, before_write: BeforeWrite = no_check
     ) -> Iterator[SegmentContent | None]:
         """What a segment held that `recover` calls damaged, as far as it can be known; None: nothing.
 
         How much was flushed says `.end`, else what can be read. The file stays as it is, and locked in the context.
         """
-        with speaking_of(files.log, "read"):
+        files, header = segment.files, segment.header
+        with naming_file(files.log, "read"):
             descriptor = _locked(files, 0)
         try:
             before_write()
-            end = read_visible_end(files.end, header.checksum)
+            end = read_high_watermark(files.end, header.checksum)
             status = os.fstat(descriptor)
-            tally = _walked(descriptor, status.st_size, header, partition, options).tally
+            tally = recovery.walked(descriptor, status.st_size, segment, options).tally
             content = tally.content(status.st_size)
             if end is not None and end.entries > tally.entries:
                 written = round(status.st_mtime * 1000)
                 content = SegmentContent(
                     last_offset=end.next_offset - 1,
-                    last_message_id=MessageId(header.ledger_id, end.entries - 1, partition, -1),
+                    last_message_id=MessageId(header.ledger_id, end.entries - 1, segment.partition, -1),
                     messages=end.next_offset - header.first_offset,
                     entries=end.entries,
                     logical_bytes=tally.logical_bytes,
@@ -213,7 +207,7 @@ class SegmentFile:
         self.flushed = self.written
         self._durable = self._end_at(self.written)
 
-    def let_see(self) -> None:
+    def publish(self) -> None:
         """Let readers see all that is written: it is about to be acknowledged, or more of it is durable."""
         self._acknowledged = self._end_at(self.written)
         self._end.publish(self._acknowledged)
@@ -251,12 +245,6 @@ class SegmentFile:
             _log.warning("the index of %s is not kept on: %s", self.path, error)
             os.close(self._index)
             self._index = -1
-
-
-def _walked(
-    descriptor: int, size: int, header: SegmentHeader, partition: int, options: WriterOptions
-) -> recovery.Recovered:
-    return recovery.walked(descriptor, size, header, partition, options.inspect, options.index_spacing)
 
 
 def _locked(files: SegmentFiles, flags: int) -> int:

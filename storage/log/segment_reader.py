@@ -20,15 +20,14 @@ from pathlib import Path
 
 from storage.entries.decode import StoredEntry
 from storage.entries.entry import EntryHeader
-from storage.entries.entry import inspect as inspect_entry
 from storage.errors import ObjectDamaged
 from storage.log.frame_reader import CHUNK_BYTES, FrameReader
-from storage.log.frames import HEADER_BYTES, SegmentHeader
-from storage.log.high_watermark import HighWatermark, read_visible_end
+from storage.log.frames import HEADER_BYTES
+from storage.log.high_watermark import HighWatermark, read_high_watermark
 from storage.log.recovery import RESTORE, check_header
-from storage.log.segment import Inspect, SegmentFiles, speaking_of
-from storage.log.sparse_index import IndexFile, Place
-from storage.model import MessageId, Position
+from storage.log.segment import LocalSegment, naming_file
+from storage.log.sparse_index import FramePosition, IndexFile
+from storage.model import Position
 
 _log = logging.getLogger(__name__)
 _damaged: set[Path] = set()
@@ -40,22 +39,16 @@ class SegmentReader:
 
     def __init__(
         self,
-        folder: Path,
-        topic_uid: str,
-        ledger_id: int,
-        first_offset: int,
-        partition: int,
+        segment: LocalSegment,
         end: int | None = None,
         *,
         chunk_bytes: int = CHUNK_BYTES,
-        inspect: Inspect = inspect_entry,
     ) -> None:
-        self._files = SegmentFiles(folder, first_offset)
-        self._header = SegmentHeader(topic_uid, ledger_id, first_offset)
-        self._partition = partition
+        self._segment = segment
+        self._files = segment.files
+        self._header = segment.header
         self._end = end
         self._chunk_bytes = chunk_bytes
-        self._inspect = inspect
         self._seed = self._header.checksum
 
     def entries(self, start_offset: int = 0) -> Iterator[StoredEntry]:
@@ -65,11 +58,11 @@ class SegmentReader:
         """
         with self._opened() as (descriptor, end):
             start = self._proved(descriptor, end, lambda place: place.offset <= start_offset)
-            walk = self._walk(descriptor, start, end)
-            for entry in walk:
-                if walk.offset > start_offset:
+            frames = self._frames(descriptor, start, end)
+            for entry in frames:
+                if frames.offset > start_offset:
                     yield entry
-            self._check(walk)
+            self._check(frames)
 
     def offset_of_entry(self, entry_id: int) -> int:
         """The first offset of an entry; behind the last one: the offset that comes next."""
@@ -87,39 +80,38 @@ class SegmentReader:
         """The last message that can be seen; None: there is none."""
         found: StoredEntry | None = None
         with self._opened() as (descriptor, end):
-            walk = self._walk(descriptor, self._proved(descriptor, end, lambda _: True), end)
-            for found in walk:  # noqa: B007  only the last counts
+            frames = self._frames(descriptor, self._proved(descriptor, end, lambda _: True), end)
+            for found in frames:  # noqa: B007  only the last counts
                 pass
-            self._check(walk)
+            self._check(frames)
         if found is None:
             return None
-        header = _known(found)
-        batch_index = header.messages - 1 if header.batched and not header.encrypted else -1
-        message_id = MessageId(self._header.ledger_id, found.entry_id, self._partition, batch_index)
-        return Position(found.offset + header.messages - 1, message_id)
+        return self._segment.last_position(found.entry_id, found.offset, _known(found))
 
-    def visible_end(self) -> HighWatermark:
+    def high_watermark(self) -> HighWatermark:
         """How far the segment, which is open, may be read. Raises ObjectMissing, ObjectDamaged (the header)."""
-        found = read_visible_end(self._files.end, self._seed)
+        found = read_high_watermark(self._files.end, self._seed)
         if found is not None and found.certain:
             return found
-        with speaking_of(self._files.log, "read"), self._file() as descriptor:
+        with naming_file(self._files.log, "read"), self._file() as descriptor:
             return self._end_by_frames(descriptor, found)
 
-    def _search(self, before: Callable[[Place], bool], found: Callable[[StoredEntry, EntryHeader], bool]) -> int:
+    def _search(
+        self, before: Callable[[FramePosition], bool], found: Callable[[StoredEntry, EntryHeader], bool]
+    ) -> int:
         with self._opened() as (descriptor, end):
-            walk = self._walk(descriptor, self._proved(descriptor, end, before), end)
-            for entry in walk:
+            frames = self._frames(descriptor, self._proved(descriptor, end, before), end)
+            for entry in frames:
                 if found(entry, _known(entry)):
                     return entry.offset
-            self._check(walk)
-            return walk.offset
+            self._check(frames)
+            return frames.offset
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[int, int]]:
         """The file, and how far it may be read."""
-        with speaking_of(self._files.log, "read"), self._file() as descriptor:
-            yield descriptor, self._end if self._end is not None else self._visible(descriptor)
+        with naming_file(self._files.log, "read"), self._file() as descriptor:
+            yield descriptor, self._end if self._end is not None else self._visible_end(descriptor)
 
     @contextmanager
     def _file(self) -> Iterator[int]:
@@ -130,8 +122,8 @@ class SegmentReader:
         finally:
             os.close(descriptor)
 
-    def _visible(self, descriptor: int) -> int:
-        found = read_visible_end(self._files.end, self._seed)
+    def _visible_end(self, descriptor: int) -> int:
+        found = read_high_watermark(self._files.end, self._seed)
         if found is None or not found.certain:
             self._files.log.stat()  # raises if the segment was removed since it was opened: then it is not empty
             found = self._end_by_frames(descriptor, found)
@@ -140,10 +132,10 @@ class SegmentReader:
     def _end_by_frames(self, descriptor: int, at_least: HighWatermark | None) -> HighWatermark:
         """The end of the last whole frame; `at_least`, if that is behind it: then frames before it are damaged."""
         size = os.fstat(descriptor).st_size
-        walk = self._walk(descriptor, self._proved(descriptor, size, lambda _: True), max(size, HEADER_BYTES))
-        for _ in walk:
+        frames = self._frames(descriptor, self._proved(descriptor, size, lambda _: True), max(size, HEADER_BYTES))
+        for _ in frames:
             pass
-        found = HighWatermark(walk.position, walk.position, walk.entry_id, walk.offset)
+        found = HighWatermark(frames.position, frames.position, frames.entry_id, frames.offset)
         if self._files.end not in _damaged and self._files.end.exists():
             _damaged.add(self._files.end)
             _log.warning(
@@ -155,29 +147,29 @@ class SegmentReader:
             )
         return found if at_least is None or found.visible >= at_least.visible else at_least
 
-    def _proved(self, descriptor: int, end: int, wanted: Callable[[Place], bool]) -> Place:
+    def _proved(self, descriptor: int, end: int, wanted: Callable[[FramePosition], bool]) -> FramePosition:
         """The last place that the index knows, is `wanted`, and where that frame really is; else the first frame's."""
         first_offset = self._header.first_offset
         with IndexFile(self._files.index, first_offset, self._seed) as index:
             place = index.last(lambda found: found.position < end and wanted(found))
         if place is not None:
-            walk = FrameReader(descriptor, self._seed, place, end, self._inspect, 1 << 16)
-            if next(iter(walk), None) is not None:
+            frames = FrameReader(descriptor, self._seed, place, end, 1 << 16)
+            if next(iter(frames), None) is not None:
                 return place
-        return Place.first(first_offset)
+        return FramePosition.first(first_offset)
 
-    def _walk(self, descriptor: int, start: Place, end: int) -> FrameReader:
-        return FrameReader(descriptor, self._seed, start, end, self._inspect, self._chunk_bytes)
+    def _frames(self, descriptor: int, start: FramePosition, end: int) -> FrameReader:
+        return FrameReader(descriptor, self._seed, start, end, self._chunk_bytes)
 
-    def _check(self, walk: FrameReader) -> None:
+    def _check(self, frames: FrameReader) -> None:
         """Raises ObjectDamaged for a walk that did not come to the end, unless the end itself has been taken back."""
-        if walk.problem is None:
+        if frames.problem is None:
             return
-        if self._end is None and self.visible_end().visible <= walk.position:
+        if self._end is None and self.high_watermark().visible <= frames.position:
             return  # a flush failed, and what was visible under a policy that allows it is gone
         raise ObjectDamaged(
-            f"the segment {self._files.log} is damaged at byte {walk.position} (entry {walk.entry_id}, offset "
-            f"{walk.offset}): {walk.problem}",
+            f"the segment {self._files.log} is damaged at byte {frames.position} (entry {frames.entry_id}, offset "
+            f"{frames.offset}): {frames.problem}",
             RESTORE,
         )
 

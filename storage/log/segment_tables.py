@@ -19,12 +19,13 @@ from storage.entries.decode import StoredEntry, unpack
 from storage.errors import DataLoss
 from storage.ledger import rows
 from storage.ledger.seek import (
-    Bound,
     FromId,
     FromOffset,
     FromTime,
+    SeekPosition,
 )
 from storage.log.directory import LogDirectory
+from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.records import SegmentRecord, TopicRecord
 from storage.model import Position
@@ -40,7 +41,7 @@ class UnsealedSegments:
     log: LogDirectory
 
     def tables(
-        self, topic: TopicRecord, segment: SegmentRecord, bound: Bound, after_offset: int = -1
+        self, topic: TopicRecord, segment: SegmentRecord, bound: SeekPosition, after_offset: int = -1
     ) -> Iterator[pa.Table]:
         """The rows of a segment from `bound` on, and not much of what is up to an offset; no table is empty."""
         reader = self._reader(topic, segment)
@@ -69,12 +70,7 @@ class UnsealedSegments:
     def _reader(self, topic: TopicRecord, segment: SegmentRecord) -> SegmentReader:
         self.log.check(topic.name, segment)
         return SegmentReader(
-            self.log.of_topic(topic.uid),
-            topic.uid,
-            segment.ledger_id,
-            segment.first_offset,
-            topic.name.partition,
-            end=segment.content.size if segment.content else None,
+            LocalSegment.of(self.log, topic, segment), segment.content.size if segment.content else None
         )
 
 
@@ -93,7 +89,7 @@ def _naming_the_way_out(topic: TopicRecord, segment: SegmentRecord) -> Iterator[
         ) from error
 
 
-def _first_wanted(reader: SegmentReader, segment: SegmentRecord, bound: Bound, after_offset: int) -> int:
+def _first_wanted(reader: SegmentReader, segment: SegmentRecord, bound: SeekPosition, after_offset: int) -> int:
     """The offset from which on a segment must be read; it may be before the bound, never behind it."""
     first = max(segment.first_offset, after_offset + 1)
     if isinstance(bound, FromOffset):

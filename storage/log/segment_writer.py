@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import Self
 
 from storage.clock import Clock
@@ -25,29 +24,25 @@ from storage.entries.entry import EntryHeader
 from storage.errors import CompactorError, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger import rows
-from storage.log.frames import FRAME_BYTES, SegmentHeader
-from storage.log.group_commit import Done, GroupCommit, PendingAppend, again, unusable
-from storage.log.segment import Appended, SegmentFiles, WriterOptions, as_ours, first_position
-from storage.log.segment_file import BeforeWrite, SegmentFile, as_it_is
+from storage.log.frames import FRAME_BYTES
+from storage.log.group_commit import Done, GroupCommit, PendingAppend, closed_error, copy_of
+from storage.log.segment import AppendResult, WriterOptions, storage_error
+from storage.log.segment_file import SegmentFile
 from storage.metadata.records import SegmentContent
 
-_DEFAULT = WriterOptions()
 _log = logging.getLogger(__name__)
 
 
 class SegmentWriter:
-    """Appends to one segment; made by `create` or `recover`. Safe to share between threads."""
+    """Appends to one segment, whose file it takes over. Safe to share between threads."""
 
-    def __init__(
-        self, file: SegmentFile, header: SegmentHeader, partition: int, clock: Clock, options: WriterOptions
-    ) -> None:
+    def __init__(self, file: SegmentFile, clock: Clock, options: WriterOptions) -> None:
         self.path = file.path
-        self.ledger_id = header.ledger_id
-        self.first_offset = header.first_offset
+        self.ledger_id = file.segment.header.ledger_id
+        self.first_offset = file.segment.header.first_offset
         self._file = file
         self._policy = options.policy
         self._clock = clock
-        self._partition = partition
         self._options = options
         self._size = file.written
         self._next_entry_id, self._next_offset = file.tally.entries, file.tally.next_offset
@@ -66,66 +61,31 @@ class SegmentWriter:
             options.max_pending_bytes,
         )
 
-    @classmethod
-    def create(
-        cls,
-        folder: Path,
-        header: SegmentHeader,
-        partition: int,
-        clock: Clock,
-        options: WriterOptions = _DEFAULT,
-        *,
-        before_write: BeforeWrite = as_it_is,
-    ) -> Self:
-        """A new segment in the topic's folder, durable; no row may name it yet. Is there a file? See unnamed.py."""
-        files = SegmentFiles(folder, header.first_offset)
-        file = SegmentFile.create(files, header, partition, options, before_write)
-        return cls(file, header, partition, clock, options)
-
-    @classmethod
-    def recover(
-        cls,
-        folder: Path,
-        header: SegmentHeader,
-        partition: int,
-        clock: Clock,
-        options: WriterOptions = _DEFAULT,
-        *,
-        before_write: BeforeWrite = as_it_is,
-    ) -> Self:
-        """The segment that a writer left open, cut at its last whole frame, to go on with.
-
-        Raises LeaseHeld if its writer lives, ObjectMissing, ObjectDamaged for flushed bytes that are not valid.
-        """
-        files = SegmentFiles(folder, header.first_offset)
-        file = SegmentFile.recover(files, header, partition, options, before_write)
-        return cls(file, header, partition, clock, options)
-
     # Appending
 
     def submit(self, entry: bytes, done: Done | None = None) -> PendingAppend:
-        """Give an entry its place; its ticket's `result()` waits until it is acknowledged.
+        """Give an entry its place; `result()` of the pending append waits until it is acknowledged.
 
-        With `done` nobody need wait: it is called, in order, with where the entry went or why it failed; and this
-        waits while too many bytes are pending. Raises InvalidRecord, and what ended the writer.
+        `done` is called, in order, with where the entry went or why it failed; with it, `submit` waits while too many
+        bytes are pending. Raises InvalidRecord, and what ended the writer.
         """
-        ticket = PendingAppend(self._commits, entry, self._checked(entry), done)
-        self._commits.enqueue(ticket, self._place)
-        return ticket
+        pending = PendingAppend(self._commits, entry, self._checked(entry), done)
+        self._commits.enqueue(pending, self._place)
+        return pending
 
-    def append(self, entry: bytes) -> Appended:
+    def append(self, entry: bytes) -> AppendResult:
         """Append an entry; returns when it is acknowledged. Appends of many threads share flushes."""
         return self.submit(entry).result()
 
-    def append_async(self, entry: bytes) -> Awaitable[Appended]:
+    def append_async(self, entry: bytes) -> Awaitable[AppendResult]:
         """As `append`, for the tasks of the running event loop. The entry has its place when this returns.
 
         It never blocks: who appends without awaiting looks at `pending_bytes`.
         """
-        ticket = PendingAppend(self._commits, entry, self._checked(entry), None)
+        pending = PendingAppend(self._commits, entry, self._checked(entry), None)
         future = asyncio.get_running_loop().create_future()
-        ticket.future = future
-        self._commits.enqueue(ticket, self._place)
+        pending.future = future
+        self._commits.enqueue(pending, self._place)
         return future
 
     def flush(self) -> None:
@@ -133,7 +93,7 @@ class SegmentWriter:
         with self._commits.committing:
             self._commits.commit_pending()
             if self._failed and (refusal := self._commits.refusal) is not None:
-                raise again(refusal)
+                raise copy_of(refusal)
             self._commits.guarded(self._flush)
 
     def flush_due(self) -> bool:
@@ -198,16 +158,16 @@ class SegmentWriter:
     def finish(self) -> None:
         """Commit and flush what was submitted, and take nothing more; the file stays locked until `close`.
 
-        Raises what keeps it from being durable, also if that was told to those who appended before.
+        Raises what keeps it from being durable, also if earlier appends failed with it.
         """
-        self._commits.end(unusable(f"the segment {self.path} is closed"), drop=False)
+        self._commits.end(closed_error(f"the segment {self.path} is closed"), drop=False)
         if not self._failed:
             self._commits.guarded(self._flush)
         elif (refusal := self._commits.refusal) is not None:
-            raise again(refusal)
+            raise copy_of(refusal)
 
     def close(self) -> None:
-        """Finish, and give up the file. A writer that has failed before says nothing more: those who appended know."""
+        """Finish, and give up the file. A writer that has failed before raises nothing: its appends have."""
         if self._closed:
             return
         failed_before = self._failed
@@ -223,7 +183,7 @@ class SegmentWriter:
         """Give up the file as it is: what is pending fails with `why`. For a writer that lost its lease."""
         if self._closed:
             return
-        self._commits.end(why or unusable(f"the segment {self.path} was given up"), drop=True)
+        self._commits.end(why or closed_error(f"the segment {self.path} was given up"), drop=True)
         self._release()
 
     def __enter__(self) -> Self:
@@ -247,38 +207,38 @@ class SegmentWriter:
     def _checked(self, entry: bytes) -> EntryHeader:
         return self._options.checked(entry, self._clock.now_ms())
 
-    def _place(self, ticket: PendingAppend) -> None:
-        messages = ticket.header.messages
+    def _place(self, pending: PendingAppend) -> None:
+        messages = pending.header.messages
         if self._next_offset - self.first_offset + messages > rows.MAX_ROWS:
-            raise unusable(f"the segment {self.path} has no offsets left for {messages} more messages")
-        ticket.entry_id = self._next_entry_id
-        ticket.offset = self._next_offset
+            raise closed_error(f"the segment {self.path} has no offsets left for {messages} more messages")
+        pending.entry_id = self._next_entry_id
+        pending.offset = self._next_offset
         self._next_entry_id += 1
         self._next_offset += messages
-        self._size += FRAME_BYTES + len(ticket.data)
-        self._logical_bytes += ticket.header.logical_bytes
+        self._size += FRAME_BYTES + len(pending.data)
+        self._logical_bytes += pending.header.logical_bytes
 
     def _commit(self, group: list[PendingAppend]) -> None:
         self._file.write(group)
-        for ticket in group:
-            self._unflushed_messages += ticket.header.messages
+        for pending in group:
+            self._unflushed_messages += pending.header.messages
         failpoint(Failpoint.ENTRIES_WRITTEN)
         if self._policy.messages is not None and self._unflushed_messages >= self._policy.messages:
             self._sync()
         elif self._policy.ms is not None and self._unflushed_since is None:
             self._unflushed_since = self._clock.now_ms()
             self._commits.wake()
-        self._file.let_see()
+        self._file.publish()
 
-    def _appended(self, ticket: PendingAppend) -> Appended:
-        header = ticket.header
-        first = first_position(self.ledger_id, self._partition, ticket.entry_id, ticket.offset, header)
-        return Appended(first, header.messages)
+    def _appended(self, pending: PendingAppend) -> AppendResult:
+        header = pending.header
+        first = self._file.segment.first_position(pending.entry_id, pending.offset, header)
+        return AppendResult(first, header.messages)
 
     def _flush(self) -> None:
         if self._file.flushed < self._file.written:
             self._sync()
-            self._file.let_see()
+            self._file.publish()
 
     def _flush_if_due(self) -> None:
         seconds = self._due_seconds()
@@ -295,8 +255,8 @@ class SegmentWriter:
         since, ms = self._unflushed_since, self._policy.ms
         if since is None or ms is None:
             return None
-        left = since + ms - self._clock.now_ms()
-        return left / 1000 if left <= ms else 0.0  # more than all of it: the clock was set back
+        remaining = since + ms - self._clock.now_ms()
+        return remaining / 1000 if remaining <= ms else 0.0  # more than all of it: the clock was set back
 
     def _break(self, error: BaseException) -> CompactorError:
         """Cut the file back to what was acknowledged, and what a lost flush left of it; the error for all who wait."""
@@ -306,7 +266,7 @@ class SegmentWriter:
         if isinstance(error, CompactorError):
             ours = type(error)(error.message, error.remedy)
         elif isinstance(error, OSError):
-            ours = as_ours(error, self.path, "write to")
+            ours = storage_error(error, self.path, "write to")
         else:
             ours = Unavailable(f"writing to the segment {self.path} was cut off by {error!r}", "append again")
         ours.__cause__ = error

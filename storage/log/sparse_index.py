@@ -6,7 +6,7 @@ A file of records of 28 bytes, one for about every 64 KiB of the segment, ascend
     | 4 CRC32C, which goes on from that of the segment's header
 
 The largest publish time is that of all entries before the frame: a search for a time above it loses nothing by
-beginning there. The file is never flushed, may be missing, torn, or behind; nobody trusts a record before the frame
+beginning there. The file is never flushed, may be missing, torn, or behind; no record is trusted before the frame
 that it points to has proved it (frames.py). Recovery writes it again, for what it cut off may have pointers.
 """
 
@@ -31,7 +31,7 @@ _CHECKSUM = Struct(">I")
 RECORD_BYTES = _RECORD.size + _CHECKSUM.size
 
 
-class Place(NamedTuple):
+class FramePosition(NamedTuple):
     """A frame's place in its segment: entry id, first offset, position; and the largest publish time before it."""
 
     entry_id: int
@@ -40,7 +40,7 @@ class Place(NamedTuple):
     time_before: int = NO_TIME
 
     @classmethod
-    def first(cls, first_offset: int) -> Place:
+    def first(cls, first_offset: int) -> FramePosition:
         """That of a segment's first frame."""
         return cls(0, first_offset, HEADER_BYTES)
 
@@ -77,7 +77,7 @@ class IndexFile:
         with contextlib.suppress(OSError):  # no index: readers walk from the beginning
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def last(self, wanted: Callable[[Place], bool]) -> Place | None:
+    def last(self, wanted: Callable[[FramePosition], bool]) -> FramePosition | None:
         """The last record that is `wanted`, if all before a wanted one are, too; None: there is none that is whole.
 
         A damaged record counts as not wanted: the search may then end earlier than it could, never later.
@@ -94,14 +94,14 @@ class IndexFile:
                 high = middle
         return found
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[FramePosition]:
         """All whole records."""
         if self._descriptor >= 0:
             for number in range(os.fstat(self._descriptor).st_size // RECORD_BYTES):
                 if (place := self._at(number)) is not None:
                     yield place
 
-    def _at(self, number: int) -> Place | None:
+    def _at(self, number: int) -> FramePosition | None:
         data = os.pread(self._descriptor, RECORD_BYTES, number * RECORD_BYTES)
         if len(data) < RECORD_BYTES:
             return None
@@ -109,7 +109,7 @@ class IndexFile:
         if _CHECKSUM.unpack_from(data, _RECORD.size)[0] != google_crc32c.extend(self._seed, record):
             return None
         offset, entry_id, position, before = _RECORD.unpack(record)
-        return Place(entry_id, self._first_offset + offset, position, before)
+        return FramePosition(entry_id, self._first_offset + offset, position, before)
 
     def close(self) -> None:
         if self._descriptor >= 0:

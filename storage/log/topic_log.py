@@ -9,7 +9,7 @@ first: its torn end is cut off, and it is gone on with (L2).
 How segments are opened, recovered and rolled is in open_segment.py. After a failure of the disk the segment is
 recovered at the next append, from what is on it.
 
-A topic that is deleted (S8) tells its writer within `LOOK_SECONDS`: TopicNotFound; what was appended is gone with it.
+A writer learns within `POLL_SECONDS` that its topic was deleted (S8): TopicNotFound; what was appended is gone with it.
 
 May go wrong: LeaseHeld, Fenced, TopicNotFound, InvalidRecord (an entry that cannot be taken), StorageFull, Unavailable,
 ObjectMissing, ObjectDamaged, Misconfigured. Must not know: what messages mean, objects, sealing.
@@ -30,11 +30,11 @@ from storage.errors import (
 )
 from storage.heartbeat import Heartbeat
 from storage.log.directory import LogDirectory
-from storage.log.group_commit import Done, again
+from storage.log.group_commit import Done, copy_of
 from storage.log.lease import OnHeld, writer_lease
-from storage.log.lease_renewer import LOOK_SECONDS, LeaseRenewer
+from storage.log.lease_renewer import POLL_SECONDS, LeaseRenewer
 from storage.log.open_segment import TopicSegments
-from storage.log.segment import Appended
+from storage.log.segment import AppendResult
 from storage.log.segment_writer import SegmentWriter
 from storage.metadata.records import SegmentRecord, TopicRecord
 from storage.metadata.store import MetadataStore
@@ -43,7 +43,7 @@ DEFAULT_WAIT_MS = 30_000
 
 
 class TopicLog:
-    """Appends to one topic; a context manager, inside which the topic is ours. Safe to share between threads."""
+    """Appends to one topic; a context manager, inside which it has the lease. Safe to share between threads."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class TopicLog:
         clock: Clock,
         log: LogDirectory,
         topic: TopicRecord,
-        holder: str,
+        owner: str,
         wait_ms: int = DEFAULT_WAIT_MS,
         on_rolled: Callable[[], object] = lambda: None,
-        watch: LeaseRenewer | None = None,
+        renewer: LeaseRenewer | None = None,
         on_held: OnHeld = lambda _: None,
     ) -> None:
-        """`holder` must be unique to one piece of work; `wait_ms`: how long to wait for another writer to finish.
+        """`owner` must be unique to one piece of work; `wait_ms`: how long to wait for another writer to finish.
 
-        `on_rolled` is called when a segment waits to be sealed; it must be quick. `watch`: who renews the lease and
+        `on_rolled` is called when a segment waits to be sealed; it must be quick. `renewer`: who renews the lease and
         looks, for all logs of the process, and outlives this one; None: two threads of its own. `on_held`: who is
         waited for (lease.py).
         """
@@ -67,10 +67,10 @@ class TopicLog:
         self._clock = clock
         self._log = log
         self._topic = topic
-        self._holder = holder
+        self._owner = owner
         self._wait_ms = wait_ms
         self._on_rolled = on_rolled
-        self._watch = watch
+        self._renewer = renewer
         self._on_held = on_held
         self._open = ExitStack()
         self._lock = threading.RLock()
@@ -85,17 +85,17 @@ class TopicLog:
                     self._metadata,
                     self._clock,
                     self._topic.id,
-                    self._holder,
+                    self._owner,
                     self._wait_ms,
                     self._on_fenced,
-                    None if self._watch is None else self._watch.renewing,
+                    None if self._renewer is None else self._renewer.renewing,
                     self._on_held,
                 )
             )
             self._segments = TopicSegments(self._metadata, self._clock, self._log, self._topic, lease)
             with self._lock:
                 self._writer = self._segments.taken_up(self._segments.recovered())
-            opening.enter_context(self._looking())
+            opening.enter_context(self._polling())
             self._open = opening.pop_all()
         return self
 
@@ -108,30 +108,30 @@ class TopicLog:
             if writer is not None:
                 writer.close()
 
-    def append(self, entry: bytes) -> Appended:
+    def append(self, entry: bytes) -> AppendResult:
         """Append one entry (Pulsar's encoding); returns when it is acknowledged. Appends of many threads share flushes.
 
         Raises InvalidRecord, Fenced, StorageFull, Unavailable; then nothing of it will ever be read, unless a flush
         failed and the disk kept it all the same.
         """
         with self._lock:
-            ticket = self._current(entry).submit(entry)
-        return ticket.result()
+            pending = self._current(entry).submit(entry)
+        return pending.result()
 
     def submit(self, entry: bytes, done: Done, check: Callable[[], object] = lambda: None) -> None:
         """Append one entry and go on: `done` is called, in order, when it is acknowledged or with why it is not.
 
         Waits while too much is pending. `done` must be quick and must not append. Raises as `append`.
 
-        After a failure the log is recovered and goes on. Who must not have this entry where one before it failed says
-        so in `check`: it is called when all that failed was answered, and if it raises, nothing is appended.
+        After a failure the log is recovered and goes on. `check` may refuse the entry because one before it failed: it
+        is called when all that failed was answered, and if it raises, nothing is appended.
         """
         with self._lock:
             writer = self._current(entry)
             check()  # what fails from here on fails the writer, and with it this entry
             writer.submit(entry, done)
 
-    async def append_async(self, entry: bytes) -> Appended:
+    async def append_async(self, entry: bytes) -> AppendResult:
         """As `append`, for tasks of an event loop."""
         with self._lock:
             acknowledged = self._current(entry).append_async(entry)
@@ -141,32 +141,32 @@ class TopicLog:
         """Close the open segment; the next append opens a new one. None: it held nothing. Raises Fenced."""
         with self._lock:
             self._check_lease()
-            return self._rolled(self._whole() or self._of_ours.recovered())
+            return self._rolled(self._whole() or self._open_segments.recovered())
 
     def _rolled(self, writer: SegmentWriter | None) -> SegmentRecord | None:
         self._writer = None
-        rolled = self._of_ours.roll(writer)
+        rolled = self._open_segments.roll(writer)
         if rolled is not None:
             self._on_rolled()
         return rolled
 
-    def look(self) -> None:
-        """Roll if it is time to, or if somebody waits for it. Called every `LOOK_SECONDS`, where no watch does it."""
+    def poll(self) -> None:
+        """Roll if the segment is old, or a roll was requested. Called every `POLL_SECONDS` if no renewer does."""
         with self._lock:
             old = self._is_old()
         if old or self._metadata.log.roll_requested(self._topic.id):
             self.roll()
 
-    def _looking(self) -> AbstractContextManager[object]:
-        if self._watch is None:
-            return Heartbeat(self.look, LOOK_SECONDS, self._on_fenced)
-        return self._watch.looking(self._topic.id, self._idle_and_old, self.roll, self._on_fenced)
+    def _polling(self) -> AbstractContextManager[object]:
+        if self._renewer is None:
+            return Heartbeat(self.poll, POLL_SECONDS, self._on_fenced)
+        return self._renewer.polling(self._topic.id, self._idle_and_old, self.roll, self._on_fenced)
 
     def _is_old(self) -> bool:
-        return self._writer is not None and self._of_ours.is_old(self._writer)
+        return self._writer is not None and self._open_segments.is_old(self._writer)
 
     def _idle_and_old(self) -> bool:
-        """As `_is_old`, but without waiting: who has the lock now appends, and sees the age by itself, or rolls."""
+        """As `_is_old`, but without waiting: the thread with the lock checks the age itself, or rolls."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -175,7 +175,7 @@ class TopicLog:
             self._lock.release()
 
     @property
-    def _of_ours(self) -> TopicSegments:
+    def _open_segments(self) -> TopicSegments:
         assert self._segments is not None, "a TopicLog is used inside its `with` statement"
         return self._segments
 
@@ -184,11 +184,11 @@ class TopicLog:
         self._check_lease()
         self._log.check_room()
         writer = self._whole()
-        if writer is not None and self._of_ours.is_full(writer):
+        if writer is not None and self._open_segments.is_full(writer):
             self._rolled(writer)
             writer = None
         if writer is None:
-            writer = self._writer = self._of_ours.recovered() or self._of_ours.opened(entry)
+            writer = self._writer = self._open_segments.recovered() or self._open_segments.opened(entry)
         return writer
 
     def _whole(self) -> SegmentWriter | None:
@@ -197,12 +197,12 @@ class TopicLog:
         if writer is not None and writer.failed:
             self._writer = None
             writer.close()
-            writer = self._writer = self._of_ours.recovered()
+            writer = self._writer = self._open_segments.recovered()
         return writer
 
     def _check_lease(self) -> None:
         if self._fenced is not None:
-            raise again(self._fenced)
+            raise copy_of(self._fenced)
 
     def _on_fenced(self) -> None:
         """Give up the segment at once, however long this lives: its lock keeps the lease's new holder out.
@@ -223,8 +223,8 @@ class TopicLog:
         except TopicNotFound as error:
             return TopicNotFound(error.message, error.remedy)
         except CompactorError:
-            pass  # what is not known now, the next writer is told
+            pass  # what is not known now, the next writer learns
         return Fenced(
-            f"{self._holder} has lost the lease of {self._topic.name} to another writer",
+            f"{self._owner} has lost the lease of {self._topic.name} to another writer",
             "what was acknowledged is kept; open the topic again to go on",
         )

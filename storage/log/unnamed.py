@@ -5,7 +5,7 @@ belongs to a writer that died in between. One that holds more had a row: the dat
 was restored, and what the file holds was acknowledged. Such a file is never written over and never removed:
 
     it begins where the topic ends     it is taken up again as the topic's open segment (open_segment.py)
-    any other                          it is set aside: renamed, with the files that help, for somebody to look at
+    any other                          it is set aside: renamed, with the files that help, for an operator
 
 Must not know: SQL, leases.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from storage.log.directory import sync_folder
 from storage.log.frames import HEADER_BYTES, SegmentHeader, read_header
-from storage.log.segment import SegmentFiles, speaking_of
+from storage.log.segment import SegmentFiles, naming_file
 
 _FILE = re.compile(r"(\d{20})\.(log|index|end)")
 _SET_ASIDE = re.compile(r"\d{20}\.aside-\d+\.(log|index|end)")
@@ -62,7 +62,7 @@ def behind(folder: Path, end: int) -> list[int]:
 
 def header_in(files: SegmentFiles) -> SegmentHeader | str:
     """What the header of a file says, or what is wrong with it. Raises ObjectMissing, Misconfigured, Unavailable."""
-    with speaking_of(files.log, "read"), files.log.open("rb") as file:
+    with naming_file(files.log, "read"), files.log.open("rb") as file:
         return read_header(file.read(HEADER_BYTES))
 
 

@@ -1,10 +1,12 @@
-"""Counting what open segments hold: messages and logical bytes, as their row will say once they are rolled.
+"""What open segments hold, for those who only count: SQL knows nothing of it before they are rolled.
 
-SQL knows nothing of an open segment, so its file is read, as far as its writer lets it be seen, and only what has come
-since the last count: the rest is remembered. A segment in another log directory cannot be counted here.
+    unsealed_end    where a segment ends: one small file is read, and no frame unless that file is damaged
+    OpenSegments    its messages and logical bytes, as its row will say: only what came since the last count is read
 
-May go wrong: nothing; what cannot be read counts as it did before, and the reader or sealer of the segment reports why.
-Memory: a few numbers a segment.
+What a reader cannot see yet does not count (segment_reader.py). A segment in another log directory cannot be counted
+here. What cannot be read counts as before, or not at all: the reader or sealer of the segment reports why.
+
+Memory: a few numbers a segment. Must not know: SQL.
 """
 
 from __future__ import annotations
@@ -12,10 +14,33 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 
-from storage.errors import CompactorError
+from storage.errors import CompactorError, DataLoss
 from storage.log.directory import LogDirectory
+from storage.log.frames import FRAME_BYTES, HEADER_BYTES
+from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader
 from storage.metadata.records import SegmentRecord, TopicRecord
+
+
+@dataclass(frozen=True)
+class UnsealedEnd:
+    """What can be read of an open segment; `size`: bytes of its entries as they were sent."""
+
+    next_offset: int
+    entries: int
+    size: int
+
+
+def unsealed_end(log: LogDirectory, topic: TopicRecord, segment: SegmentRecord) -> UnsealedEnd | None:
+    """None: it is in another log directory, or its file cannot be read, as readers say. Raises Misconfigured."""
+    if segment.log_uid != log.known_uid:
+        return None
+    try:
+        found = SegmentReader(LocalSegment.of(log, topic, segment)).high_watermark()
+    except DataLoss:
+        return None
+    size = found.visible - HEADER_BYTES - found.entries * FRAME_BYTES
+    return UnsealedEnd(found.next_offset, found.entries, max(size, 0))
 
 
 @dataclass(frozen=True)
@@ -46,24 +71,23 @@ class OpenSegments:
             self._known[segment.ledger_id] = counted
         return counted
 
-    def forget_others(self, ledger_ids: set[int]) -> None:
-        """Forget all segments but these: the others were rolled."""
+    def keep_only(self, ledger_ids: set[int]) -> None:
+        """Drop the counts of all segments but these: the others were rolled."""
         with self._lock:
-            self._known = {one: count for one, count in self._known.items() if one in ledger_ids}
+            self._known = {key: count for key, count in self._known.items() if key in ledger_ids}
 
     def _counted(self, topic: TopicRecord, segment: SegmentRecord, before: UnsealedMessages) -> UnsealedMessages:
         try:
             if segment.log_uid != self._log.known_uid:
                 return before
-            folder = self._log.of_topic(topic.uid)
-            identity = (folder, topic.uid, segment.ledger_id, segment.first_offset, topic.name.partition)
-            end = SegmentReader(*identity).visible_end()
+            local = LocalSegment.of(self._log, topic, segment)
+            end = SegmentReader(local).high_watermark()
             if end.next_offset == before.next_offset:
                 return before
             if end.next_offset < before.next_offset:  # a flush failed, and what was visible is gone
                 before = UnsealedMessages(segment.first_offset)
             counted = before
-            for entry in SegmentReader(*identity, end=end.visible).entries(before.next_offset):
+            for entry in SegmentReader(local, end.visible).entries(before.next_offset):
                 header = entry.header
                 assert header is not None, "a walk looks into each entry"
                 at = header.publish_time

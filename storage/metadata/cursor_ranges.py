@@ -21,13 +21,13 @@ from pyroaring import BitMap
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from storage.ack_ranges import (
-    STRETCH_BITS,
-    STRETCH_OVERHEAD,
+    RANGE_BITS,
+    RANGE_OVERHEAD,
     decode,
     encode,
     joined,
+    range_number,
     ranges,
-    stretch_of,
     without_below,
 )
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectDamaged
@@ -86,13 +86,13 @@ def load(connection: Connection, topic: TopicRecord, name: str, max_bytes: int) 
     taken: dict[int, BitMap] = {}
     left = max_bytes
     for number, stored in _pages(connection, topic.id, name, _mark(record)):
-        left -= len(stored) + STRETCH_OVERHEAD
+        left -= len(stored) + RANGE_OVERHEAD
         if left < 0:
             break
         taken[number] = without_below(number, _decoded(topic, name, number, stored), _mark(record))
     here = cursor_ranges.c
     rows = select(func.count()).where(
-        here.topic_id == topic.id, here.name == name, here.number >= stretch_of(_mark(record) + 1)
+        here.topic_id == topic.id, here.name == name, here.number >= range_number(_mark(record) + 1)
     )
     return CursorState(record, row["life"], taken, connection.execute(rows).scalar_one() - len(taken))
 
@@ -131,8 +131,8 @@ def merge(
             .values(**row_mapping.position_values("mark_delete", mark_delete))
         )
     mark = mark_delete.offset if mark_delete else -1
-    first = stretch_of(mark + 1)
-    if first > stretch_of(_mark(stored) + 1):
+    first = range_number(mark + 1)
+    if first > range_number(_mark(stored) + 1):
         here = cursor_ranges.c
         connection.execute(
             delete(cursor_ranges).where(here.topic_id == topic.id, here.name == name, here.number < first)
@@ -163,7 +163,7 @@ def summary(connection: Connection, topic: TopicRecord, record: CursorRecord) ->
             messages += len(bitmap)
             rows += 1
             stored_bytes += len(stored)
-            yield from ranges(bitmap, number << STRETCH_BITS)
+            yield from ranges(bitmap, number << RANGE_BITS)
 
     count = sum(1 for _ in joined(parts()))
     return RangesSummary(messages, count, rows, stored_bytes)
@@ -172,7 +172,7 @@ def summary(connection: Connection, topic: TopicRecord, record: CursorRecord) ->
 def _pages(connection: Connection, topic_id: int, name: str, mark: int) -> Iterator[tuple[int, bytes]]:
     """All rows above a mark by number, a page at a time."""
     here = cursor_ranges.c
-    next_number = stretch_of(mark + 1)
+    next_number = range_number(mark + 1)
     while True:
         statement = (
             select(here.number, here.acknowledged)

@@ -221,7 +221,7 @@ class TopicSnapshot:
     segments: tuple[SegmentRecord, ...] = ()
 
     @cached_property
-    def pieces(self) -> tuple[LedgerRecord | SegmentRecord, ...]:
+    def extents(self) -> tuple[LedgerRecord | SegmentRecord, ...]:
         """What raw messages are in, in the order of offsets; never a ledger and the segment that it was sealed from."""
         return tuple(sorted((*self.ledgers, *self.segments), key=lambda piece: piece.first_offset))
 

@@ -1,9 +1,9 @@
 """Reading the compacted ledger under a pin, and going on where it is gone (R7, R8).
 
 A pin keeps every object of the compacted ledger that is read. It has a TTL, which is renewed between two tables. A
-reader that is left alone for longer, or whose state travelled as a token, pins the same compacted ledger again: one
-that was replaced stays for the grace time of garbage collection. Where it is gone, or an object of it is missing or
-damaged, the topic is looked at again, and the read goes on behind the last message that it delivered:
+reader that pauses for longer, or whose state travelled as a token, pins the same compacted ledger again: a replaced
+one stays for the grace time of garbage collection. Where it is gone, or an object of it is missing or damaged, the
+reader takes a new snapshot and goes on behind the last message that it delivered:
 
     the same compacted ledger serves       the damage is real, and the error that names it is raised (R8)
     raw still begins at or before there    the read goes on raw
@@ -13,8 +13,8 @@ damaged, the topic is looked at again, and the read goes on behind the last mess
 Behind the horizon the read is raw; where raw that it has not read is trimmed, the last two lines say what follows.
 
 Invariants: no id is delivered twice; no key's newest value is passed over; no deletion of a key that was delivered, and
-no later value of it that has expired since, is missed in silence. What a newer compacted ledger lacks is told by its
-manifest (`dropped_to`); what the reader knows, by `ReaderState`: all that it delivered from the first compacted ledger
+no later value of it that has expired since, is missed in silence. The manifest of a newer compacted ledger says what
+it lacks (`dropped_to`); `ReaderState` says what the reader knows: all that it delivered from the first compacted ledger
 is complete up to the horizon of that one, and from then on up to the last offset that it delivered. A read that has
 delivered nothing cannot be stale, and begins again with what serves.
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -37,12 +37,11 @@ from storage.ledger.manifest import Manifest
 from storage.ledger.seek import (
     NOWHERE,
     AtOffset,
-    Bound,
     FromId,
     FromOffset,
     Reset,
-    Start,
-    start_of,
+    SeekPosition,
+    start_position_of,
 )
 from storage.log.lease import afterwards
 from storage.log.segment_tables import UnsealedSegments
@@ -53,15 +52,15 @@ from storage.objects.interface import ObjectStore
 from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.reader_state import CompactedState, ReaderState
 from storage.reading.retention_filter import RetentionFilter
-from storage.reading.snapshot_reader import Limits, SnapshotReader, limited
+from storage.reading.snapshot_reader import SnapshotReader
 
-TERM_MS = 60_000
+PIN_TTL_MS = 60_000
 """The TTL of a pin: it is renewed when a third of it is over."""
 _REMEDY = "read again from earliest, into an empty state"
 
 
 class CompactedReader:
-    """One read with the flag on, from `start`, of the topic as it is when the first message is asked for."""
+    """One read with the flag on, from `state`, of the topic as it is when the first message is asked for."""
 
     def __init__(
         self,
@@ -69,40 +68,41 @@ class CompactedReader:
         store: ObjectStore,
         clock: Clock,
         topic_id: int,
-        holder: str,
-        start: Start,
-        tail: UnsealedSegments | None = None,
+        owner: str,
+        state: ReaderState,
+        unsealed: UnsealedSegments | None = None,
         reset: Reset = Reset.EARLIEST,
-        shown: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
+        retention: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
     ) -> None:
-        """`shown`: what of a compacted ledger may be seen (C2)."""
+        """`state`: a start, or where another read was, in this process or another.
+
+        `retention`: what of a compacted ledger may be seen (C2).
+        """
         self._metadata = metadata
         self._store = store
         self._clock = clock
         self._topic_id = topic_id
-        self._holder = holder
-        self._start = start
-        self._tail = tail
-        self._shown = shown
-        self._next: Bound | None = None
-        """Where to go on; None until a time is looked up, in the first compacted ledger that is pinned."""
+        self._owner = owner
+        self._start = state.start
+        self._unsealed = unsealed
+        self._retention = retention
+        self._next: SeekPosition | None = None
+        """The seek position of the next message; None until the first pinned compacted ledger resolves a time."""
         self._known_to: int | None = None
         """Of each key that was delivered, the newest message up to this offset was delivered; None: none was."""
         self._by_event: bool | None = None
         """Whether the compacted ledger that it was in last is in event-time order; None: it was in none."""
         self._ledger_id: int | None = None
         """The compacted ledger that it was in last: a read that comes back to it has missed nothing."""
-        self._raw = RawReader(store, tail, self._look, start, reset, or_compacted=True)
+        self._raw = RawReader(store, unsealed, self._take_snapshot, state.start, reset, or_compacted=True)
         self._is_raw = False
+        if state.compacted is not None and isinstance(state.start, AtOffset):
+            self._resume(state.compacted, state.start.offset)
 
-    def go_on(self, state: ReaderState) -> None:
-        """Go on where another read was, in this process or another; before the first message is asked for."""
-        if state.compacted is None or not isinstance(state.start, AtOffset):
-            return
-        one, first = state.compacted, state.start.offset
+    def _resume(self, state: CompactedState, first: int) -> None:
         self._next = FromOffset(first)
-        self._known_to = first - 1 if one.complete_to is None else one.complete_to
-        self._ledger_id, self._by_event, self._is_raw = one.ledger_id, one.by_event, one.is_raw
+        self._known_to = first - 1 if state.complete_to is None else state.complete_to
+        self._ledger_id, self._by_event, self._is_raw = state.ledger_id, state.by_event, state.is_raw
         if self._is_raw:
             self._raw.begin(self._next, first - 1)
 
@@ -112,26 +112,22 @@ class CompactedReader:
         if self._next is None:
             return None
         if self._known_to is None:
-            return ReaderState(start_of(self._next))
+            return ReaderState(start_position_of(self._next))
         complete_to = self._known_to if self._known_to >= _offset_of(self._next) else None
         compacted = CompactedState(self._ledger_id, bool(self._by_event), self._is_raw, complete_to)
-        return ReaderState(start_of(self._next), compacted=compacted)
-
-    def batches(self, limits: Limits) -> Generator[pa.RecordBatch, None, None]:
-        """As `SnapshotReader.batches`. Raises StateMayBeStale besides."""
-        return limited(self.tables(), limits)
+        return ReaderState(start_position_of(self._next), compacted=compacted)
 
     def tables(self) -> Generator[pa.Table, None, None]:
         """All up to the topic's end of now, as tables of rows.SCHEMA, none empty; called again, what came since.
 
-        After an error it goes on where it was.
+        After an error it goes on where it was. Raises StateMayBeStale besides the errors of `RawReader.tables`.
         """
         snapshot: TopicSnapshot | None = None
         while True:
             if not self._is_raw or self._raw.is_gone:
                 snapshot = yield from self._compacted(None if self._is_raw else self._ledger_id)
                 if self._next in (None, NOWHERE, FromId(LATEST)):  # it has not come yet
-                    self._next = FromOffset(SnapshotReader(self._store, snapshot, self._tail).end)
+                    self._next = FromOffset(SnapshotReader(self._store, snapshot, self._unsealed).end)
                 assert self._next is not None
                 self._is_raw = True
                 self._raw.begin(self._next, -1 if self._known_to is None else _offset_of(self._next) - 1)
@@ -142,7 +138,7 @@ class CompactedReader:
             if not self._raw.is_gone:
                 return
 
-    def _look(self) -> TopicSnapshot:
+    def _take_snapshot(self) -> TopicSnapshot:
         return self._metadata.snapshot(self._topic_id)
 
     def _compacted(self, ledger_id: int | None) -> Generator[pa.Table, None, TopicSnapshot]:
@@ -177,13 +173,13 @@ class CompactedReader:
                 except (DataLoss, Fenced) as error:  # fenced: the pin expired and the compacted ledger was collected
                     lost, lost_ledger, ledger_id = error, compacted, None
 
-    def _first_bound(self, snapshot: TopicSnapshot) -> Bound | None:
-        """The bound of the start; None: what it was looked up in is gone, and the topic has changed since."""
+    def _first_bound(self, snapshot: TopicSnapshot) -> SeekPosition | None:
+        """The seek position of the start; None: what resolves it is gone, and the topic has changed since."""
         reader = self._reader(snapshot)
         try:
             return reader.bound(self._start, read_compacted=True)
         except ObjectMissing:
-            if self._look().pieces == snapshot.pieces:
+            if self._take_snapshot().extents == snapshot.extents:
                 raise
             return None
 
@@ -194,7 +190,7 @@ class CompactedReader:
         by_event = bool(manifest.policies.get("event_time_order"))
         if self._is_another(compacted):
             self._check_nothing_dropped(manifest, by_event)
-        self._check_nothing_hidden(manifest, reader.shown)
+        self._check_nothing_hidden(manifest, reader.retention)
         known_to, horizon = self._known_to, compacted.horizon.offset
         # What was trimmed behind the horizon before the read began, no read can know.
         first_known = max(horizon, reader.first_offset - 1)
@@ -233,9 +229,9 @@ class CompactedReader:
         if by_event != bool(self._by_event):  # the key's value may now be a message that is before what was delivered
             raise StateMayBeStale(f"{gone} {manifest.generation} has another order", _REMEDY)
 
-    def _check_nothing_hidden(self, manifest: Manifest, shown: RetentionFilter | None) -> None:
+    def _check_nothing_hidden(self, manifest: Manifest, retention: RetentionFilter | None) -> None:
         """Raises StateMayBeStale where a later value of a key that was delivered may be hidden by now (C2)."""
-        if self._known_to is None or shown is None or not shown.may_hide_behind(self._known_to, manifest.parts):
+        if self._known_to is None or retention is None or not retention.may_hide_behind(self._known_to, manifest.parts):
             return
         raise StateMayBeStale(
             f"generation {manifest.generation} of {manifest.topic} has messages behind offset {self._known_to} that "
@@ -248,12 +244,12 @@ class CompactedReader:
         assert self._next is not None
         if self._known_to is None:
             return True
-        return SnapshotReader(self._store, snapshot, self._tail).first_offset <= _offset_of(self._next)
+        return SnapshotReader(self._store, snapshot, self._unsealed).first_offset <= _offset_of(self._next)
 
     def _gap(self, snapshot: TopicSnapshot) -> StateMayBeStale:
         """What comes next is trimmed, and no compacted ledger stands for it."""
         assert self._next is not None
-        first = SnapshotReader(self._store, snapshot, self._tail).first_offset
+        first = SnapshotReader(self._store, snapshot, self._unsealed).first_offset
         return StateMayBeStale(
             f"offsets {_offset_of(self._next)} to {first - 1} of {snapshot.topic.name} are gone before a reader has "
             "read them, and no compacted ledger stands for them",
@@ -261,13 +257,13 @@ class CompactedReader:
         )
 
     def _reader(self, snapshot: TopicSnapshot) -> SnapshotReader:
-        return SnapshotReader(self._store, snapshot, self._tail, self._shown(snapshot))
+        return SnapshotReader(self._store, snapshot, self._unsealed, self._retention(snapshot))
 
     @contextmanager
     def _pinned(self, ledger_id: int | None) -> Iterator[_Pinned]:
-        snapshot, pin = self._metadata.pin_compacted(self._topic_id, self._holder, TERM_MS, ledger_id)
+        snapshot, pin = self._metadata.pin_compacted(self._topic_id, self._owner, PIN_TTL_MS, ledger_id)
         if pin is None:
-            yield _Pinned(self._metadata, self._clock, snapshot, None, None)
+            yield _Pinned(self._metadata, self._clock, snapshot)
             return
         failpoint(Failpoint.PIN_TAKEN)
         with afterwards(lambda: self._metadata.release_pin(pin)):
@@ -279,38 +275,31 @@ class CompactedReader:
         if snapshot.compacted is not None and snapshot.compacted.ledger_id == pin.ledger_id:
             return snapshot.compacted
         retired = self._metadata.retired_compacted(self._topic_id)
-        found = next((one for one in retired if one.ledger_id == pin.ledger_id), None)
+        found = next((record for record in retired if record.ledger_id == pin.ledger_id), None)
         if found is None:
-            self._look()  # raises TopicNotFound: the row of what is pinned goes with its topic
+            self._take_snapshot()  # raises TopicNotFound: the row of what is pinned goes with its topic
         return found
 
 
+@dataclass
 class _Pinned:
     """A snapshot, and the compacted ledger that is pinned, if any: the one that serves in it, or an older one."""
 
-    def __init__(
-        self,
-        metadata: MetadataStore,
-        clock: Clock,
-        snapshot: TopicSnapshot,
-        pin: Pin | None,
-        compacted: CompactedLedgerRecord | None,
-    ) -> None:
-        self.snapshot = snapshot
-        self.compacted = compacted
-        self._metadata = metadata
-        self._clock = clock
-        self._pin = pin
+    metadata: MetadataStore
+    clock: Clock
+    snapshot: TopicSnapshot
+    pin: Pin | None = None
+    compacted: CompactedLedgerRecord | None = None
 
     def renew(self) -> None:
         """A new TTL if a third of this one is over. Raises Fenced if the compacted ledger was collected meanwhile."""
-        if self._pin is not None and self._clock.now_ms() >= self._pin.expires_at - TERM_MS * 2 // 3:
+        if self.pin is not None and self.clock.now_ms() >= self.pin.expires_at - PIN_TTL_MS * 2 // 3:
             with suppress(Unavailable):  # the pin lasts; if the database stays away for longer, so do collectors
-                self._pin = self._metadata.renew_pin(self._pin, TERM_MS)
+                self.pin = self.metadata.renew_pin(self.pin, PIN_TTL_MS)
                 failpoint(Failpoint.PIN_RENEWED)
 
 
-def _offset_of(bound: Bound | None) -> int:
+def _offset_of(bound: SeekPosition | None) -> int:
     """The offset that a read goes on at that has delivered something."""
     assert isinstance(bound, FromOffset)
     return bound.offset

@@ -1,10 +1,10 @@
 """The newest message of one key, value or tombstone, from the key indexes: a point read (T4).
 
-Order of looking: raw behind the horizon, newest first, then the levels of the compacted index, newest first. A unsealed
-segment has no index: it is read through, on this machine's disk. All else is one ranged read of the fence that the
-key's hash falls into. The first record decides: a marker names no message; anything else names an offset, and then the
-footer and one row group are read. With event-time order (the frozen policy of the compacted ledger) the largest event
-time wins, of equal ones the later offset (P9): all of them are looked at, each in two reads. A topic that was never
+Order of looking: raw behind the horizon, newest first, then the levels of the compacted index, newest first. An
+unsealed segment has no index: it is read through, on this machine's disk. All else is one ranged read of the fence that
+the key's hash falls into. The first record decides: a marker names no message; anything else names an offset, and then
+the footer and one row group are read. With event-time order (the frozen policy of the compacted ledger) the largest
+event time wins, of equal ones the later offset (P9): all of them are read, each in two reads. A topic that was never
 compacted has offset order.
 
 So at most 3 + 2 × levels ranged reads, where each ledger behind the horizon counts as a level, whatever the topic's
@@ -17,8 +17,8 @@ chunks of the key the tables of its hash range in the compacted ledger, where th
 compacted index may name the last chunk of one; then these tables name the others. The payloads come joined.
 
 The key is known by its 128-bit hash until its row is there; another key in that row is damage, or a collision of the
-hash, and an error either way, never another key's value. On a loss the topic is looked at again: if another generation
-serves, it is asked instead (R8).
+hash, and an error either way, never another key's value. On a loss a new snapshot is taken: if another
+generation serves, it is read instead (R8).
 """
 
 from __future__ import annotations
@@ -60,25 +60,25 @@ def point_read(
     hasher: KeyHasher,
     key: bytes,
     now: int,
-    tail: UnsealedSegments | None = None,
-    shown: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
+    unsealed: UnsealedSegments | None = None,
+    retention: Callable[[TopicSnapshot], RetentionFilter | None] = lambda _: None,
 ) -> Message | None:
     """The newest message of `key`, which may be a tombstone; None: nothing is left of the key.
 
-    `now`: in event-time order, by which lateness is over (P9). `shown`: what of a compacted ledger may be seen (C2).
+    `now`: in event-time order, by which lateness is over (P9). `retention`: hides rows of a compacted ledger (C2).
 
     Raises ObjectMissing, ObjectDamaged; SegmentNotLocal where a newer value may be in another machine's log.
     """
-    seen = snapshot()
+    view = snapshot()
     while True:
         try:
-            reader = SnapshotReader(store, seen, tail, shown(seen))
+            reader = SnapshotReader(store, view, unsealed, retention(view))
             return _PointRead(store, reader, hasher, key, now).newest()
         except DataLoss:
             newer = snapshot()
-            if (newer.compacted, newer.pieces) == (seen.compacted, seen.pieces):
+            if (newer.compacted, newer.extents) == (view.compacted, view.extents):
                 raise
-            seen = newer
+            view = newer
 
 
 @dataclass(frozen=True)
@@ -103,58 +103,59 @@ class _PointRead:
         self._key = key
         self._hasher = hasher
         self._segments: dict[int, tuple[Message | None, Chunks]] = {}
+        compacted = reader.snapshot.compacted
+        self._manifest = None if compacted is None else reader.manifest(compacted)
+        self._horizon = -1 if self._manifest is None else self._manifest.horizon.offset
+        """Raw behind it counts; the compacted ledger stands for the rest."""
+        self._by_event = self._manifest is not None and bool(self._manifest.policies.get("event_time_order"))
         hi, lo = hasher(pa.array([key], pa.binary()))
         self._hi, self._lo = hi[0], lo[0]
         self._range = HashRange(int(self._hi) >> (64 - MAX_RANGE_BITS), MAX_RANGE_BITS)
 
     def newest(self) -> Message | None:
-        compacted = self._snapshot.compacted
-        if compacted is None:
-            return self._message(self._later(next(self._in_raw(-1, False), None), None, False), None)
-        manifest = self._reader.manifest(compacted)
-        by_event = bool(manifest.policies.get("event_time_order"))
-        horizon = manifest.horizon.offset
-        records = chain(self._in_raw(horizon, by_event), self._in_compacted(manifest, by_event))
-        winner = max(records, key=_by_event, default=None) if by_event else next(records, None)
-        winner = self._later(winner, manifest, by_event)
-        if winner is not None and winner.offset <= horizon:
-            with naming_compacted(self._snapshot):
-                found = self._message(winner, manifest)
-            shown = self._reader.shown
-            hidden = found is not None and shown is not None and not shown.shows(found.offset, found.publish_time)
-            return None if hidden else found
-        return self._message(winner, manifest)
+        records = chain(self._in_raw(), self._in_compacted())
+        winner = max(records, key=_event_order, default=None) if self._by_event else next(records, None)
+        winner = self._later(winner)
+        if winner is None or winner.offset > self._horizon:
+            return self._message(winner)
+        with naming_compacted(self._snapshot):
+            found = self._message(winner)
+        retention = self._reader.retention
+        hidden = found is not None and retention is not None and not retention.shows(found.offset, found.publish_time)
+        return None if hidden else found
 
-    def _later(self, winner: _Found | None, manifest: Manifest | None, by_event: bool) -> _Found | None:
+    def _later(self, winner: _Found | None) -> _Found | None:
         """`winner`, unless a chunked message that the tail completes comes after it."""
-        horizon = manifest.horizon.offset if manifest else -1
         chunks = [chunk_table.none()]
         # One that comes after the winner ends after it: what is before need not be read where no chunk is there.
-        after = [piece for piece in self._reader.pieces if by_event or winner is None or _ends_after(piece, winner)]
-        chunks += [self._chunks(piece, horizon, by_event) for piece in after]
+        after = [
+            extent for extent in self._reader.extents if self._by_event or winner is None or _ends_after(extent, winner)
+        ]
+        chunks += [self._chunks(extent) for extent in after]
         if not any(map(len, chunks)):
             return winner
-        before = self._reader.pieces[: len(self._reader.pieces) - len(after)]
-        chunks += [self._chunks(piece, horizon, by_event) for piece in before]
-        if manifest is not None:
+        before = self._reader.extents[: len(self._reader.extents) - len(after)]
+        chunks += [self._chunks(extent) for extent in before]
+        if self._manifest is not None:
             with naming_compacted(self._snapshot):
-                chunks += map(self._mine, chunk_table.read_tables(self._store, manifest.chunks, self._range))
-        made = assemble(np.concatenate(chunks))
-        for number, offset in enumerate(made.offset.tolist()):
-            event_time = int(made.chunks["event_time"][made.first[number]] if by_event else key_index.NO_EVENT_TIME)
-            one = _Found(event_time, offset, self._place(offset, manifest), _chunks_of(made, number))
-            if offset > horizon and (winner is None or _by_event(one) > _by_event(winner)):
-                winner = one
+                chunks += map(self._mine, chunk_table.read_tables(self._store, self._manifest.chunks, self._range))
+        assembled = assemble(np.concatenate(chunks))
+        for number, offset in enumerate(assembled.offset.tolist()):
+            first = assembled.first[number]
+            event_time = int(assembled.chunks["event_time"][first] if self._by_event else key_index.NO_EVENT_TIME)
+            candidate = _Found(event_time, offset, self._place(offset), _chunks_of(assembled, number))
+            if offset > self._horizon and (winner is None or _event_order(candidate) > _event_order(winner)):
+                winner = candidate
         return winner
 
-    def _chunks(self, piece: LedgerRecord | SegmentRecord, horizon: int, by_event: bool) -> Chunks:
+    def _chunks(self, extent: LedgerRecord | SegmentRecord) -> Chunks:
         """The key's chunks in a ledger or segment behind the horizon."""
-        if isinstance(piece, SegmentRecord):
-            return self._segment(piece, by_event)[1]
-        first = max(horizon + 1, self._snapshot.topic.start_offset)
-        if piece.last_offset < first:
+        if isinstance(extent, SegmentRecord):
+            return self._segment(extent)[1]
+        first = max(self._horizon + 1, self._snapshot.topic.start_offset)
+        if extent.last_offset < first:
             return chunk_table.none()
-        found = self._mine(read_ledger_chunks(self._store, piece.index))
+        found = self._mine(read_ledger_chunks(self._store, extent.index))
         mine: Chunks = found[offsets(found).astype(np.int64) >= first]
         return mine
 
@@ -164,34 +165,34 @@ class _PointRead:
         found: Chunks = chunks[mine]
         return found
 
-    def _in_raw(self, horizon: int, by_event: bool) -> Iterator[_Found]:
+    def _in_raw(self) -> Iterator[_Found]:
         """The key's record of each ledger and segment behind the horizon, the newest first."""
-        first = max(horizon + 1, self._snapshot.topic.start_offset)
-        for ledger in reversed(self._reader.pieces):
+        first = max(self._horizon + 1, self._snapshot.topic.start_offset)
+        for ledger in reversed(self._reader.extents):
             if isinstance(ledger, SegmentRecord):  # never compacted, so it is behind the horizon
-                yield from self._in_segment(ledger, by_event)
+                yield from self._in_segment(ledger)
                 continue
             if ledger.last_offset < first:
                 return
-            record = self._record(ledger.index, by_event)
+            record = self._record(ledger.index)
             # A ledger may straddle the horizon: what of it is below is represented in the compacted ledger. It may
             # straddle the topic's start: what is below that is gone, and hides nothing.
             if record is not None and record[1] & _OFFSET >= first:
                 yield _found(record, RowsObject(ledger.rows, ledger.footer_size))
-            elif record is not None and by_event and record[1] & _OFFSET < self._snapshot.topic.start_offset:
-                yield from _as_found(self._scanned(self._reader.ledger(ledger, first), by_event)[0], by_event)
+            elif record is not None and self._by_event and record[1] & _OFFSET < self._snapshot.topic.start_offset:
+                yield from self._as_found(self._scanned(self._reader.ledger(ledger, first))[0])
 
-    def _in_segment(self, segment: SegmentRecord, by_event: bool) -> Iterator[_Found]:
+    def _in_segment(self, segment: SegmentRecord) -> Iterator[_Found]:
         """The key's message that counts in a segment, chunked ones left out."""
-        yield from _as_found(self._segment(segment, by_event)[0], by_event)
+        yield from self._as_found(self._segment(segment)[0])
 
-    def _segment(self, segment: SegmentRecord, by_event: bool) -> tuple[Message | None, Chunks]:
+    def _segment(self, segment: SegmentRecord) -> tuple[Message | None, Chunks]:
         """The key's message that counts in a segment, and the key's chunks; all of it is read, once."""
         if segment.ledger_id not in self._segments:
-            self._segments[segment.ledger_id] = self._scanned(self._reader.segment(segment), by_event)
+            self._segments[segment.ledger_id] = self._scanned(self._reader.segment(segment))
         return self._segments[segment.ledger_id]
 
-    def _scanned(self, tables: Iterator[pa.Table], by_event: bool) -> tuple[Message | None, Chunks]:
+    def _scanned(self, tables: Iterator[pa.Table]) -> tuple[Message | None, Chunks]:
         winner: Message | None = None
         chunks = [chunk_table.none()]
         for table in tables:
@@ -199,30 +200,38 @@ class _PointRead:
             mine = table.filter(pc.and_kleene(pc.equal(table.column("key"), self._key), kinds))
             chunks.append(chunk_records(mine, self._hasher))
             for message in row_messages(iter(mine.to_batches()), self._snapshot.topic.name.partition):
-                later = winner is None or not by_event or _event_time(message) >= _event_time(winner)
+                later = winner is None or not self._by_event or _event_time(message) >= _event_time(winner)
                 winner = message if later and not message.is_chunk else winner
         return winner, np.concatenate(chunks)
 
-    def _in_compacted(self, manifest: Manifest, by_event: bool) -> Iterator[_Found]:
+    def _as_found(self, message: Message | None) -> Iterator[_Found]:
+        if message is not None:
+            event_time = _event_time(message) if self._by_event else int(key_index.NO_EVENT_TIME)
+            yield _Found(event_time, message.offset, message)
+
+    def _in_compacted(self) -> Iterator[_Found]:
         """The key's record of the newest level that has one: it hides those of older levels."""
+        manifest = self._manifest
+        if manifest is None:
+            return
         with naming_compacted(self._snapshot):
             for location in chain.from_iterable(manifest.index):
-                record = self._record(location, by_event)
+                record = self._record(location)
                 if record is not None:
-                    if not (by_event and self._forgotten(record, manifest)):
+                    if not (self._by_event and self._has_expired(record, manifest)):
                         yield _found(record, _part_of(manifest, record[1]))
                     return
 
-    def _forgotten(self, record: tuple[int, int], manifest: Manifest) -> bool:
+    def _has_expired(self, record: tuple[int, int], manifest: Manifest) -> bool:
         """Whether a record is a marker whose lateness is over (P9): it hides older levels, and beats nothing newer."""
         event_time, flagged = record
         lateness = manifest.policies.get("event_time_max_lateness_ms")
         over = lateness is not None and event_time <= self._now - lateness
         return over and bool(flagged & int(key_index.MARKER))
 
-    def _record(self, location: IndexLocation, by_event: bool) -> tuple[int, int] | None:
+    def _record(self, location: IndexLocation) -> tuple[int, int] | None:
         """The key's event time and flagged offset in one index: one ranged read, two by event time, at most."""
-        records = read_records(self._store, location, self._range, events=by_event)
+        records = read_records(self._store, location, self._range, events=self._by_event)
         here = np.flatnonzero((records.hi == self._hi) & (records.lo == self._lo))
         if not len(here):
             return None
@@ -230,7 +239,7 @@ class _PointRead:
             return int(key_index.NO_EVENT_TIME), int(records.offset[here[0]])
         return int(records.event_time[here[0]]), int(records.event_offset[here[0]])
 
-    def _message(self, found: _Found | None, manifest: Manifest | None) -> Message | None:
+    def _message(self, found: _Found | None) -> Message | None:
         """The message that a record names, if it names one: of each row the footer and one row group are read."""
         if found is None or found.where is None:
             return None
@@ -239,34 +248,34 @@ class _PointRead:
         last = self._row(found.where, found.offset)
         if not last.is_chunk:
             return last
-        others = (found.chunks or self._compacted_chunks(found, manifest))[:-1]
-        chunks = [*(self._row(self._place(offset, manifest), offset) for offset in others), last]
-        if manifest is not None and (shown := self._reader.shown) is not None:
-            compacted = (one for one in chunks if one.offset <= manifest.horizon.offset)
-            if not all(shown.shows(one.offset, one.publish_time) for one in compacted):
+        others = (found.chunks or self._compacted_chunks(found))[:-1]
+        chunks = [*(self._row(self._place(offset), offset) for offset in others), last]
+        if (retention := self._reader.retention) is not None:
+            compacted = (chunk for chunk in chunks if chunk.offset <= self._horizon)
+            if not all(retention.shows(chunk.offset, chunk.publish_time) for chunk in compacted):
                 return None
         return joined(chunks)
 
-    def _compacted_chunks(self, found: _Found, manifest: Manifest | None) -> tuple[int, ...]:
+    def _compacted_chunks(self, found: _Found) -> tuple[int, ...]:
         """The offsets of all chunks of a message of the compacted ledger."""
-        tables = manifest.chunks if manifest else ()
+        tables = self._manifest.chunks if self._manifest is not None else ()
         chunks = map(self._mine, chunk_table.read_tables(self._store, tables, self._range))
-        made = assemble(np.concatenate([chunk_table.none(), *chunks]))
-        for number in np.flatnonzero(made.offset == np.uint64(found.offset)):
-            return _chunks_of(made, int(number))
+        assembled = assemble(np.concatenate([chunk_table.none(), *chunks]))
+        for number in np.flatnonzero(assembled.offset == np.uint64(found.offset)):
+            return _chunks_of(assembled, int(number))
         raise ObjectDamaged(
             f"no chunk table has the chunked message of offset {found.offset}, which the index names",
             _REMEDY,
             is_public=True,
         )
 
-    def _place(self, offset: int, manifest: Manifest | None) -> _Place:
+    def _place(self, offset: int) -> _Place:
         """What holds the row of an offset: a part, or a ledger or segment behind the horizon."""
-        if manifest is not None and offset <= manifest.horizon.offset:
-            return _part_at(manifest, offset)
-        number = bisect_right(self._reader.pieces, offset, key=lambda piece: piece.first_offset) - 1
-        piece = self._reader.pieces[number]
-        return piece if isinstance(piece, SegmentRecord) else RowsObject(piece.rows, piece.footer_size)
+        if self._manifest is not None and offset <= self._horizon:
+            return _part_at(self._manifest, offset)
+        number = bisect_right(self._reader.extents, offset, key=lambda extent: extent.first_offset) - 1
+        extent = self._reader.extents[number]
+        return extent if isinstance(extent, SegmentRecord) else RowsObject(extent.rows, extent.footer_size)
 
     def _row(self, place: _Place, offset: int) -> Message:
         where = f"segment {place.ledger_id}" if isinstance(place, SegmentRecord) else place.stored.name
@@ -297,11 +306,11 @@ class _PointRead:
         )
 
 
-def _ends_after(piece: LedgerRecord | SegmentRecord, winner: _Found) -> bool:
+def _ends_after(extent: LedgerRecord | SegmentRecord, winner: _Found) -> bool:
     """Whether a ledger or segment has messages after the winner, or may get some."""
-    if isinstance(piece, LedgerRecord):
-        return piece.last_offset > winner.offset
-    return piece.content is None or piece.content.last_offset > winner.offset
+    if isinstance(extent, LedgerRecord):
+        return extent.last_offset > winner.offset
+    return extent.content is None or extent.content.last_offset > winner.offset
 
 
 def _found(record: tuple[int, int], rows_object: RowsObject | None) -> _Found:
@@ -309,17 +318,11 @@ def _found(record: tuple[int, int], rows_object: RowsObject | None) -> _Found:
     return _Found(event_time, flagged & _OFFSET, None if flagged & _MARKER else rows_object)
 
 
-def _as_found(message: Message | None, by_event: bool) -> Iterator[_Found]:
-    if message is not None:
-        event_time = _event_time(message) if by_event else int(key_index.NO_EVENT_TIME)
-        yield _Found(event_time, message.offset, message)
-
-
 def _event_time(message: Message) -> int:
     return int(key_index.NO_EVENT_TIME) if message.event_time is None else message.event_time
 
 
-def _by_event(found: _Found) -> tuple[int, int]:
+def _event_order(found: _Found) -> tuple[int, int]:
     return found.event_time, found.offset
 
 
@@ -328,8 +331,8 @@ def _part_of(manifest: Manifest, flagged: int) -> RowsObject | None:
     return None if flagged & _MARKER else _part_at(manifest, flagged & _OFFSET)
 
 
-def _chunks_of(made: Assembled, number: int) -> tuple[int, ...]:
-    return tuple(offsets(made.chunks[made.message == number]).tolist())
+def _chunks_of(assembled: Assembled, number: int) -> tuple[int, ...]:
+    return tuple(offsets(assembled.chunks[assembled.message == number]).tolist())
 
 
 def _part_at(manifest: Manifest, offset: int) -> RowsObject:

@@ -35,7 +35,7 @@ from storage.reading.snapshot_reader import SnapshotReader, delivered, naming_co
 _ID = ["offset", "publish_time", "ledger_id", "entry_id", "batch_index", "slot"]
 _CHUNK = ["chunk_uuid", "chunk_index", "chunk_count"]
 _WINDOW = 1024
-"""The most offsets of a segment that are looked at together."""
+"""The most offsets of a segment that are read together."""
 
 
 class LastMessage:
@@ -60,22 +60,22 @@ class LastMessage:
     def _last_raw(self, first: int, compacted: CompactedLedgerRecord | None) -> MessageId | None:
         """The last raw message from an offset on."""
         found = _Unfinished()
-        for piece in reversed(self._reader.pieces):
-            if isinstance(piece, LedgerRecord):
-                if piece.last_offset < first:
+        for extent in reversed(self._reader.extents):
+            if isinstance(extent, LedgerRecord):
+                if extent.last_offset < first:
                     break
-                if found.best is None and found.is_empty and self._ends_plainly(piece):
-                    return piece.last_message_id
-                self._look_in_ledger(piece, first, found)
+                if found.best is None and found.is_empty and self._ends_plainly(extent):
+                    return extent.last_message_id
+                self._search_ledger(extent, first, found)
             else:
-                self._look_in_segment(piece, first, found)
+                self._search_segment(extent, first, found)
             if found.is_over:
                 break
         if compacted is not None and not found.is_over and not found.is_empty:
             with naming_compacted(self._reader.snapshot):
                 for table in self._manifest_of(compacted).chunks:
                     if found.may_be_in(table.hash_range):
-                        found.add(self._shown(chunk_table.read_tables(self._store, [table], table.hash_range)))
+                        found.add(self._not_hidden(chunk_table.read_tables(self._store, [table], table.hash_range)))
         return None if found.best is None else self._raw_id(found.best)
 
     def _ends_plainly(self, ledger: LedgerRecord) -> bool:
@@ -83,7 +83,7 @@ class LastMessage:
         reader = RowsReader(self._store, RowsObject(ledger.rows, ledger.footer_size))
         return reader.most(len(reader.groups) - 1, "slot") == int(rows.Slot.MESSAGE)
 
-    def _look_in_ledger(self, ledger: LedgerRecord, first: int, found: _Unfinished) -> None:
+    def _search_ledger(self, ledger: LedgerRecord, first: int, found: _Unfinished) -> None:
         chunks = read_ledger_chunks(self._store, ledger.index)
         found.add(chunks[offsets(chunks) >= np.uint64(first)])
         if found.best is not None:
@@ -98,7 +98,7 @@ class LastMessage:
             if found.note_plain(_from(first, delivered(table))):
                 return
 
-    def _look_in_segment(self, segment: SegmentRecord, first: int, found: _Unfinished) -> None:
+    def _search_segment(self, segment: SegmentRecord, first: int, found: _Unfinished) -> None:
         for start, stop in _windows(max(first, segment.first_offset), self._end_of(segment)):
             tables = list(self._window(segment, start, stop))
             records = (chunk_records(table, self._hasher) for table in tables)
@@ -119,40 +119,40 @@ class LastMessage:
 
     def _end_of(self, segment: SegmentRecord) -> int:
         """The offset behind what can be read of a segment."""
-        last = self._reader.tail_of(segment).last(self._reader.snapshot.topic, segment)
+        last = self._reader.unsealed_of(segment).last(self._reader.snapshot.topic, segment)
         return segment.first_offset if last is None else last.offset + 1
 
     def _raw_id(self, offset: int) -> MessageId:
         """The id of the row at an offset."""
-        piece = next(one for one in reversed(self._reader.pieces) if one.first_offset <= offset)
-        if isinstance(piece, LedgerRecord):
-            reader = RowsReader(self._store, RowsObject(piece.rows, piece.footer_size))
+        extent = next(extent for extent in reversed(self._reader.extents) if extent.first_offset <= offset)
+        if isinstance(extent, LedgerRecord):
+            reader = RowsReader(self._store, RowsObject(extent.rows, extent.footer_size))
             return self._id_of(reader.read(_group_of(reader, offset), _ID), offset)
-        (table,) = self._window(piece, offset, offset + 1)
+        (table,) = self._window(extent, offset, offset + 1)
         return self._id_of(table, offset)
 
     def _last_compacted(self, compacted: CompactedLedgerRecord) -> MessageId | None:
         """The last live message of the compacted ledger that may be seen."""
-        shown = self._reader.shown
-        if shown is None and not self._may_hold_incomplete(compacted):
+        retention = self._reader.retention
+        if retention is None and not self._may_hold_incomplete(compacted):
             return compacted.last_message_id
         manifest = self._manifest_of(compacted)
-        if shown is None and not any(table.pending for table in manifest.chunks):
+        if retention is None and not any(table.pending for table in manifest.chunks):
             return compacted.last_message_id
-        whole: int | None = None  # looked for when it is wanted
+        whole: int | None = None  # found when it is needed
         for part in reversed(manifest.parts):
-            if shown is not None and shown.hides_all(part):
+            if retention is not None and retention.hides_all(part):
                 continue
             reader, deleted = RowsReader(self._store, part.rows), read_deleted(self._store, part)
             for number in reversed(range(len(reader.groups))):
                 newest = reader.most(number, "publish_time")
-                if shown is not None and newest is not None and not shown.shows(part.last.offset, newest):
+                if retention is not None and newest is not None and not retention.shows(part.last.offset, newest):
                     continue
                 table = reader.read(number, [*_ID, *_CHUNK])
                 if deleted:
                     live = alive(deleted, part.first.offset, table.column("offset").to_numpy())
                     table = table.filter(pa.array(live))
-                table = table if shown is None else shown.of(table)
+                table = table if retention is None else retention.of(table)
                 if whole is None and belonging(table).any():
                     whole = self._last_whole(manifest)
                 last = _last_plain(table)
@@ -166,20 +166,20 @@ class LastMessage:
         """The offset of the last chunked message of which all chunks may be seen; -1: there is none."""
         found = -1
         for table in manifest.chunks:
-            ends = assemble(self._shown(chunk_table.read_tables(self._store, [table], table.hash_range))).offset
+            ends = assemble(self._not_hidden(chunk_table.read_tables(self._store, [table], table.hash_range))).offset
             found = max(found, int(ends.max()) if len(ends) else -1)
         return found
 
-    def _shown(self, chunks: list[Chunks]) -> Chunks:
+    def _not_hidden(self, chunks: list[Chunks]) -> Chunks:
         """Those that may be seen."""
         found: Chunks = np.concatenate([chunk_table.none(), *chunks])
-        shown = self._reader.shown
-        if shown is None:
+        retention = self._reader.retention
+        if retention is None:
             return found
-        seen = offsets(found).astype(np.int64) >= shown.start_offset
-        if shown.not_before_ms is not None:
-            seen &= found["publish_time"] >= shown.not_before_ms
-        return found[seen]
+        visible = offsets(found).astype(np.int64) >= retention.start_offset
+        if retention.not_before_ms is not None:
+            visible &= found["publish_time"] >= retention.not_before_ms
+        return found[visible]
 
     def _may_hold_incomplete(self, compacted: CompactedLedgerRecord) -> bool:
         """Whether its run says that it holds chunks of an incomplete message, which might be its last row."""
@@ -242,8 +242,8 @@ class _Unfinished:
         if not len(chunks):
             return
         touched = np.isin(self._chunks["uuid_hi"], chunks["uuid_hi"])
-        left = self._settled(np.concatenate([chunks, self._chunks[touched]]))
-        self._chunks = np.concatenate([left, self._chunks[~touched]])
+        unfinished = self._settled(np.concatenate([chunks, self._chunks[touched]]))
+        self._chunks = np.concatenate([unfinished, self._chunks[~touched]])
 
     def _settled(self, chunks: Chunks) -> Chunks:
         """Note the messages that are whole; the chunks of those that are neither whole nor known never to be.
@@ -263,8 +263,8 @@ class _Unfinished:
             ends &= offset > np.uint64(self.best)
         is_wanted = np.zeros(len(first), dtype=np.bool_)
         is_wanted[group[ends]] = True
-        left: Chunks = chunks[is_wanted[group] & (offset < first[group])]
-        return left
+        unfinished: Chunks = chunks[is_wanted[group] & (offset < first[group])]
+        return unfinished
 
 
 def _from(first: int, table: pa.Table) -> pa.Table:

@@ -1,25 +1,35 @@
-"""Reading a topic page by page, where each page may be asked for in another process: a `ReaderState` is all it needs.
+"""Reading a topic page by page: in one process, on and on as messages come, or each page in another process.
+
+Where a page reads, raw or compacted, is the business of the source below it (raw_reader.py, compacted_reader.py). A
+page names the `ReaderState` behind it, which is all that a reader in another process needs. A reader that goes on keeps
+its source open between two pages, and with it the pin of a compacted ledger; `close` releases the pin. Each poll at the
+end takes a new snapshot, so a reader sees segments roll, ledgers come and go, and still one sequence of messages.
 
 A page holds at most the messages and bytes that were asked for, and at least one message if there is one (R10, L3). An
-error behind messages that were found is left to the next page. Must not know: HTTP, formats.
+error behind messages that were found is left to the next page. Waiting polls: the writer may be another process. Not
+for use by two threads. Must not know: HTTP, formats.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from storage.clock import Clock
 from storage.entries.chunk_assembler import ChunkAssembler
 from storage.errors import CompactorError
-from storage.ledger.seek import AtOffset, start_of
+from storage.ledger.seek import AtOffset
 from storage.model import Message
 from storage.reading.compacted_reader import CompactedReader
+from storage.reading.limits import PageBudget, ReadLimits
 from storage.reading.raw_reader import RawReader, last_offset
 from storage.reading.reader_state import ReaderState
-from storage.reading.snapshot_reader import Limits, Page, row_messages
+from storage.reading.snapshot_reader import row_messages
 
+POLL_SECONDS = 0.1
 CHUNK_EXPIRY_MS = 600_000
 """A chunked message that is incomplete for so long, by publish times, does not make pages begin at it any more."""
 
@@ -41,44 +51,63 @@ class MessagesPage:
 
 
 class PageReader:
-    """One page of a read; asked again while nothing came, it looks again. Not for use by two threads."""
+    """Pages of one read. Close it, or read it to its end, so that its pin is released."""
 
-    def __init__(self, read: RawReader | CompactedReader, state: ReaderState, partition: int) -> None:
-        """`read` begins at `state.start`, and goes on as the compacted read before if it is one."""
-        self._read = read
+    def __init__(self, clock: Clock, source: RawReader | CompactedReader, state: ReaderState, partition: int) -> None:
+        """`source` begins at `state`."""
+        self._clock = clock
+        self._source = source
         self._state = state
         self._partition = partition
+        self._tables: Generator[pa.Table, None, None] | None = None
+        self._rest: pa.Table | None = None
+        """The rows of the last table that did not fit into the page."""
         self._chunks = ChunkAssembler()
         self._seen: list[tuple[int, ReaderState]] = []
         """The tables that chunks of incomplete messages are in: first offset, and the state behind it."""
-        if isinstance(read, CompactedReader):
-            read.go_on(state)
 
-    def rows(self, limits: Limits) -> RowsPage:
-        """The page as rows. Raises DataLoss (R8), StateMayBeStale (R7), OffsetOutOfRange."""
-        page = Page(limits)
+    def poll(self, limits: ReadLimits = ReadLimits(), wait_ms: int = 0) -> list[pa.RecordBatch]:  # noqa: B008
+        """The rows of the next page; empty if nothing came within `wait_ms`. Raises as `rows`."""
+        deadline = self._clock.now_ms() + wait_ms
+        was_begun = self._tables is not None
+        page = self.rows(limits).batches
+        if not page and was_begun:  # that poll is over, and more may have come since
+            page = self.rows(limits).batches
+        while not page and self._clock.now_ms() < deadline:
+            self._clock.wait(POLL_SECONDS)
+            page = self.rows(limits).batches
+        return page
+
+    def rows(self, limits: ReadLimits) -> RowsPage:
+        """The next page as rows. Raises DataLoss (R8), StateMayBeStale (R7), OffsetOutOfRange."""
+        budget = PageBudget(limits)
         batches: list[pa.RecordBatch] = []
         behind: ReaderState | None = None
-        try:
-            with closing(self._read.tables()) as tables:
-                while not page.is_full and (table := next(tables, None)) is not None:
-                    if taken := page.take(table):
-                        given = table.slice(0, taken)
-                        batches += given.combine_chunks().to_batches()
-                        behind = self._behind_row(last_offset(given))
-        except CompactorError:
-            if behind is None:
-                raise
-            return RowsPage(batches, behind)
-        return RowsPage(batches, behind if page.is_full and behind is not None else self._here())
+        while not budget.is_full:
+            try:
+                table = self._next_table()
+            except CompactorError:
+                self._tables = None  # the next poll goes on where this one was
+                if behind is None:
+                    raise
+                return RowsPage(batches, behind)  # what is wrong is still wrong when the next page is asked for
+            if table is None:
+                return RowsPage(batches, self._here())
+            taken = budget.take(table)
+            self._rest = table.slice(taken) if taken < len(table) else None
+            if taken:
+                delivered = table.slice(0, taken)
+                batches += delivered.combine_chunks().to_batches()
+                behind = self._behind_offset(last_offset(delivered))
+        return RowsPage(batches, behind or self._here())
 
-    def messages(self, limits: Limits) -> MessagesPage:
-        """The page as messages. Raises as `rows`."""
+    def messages(self, limits: ReadLimits) -> MessagesPage:
+        """One page as messages; a reader gives one such page that is not empty. Raises as `rows`."""
         found: list[Message] = []
-        left = limits.bytes
+        bytes_left = limits.bytes
         behind = None
         try:
-            with closing(self._read.tables()) as tables:
+            with closing(self._source.tables()) as tables:
                 for table in tables:
                     self._note(table)
                     for row in row_messages(iter(table.to_batches()), self._partition):
@@ -86,10 +115,10 @@ class PageReader:
                         whole = self._chunks.add(row) if row.is_chunk else row
                         if whole is not None and whole.offset > self._state.delivered:
                             size = _size_of(whole)
-                            if found and left is not None and size > left:
+                            if found and bytes_left is not None and size > bytes_left:
                                 return MessagesPage(found, self._restart(before, row))
                             found.append(whole)
-                            left = None if left is None else left - size
+                            bytes_left = None if bytes_left is None else bytes_left - size
                         behind = self._behind(row)
                         if len(found) == limits.messages:
                             return MessagesPage(found, behind)
@@ -99,6 +128,24 @@ class PageReader:
             return MessagesPage(found, behind)
         return MessagesPage(found, self._here() if behind is None or self._chunks.oldest is None else behind)
 
+    def close(self) -> None:
+        """Release the pin, if there is one."""
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
+
+    def _next_table(self) -> pa.Table | None:
+        """What comes next, as much as is there at once; None: the end, for now."""
+        if self._rest is not None:
+            table, self._rest = self._rest, None
+            return table
+        if self._tables is None:
+            self._tables = self._source.tables()
+        table = next(self._tables, None)
+        if table is None:
+            self._tables = None
+        return table
+
     def _note(self, table: pa.Table) -> None:
         if self._chunks.oldest is None:
             self._seen.clear()
@@ -106,17 +153,17 @@ class PageReader:
 
     def _restart(self, oldest: Message | None, row: Message) -> ReaderState:
         """The state before `row`, which no page holds yet; `oldest`: what was incomplete before it."""
-        first = row if oldest is None else min((oldest, row), key=lambda one: one.offset)
+        first = row if oldest is None else min((oldest, row), key=lambda message: message.offset)
         delivered = row.offset - 1 if first is not row else -1
         return replace(self._state_of(first.offset), start=AtOffset(first.offset), delivered=delivered)
 
     def _behind(self, row: Message) -> ReaderState:
         oldest = self._chunks.oldest
         if oldest is None or row.publish_time - oldest.publish_time > CHUNK_EXPIRY_MS:
-            return self._behind_row(row.offset)
+            return self._behind_offset(row.offset)
         return replace(self._state_of(oldest.offset), start=AtOffset(oldest.offset), delivered=row.offset)
 
-    def _behind_row(self, offset: int) -> ReaderState:
+    def _behind_offset(self, offset: int) -> ReaderState:
         return replace(self._here(), start=AtOffset(offset + 1))
 
     def _state_of(self, offset: int) -> ReaderState:
@@ -124,10 +171,8 @@ class PageReader:
         return next((state for first, state in reversed(self._seen) if first <= offset), self._seen[0][1])
 
     def _here(self) -> ReaderState:
-        """Where the read is, behind the last table."""
-        if isinstance(self._read, CompactedReader):
-            return self._read.state or self._state
-        return self._state if self._read.next is None else ReaderState(start_of(self._read.next))
+        """Where the source is, behind the last table."""
+        return self._source.state or self._state
 
 
 def _size_of(message: Message) -> int:

@@ -1,4 +1,4 @@
-"""Places in a topic as people give them, and cursors as they are shown: the words of all faces.
+"""Positions in a topic as text, and cursors as plain values: the words of CLI and REST.
 
 A read begins at a start; a cursor is moved to the first message that it shall deliver, and what is kept is the message
 before that, as mark-delete.
@@ -14,7 +14,7 @@ from storage.errors import InvalidInput, InvalidMessageId, ObjectMissing, Offset
 from storage.model import EARLIEST, LATEST, MessageId, Position
 
 if TYPE_CHECKING:
-    from storage.ledger.seek import Start
+    from storage.ledger.seek import StartPosition
     from storage.metadata.cursor_ranges import RangesSummary
     from storage.metadata.records import CursorRecord
     from storage.reading.snapshot_reader import SnapshotReader
@@ -25,7 +25,7 @@ _NAMED = {"earliest": EARLIEST, "latest": LATEST}
 STARTS = "earliest, latest, an offset, @ and a time, or a message id as ledger:entry"
 
 
-def parse_start(text: str) -> Start:
+def parse_start(text: str) -> StartPosition:
     """`earliest`, `latest`, an offset, `@` and a publish time, or a message id. Raises InvalidMessageId."""
     from storage.ledger.seek import AtOffset, AtTime
 
@@ -70,7 +70,7 @@ def mark_delete_before(topic: Topic, place: MessageId | int) -> Position | None:
     Where that message is gone, or a slot without a message, its id is the one right before the next message's. Raises
     InvalidInput for an offset behind the end.
     """
-    from storage.ledger.seek import AtOffset, bound_of
+    from storage.ledger.seek import AtOffset, seek_position_of
     from storage.reading.raw_reader import is_below
 
     reader = topic.snapshot_reader()
@@ -79,7 +79,7 @@ def mark_delete_before(topic: Topic, place: MessageId | int) -> Position | None:
         raise InvalidInput(
             f"the offset {place} of {topic.name} is behind its end, which is {end_of(reader)}", "use latest"
         )
-    if place == EARLIEST or is_below(bound_of(start), reader):
+    if place == EARLIEST or is_below(seek_position_of(start), reader):
         return None
     found = first_at(topic, start)
     if found is None:
@@ -93,20 +93,20 @@ def mark_delete_before(topic: Topic, place: MessageId | int) -> Position | None:
     return Position(found.offset - 1, _right_before(found.message_id))
 
 
-def check_begins(topic: Topic, start: Start) -> None:
+def check_begins(topic: Topic, start: StartPosition) -> None:
     """Raises OffsetOutOfRange for a start behind the end: a reader that waits there misses all that comes before it.
 
     Right at the end is where one waits; a time is never behind it.
     """
     if is_behind_end(topic, start):
-        shown = f"the offset {start.offset}" if hasattr(start, "offset") else f"the message {start}"
+        retention = f"the offset {start.offset}" if hasattr(start, "offset") else f"the message {start}"
         raise OffsetOutOfRange(
-            f"{shown} is behind the end of {topic.name}, which is at offset {end_of(topic.snapshot_reader())}",
+            f"{retention} is behind the end of {topic.name}, which is at offset {end_of(topic.snapshot_reader())}",
             "read from a place that is there, from earliest or from latest",
         )
 
 
-def is_behind_end(topic: Topic, start: Start) -> bool:
+def is_behind_end(topic: Topic, start: StartPosition) -> bool:
     """Whether a start is behind where the next message comes."""
     from storage.ledger.seek import AtOffset, AtTime
 
@@ -119,15 +119,15 @@ def is_behind_end(topic: Topic, start: Start) -> bool:
         try:
             return start.offset > reader.end if isinstance(start, AtOffset) else _is_unknown_id(reader, start)
         except ObjectMissing:  # it was sealed, or trimmed, between the check and the read
-            if topic.snapshot().pieces == reader.pieces:
+            if topic.snapshot().extents == reader.extents:
                 raise
 
 
-def _is_known(reader: SnapshotReader, start: Start) -> bool:
+def _is_known(reader: SnapshotReader, start: StartPosition) -> bool:
     """Whether a start is before the end of what is sealed or rolled: rows tell that, and no segment is read."""
     from storage.reading.snapshot_reader import last_of, may_come_to
 
-    return any(last_of(piece) is not None and may_come_to(start, piece) for piece in reader.pieces)
+    return any(last_of(extent) is not None and may_come_to(start, extent) for extent in reader.extents)
 
 
 def _is_unknown_id(reader: SnapshotReader, asked: MessageId) -> bool:
@@ -139,15 +139,15 @@ def _is_unknown_id(reader: SnapshotReader, asked: MessageId) -> bool:
     known += [compacted.horizon.message_id] if compacted else []
     if known and asked.ledger_id <= max(known).ledger_id:
         return asked.ledger_id == max(known).ledger_id and asked.entry_id > max(known).entry_id + 1
-    if asked.ledger_id in {piece.ledger_id for piece in reader.pieces}:  # of a segment that is empty yet
+    if asked.ledger_id in {extent.ledger_id for extent in reader.extents}:  # of a segment that is empty yet
         return asked.entry_id > 0
-    newest = max((piece.ledger_id for piece in reader.pieces), default=None)
+    newest = max((extent.ledger_id for extent in reader.extents), default=None)
     if known or newest is not None:
         return newest is None or asked.ledger_id > newest
     return reader.end == 0  # of what was truncated no id is known any more
 
 
-def first_at(topic: Topic, start: Start, read_compacted: bool = False) -> Position | None:
+def first_at(topic: Topic, start: StartPosition, read_compacted: bool = False) -> Position | None:
     """The first message, or chunk of one, from a start on; None: there is none."""
     from storage.ledger.rows import message_id
 

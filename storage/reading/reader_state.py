@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from storage.ledger.seek import AtOffset, AtTime, Start
+from storage.ledger.seek import AtOffset, AtTime, StartPosition
 from storage.model import EARLIEST, LATEST
 
 _TOKEN = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?(?:~(\d{0,18})(?:h(\d{1,18}))?(e?)(r?))?", re.ASCII)
@@ -45,12 +45,12 @@ class ReaderState:
     `compacted` None: a raw read, or a read that has delivered nothing.
     """
 
-    start: Start
+    start: StartPosition
     delivered: int = -1
     compacted: CompactedState | None = None
 
     @classmethod
-    def from_token(cls, token: str, parse_start: Callable[[str], Start]) -> ReaderState:
+    def from_token(cls, token: str, parse_start: Callable[[str], StartPosition]) -> ReaderState:
         """The inverse of `to_token`; what is no token of a page before is left to `parse_start`."""
         match = _TOKEN.fullmatch(token)
         if match is None:
@@ -71,13 +71,13 @@ class ReaderState:
         text = _start_text(self.start) + (f".{self.delivered}" if self.delivered >= 0 else "")
         if self.compacted is None:
             return text
-        one = self.compacted
-        ledger_id = "" if one.ledger_id is None else str(one.ledger_id)
-        complete_to = "" if one.complete_to is None else f"h{one.complete_to}"
-        return f"{text}~{ledger_id}{complete_to}{'e' * one.by_event}{'r' * one.is_raw}"
+        state = self.compacted
+        ledger_id = "" if state.ledger_id is None else str(state.ledger_id)
+        complete_to = "" if state.complete_to is None else f"h{state.complete_to}"
+        return f"{text}~{ledger_id}{complete_to}{'e' * state.by_event}{'r' * state.is_raw}"
 
 
-def _start_text(start: Start) -> str:
+def _start_text(start: StartPosition) -> str:
     if isinstance(start, AtOffset):
         return str(start.offset)
     if isinstance(start, AtTime):

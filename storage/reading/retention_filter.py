@@ -61,7 +61,7 @@ class RetentionFilter:
         return self.not_before_ms is not None and oldest < self.not_before_ms
 
 
-def visible_under(policies: TopicPolicies, start_offset: int, now: int) -> RetentionFilter | None:
+def filter_under(policies: TopicPolicies, start_offset: int, now: int) -> RetentionFilter | None:
     """What may be seen of a topic with these policies; None: everything."""
     if not policies.cleanup_policy >= BOTH:
         return None
@@ -71,6 +71,6 @@ def visible_under(policies: TopicPolicies, start_offset: int, now: int) -> Reten
     return RetentionFilter(start_offset, None if kept is None else now - kept)
 
 
-def visible(metadata: MetadataStore, topic: TopicRecord, now: int) -> RetentionFilter | None:
+def retention_filter(metadata: MetadataStore, topic: TopicRecord, now: int) -> RetentionFilter | None:
     """What may be seen of a topic's compacted ledger at this time; None: everything. Raises Unavailable."""
-    return visible_under(metadata.policies.effective(topic), topic.start_offset, now)
+    return filter_under(metadata.policies.effective(topic), topic.start_offset, now)

@@ -4,8 +4,8 @@ The rule (semantics.md R1–R4): with the flag on and a start at or below the ho
 after the start, to the end of the compacted ledger, then raw right after the horizon. Otherwise raw. Raw is one
 sequence of sealed ledgers and unsealed segments, in the order of offsets, from the topic's start offset on
 (storage/log/segment_tables.py reads the segments). A reader keeps the snapshot that it began with, so a compaction
-beside it changes nothing that it sees. That what the snapshot names stays there is not seen to here:
-`compacted_reader.py` and `raw_reader.py` do, and go on where it does not.
+beside it changes nothing that it sees. Nothing here keeps what the snapshot names:
+`compacted_reader.py` and `raw_reader.py` go on where it is gone.
 
 May go wrong: ObjectMissing, ObjectDamaged, for the object or file that was read, with the ledger it belongs to (R8); a
 compacted ledger that is lost never turns into a shorter key set. SegmentNotLocal, where a read comes to messages that
@@ -15,12 +15,10 @@ are in another machine's log: what comes before them is given.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
@@ -34,11 +32,11 @@ from storage.ledger.rows_file import RowsObject, RowsReader
 from storage.ledger.seek import (
     NOWHERE,
     AtTime,
-    Bound,
     FromOffset,
     FromTime,
-    Start,
-    bound_of,
+    SeekPosition,
+    StartPosition,
+    seek_position_of,
 )
 from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
@@ -55,43 +53,31 @@ _ROWS = 1024
 """Rows that become messages together."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much one read may give (R10). At least one message is given whatever its size (L3)."""
-
-    messages: int | None = None
-    bytes: int | None = None
-
-
 class SnapshotReader:
     """Reads what one `TopicSnapshot` shows.
 
-    `tail` None: nothing may be in segments. `shown`: what of the compacted ledger may be seen (C2); None: all of it.
+    `unsealed` None: nothing may be in segments. `retention`: hides rows of the compacted ledger (C2); None: hides none.
     """
 
     def __init__(
         self,
         store: ObjectStore,
         snapshot: TopicSnapshot,
-        tail: UnsealedSegments | None = None,
-        shown: RetentionFilter | None = None,
+        unsealed: UnsealedSegments | None = None,
+        retention: RetentionFilter | None = None,
     ) -> None:
         self.snapshot = snapshot
         self._store = store
-        self._tail = tail
-        self.shown = shown
-        self.pieces = snapshot.pieces
+        self._unsealed = unsealed
+        self.retention = retention
+        self.extents = snapshot.extents
         self.read_to = -1
         """Up to this offset `raw` has gone through the topic, rows that no reader gets included."""
-
-    def batches(self, start: Start, read_compacted: bool, limits: Limits = Limits()) -> Iterator[pa.RecordBatch]:
-        """Messages at or after `start` as record batches of `rows.SCHEMA`, in order, none empty."""
-        return limited(self._tables(start, read_compacted), limits)
 
     @property
     def first_offset(self) -> int:
         """The offset of the first raw message; of the next one, if there is none."""
-        first = self.pieces[0].first_offset if self.pieces else self.snapshot.topic.next_offset
+        first = self.extents[0].first_offset if self.extents else self.snapshot.topic.next_offset
         return max(first, self.snapshot.topic.start_offset)
 
     def first_message_id(self) -> MessageId | None:
@@ -108,18 +94,18 @@ class SnapshotReader:
 
     def last_position(self) -> Position | None:
         """The last raw row, whether or not readers get it; None: there is none."""
-        for piece in reversed(self.pieces):
-            last = last_of(piece)
-            if last is None and isinstance(piece, SegmentRecord):
-                last = self.tail_of(piece).last(self.snapshot.topic, piece)
+        for extent in reversed(self.extents):
+            last = last_of(extent)
+            if last is None and isinstance(extent, SegmentRecord):
+                last = self.unsealed_of(extent).last(self.snapshot.topic, extent)
             if last is not None:
                 return last if last.offset >= self.snapshot.topic.start_offset else None
         return None
 
-    def bound(self, start: Start, read_compacted: bool) -> Bound:
+    def bound(self, start: StartPosition, read_compacted: bool) -> SeekPosition:
         """The bound of `start`: a time is that of the first message in this view that was published then or later."""
         if not isinstance(start, AtTime):
-            return bound_of(start)
+            return seek_position_of(start)
         compacted, after = self.snapshot.compacted, -1
         wanted = FromTime(start.publish_time)
         if read_compacted and compacted:
@@ -127,65 +113,56 @@ class SnapshotReader:
             for table in self.compacted(wanted, self.manifest(compacted)):
                 return FromOffset(table.column("offset")[0].as_py())
         # The largest time up to each piece only grows, however producers' clocks differ: it can be searched.
-        newest = list(accumulate((_newest_of(piece) for piece in self.pieces), max))
-        candidates = self.pieces[bisect_left(newest, start.publish_time) :]
+        newest = list(accumulate((_newest_of(extent) for extent in self.extents), max))
+        candidates = self.extents[bisect_left(newest, start.publish_time) :]
         for table in self._raw(candidates, wanted, after):
             return FromOffset(table.column("offset")[0].as_py())
         return NOWHERE
 
-    def first_since(self, piece: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
+    def first_since(self, extent: LedgerRecord | SegmentRecord, publish_time: int, offset: int) -> int | None:
         """The offset of a piece's first message, from an offset on, that was published then or later; None: none was.
 
         Raises SegmentNotLocal.
         """
-        for table in self._raw((piece,), FromTime(publish_time), offset - 1):
+        for table in self._raw((extent,), FromTime(publish_time), offset - 1):
             return int(table.column("offset")[0].as_py())
         return None
-
-    def _tables(self, start: Start, read_compacted: bool) -> Generator[pa.Table, None, None]:
-        compacted = self.snapshot.compacted
-        bound = self.bound(start, read_compacted)
-        if read_compacted and compacted and not bound.is_behind(compacted.horizon):
-            yield from self.compacted(bound, self.manifest(compacted))
-            yield from self.raw(bound, compacted.horizon.offset)
-        else:
-            yield from self.raw(bound)
 
     def manifest(self, compacted: CompactedLedgerRecord) -> Manifest:
         """The manifest of the snapshot's compacted ledger."""
         with naming_compacted(self.snapshot):
             return read_manifest(self._store, compacted.manifest)
 
-    def compacted(self, bound: Bound, manifest: Manifest) -> Iterator[pa.Table]:
+    def compacted(self, bound: SeekPosition, manifest: Manifest) -> Iterator[pa.Table]:
         """The messages of the compacted ledger from `bound` on; no table is empty."""
         with naming_compacted(self.snapshot):
             for part in manifest.parts:
-                if bound.is_behind(part.last) or (self.shown is not None and self.shown.hides_all(part)):
+                if bound.is_behind(part.last) or (self.retention is not None and self.retention.hides_all(part)):
                     continue
                 for table in self._rows(part.rows, bound, read_deleted(self._store, part), part.first.offset):
-                    if len(table := _from(bound, table if self.shown is None else self.shown.of(table))):
+                    if len(table := _from(bound, table if self.retention is None else self.retention.of(table))):
                         yield table
 
-    def raw(self, bound: Bound, after_offset: int = -1) -> Iterator[pa.Table]:
+    def raw(self, bound: SeekPosition, after_offset: int = -1) -> Iterator[pa.Table]:
         """The raw messages from `bound` on and behind an offset; no table is empty."""
-        return self._raw(self.pieces, bound, after_offset)
+        return self._raw(self.extents, bound, after_offset)
 
     def _raw(
-        self, pieces: tuple[LedgerRecord | SegmentRecord, ...], bound: Bound, after_offset: int
+        self, extents: tuple[LedgerRecord | SegmentRecord, ...], bound: SeekPosition, after_offset: int
     ) -> Iterator[pa.Table]:
         after = max(after_offset, self.snapshot.topic.start_offset - 1)
-        for piece in pieces:
-            last = last_of(piece)
+        for extent in extents:
+            last = last_of(extent)
             if last is not None and (bound.is_behind(last) or last.offset <= after):
                 continue
-            if isinstance(piece, LedgerRecord):
-                tables = self._rows(RowsObject(piece.rows, piece.footer_size), bound)
+            if isinstance(extent, LedgerRecord):
+                tables = self._rows(RowsObject(extent.rows, extent.footer_size), bound)
             else:
-                tables = self.tail_of(piece).tables(self.snapshot.topic, piece, bound, after)
+                tables = self.unsealed_of(extent).tables(self.snapshot.topic, extent, bound, after)
             for table in tables:
                 table = _from(FromOffset(after + 1), table)
-                if len(seen := _from(bound, table)):
-                    self.read_to = seen.column("offset")[-1].as_py()
+                if len(passed := _from(bound, table)):
+                    self.read_to = passed.column("offset")[-1].as_py()
                 if len(table := _from(bound, delivered(table))):
                     yield table
             if last is not None:
@@ -194,7 +171,7 @@ class SnapshotReader:
     def segment(self, segment: SegmentRecord, first_offset: int = 0) -> Iterator[pa.Table]:
         """All rows of one of the snapshot's segments, from an offset and the topic's start on."""
         start = FromOffset(max(first_offset, self.snapshot.topic.start_offset))
-        return self.tail_of(segment).tables(self.snapshot.topic, segment, start)
+        return self.unsealed_of(segment).tables(self.snapshot.topic, segment, start)
 
     def ledger(self, ledger: LedgerRecord, first_offset: int) -> Iterator[pa.Table]:
         """The messages of one of the snapshot's ledgers from an offset on."""
@@ -206,7 +183,7 @@ class SnapshotReader:
     def _rows(
         self,
         rows_object: RowsObject,
-        bound: Bound,
+        bound: SeekPosition,
         deleted: BitMap | None = None,
         first_offset: int = 0,
     ) -> Iterator[pa.Table]:
@@ -221,85 +198,52 @@ class SnapshotReader:
             if len(table := delivered(table)):
                 yield table
 
-    def tail_of(self, piece: SegmentRecord) -> UnsealedSegments:
+    def unsealed_of(self, extent: SegmentRecord) -> UnsealedSegments:
         """What reads a segment of the snapshot. Raises Misconfigured."""
-        if self._tail is None:
+        if self._unsealed is None:
             raise Misconfigured(
-                f"{self.snapshot.topic.name} has messages from offset {piece.first_offset} on in a segment of its log",
+                f"{self.snapshot.topic.name} has messages from offset {extent.first_offset} on in a segment of its log",
                 "read it with the log directory (COMPACTOR_LOG) with which it was written",
             )
-        return self._tail
+        return self._unsealed
 
 
-def _from(bound: Bound, table: pa.Table) -> pa.Table:
+def _from(bound: SeekPosition, table: pa.Table) -> pa.Table:
     """The rows from `bound` on. Asked when all others are taken out: one of them may be the first of a time."""
     return table.slice(bound.first_row(table)) if len(table) else table
 
 
-def last_of(piece: LedgerRecord | SegmentRecord) -> Position | None:
+def last_of(extent: LedgerRecord | SegmentRecord) -> Position | None:
     """The last message of a piece, as its row says; None of an open segment."""
-    if isinstance(piece, LedgerRecord):
-        return Position(piece.last_offset, piece.last_message_id)
-    return Position(piece.content.last_offset, piece.content.last_message_id) if piece.content else None
+    if isinstance(extent, LedgerRecord):
+        return Position(extent.last_offset, extent.last_message_id)
+    return Position(extent.content.last_offset, extent.content.last_message_id) if extent.content else None
 
 
-def _newest_of(piece: LedgerRecord | SegmentRecord) -> int:
+def _newest_of(extent: LedgerRecord | SegmentRecord) -> int:
     """The largest publish time of a piece; of an open segment it is not known, so as large as can be."""
-    if isinstance(piece, LedgerRecord):
-        return piece.max_publish_time
-    return piece.content.max_publish_time if piece.content else _NEVER
+    if isinstance(extent, LedgerRecord):
+        return extent.max_publish_time
+    return extent.content.max_publish_time if extent.content else _NEVER
 
 
-def may_come_to(start: Start, piece: LedgerRecord | SegmentRecord) -> bool:
+def may_come_to(start: StartPosition, extent: LedgerRecord | SegmentRecord) -> bool:
     """Whether a raw read from `start` may come to a ledger or segment, as its row says."""
     if isinstance(start, AtTime):
-        return _newest_of(piece) >= start.publish_time
-    last = last_of(piece)
-    return last is None or not bound_of(start).is_behind(last)
-
-
-class Page:
-    """Counts what is given until a limit is reached."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.is_full = limits.messages == 0
-        self._left_messages, self._left_bytes = limits.messages, limits.bytes
-        self._is_empty = True
-
-    def take(self, table: pa.Table) -> int:
-        """How many of the first rows of `table` (not empty) fit; they count as given."""
-        taken = len(table) if self._left_messages is None else min(len(table), self._left_messages)
-        if self._left_bytes is not None:
-            filled = np.cumsum(rows.logical_sizes(table))
-            fits = int(np.searchsorted(filled, self._left_bytes, "right"))
-            if self._is_empty:  # not "nothing was used of the limit": messages may be empty
-                fits = max(fits, 1)
-            taken = min(taken, fits)
-            self._left_bytes -= int(filled[taken - 1]) if taken else 0
-        if self._left_messages is not None:
-            self._left_messages -= taken
-        self._is_empty = self._is_empty and not taken
-        self.is_full = taken < len(table) or self._left_messages == 0
-        return taken
-
-
-def limited(tables: Generator[pa.Table, None, None], limits: Limits) -> Generator[pa.RecordBatch, None, None]:
-    """Tables as record batches, none empty, until a limit is reached; then `tables` is closed."""
-    page = Page(limits)
-    with closing(tables):
-        while not page.is_full and (table := next(tables, None)) is not None:
-            yield from table.slice(0, page.take(table)).combine_chunks().to_batches()
+        return _newest_of(extent) >= start.publish_time
+    last = last_of(extent)
+    return last is None or not seek_position_of(start).is_behind(last)
 
 
 @contextmanager
 def naming_compacted(snapshot: TopicSnapshot) -> Iterator[None]:
-    """Inside the context a loss of data is told as one of the snapshot's compacted ledger, with the way out (R8)."""
+    """Inside the context a loss of data names the snapshot's compacted ledger, and the remedy (R8)."""
     try:
         yield
     except DataLoss as error:
         assert snapshot.compacted is not None
-        told = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
-        raise type(error)(f"{told}: {error.message}", _COMPACTED_REMEDY, public=told) from error
+        reason = f"the compacted ledger {snapshot.compacted.ledger_id} of {snapshot.topic.name} cannot be read"
+        raise type(error)(f"{reason}: {error.message}", _COMPACTED_REMEDY, public=reason) from error
 
 
 def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
@@ -308,7 +252,7 @@ def messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Mess
 
 
 def row_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[Message]:
-    """Each row of record batches of `rows.SCHEMA` as a message, chunks by themselves; some hundred are made at once."""
+    """Each row of record batches of `rows.SCHEMA` as a message, chunks by themselves, some hundred at once."""
     for batch in batches:
         for first in range(0, len(batch), _ROWS):
             for row in batch.slice(first, _ROWS).to_pylist():

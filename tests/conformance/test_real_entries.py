@@ -54,7 +54,7 @@ def test_the_entries_of_a_real_broker_live_a_whole_life(bench: Workbench) -> Non
         produce(topic, [bytes.fromhex(line["entry"]["hex"]) for line in lines])
         before = raw(topic)
         assert contents(before) == [message for line in lines for message in listed(line)], case
-        topic.keeper().settle(topic.record)
+        topic.log_manager().roll_and_seal(topic.record)
         assert raw(topic) == before, case
         bench.compact(topic)
         assert compacted_only(topic) == newest(before), case
@@ -100,7 +100,7 @@ def test_a_chunked_message_is_one_message_all_its_life(bench: Workbench, compres
     produce(topic, torn[:1])
     for _ in range(2):
         assert topic.last_message_id() == raw(topic)[-1].message_id, "R6: not of one that is never delivered"
-        topic.keeper().settle(topic.record)
+        topic.log_manager().roll_and_seal(topic.record)
     bench.compact(topic)
     assert contents(compacted_only(topic)) == [(b"a", b"first " * 50), (b"b", b"small"), (b"x", b"large " * 50)]
     rows = [row for batch in topic.read(read_compacted=True) for row in batch.to_pylist()]

@@ -40,8 +40,9 @@ from storage.metadata.policy_store import topic_scope
 from storage.model import Message, StoredObject
 from storage.objects.interface import StoreLocation
 from storage.options.resolution import Triggers
-from storage.reading.snapshot_reader import Limits, messages
-from storage.reading.topic_reader import TopicReader
+from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import PageReader
+from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.entries import one, produce
 from tests.workbench import Workbench, compacted_only, raw, view
@@ -65,8 +66,8 @@ def valued(keys: Mapping[int, bytes]) -> dict[int, Said]:
 
 def roll_and_seal(topic: Topic) -> None:
     """A new open segment begins here; what is before it is in ledgers."""
-    topic.keeper().roll(topic.record)
-    for _ in topic.keeper().seal(topic.record):
+    topic.log_manager().roll(topic.record)
+    for _ in topic.log_manager().seal(topic.record):
         pass
 
 
@@ -81,8 +82,8 @@ def kept(topic: Topic) -> dict[bytes | None, int]:
     return {message.key: message.offset for message in found}
 
 
-def page(reader: TopicReader, number: int | None = None) -> list[Message]:
-    return list(messages(iter(reader.poll(Limits(number))), -1))
+def page(reader: PageReader, number: int | None = None) -> list[Message]:
+    return list(messages(iter(reader.poll(ReadLimits(number))), -1))
 
 
 # --- 1
@@ -345,7 +346,7 @@ def test_worked_example_6_on_topics(bench: Workbench) -> None:
     }  # fmt: skip
     assert due_topics() == ["most", "more"]
     more = topics["more"]
-    more.keeper().roll(more.record)
+    more.log_manager().roll(more.record)
     assert 5 / 9 < ratio(more) < 0.6, "of a rolled segment the keys are not known yet"
     bench.metadata.policies.set(topic_scope(more.record), "min.compaction.lag.ms", 1)
     assert due_topics() == ["most"]
@@ -405,7 +406,7 @@ def test_worked_example_12_the_log_file(bench: Workbench, topic: Topic) -> None:
             assert data[position + 9 : position + 9 + len(entry)] == entry
             position += 9 + len(entry)
         assert position == len(data)
-        topic.keeper().roll(topic.record)
+        topic.log_manager().roll(topic.record)
         assert raw(topic)[begin].offset == begin
     assert [segment.first_offset for segment in topic.snapshot().segments] == [0, 3, 7]
 
@@ -414,7 +415,7 @@ def test_worked_example_12_a_reader_finds_the_segment_of_an_offset(bench: Workbe
     """By the list of first offsets alone: the other segments are not looked into, so they may be gone."""
     for begin in (0, 4, 8):
         produce(topic, [one(b"k", b"%d" % offset) for offset in range(begin, begin + 4)])
-        topic.keeper().roll(topic.record)
+        topic.log_manager().roll(topic.record)
     everything = raw(topic)
     for begin in (0, 4, 8):
         hidden = [log_file(bench, topic, other) for other in (0, 4, 8) if other != begin]
@@ -434,7 +435,7 @@ def test_worked_example_12_a_read_grows_for_a_message_that_does_not_fit(topic: T
     produce(topic, [one(b"k", payload) for payload in payloads])
     reader = topic.reader()
     found = []
-    while some := reader.poll(Limits(bytes=100)):
+    while some := reader.poll(ReadLimits(bytes=100)):
         found.append([message.payload for message in messages(iter(some), -1)])
     if size > 100:
         assert found == [[payload] for payload in payloads]
@@ -488,7 +489,7 @@ def test_worked_example_12_damage_in_a_closed_segment_is_an_error_with_its_place
     """L2: never a silent gap."""
     entries = [one(b"k", os.urandom(5000)) for _ in range(4)]
     produce(topic, entries)
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     produce(topic, [one(b"k", b"4")])
     file = log_file(bench, topic, 0)
     second = 64 + 9 + len(entries[0])
@@ -499,4 +500,4 @@ def test_worked_example_12_damage_in_a_closed_segment_is_an_error_with_its_place
         raw(topic)
     assert at(list(topic.messages(AtOffset(4)))) == [4]
     with pytest.raises(ObjectDamaged, match=file.name):
-        topic.keeper().settle(topic.record)
+        topic.log_manager().roll_and_seal(topic.record)

@@ -20,7 +20,7 @@ from storage.errors import DataLoss, Fenced
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.log.log_manager import SEALER_DEAD_MS
-from storage.log.segment import segment_file
+from storage.log.segment import SegmentFiles
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
@@ -126,9 +126,9 @@ def check_files(bench: Workbench) -> None:
     """When all is over, the log has the files of segments that are no ledgers yet, and no other."""
     assert bench.log is not None
     topic = bench.topic(TOPIC)
-    topic.keeper().sweep()
+    topic.log_manager().sweep()
     folder = bench.log.of_topic(topic.record.uid)
-    needed = {segment_file(folder, one.first_offset).name for one in topic.snapshot().segments}
+    needed = {SegmentFiles(folder, one.first_offset).log.name for one in topic.snapshot().segments}
     assert {path.name for path in folder.glob("*.log")} == needed
     assert {path.with_suffix(".log").name for path in folder.iterdir()} == needed
     assert len(bench.metadata.log.segments(topic.record.id)) == len(needed)
@@ -233,7 +233,7 @@ def check_emptied(bench: Workbench, before: Seen) -> None:
     assert bench.log is not None
     topic = bench.topic(TOPIC)
     first = topic.record.next_offset if topic.record.uid == before.snapshot.topic.uid else 0
-    assert topic.snapshot().pieces == ()
+    assert topic.snapshot().extents == ()
     assert [*raw(topic), *topic.messages(read_compacted=True)] == []
     import_table(bench, NEXT)
     append(bench, NEXT_ENTRIES)

@@ -28,7 +28,7 @@ from storage.checksums import crc32c
 from storage.clock import SystemClock
 from storage.failpoints import Failpoint, observed
 from storage.log.group_commit import Answer
-from storage.log.segment import Appended, FlushPolicy
+from storage.log.segment import AppendResult, FlushPolicy
 from storage.log.segment_writer import SegmentWriter
 from tests.faults.forks import HUNG_SECONDS, Forks, serve
 from tests.pulsar_entries import entry, metadata
@@ -218,7 +218,7 @@ class _Appending:
         await asyncio.gather(*(one(THREADS + number) for number in range(TASKS)))
 
     def _report(self, data: bytes, answer: Answer) -> None:
-        assert isinstance(answer, Appended), answer
+        assert isinstance(answer, AppendResult), answer
         first = answer.first
         os.write(self._writing, _RECORD.pack(first.message_id.entry_id, first.offset, answer.messages, crc32c(data)))
 

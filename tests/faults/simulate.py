@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from compactor.run.plan import RunPolicies
 from compactor.two_phase import HEARTBEAT_MS
-from storage.reading.compacted_reader import TERM_MS
+from storage.reading.compacted_reader import PIN_TTL_MS
 from tests.faults.simulation.appending import Appending
 from tests.faults.simulation.bugs import BUGS, seeded
 from tests.faults.simulation.collecting import Collecting
@@ -35,7 +35,7 @@ from tests.faults.simulation.writing import Writing
 SHOWN_EVENTS = 20
 CALM = range(5, 8)
 """Of eight lives these are calm: many generations follow one another only where no topic is cleared."""
-JUMPS = [1, 5, 20, 100, 600, 5_000, 20_000, HEARTBEAT_MS + 1, TERM_MS + 1, 160_000, -3, -2_000]
+JUMPS = [1, 5, 20, 100, 600, 5_000, 20_000, HEARTBEAT_MS + 1, PIN_TTL_MS + 1, 160_000, -3, -2_000]
 
 
 class SimulationFailed(AssertionError):
@@ -146,8 +146,8 @@ class Simulation:
             if world.random.random() < 0.5:
                 self._appending.append_some(model)
             self._compacting.compact(model)
-        waits = world.random.choice([1_000, TERM_MS + 1])
-        if self._calm and waits > TERM_MS:
+        waits = world.random.choice([1_000, PIN_TTL_MS + 1])
+        if self._calm and waits > PIN_TTL_MS:
             self._operating.trim(model)  # so that a reader whose generation goes has to go on in another one
         world.clock.advance(waits)
         world.note(f"some time later it is {world.clock.now_ms()}")

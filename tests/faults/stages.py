@@ -23,7 +23,7 @@ from storage.ledger import names
 from storage.log.log_manager import LogManager
 from storage.log.segment import SegmentFiles
 from storage.metadata.records import AttemptKind
-from storage.reading.compacted_reader import TERM_MS
+from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import batch, one
@@ -83,14 +83,14 @@ def append(bench: Workbench, *segments: tuple[Pairs, ...], roll: bool = False) -
 def seal(bench: Workbench) -> None:
     """Every segment that is rolled becomes a ledger."""
     topic = the_topic(bench)
-    assert [*topic.keeper().seal(topic.record)]
+    assert [*topic.log_manager().seal(topic.record)]
 
 
 def sweep(bench: Workbench) -> None:
     """So late that no file of a sealed segment is needed any more."""
     assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(GRACE_MS + 1)
-    assert the_topic(bench).keeper().sweep() == 2
+    assert the_topic(bench).log_manager().sweep() == 2
 
 
 def trim(bench: Workbench) -> None:
@@ -125,7 +125,7 @@ def read(bench: Workbench) -> None:
     """One reader of the compacted ledger, from the first to the last message, so slow that it has to renew its pin."""
     assert isinstance(bench.clock, ManualClock)
     for _ in the_topic(bench).messages(read_compacted=True):
-        bench.clock.advance(TERM_MS // 2)
+        bench.clock.advance(PIN_TTL_MS // 2)
 
 
 def collect_garbage(bench: Workbench) -> None:

@@ -41,7 +41,7 @@ from storage.errors import CompactionRunning, Fenced, LeaseHeld, NotFound
 from storage.ledger.seek import AtOffset
 from storage.log import topic_log
 from storage.log.directory import LogDirectory
-from storage.log.lease import TERM_MS
+from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import SegmentState
 from storage.metadata.store import MetadataStore
@@ -181,7 +181,7 @@ class Parent:
         self.reap(child)
         self.kills += 1
         if child.name == "writer":
-            self.clock.add(TERM_MS + 1)
+            self.clock.add(LEASE_TTL_MS + 1)
 
     def reap(self, child: Child) -> bytes:
         """Wait for its end; what it had said. Raises AssertionError if that was an error."""
@@ -226,8 +226,8 @@ class Parent:
         """In a child: compare what is read with what was acknowledged; the offset up to which it was."""
         topic = bench.topic()
         if over:
-            list(topic.keeper().seal(topic.record, again=True))
-            topic.keeper().settle(topic.record)
+            list(topic.log_manager().seal(topic.record, again=True))
+            topic.log_manager().roll_and_seal(topic.record)
         found = list(messages(topic.read(AtOffset(first)), -1)) if topic.snapshot_reader().end >= first else []
         assert [m.offset for m in found] == list(range(first, first + len(found))), "offsets are not dense"
         ids = [m.message_id for m in found]
@@ -292,7 +292,7 @@ class Parent:
         self.kill(sealer)
         self.check()
         self._end_reader()
-        self.clock.add(5 * TERM_MS)
+        self.clock.add(5 * LEASE_TTL_MS)
         self.check(over=True)
         return {
             "kills": self.kills,
@@ -354,7 +354,7 @@ def write(bench: Workbench, life: int, said: int) -> None:
         except BaseException:
             failed.append(traceback.format_exc())
 
-    with bench.topic().append_log(2 * TERM_MS) as log:
+    with bench.topic().append_log(2 * LEASE_TTL_MS) as log:
         threads = [Thread(target=append, args=[thread]) for thread in range(THREADS)]
         for thread in threads:
             thread.start()
@@ -369,8 +369,8 @@ def keep(bench: Workbench, chance: random.Random) -> None:
     while True:
         with suppress(Fenced, LeaseHeld, CompactionRunning, NotFound):
             # It is killed by chance, and not by its segment: that is sealed though it looks like a killer of sealers.
-            list(topic.keeper().seal(topic.record, again=True))
-            topic.keeper().sweep()
+            list(topic.log_manager().seal(topic.record, again=True))
+            topic.log_manager().sweep()
             if chance.random() < 0.02:
                 bench.compact(topic)
         time.sleep(0.01)
@@ -414,7 +414,7 @@ def opened(folder: Path, clock: SharedClock) -> Iterator[Workbench]:
 def _live(folder: Path, clock: SharedClock, live: Callable[[Workbench, int], object], said: int) -> NoReturn:
     """A child's whole life."""
     try:
-        topic_log.LOOK_SECONDS = 0.02
+        topic_log.POLL_SECONDS = 0.02
         with opened(folder, clock) as bench:
             live(bench, said)
     except BaseException:

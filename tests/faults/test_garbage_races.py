@@ -32,7 +32,7 @@ from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import AttemptKind, RunState
 from storage.metadata.tables import pins as pins_table
 from storage.model import Message
-from storage.reading.compacted_reader import TERM_MS
+from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.topic import Topic
 from tests.workbench import TINY, Workbench, content, raw, view
 
@@ -218,7 +218,7 @@ def forgotten_reader(bench: Workbench, topic: Topic) -> tuple[list[Message], Ite
     """A reader that has one message and was then left alone until its generation was collected."""
     reading = topic.messages(read_compacted=True)
     got = [next(reading)]
-    bench.advance(TERM_MS)
+    bench.advance(PIN_TTL_MS)
     before = _listed(bench, topic)
     publish_twice_and_collect(bench, topic)
     assert not before <= _listed(bench, topic)

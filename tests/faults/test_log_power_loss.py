@@ -21,7 +21,7 @@ import pytest
 from storage.failpoints import Failpoint, observed
 from storage.ledger.names import STORE_UID
 from storage.log.directory import LogDirectory
-from storage.log.lease import TERM_MS
+from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.store import MetadataStore
 from storage.objects.registry import open_store
@@ -110,7 +110,7 @@ def _lost(bench: Workbench, log: Path, image: Path, expected_totals: int, acknow
         now.backup(copy)
     now.close()
     copy.close()
-    clock = ManualClock(bench.clock.now_ms() + TERM_MS + 1)
+    clock = ManualClock(bench.clock.now_ms() + LEASE_TTL_MS + 1)
     metadata = MetadataStore(f"sqlite:///{database}", clock)
     store = open_store(image.with_suffix(".objects").as_uri())
     store.put(STORE_UID, bench.store.get(STORE_UID))
@@ -119,7 +119,7 @@ def _lost(bench: Workbench, log: Path, image: Path, expected_totals: int, acknow
         with after.topic().append_log(0) as writer:
             writer.append(one(b"after", b"the power came back"))
         given = raw(after.topic())
-        after.topic().keeper().settle(after.topic().record)
+        after.topic().log_manager().roll_and_seal(after.topic().record)
         assert raw(after.topic()) == given
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]

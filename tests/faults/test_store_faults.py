@@ -16,7 +16,7 @@ from compactor.two_phase import HEARTBEAT_MS
 from storage.errors import CompactorError, DataLoss, Fenced, Unavailable, full_part
 from storage.ledger import names
 from storage.ledger.names import ObjectKind
-from storage.log.lease import TERM_MS
+from storage.metadata.liveness import LEASE_TTL_MS
 from storage.metadata.records import RunState
 from storage.model import Message
 from storage.objects import registry
@@ -155,7 +155,7 @@ def test_an_import_that_a_slow_call_outlives_appends_nothing(worlds: Worlds, beg
         before = look(bench.sound)
 
         def others_go_on() -> None:
-            clock.advance(TERM_MS + 1)
+            clock.advance(LEASE_TTL_MS + 1)
             import_table(bench.sound, SECOND)
 
         slow = Fault(Kind.MEANWHILE, "put", ObjectKind.LEDGER_INDEX, meanwhile=others_go_on)

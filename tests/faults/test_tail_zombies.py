@@ -16,10 +16,10 @@ import pytest
 from storage.errors import CompactorError
 from storage.failpoints import Failpoint, observed
 from storage.log import topic_log
-from storage.log.lease import TERM_MS
 from storage.log.segment import SegmentFiles
 from storage.log.segment_writer import SegmentWriter
 from storage.log.topic_log import TopicLog
+from storage.metadata.liveness import LEASE_TTL_MS
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import one, produce
@@ -42,7 +42,7 @@ def asleep_before(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Callable
         def late(*arguments: Any, **options: Any) -> Any:
             monkeypatch.setattr(SegmentWriter, method, original)
             assert isinstance(bench.clock, ManualClock)
-            bench.clock.advance(TERM_MS + 1)
+            bench.clock.advance(LEASE_TTL_MS + 1)
             meanwhile()
             return original(*arguments, **options)
 
@@ -84,7 +84,7 @@ def test_a_late_writer_appends_nothing_to_a_segment_that_its_successor_has_rolle
     produce(topic, [one(b"c", b"4")])
     acknowledged.append(b"c")
     assert [m.key for m in raw(topic)] == acknowledged
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     assert [m.key for m in raw(topic)] == acknowledged
 
 
@@ -122,7 +122,7 @@ def test_a_late_writer_cannot_open_a_segment_that_is_being_rolled(
     locked: dict[Failpoint, bool] = {}
     late = topic.append_log(0)
     with suppress(CompactorError), late:
-        bench.clock.advance(TERM_MS + 1)
+        bench.clock.advance(LEASE_TTL_MS + 1)
         with topic.append_log(0) as log:
             if not empty:
                 append(log, b"a")

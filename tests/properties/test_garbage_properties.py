@@ -24,16 +24,16 @@ from storage.ledger.manifest import read_manifest
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, AttemptKind
 from storage.model import Message
-from storage.reading.compacted_reader import TERM_MS
+from storage.reading.compacted_reader import PIN_TTL_MS
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.workbench import Workbench, content, raw, view
 
 KEYS = [b"k%d" % number for number in range(8)]
 VALUES = [None, b"1", b"2" * 40, b"3" * 90]
-GRACE_MS = TERM_MS // 4
+GRACE_MS = PIN_TTL_MS // 4
 """Shorter than a pin's term, so that a few steps are enough to outlive the one and not the other."""
-TIMES = [GRACE_MS // 2, GRACE_MS, 2 * GRACE_MS, TERM_MS]
+TIMES = [GRACE_MS // 2, GRACE_MS, 2 * GRACE_MS, PIN_TTL_MS]
 SCHEDULES, STEPS = 30, 30
 
 
@@ -181,7 +181,7 @@ class Schedule:
 
     def hold(self, reader: Reader) -> None:
         now = self.clock.now_ms()
-        reader.held = reader.held and now - reader.asked_at < TERM_MS
+        reader.held = reader.held and now - reader.asked_at < PIN_TTL_MS
         reader.asked_at = now
 
     def finish(self, reader: Reader) -> None:

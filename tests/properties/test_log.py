@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -33,21 +33,21 @@ from compactor.maintenance.retention import Retention
 from storage.entries.encode import encode_batch, encode_message
 from storage.errors import Fenced, LeaseHeld, StateMayBeStale
 from storage.ledger.rows import Codec, Slot
-from storage.ledger.seek import AtOffset, AtTime, Start
+from storage.ledger.seek import AtOffset, AtTime, StartPosition
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.log.directory import LogDirectory
 from storage.log.group_commit import Answer
-from storage.log.segment import Appended
+from storage.log.segment import AppendResult
 from storage.log.topic_log import TopicLog
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.objects.registry import open_store
+from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import PageReader
 from storage.reading.positions import parse_start
 from storage.reading.reader_state import ReaderState
-from storage.reading.snapshot_reader import Limits
-from storage.reading.topic_reader import TopicReader
 from storage.topic import Topic
 from tests.budgets import IN_CI, IN_SOAK
 from tests.clocks import ManualClock
@@ -91,7 +91,7 @@ class Sent:
     rows: tuple[tuple[bytes | None, bytes | None, Slot, int | None], ...]
     batched: bool = False
 
-    def placed(self, at: Appended) -> list[Row]:
+    def placed(self, at: AppendResult) -> list[Row]:
         """Its rows, where the log says that they are."""
         first = at.first
         assert at.messages == len(self.rows)
@@ -216,14 +216,15 @@ class NoHeartbeat:
 class PagesReader:
     """A reader that keeps nothing but a token between two pages."""
 
-    def __init__(self, topic: Topic, start: Start, read_compacted: bool) -> None:
+    def __init__(self, topic: Topic, start: StartPosition, read_compacted: bool) -> None:
         self._topic = topic
         self._read_compacted = read_compacted
         self._token = ReaderState(start).to_token()
 
-    def poll(self, limits: Limits) -> list[pa.RecordBatch]:
+    def poll(self, limits: ReadLimits) -> list[pa.RecordBatch]:
         state = ReaderState.from_token(self._token, parse_start)
-        page = self._topic.page_reader(state, self._read_compacted).rows(limits)
+        with closing(self._topic.reader(state, self._read_compacted)) as reader:
+            page = reader.rows(limits)
         self._token = page.next.to_token()
         return page.batches
 
@@ -235,7 +236,7 @@ class PagesReader:
 class Reading:
     """A reader that stays open. `next`: the first offset that it has not been given, or passed over."""
 
-    reader: TopicReader | PagesReader
+    reader: PageReader | PagesReader
     compacted: bool
     whole: bool
     """It began at the beginning, before anything was trimmed."""
@@ -319,9 +320,9 @@ class LogMachine(RuleBasedStateMachine):
     def beat(self) -> None:
         """What a living writer does all the time."""
         if self.log is not None:
-            segments = self.log._of_ours
+            segments = self.log._open_segments
             self.bench.metadata.renew_lease(segments._lease, 15_000)
-            self.log.look()
+            self.log.poll()
 
     def close_writer(self) -> None:
         log, self.log = self.log, None
@@ -361,7 +362,7 @@ class LogMachine(RuleBasedStateMachine):
             log.submit(one.data, answers.append)
         self.close_writer()
         for one, answer in zip(flat, answers, strict=True):
-            assert isinstance(answer, Appended)
+            assert isinstance(answer, AppendResult)
             self.add(one.placed(answer))
 
     @rule()
@@ -390,7 +391,7 @@ class LogMachine(RuleBasedStateMachine):
             self.log, log._writer = None, None
             self.clock.meanwhile = lambda: None
             log.__exit__(None, None, None)
-        acknowledged = [answer for answer in answers if isinstance(answer, Appended)]
+        acknowledged = [answer for answer in answers if isinstance(answer, AppendResult)]
         for one, answer in zip(flat, acknowledged, strict=False):
             self.add(one.placed(answer))
         if writer is not None and writer.path.exists():
@@ -410,7 +411,7 @@ class LogMachine(RuleBasedStateMachine):
             delivered = [row for row in one.rows if row[2] is not Slot.COMPACTED_OUT]
             place, found = found[0], found[len(delivered) :]
             first = MessageId(place.ledger_id, place.entry_id, -1, place.batch_index)
-            self.add(one.placed(Appended(mock.Mock(offset=place.offset, message_id=first), len(one.rows))))
+            self.add(one.placed(AppendResult(mock.Mock(offset=place.offset, message_id=first), len(one.rows))))
         assert not found, "what was never appended is never read"
 
     @precondition(lambda self: self.log is not None)
@@ -439,12 +440,12 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def seal(self) -> None:
-        for _ in self.topic.keeper().seal(self.topic.record):
+        for _ in self.topic.log_manager().seal(self.topic.record):
             pass
 
     @rule()
-    def settle(self) -> None:
-        self.topic.keeper().settle(self.topic.record)
+    def roll_and_seal(self) -> None:
+        self.topic.log_manager().roll_and_seal(self.topic.record)
         snapshot = self.topic.snapshot()
         assert all(segment.content is None for segment in snapshot.segments)
         assert snapshot.topic.next_offset == len(self.rows)
@@ -452,7 +453,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(later=st.sampled_from([0, 1000, 100_000]))
     def sweep(self, later: int) -> None:
         self.go_on(later)
-        self.topic.keeper().sweep()
+        self.topic.log_manager().sweep()
 
     @rule(rows=st.lists(st.tuples(st.none() | keys, payloads, times), min_size=1, max_size=5))
     def bulk_import(self, rows: list[tuple[bytes | None, bytes | None, int]]) -> None:
@@ -551,7 +552,7 @@ class LogMachine(RuleBasedStateMachine):
         fits = sum(size <= 20 for size in accumulate(len(row.key or b"") + len(row.payload or b"") for row in expected))
         assert rows_of(self.topic.read(start, flag, max_bytes=20)) == expected[: max(fits, 1)]
 
-    def behind(self, start: Start, view: list[Row], flag: bool) -> list[Row]:
+    def behind(self, start: StartPosition, view: list[Row], flag: bool) -> list[Row]:
         """What of a view comes at or behind a start (R1: above the horizon the flag changes nothing)."""
         if isinstance(start, AtTime):
             first = next((n for n, row in enumerate(view) if row.publish_time >= start.publish_time), len(view))
@@ -561,7 +562,7 @@ class LogMachine(RuleBasedStateMachine):
         assert isinstance(start, MessageId)
         return [row for row in view if row.message_id >= start]
 
-    def some_start(self, data: st.DataObject) -> tuple[Start, str]:
+    def some_start(self, data: st.DataObject) -> tuple[StartPosition, str]:
         kind = data.draw(st.sampled_from(["earliest", "latest", "offset", "id", "time"]), label="start")
         if kind == "latest":
             return LATEST, kind
@@ -597,12 +598,12 @@ class LogMachine(RuleBasedStateMachine):
         first = expected[0].offset if expected else len(self.rows)
         reading = Reading(reader, flag, kind == "earliest" and self.first == 0, first)
         self.readings.append(reading)
-        self.read_on(reading, Limits(1))
+        self.read_on(reading, ReadLimits(1))
         assert reading.got == expected[:1]
 
     @precondition(lambda self: self.readings)
-    @rule(data=st.data(), limit=st.sampled_from([Limits(1), Limits(3), Limits(bytes=20), Limits()]))
-    def read_a_page(self, data: st.DataObject, limit: Limits) -> None:
+    @rule(data=st.data(), limit=st.sampled_from([ReadLimits(1), ReadLimits(3), ReadLimits(bytes=20), ReadLimits()]))
+    def read_a_page(self, data: st.DataObject, limit: ReadLimits) -> None:
         self.read_on(data.draw(st.sampled_from(self.readings), label="reader"), limit)
 
     @precondition(lambda self: self.readings)
@@ -612,7 +613,7 @@ class LogMachine(RuleBasedStateMachine):
         self.drain(reading)
         reading.reader.close()
 
-    def read_on(self, reading: Reading, limits: Limits) -> bool:
+    def read_on(self, reading: Reading, limits: ReadLimits) -> bool:
         """One page: rows as they were appended, in order, none twice; none left out that is still there."""
         try:
             got = rows_of(reading.reader.poll(limits))
@@ -634,7 +635,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def drain(self, reading: Reading) -> None:
         """To the end: it has all that there is now, and where it missed nothing but what was superseded, the state."""
-        while self.read_on(reading, Limits(7)):
+        while self.read_on(reading, ReadLimits(7)):
             pass
         if reading.is_stale:
             return

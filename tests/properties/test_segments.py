@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from storage.entries.entry import MAGIC
 from storage.errors import ObjectDamaged
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
-from storage.log.high_watermark import read_visible_end
+from storage.log.high_watermark import read_high_watermark
 from storage.log.segment import FlushPolicy
-from storage.log.segment_dump import FrameState, scan
+from storage.log.segment_dump import FrameState, SegmentScan
 from storage.log.segment_writer import SegmentWriter
 from tests.budgets import IN_CI, IN_SOAK
 from tests.clocks import ManualClock
@@ -84,7 +84,7 @@ class SegmentMachine(RuleBasedStateMachine):
 
     def count_flushed(self) -> None:
         """By what its policy promises, at least; by the end file, exactly."""
-        end = read_visible_end(self.segment.files.end, self.segment.header.checksum)
+        end = read_high_watermark(self.segment.files.end, self.segment.header.checksum)
         assert end is not None
         sizes = [FRAME_BYTES + len(data) for data, _, _ in self.appended]
         ends = [HEADER_BYTES + sum(sizes[:number]) for number in range(len(sizes) + 1)]
@@ -195,7 +195,7 @@ class SegmentMachine(RuleBasedStateMachine):
 
     @rule()
     def scan_shows_the_list(self) -> None:
-        with scan(self.segment.files.log) as found:
+        with SegmentScan(self.segment.files.log) as found:
             frames = [(frame.state, frame.entry_id, frame.data) for frame in found.frames()]
         assert frames == [(FrameState.VALID, number, one[0]) for number, one in enumerate(self.appended)]
 
@@ -246,7 +246,7 @@ def test_any_damage_of_a_rolled_segment_is_named(
     position = int(where * size)
     flip(segment.files.log, position, bits)
     assert damaged_at(segment, size) == max((start for start in starts if start <= position), default=0)
-    with scan(segment.files.log) as found:
+    with SegmentScan(segment.files.log) as found:
         frames = list(found.frames())
     before = sum(1 for start in starts[1:] if start <= position)
     if position >= HEADER_BYTES:

@@ -20,7 +20,7 @@ from storage.entries.encode import encode_batch
 from storage.entries.entry import parse
 from storage.errors import OffsetOutOfRange, SegmentNotLocal
 from storage.ledger.rows import Slot
-from storage.ledger.seek import Reset, Start
+from storage.ledger.seek import Reset, StartPosition
 from storage.log.bulk_append import INPUT_SCHEMA
 from storage.model import MessageId
 from storage.topic import Topic
@@ -40,7 +40,7 @@ RESPONSE: dict[int | str, dict[str, Any]] = {
 """What a route that gives an entry declares."""
 
 
-def entries(topic: Topic, start: Start, reset: Reset = Reset.EARLIEST) -> Iterator[list[dict[str, Any]]]:
+def entries(topic: Topic, start: StartPosition, reset: Reset = Reset.EARLIEST) -> Iterator[list[dict[str, Any]]]:
     """The rows of each raw entry from `start` on; of the first one those from `start` on."""
     gathered: list[dict[str, Any]] = []
     try:

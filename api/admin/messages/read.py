@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -32,12 +32,13 @@ from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import InvalidInput, OffsetOutOfRange, SegmentNotLocal
 from storage.ledger import rows
-from storage.ledger.seek import Reset, Start
+from storage.ledger.seek import Reset, StartPosition
 from storage.model import Message, TopicName
+from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import MessagesPage, PageReader, RowsPage
 from storage.reading.positions import check_begins, parse_start
 from storage.reading.reader_state import ReaderState
-from storage.reading.snapshot_reader import Limits, messages
+from storage.reading.snapshot_reader import messages
 from storage.topic import Topic as OpenTopic
 
 router = Routes("read", known_query=True)
@@ -102,16 +103,16 @@ async def read_messages(
     if stream:
         await waiting.run(check_begins, source, state.start)
         body = waiting.each(
-            _all(source, state.start, read_compacted, reset, Limits(limit, max_bytes), kind, *encodings)
+            _all(source, state.start, read_compacted, reset, ReadLimits(limit, max_bytes), kind, *encodings)
         )
         first = await anext(body, b"")  # what is wrong from the beginning has a status of its own
         return StreamingResponse(_behind(first, body), media_type=kind)
     settings = parts.settings
-    limits = Limits(
+    limits = ReadLimits(
         min(limit or PAGE_MESSAGES, settings.read_max_messages),
         min(max_bytes or settings.read_max_bytes, settings.read_max_bytes),
     )
-    reader = source.page_reader(state, read_compacted, reset)
+    reader = source.reader(state, read_compacted, reset)
     deadline = parts.components.clock.now_ms() + wait_ms
     if FORWARDED in request.headers:  # or the service that asks would take the silence for a dead one
         deadline -= max(wait_ms - settings.forwarding_timeout_ms // 2, 0)
@@ -165,9 +166,10 @@ def _kind_of(accept: str) -> str:
     raise Problem(406, f"messages come as {JSON_LINES} or {ARROW}")
 
 
-def _page(reader: PageReader, kind: str, limits: Limits) -> tuple[RowsPage | MessagesPage, bool]:
+def _page(reader: PageReader, kind: str, limits: ReadLimits) -> tuple[RowsPage | MessagesPage, bool]:
     if kind == ARROW:
-        rows_page = reader.rows(limits)
+        with closing(reader):
+            rows_page = reader.rows(limits)
         return rows_page, not rows_page.batches
     page = reader.messages(limits)
     return page, not page.messages
@@ -195,10 +197,10 @@ def _write(lines: JsonLines, message: Message) -> None:
 
 def _all(
     source: OpenTopic,
-    start: Start,
+    start: StartPosition,
     read_compacted: bool,
     reset: Reset,
-    limits: Limits,
+    limits: ReadLimits,
     kind: str,
     key: TextEncoding,
     value: TextEncoding,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from api.admin.topics.stats_models import CompactionStats
 from api.service import Service
 from storage.errors import TopicNotFound
-from storage.log.unsealed_end import UnsealedEnd, open_end
+from storage.log.unsealed_messages import UnsealedEnd
 from storage.metadata.records import RunRecord, SegmentRecord
 from storage.metadata.stats import CursorStanding, TopicStanding
 from storage.model import TopicName
@@ -128,7 +128,7 @@ def topic_counts(parts: Service, name: TopicName, *, lines: bool = False, precis
     except TopicNotFound:
         return None
     unrolled = next((one for one in standing.segments if one.content is None), None)
-    active = open_end(components.log, standing.topic, unrolled) if unrolled is not None else None
+    active = unsealed_end(components.log, standing.topic, unrolled) if unrolled is not None else None
     return TopicCounts(standing, active)
 
 

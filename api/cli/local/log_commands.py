@@ -95,24 +95,24 @@ def seal_segments(
             except (DataLoss, Misconfigured) as error:
                 left.append(error)
         if wanted:
-            removed = sum(topic.keeper().sweep(topic.record) for topic in wanted)
+            removed = sum(topic.log_manager().sweep(topic.record) for topic in wanted)
             say(f"{counted(removed, 'segment file')} removed")
         for one in left[1:]:
             tell(one)
         if left:
             raise left[0]
         for topic in wanted if names else []:
-            for unsealed in topic.keeper().rolled(topic.record)[:1]:
+            for unsealed in topic.log_manager().rolled(topic.record)[:1]:
                 components.log.check(topic.name, unsealed)
 
 
 def _seal(topic: Topic, accept_loss: bool, *, again: bool = False) -> None:
     """Seal what of a topic is rolled, and say so. `again`: also what was given up. Raises DataLoss, Misconfigured."""
     if accept_loss:
-        for remains in topic.keeper().seal_remains(topic.record):
+        for remains in topic.log_manager().seal_damaged(topic.record):
             _say_sealed(topic, remains.ledger, remains.lost)
         return
-    for ledger in topic.keeper().seal(topic.record, again=again):
+    for ledger in topic.log_manager().seal(topic.record, again=again):
         _say_sealed(topic, ledger)
 
 
@@ -134,12 +134,12 @@ def roll_topic(
     """Close the topic's open segment; a writer that is at work is asked to, and goes on in a new one."""
     with open_for_writing(context.obj) as components:
         opened = components.topic(TopicName.parse(topic))
-        keeper = opened.keeper()
-        keeper.roll(opened.record, accept_loss=accept_loss)
-        before = len(keeper.rolled(opened.record))
+        log_manager = opened.log_manager()
+        log_manager.roll(opened.record, accept_loss=accept_loss)
+        before = len(log_manager.rolled(opened.record))
         if seal or accept_loss:
             _seal(opened, accept_loss)
-        waiting = len(keeper.rolled(opened.record))
+        waiting = len(log_manager.rolled(opened.record))
     done = f", {counted(before - waiting, 'segment')} sealed" if seal or accept_loss else ""
     put(f"Topic {opened.name} rolled{done}, {counted(waiting, 'segment')} to be sealed")
 
@@ -170,11 +170,11 @@ def _lines_of(components: Components, topic: TopicRecord, found: LedgerRecord | 
 
 
 def _segment_lines(file: Path, partition: int) -> Iterator[Line]:
-    from storage.log.segment_dump import scan
+    from storage.log.segment_dump import SegmentScan
 
     if not file.is_file():
         raise InvalidInput(f"{file} is no segment's file and no ledger's id", "give the path of a .log file, or an id")
-    with scan(file) as scanned:
+    with SegmentScan(file) as scanned:
         header = scanned.header
         say(f"{file}: " + (f"ledger {header.ledger_id} from offset {header.first_offset}" if header else "no header"))
         if scanned.problem:

@@ -17,7 +17,7 @@ from storage.model import MessageId, TopicName
 
 if TYPE_CHECKING:
     from storage.log.group_commit import Answer
-    from storage.log.segment import Appended
+    from storage.log.segment import AppendResult
 
 
 _REMEDY = "correct it and produce from there on; the lines before it, if any, were appended"
@@ -117,7 +117,7 @@ class Produced:
                     "what was acknowledged is kept: see with `compactor read`, then produce the lines behind it",
                 )
 
-    def _show(self, appended: Appended) -> None:
+    def _show(self, appended: AppendResult) -> None:
         first = appended.first.message_id
         for number in range(appended.messages):
             index = first.batch_index + number if first.batch_index >= 0 else -1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from api.formats.encoding import TextEncoding
     from storage.model import Message
-    from storage.reading.topic_reader import TopicReader
+    from storage.reading.page_reader import PageReader
 
 _PAGE_BYTES = 8 << 20
 _POLL_MS = 10_000
@@ -107,18 +107,19 @@ def read_topic(
 
 
 def _follow(
-    reader: TopicReader, limit: int | None, partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
+    reader: PageReader, limit: int | None, partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> None:
     """Print messages as they come, until there were `limit` or somebody ends us."""
     from api.formats.jsonl import JsonLines
-    from storage.reading.snapshot_reader import Limits, messages
+    from storage.reading.limits import ReadLimits
+    from storage.reading.snapshot_reader import messages
 
     stdout = data_stream()
 
     def pages() -> Iterator[pa.RecordBatch]:
         while True:
             stdout.flush()
-            yield from reader.poll(Limits(bytes=_PAGE_BYTES), _POLL_MS)
+            yield from reader.poll(ReadLimits(bytes=_PAGE_BYTES), _POLL_MS)
 
     lines = JsonLines(stdout, key_encoding, value_encoding)
     try:

@@ -51,7 +51,7 @@ def components(settings: Settings) -> Iterator[Components]:
 
 def waiting(components: Components) -> int:
     topic = components.topic(NAME)
-    return len(topic.keeper().rolled(topic.record))
+    return len(topic.log_manager().rolled(topic.record))
 
 
 class Stop:
@@ -170,12 +170,12 @@ def test_whatever_goes_wrong_is_said_once_and_tried_again(
     failures = 3
     real = LogManager.seal
 
-    def failing(keeper: LogManager, *arguments: Any) -> Any:
+    def failing(log_manager: LogManager, *arguments: Any) -> Any:
         nonlocal failures
         failures -= 1
         if failures >= 0:
             raise error
-        return real(keeper, *arguments)
+        return real(log_manager, *arguments)
 
     monkeypatch.setattr(LogManager, "seal", failing)
     stop: Any = Stop(4)

@@ -155,13 +155,13 @@ def test_a_partitioned_topic_is_the_sum_of_its_partitions(served: Served) -> Non
 def test_a_segment_in_another_log_directory_is_not_read(rest_topic: RestTopic) -> None:
     from dataclasses import replace
 
-    from storage.log.unsealed_end import open_end
+    from storage.log.unsealed_messages import unsealed_end
 
     rest_topic.put(a="1", b="2")
     components = rest_topic.served.service.components
     record = rest_topic.served.topic(rest_topic.name).record
     (segment,) = components.metadata.log.segments(record.id)
-    found = open_end(components.log, record, segment)
+    found = unsealed_end(components.log, record, segment)
     assert found is not None
     assert (found.next_offset, found.entries) == (2, 2)
-    assert open_end(components.log, record, replace(segment, log_uid="0" * 32)) is None
+    assert unsealed_end(components.log, record, replace(segment, log_uid="0" * 32)) is None

@@ -83,7 +83,7 @@ def test_to_the_end_where_all_raw_is_trimmed_is_the_horizon(rest_topic: RestTopi
 def test_skip_begins_where_messages_begin(rest_topic: RestTopic) -> None:
     ids = rest_topic.put(a="1", b="2", c="3", d="4")
     topic = rest_topic.served.topic(rest_topic.name)
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     assert rest_topic.ask("POST", "/trim?dryRun=false", {"before": ids[2]}).status_code == 200
     subscribed(rest_topic)
     assert peeked(rest_topic) == "3"

@@ -8,7 +8,7 @@ import pytest
 from pyroaring import BitMap
 from sqlalchemy import URL, func, insert, select
 
-from storage.ack_ranges import MAX_STRETCH_BYTES, RANGE_OFFSETS
+from storage.ack_ranges import MAX_RANGE_BYTES, RANGE_OFFSETS
 from storage.errors import Conflict, Fenced, InvalidInput, NotFound, ObjectDamaged
 from storage.metadata import cursor_ranges, topics
 from storage.metadata.cursor_ranges import RangesSummary
@@ -91,7 +91,7 @@ def test_a_row_is_at_most_64_kib(store: MetadataStore, topic: TopicRecord, life:
     with store.database.read() as connection:
         sizes = list(connection.scalars(select(func.length(table.c.acknowledged)).order_by(table.c.number)))
     assert len(sizes) == 4
-    assert max(sizes) <= MAX_STRETCH_BYTES
+    assert max(sizes) <= MAX_RANGE_BYTES
     assert sizes[3] < 200, "one run"
     assert stretches(store, topic) == {**changed, 4: BitMap(range(RANGE_OFFSETS))}
 

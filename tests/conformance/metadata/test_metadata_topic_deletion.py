@@ -82,7 +82,7 @@ def test_one_made_again_shares_nothing(store: MetadataStore) -> None:
     assert again.id > first.id
     assert (again.uid != first.uid, again.next_offset, again.generation, again.epoch) == (True, 0, 0, 0)
     assert store.policies.of_scope(topic_scope(again)) == store.tenancy.topic_properties(again.id) == {}
-    assert store.snapshot(again.id).pieces == ()
+    assert store.snapshot(again.id).extents == ()
     assert store.cursors(again.id) == []
     assert store.last_run(again.id) is None
 
@@ -155,7 +155,7 @@ def test_whoever_was_at_work_is_told(
         if isinstance(told.value, TopicNotFound) and what != "set a policy":
             assert "persistent://public/default/orders was deleted" in told.value.message, what
     assert rows(store) == left
-    assert store.snapshot(again.id).pieces == ()
+    assert store.snapshot(again.id).extents == ()
 
 
 def test_what_gives_back_says_nothing(store: MetadataStore, topic: TopicRecord) -> None:

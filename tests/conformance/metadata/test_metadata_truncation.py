@@ -43,7 +43,7 @@ def test_all_goes_and_offsets_go_on(store: MetadataStore, topic: TopicRecord, cl
     assert snapshot.topic == after
     assert (after.start_offset, after.next_offset, after.generation) == (9, 9, before.topic.generation)
     assert after.epoch > before.topic.epoch
-    assert (snapshot.pieces, snapshot.compacted, snapshot.horizon) == ((), None, None)
+    assert (snapshot.extents, snapshot.compacted, snapshot.horizon) == ((), None, None)
     assert snapshot.cursor is not None
     assert (snapshot.cursor.mark_delete, snapshot.cursor.properties) == (None, {"mine": "stays"})
     assert {cursor.name for cursor in store.cursors(topic.id)} == {COMPACTION_CURSOR, "reader"}
@@ -68,7 +68,7 @@ def test_an_open_segment_is_what_is_left(store: MetadataStore, topic: TopicRecor
         segment = opened(store, lease, topic)
     store.log.truncate(topic.id)
     snapshot = store.snapshot(topic.id)
-    assert (snapshot.pieces, snapshot.topic.start_offset) == ((segment,), 3)
+    assert (snapshot.extents, snapshot.topic.start_offset) == ((segment,), 3)
 
 
 def test_a_run_and_a_sealer_under_way_are_fenced(store: MetadataStore, topic: TopicRecord) -> None:
@@ -129,7 +129,7 @@ def test_a_truncation_whose_answer_was_lost_is_found_out(
         broken.link.cut(Cut.AFTER)
         assert broken.store.log.truncate(topic.id).start_offset == 5
         assert broken.link.cuts == 1
-    assert store.snapshot(topic.id).pieces == ()
+    assert store.snapshot(topic.id).extents == ()
 
 
 def test_all_or_nothing(store: MetadataStore, topic: TopicRecord) -> None:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from storage.entries.encode import encode_batch, encode_message
 from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
 from storage.ledger.rows import Codec
-from storage.log.segment import Appended
+from storage.log.segment import AppendResult
 from storage.log.topic_log import TopicLog
 from storage.model import Message, MessageId
 from tests.faults.simulation.model import TopicModel, require
@@ -165,17 +165,19 @@ class Appending:
 
     def roll(self) -> None:
         """Somebody who does not write closes the segment that a writer left open."""
-        self._keep("rolls", lambda process, model: self._world.topic(model, process).keeper().roll(model.record))
+        self._keep("rolls", lambda process, model: self._world.topic(model, process).log_manager().roll(model.record))
 
     def seal(self, model: TopicModel | None = None) -> None:
         """Rolled segments become ledgers."""
         self._keep(
-            "seals", lambda process, model: list(self._world.topic(model, process).keeper().seal(model.record)), model
+            "seals",
+            lambda process, model: list(self._world.topic(model, process).log_manager().seal(model.record)),
+            model,
         )
 
     def sweep(self) -> None:
         """Files that ledgers have taken the place of go."""
-        self._keep("sweeps", lambda process, model: self._world.topic(model, process).keeper().sweep())
+        self._keep("sweeps", lambda process, model: self._world.topic(model, process).log_manager().sweep())
 
     def _keep(self, what: str, action: Keep, model: TopicModel | None = None) -> None:
         world = self._world
@@ -200,7 +202,7 @@ class Appending:
         world.run_as(process, f"{what} {chosen.record.name}", act, faults=0.2)
 
 
-def _messages(told: Appended, pairs: Pairs, now: int) -> list[Message]:
+def _messages(told: AppendResult, pairs: Pairs, now: int) -> list[Message]:
     """What readers must be given of an entry that was acknowledged."""
     first = told.first.message_id
     return [

@@ -162,14 +162,14 @@ def _raw_jumping(self: CompactedReader) -> Generator[pa.Table, None, None]:
     snapshot = yield from self._compacted(None)
     while True:
         horizon = snapshot.compacted.horizon.offset if snapshot.compacted else -1
-        for table in SnapshotReader(self._store, snapshot, self._tail).raw(self._next or FromOffset(0), horizon):
+        for table in SnapshotReader(self._store, snapshot, self._unsealed).raw(self._next or FromOffset(0), horizon):
             self._next = FromOffset(table.column("offset")[-1].as_py() + 1)
             yield table
-            now = self._look()
+            now = self._take_snapshot()
             if now.compacted and snapshot.compacted and now.compacted.generation > snapshot.compacted.generation:
                 snapshot = now
-                manifest = SnapshotReader(self._store, now, self._tail).manifest(now.compacted)
-                yield from SnapshotReader(self._store, now, self._tail).compacted(self._next, manifest)
+                manifest = SnapshotReader(self._store, now, self._unsealed).manifest(now.compacted)
+                yield from SnapshotReader(self._store, now, self._unsealed).compacted(self._next, manifest)
                 break
         else:
             return
@@ -237,19 +237,19 @@ def _remove_all_below(self: LogSweep, topic: Any, failed: dict[str, str]) -> int
 
 def _tables_again(self: RawReader, snapshot: Any = None) -> Generator[pa.Table, None, None]:
     self.is_gone = False
-    snapshot = self._look() if snapshot is None else snapshot
-    bound, given = self._bound, self._given
+    snapshot = self._take_snapshot() if snapshot is None else snapshot
+    bound, delivered_to = self._bound, self._delivered_to
     while True:
-        read = SnapshotReader(self._store, snapshot, self._tail)
+        read = SnapshotReader(self._store, snapshot, self._unsealed)
         try:
             bound = bound or self._first_bound(read)
-            for table in read.raw(bound, given):
+            for table in read.raw(bound, delivered_to):
                 self.begin(FromOffset(table.column("offset")[-1].as_py() + 1), table.column("offset")[-1].as_py())
                 yield table
             return
         except ObjectMissing:
-            before, snapshot = read.pieces, self._look()
-            if SnapshotReader(self._store, snapshot, self._tail).pieces[: len(before)] == before:
+            before, snapshot = read.extents, self._take_snapshot()
+            if SnapshotReader(self._store, snapshot, self._unsealed).extents[: len(before)] == before:
                 raise
 
 

@@ -142,7 +142,7 @@ class Collecting:
                 lost = any(name in str(done.error) for name in world.lost)
                 require(done.error is None or over or lost or process.faults > faults, told)
                 world.happened.add("deleted topic collected" if done.over and done.total.count else "collected all")
-            world.topic(world.topics[0], process).keeper().sweep()
+            world.topic(world.topics[0], process).log_manager().sweep()
         except CompactorError as error:
             world.note(f"  {type(error).__name__}: {error}"[:150])
             faulty = process.faults > faults

@@ -58,7 +58,7 @@ def stored(bench: Workbench, topic: Topic) -> list[Message]:
     """A ledger and a rolled segment from before there was a limit."""
     bench.append(topic, [rows_at(NOW + CENTURY, NOW)])
     produce(topic, [one(b"r", b"1", publish_time=NOW + CENTURY)])
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     return raw(topic)
 
 

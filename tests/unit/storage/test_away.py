@@ -12,9 +12,9 @@ from storage.errors import SegmentNotLocal
 from storage.ledger.seek import AtOffset
 from storage.log.directory import LogDirectory
 from storage.model import EARLIEST, LATEST
+from storage.reading.limits import ReadLimits
 from storage.reading.positions import check_begins, first_at, mark_delete_before
 from storage.reading.reader_state import ReaderState
-from storage.reading.snapshot_reader import Limits
 from storage.topic import Topic
 from tests.entries import one, produce
 from tests.workbench import Workbench, content
@@ -41,7 +41,7 @@ def away(bench: Workbench, here: LogDirectory) -> Topic:
     bench.compact(topic)
     bench.append(topic, [content((b"k0", b"2"), (b"k3", b"1"))])
     produce(topic, [one(b"k1", b"2")])
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     return there(bench, topic, here)
 
 
@@ -54,10 +54,10 @@ def test_a_read_gives_what_is_sealed_and_then_names_the_rest(away: Topic, read_c
     assert [message.offset for message in islice(reading, 5)] == [0, 1, 2, 3, 4]
     with pytest.raises(SegmentNotLocal, match=NAMED):
         next(reading)
-    page = away.page_reader(ReaderState(EARLIEST), read_compacted).messages(Limits())
+    page = away.reader(ReaderState(EARLIEST), read_compacted).messages(ReadLimits())
     assert len(page.messages) == 5
     with pytest.raises(SegmentNotLocal, match=NAMED):
-        away.page_reader(page.next, read_compacted).messages(Limits())
+        away.reader(page.next, read_compacted).messages(ReadLimits())
     check_begins(away, AtOffset(4))
     assert first_at(away, EARLIEST) is not None
     before = mark_delete_before(away, 4)
@@ -89,8 +89,8 @@ def test_what_comes_behind_the_segment_is_read_without_it(bench: Workbench, away
         assert away.last_message_id() == message.message_id
         with pytest.raises(SegmentNotLocal, match=NAMED):
             away.get(b"k1")
-        away.keeper().roll_and_seal_what_can_be(away.record)
-    assert away.snapshot().pieces[-1] in away.snapshot().ledgers
+        away.log_manager().try_roll_and_seal(away.record)
+    assert away.snapshot().extents[-1] in away.snapshot().ledgers
     assert list(away.messages(LATEST)) == []
 
 

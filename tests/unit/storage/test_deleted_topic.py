@@ -19,11 +19,10 @@ from storage.log.log_manager import LogManager
 from storage.log.topic_log import TopicLog
 from storage.metadata.records import TopicRecord
 from storage.model import EARLIEST
+from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import PageReader
 from storage.reading.reader_state import ReaderState
-from storage.reading.snapshot_reader import Limits
-from storage.reading.topic_reader import TopicReader
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import one
 from tests.workbench import Workbench, content, raw
 
@@ -52,7 +51,7 @@ def delete(bench: Workbench) -> TopicRecord:
 
 
 def untouched(bench: Workbench, again: TopicRecord) -> bool:
-    return bench.metadata.snapshot(again.id).pieces == () and raw(bench.topic()) == []
+    return bench.metadata.snapshot(again.id).extents == () and raw(bench.topic()) == []
 
 
 def test_a_writer_is_told_when_it_looks(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +98,8 @@ def test_an_import_ends_without_a_ledger(bench: Workbench, topic: Topic) -> None
 
 
 def test_a_sealer_ends(bench: Workbench, topic: Topic) -> None:
-    keeper = topic.keeper()
-    keeper.roll(topic.record)
+    log_manager = topic.log_manager()
+    log_manager.roll(topic.record)
     again: list[TopicRecord] = []
 
     def at(step: Failpoint) -> None:
@@ -108,9 +107,9 @@ def test_a_sealer_ends(bench: Workbench, topic: Topic) -> None:
             again.append(delete(bench))
 
     with observed(at), pytest.raises(TopicNotFound, match=DELETED):
-        list(keeper.seal(topic.record))
+        list(log_manager.seal(topic.record))
     assert untouched(bench, again[0])
-    assert [*keeper.seal(topic.record), *keeper.settle(topic.record)] == []
+    assert [*log_manager.seal(topic.record), *log_manager.roll_and_seal(topic.record)] == []
 
 
 @pytest.mark.parametrize(
@@ -135,16 +134,16 @@ def test_a_run_never_publishes(bench: Workbench, topic: Topic, step: Failpoint) 
     assert bench.metadata.all_runs(9) == []
 
 
-def read_on(reader: TopicReader) -> None:
+def read_on(reader: PageReader) -> None:
     for _ in range(9):
-        reader.poll(Limits(1))
+        reader.poll(ReadLimits(1))
 
 
 @pytest.mark.parametrize("read_compacted", [False, True])
 def test_a_reader_is_told_on_its_next_page(bench: Workbench, topic: Topic, read_compacted: bool) -> None:
     bench.compact(topic)
     with closing(topic.reader(read_compacted=read_compacted)) as reader:
-        assert sum(batch.num_rows for batch in reader.poll(Limits(1))) == 1
+        assert sum(batch.num_rows for batch in reader.poll(ReadLimits(1))) == 1
         delete(bench)
         with pytest.raises(TopicNotFound, match=DELETED):
             read_on(reader)
@@ -155,7 +154,7 @@ def test_a_reader_whose_objects_go_is_told(bench: Workbench, topic: Topic, read_
     """Not that something is lost: it was deleted."""
     bench.compact(topic)
     with closing(topic.reader(read_compacted=read_compacted)) as reader:
-        reader.poll(Limits(1))
+        reader.poll(ReadLimits(1))
         bench.metadata.tenancy.delete_topic(topic.record.id)
         for info in list(bench.store.list("topics/")):
             bench.store.delete(info.name)
@@ -166,7 +165,6 @@ def test_a_reader_whose_objects_go_is_told(bench: Workbench, topic: Topic, read_
 def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
     assert bench.log is not None
-    assert isinstance(bench.clock, ManualClock)
     truncation = Truncation(bench.metadata, bench.store, bench.clock, bench.log)
     with topic.append_log() as log:
         log.append(one(b"more", b"v"))
@@ -184,8 +182,8 @@ def test_truncating_leaves_nothing_and_goes_on(bench: Workbench, topic: Topic) -
     bench.compact(topic)
     assert [message.offset for message in topic.messages(read_compacted=True)] == [6]
     bench.clock.advance(10**9)
-    keeper = LogManager(bench.metadata, bench.store, bench.clock, bench.log, "keeper")
-    assert keeper.sweep() >= 1
+    log_manager = LogManager(bench.metadata, bench.store, bench.clock, bench.log, "keeper")
+    assert log_manager.sweep() >= 1
     assert [message.offset for message in raw(topic)] == [6]
 
 
@@ -216,7 +214,7 @@ def test_a_token_that_pins_a_generation_of_a_deleted_topic_says_so(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.compact(topic)
-    state = topic.page_reader(ReaderState(EARLIEST), read_compacted=True).messages(Limits(messages=1)).next
+    state = topic.reader(ReaderState(EARLIEST), read_compacted=True).messages(ReadLimits(messages=1)).next
     bench.append(topic, [content((b"k0", b"newer"))])
     bench.compact(topic)
     retired = bench.metadata.retired_compacted
@@ -227,4 +225,4 @@ def test_a_token_that_pins_a_generation_of_a_deleted_topic_says_so(
 
     monkeypatch.setattr(bench.metadata, "retired_compacted", deleted_meanwhile)
     with pytest.raises(TopicNotFound, match=DELETED):
-        topic.page_reader(state, read_compacted=True).messages(Limits())
+        topic.reader(state, read_compacted=True).messages(ReadLimits())

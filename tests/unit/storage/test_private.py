@@ -28,8 +28,8 @@ def filled(settings: Settings) -> None:
     with open_components(settings) as components:
         topic = components.create_topic(TopicName.parse("t"))
         produce(topic, [one(b"k", b"v")])
-        topic.keeper().roll(topic.record, 0)
-        assert list(topic.keeper().seal(topic.record))
+        topic.log_manager().roll(topic.record, 0)
+        assert list(topic.log_manager().seal(topic.record))
         components.store.put("a/b", b"x")
         produce(topic, [one(b"k", b"w")])
 

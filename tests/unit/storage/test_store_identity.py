@@ -47,11 +47,11 @@ def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workben
     """And nothing acknowledged is lost: its segment stays where it is (e20)."""
     topic, there = bench.topic(), wrong.topic()
     produce(topic, [one(b"a", b"1")])
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     before = bench.metadata.snapshot(topic.record.id)
     for write in (
-        lambda: there.keeper().settle(there.record),
-        lambda: list(there.keeper().seal_remains(there.record)),
+        lambda: there.log_manager().roll_and_seal(there.record),
+        lambda: list(there.log_manager().seal_damaged(there.record)),
         lambda: there.bulk_append().append([content((b"b", b"1"))]),
         lambda: wrong.compact(there),
         lambda: wrong.compactor().dry_run(there.name),

@@ -87,11 +87,11 @@ def test_a_tail_that_nobody_has_open_is_rolled_and_sealed_for_another_service(
             log.append(one(b"k", b"v"))
         other = there.topic(topic.name)
         with pytest.raises(Misconfigured, match="is in the log directory"):
-            other.keeper().settle(other.record, 60_000)
+            other.log_manager().roll_and_seal(other.record, 60_000)
         living = [ServiceRecord("first:1:aa", "http://first", here.log.uid, 1, here.clock.now_ms())]
         monkeypatch.setattr(there.metadata.services, "services", lambda: living)
         with MaintenanceLoop(first, here, lambda: False):
-            other.keeper().settle(other.record, 60_000)
+            other.log_manager().roll_and_seal(other.record, 60_000)
         assert [ledger.messages for ledger in other.snapshot().ledgers] == [1]
         assert [message.key for message in other.messages()] == [b"k"]
 

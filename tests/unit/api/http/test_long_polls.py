@@ -63,7 +63,7 @@ def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their_topic
     polls = polls_of(bench)
     topics = [bench.topic("t"), bench.topic("other")]
     looks = threads_of(monkeypatch, bench.metadata.log, "tails")
-    files = threads_of(monkeypatch, long_polls, "open_end")
+    files = threads_of(monkeypatch, long_polls, "unsealed_end")
 
     async def scenario() -> None:
         many = [polls.changes(topics[0].record.id, FAR_MS, here) for _ in range(100)]

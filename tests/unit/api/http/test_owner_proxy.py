@@ -19,7 +19,7 @@ from starlette.requests import Request
 from api.http.owner_proxy import NotTheOwner, OwnerProxy
 from api.http.paths import segment
 from api.http.problems import Problem
-from storage.ledger.seek import AtOffset, AtTime, Start
+from storage.ledger.seek import AtOffset, AtTime, StartPosition
 from storage.log.directory import LogDirectory
 from storage.metadata.compaction_state_records import ServiceRecord
 from storage.metadata.records import TopicRecord
@@ -85,7 +85,7 @@ def two_logs(bench: Workbench, logs: dict[str, LogDirectory]) -> TopicRecord:
         writer = Topic(bench.metadata, bench.store, bench.clock, topic.record, log=logs[name])
         produce(writer, [one(b"k", name.encode())])
         if name == "a":
-            writer.keeper().roll(topic.record)
+            writer.log_manager().roll(topic.record)
     return topic.record
 
 
@@ -115,7 +115,7 @@ def test_a_request_goes_to_a_service_that_lives_and_has_what_it_needs(
     logs: dict[str, LogDirectory],
     two_logs: TopicRecord,
     alive: str,
-    start: Start | None,
+    start: StartPosition | None,
     asked: dict[str, str],
 ) -> None:
     """And who was asked asks no other."""

@@ -12,7 +12,7 @@ from api.messaging.producers import Producers
 from storage.entries.encode import encode_message
 from storage.errors import Fenced, InvalidRecord, LeaseHeld, Unavailable
 from storage.log.group_commit import Done
-from storage.log.segment import Appended
+from storage.log.segment import AppendResult
 from storage.log.segment_file import PlacedEntry, SegmentFile
 from storage.log.topic_log import TopicLog
 from tests.clocks import ManualClock
@@ -42,7 +42,7 @@ def test_many_threads_share_one_log(bench: Workbench, producers: Producers) -> N
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(isinstance(one, Appended) for one in found)
+    assert all(isinstance(one, AppendResult) for one in found)
     assert [message.offset for message in topic.messages()] == list(range(16))
     assert [one.name for one in producers.topics] == [topic.name]
 
@@ -70,10 +70,10 @@ def test_behind_a_message_that_failed_none_of_its_request_is_taken(
     too_large = encode_message(b"k", bytes(6 << 20), producer="p", sequence_id=0, publish_time=1)
     answers = producers.append(topic, [entry(b"1"), entry(b"2"), too_large, entry(b"3"), entry(b"4")])
     kinds = [type(answer) for answer in answers]
-    assert kinds == [Appended, Unavailable, Unavailable, Unavailable, Unavailable]
+    assert kinds == [AppendResult, Unavailable, Unavailable, Unavailable, Unavailable]
     assert "a message before it in the request failed: cannot write to" in str(answers[4])
     again = producers.append(topic, [entry(b"2"), too_large, entry(b"3"), entry(b"4")])
-    assert [type(answer) for answer in again] == [Appended, InvalidRecord, Appended, Appended]
+    assert [type(answer) for answer in again] == [AppendResult, InvalidRecord, AppendResult, AppendResult]
     assert [message.payload for message in topic.messages()] == [b"1", b"2", b"3", b"4"]
 
 
@@ -113,7 +113,7 @@ def test_one_that_does_not_end_as_it_should_holds_up_nobody(
 
     with monkeypatch.context() as patched:
         patched.setattr(TopicLog, "__exit__", fail)
-        assert isinstance(producers.append(bench.topic("c"), [entry()])[0], Appended)
+        assert isinstance(producers.append(bench.topic("c"), [entry()])[0], AppendResult)
     assert "did not end as it should" in caplog.text
 
 
@@ -124,7 +124,7 @@ def test_a_lease_that_another_has(bench: Workbench, producers: Producers) -> Non
         producers.append(topic, [entry()])
     assert producers.topics == []
     bench.metadata.release_lease(lease)
-    assert isinstance(producers.append(topic, [entry()])[0], Appended)
+    assert isinstance(producers.append(topic, [entry()])[0], AppendResult)
 
 
 def test_one_that_lost_its_lease_is_opened_anew(
@@ -137,7 +137,7 @@ def test_one_that_lost_its_lease_is_opened_anew(
     monkeypatch.setattr(one.log, "append", lambda _: (_ for _ in ()).throw(Fenced("lost", "open it again")))
     assert isinstance(producers.append(topic, [entry()])[0], Fenced)
     assert producers.topics == []
-    assert isinstance(producers.append(topic, [entry()])[0], Appended)
+    assert isinstance(producers.append(topic, [entry()])[0], AppendResult)
 
 
 def test_a_topic_that_was_deleted_and_made_again(bench: Workbench, producers: Producers) -> None:
@@ -145,7 +145,7 @@ def test_a_topic_that_was_deleted_and_made_again(bench: Workbench, producers: Pr
     producers.append(old, [entry(), entry()])
     bench.metadata.tenancy.delete_topic(old.record.id)
     new = bench.topic()
-    assert isinstance(producers.append(new, [entry()])[0], Appended)
+    assert isinstance(producers.append(new, [entry()])[0], AppendResult)
     assert [message.offset for message in new.messages()] == [0]
 
 

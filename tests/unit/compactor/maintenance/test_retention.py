@@ -222,7 +222,7 @@ def test_a_tail_that_cannot_be_sealed_is_left_and_said(
     allow(bench, topic, **{"cleanup.policy": "delete", "retention.bytes": 0})
     ledgers(bench, topic, 2)
     produce(bench, topic, NOW)
-    monkeypatch.setattr("compactor.maintenance.retention.LogManager.settle", held)
+    monkeypatch.setattr("compactor.maintenance.retention.LogManager.roll_and_seal", held)
     trimmed = retention(bench).apply(topic.record)
     assert gone(trimmed) == [0]
     assert trimmed.tail_left == "the writer sleeps: wake it"

@@ -175,7 +175,7 @@ def test_who_has_the_end_of_a_topic_limits_its_backlog_also_where_rolled_segment
     metadata.policies.set(BROKER, "backlog.quota.seconds", 10)
     began = bench.clock.now_ms()
     for times in ((0, 10_000), (40_000, 60_000)):
-        topic.keeper().roll(topic.record)
+        topic.log_manager().roll(topic.record)
         produce(topic, [one(b"k", b"v", publish_time=began + time) for time in times])
     with metadata.policies._database.write() as connection:
         rolled = update(segments).where(segments.c.ledger_id == metadata.log.segments(topic.record.id)[0].ledger_id)

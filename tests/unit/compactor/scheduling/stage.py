@@ -142,7 +142,7 @@ class Stage:
         for topic in triggered:
             loop.trigger(topic.record)
         loop.poll()
-        self.settle(loop)
+        self.roll_and_seal(loop)
 
     def hold(self, loop: ControlLoop, topic: Topic) -> None:
         """Trigger a topic; its run waits in its first phase until `engines.go` is set."""
@@ -151,7 +151,7 @@ class Stage:
         loop.poll()
         self.engines.wait_for()
 
-    def settle(self, loop: ControlLoop) -> None:
+    def roll_and_seal(self, loop: ControlLoop) -> None:
         """Wait for the jobs of a service."""
         for future in list(loop._worker._jobs):
             future.exception(timeout=HOLD_SECONDS)

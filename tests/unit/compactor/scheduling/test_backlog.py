@@ -54,7 +54,7 @@ def in_ledgers(bench: Workbench, topic: Topic) -> None:
 
 def in_a_rolled_segment(bench: Workbench, topic: Topic) -> None:
     in_an_open_segment(bench, topic)
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
 
 
 def in_an_open_segment(bench: Workbench, topic: Topic) -> None:
@@ -104,7 +104,7 @@ def test_of_an_open_segment_the_row_says_the_same_once_it_is_rolled(bench: Workb
     topic = bench.topic()
     in_an_open_segment(bench, topic)
     opened = backlog(bench, topic)
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     rolled = backlog(bench, topic)
     assert (opened.messages, opened.bytes, opened.oldest) == (rolled.messages, rolled.bytes, rolled.oldest)
     assert (opened.dirty, rolled.dirty) == (0, rolled.bytes), "the ratio is of what is closed"
@@ -138,7 +138,7 @@ def test_a_segment_elsewhere_counts_by_what_sql_knows(bench: Workbench, tmp_path
     elsewhere = Backlogs(bench.metadata, LogDirectory(tmp_path / "another"))
     assert backlog(bench, topic, elsewhere).bytes == known.bytes
     assert backlog(bench, topic, Backlogs(bench.metadata, None)).bytes == known.bytes
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     assert backlog(bench, topic, elsewhere).messages == known.messages + 3
 
 
@@ -202,7 +202,7 @@ def test_a_topic_with_a_minimum_lag_is_due_when_something_whole_is_old_enough(be
     now = bench.clock.now_ms()
     produce(topic, [one(b"a", b"1", now - 1000), one(b"b", b"2", now - 500)])
     assert cause(bench, topic) is None, "the open segment holds a young one"
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     assert cause(bench, topic) is None, "and so it does when it is rolled"
     assert bench.compactor().compact(topic.name, RunPolicies(min_lag_ms=1000)).compacted_ledger_id is None
     bench.clock.wait(0.5)
@@ -220,10 +220,10 @@ def test_what_is_old_behind_something_young_makes_nothing_due(bench: Workbench, 
     bench.metadata.policies.set(topic_scope(topic.record), "min.compaction.lag.ms", 1000)
     now = bench.clock.now_ms()
     produce(topic, [one(b"a", b"1", now), one(b"b", b"2", now)])
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     produce(topic, [one(b"c", b"3", now - 5000)])
     if not left_open:
-        topic.keeper().roll(topic.record)
+        topic.log_manager().roll(topic.record)
     assert cause(bench, topic) is None
     assert bench.compactor().compact(topic.name, RunPolicies(min_lag_ms=1000)).compacted_ledger_id is None
     bench.clock.wait(1)

@@ -60,10 +60,10 @@ def test_a_request_that_is_gone_before_its_claim_is_no_failure(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, taken: str
 ) -> None:
     loop, topic = stage.lead(), stage.topic("t")
-    settle = TwoPhaseCompactor._settle
+    roll_and_seal = TwoPhaseCompactor._settle
 
     def settled(compactor: TwoPhaseCompactor, record: TopicRecord) -> object:
-        left = settle(compactor, record)
+        left = roll_and_seal(compactor, record)
         if taken == "aborted":
             stage.control.abort(record.id)
         else:

@@ -131,7 +131,7 @@ def test_a_run_that_was_cancelled_before_it_failed_is_no_failure(stage: Stage) -
 def test_a_tail_that_a_run_had_to_leave_is_tried_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asked gets all that there was then, later; meanwhile the topic is shown as failing."""
     loop, topic = stage.lead(), stage.topic("t")
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     produce(topic, [one(b"tail", b"v")])
     with monkeypatch.context() as patched:
         held = LeaseHeld("a writer was asked to roll and did not", "try again")
@@ -165,7 +165,7 @@ def test_a_failure_that_cannot_be_recorded_is_told(
 
 def damage(stage: Stage, topic: Topic) -> None:
     """Its ledger's rows are not what they were."""
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     (ledger,) = topic.snapshot().ledgers
     stage.bench.store.put("kept aside", stage.bench.store.get(ledger.rows.name))
     stage.bench.store.delete(ledger.rows.name)
@@ -279,7 +279,7 @@ def test_a_running_compaction_is_stopped(stage: Stage, how: str) -> None:
     else:
         (run,) = stage.metadata.runs(topic.record.id, 9)
         stage.metadata.cancel_run(run.run_id, "ann wanted it")
-    stage.settle(loop)  # the heart hears of it and stops the engine, which nobody let go
+    stage.roll_and_seal(loop)  # the heart hears of it and stops the engine, which nobody let go
     assert stage.runs(topic) == [RunState.CANCELLED]
     control = stage.state(topic)
     assert (control.aborting, control.failures, control.paused) == (False, 0, int(how == "pause"))

@@ -79,7 +79,7 @@ def test_what_is_not_sealed_yet_is_not_missing(bench: Workbench, compacted: bool
     for value in (b"2", b"3"):
         produce(topic, [one(b"a", value)])
         if rolled:
-            topic.keeper().roll(topic.record)
+            topic.log_manager().roll(topic.record)
     produce(topic, [one(b"a", b"4")])
     report = verify(bench, topic)
     assert (report.total, report.differences) == (0, ())

@@ -11,10 +11,10 @@ import pytest
 from compactor.maintenance.retention import Retention
 from storage.errors import DataLoss, ObjectDamaged, ObjectMissing
 from storage.ledger.rows import Slot
-from storage.log.damaged import salvage
+from storage.log.damaged import readable_rows
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
-from storage.log.segment import SegmentFiles
-from storage.log.segment_dump import scan
+from storage.log.segment import LocalSegment, SegmentFiles
+from storage.log.segment_dump import SegmentScan
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message
 from storage.topic import Topic
@@ -33,18 +33,13 @@ OFFSETS = [0, 2, 3, 4, 6, 7, 8, 10, 11, 12, 14, 15, 16]
 """First offset of each entry, and the end."""
 
 
-def files(bench: Workbench, topic: Topic, first_offset: int = 0) -> SegmentFiles:
-    assert bench.log is not None
-    return SegmentFiles(bench.log.of_topic(topic.record.uid), first_offset)
-
-
 def damaged(bench: Workbench, topic: Topic, damage: Damage, entries: list[bytes] = ENTRIES) -> list[Message]:
     """A rolled segment, damaged; what could be read before."""
     produce(topic, entries)
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     before = raw(topic)
-    segment = files(bench, topic)
-    with scan(segment.log) as scanned:
+    segment = bench.files(topic)
+    with SegmentScan(segment.log) as scanned:
         positions = [frame.position for frame in scanned.frames()]
     damage(segment, positions)
     with pytest.raises(DataLoss):
@@ -150,7 +145,7 @@ def test_what_is_proved_comes_back_and_the_rest_leaves_no_gap(
     before = damaged(bench, topic, damage)
     (row,) = bench.metadata.log.segments(topic.record.id)
     assert row.content is not None
-    (remains,) = topic.keeper().seal_remains(topic.record)
+    (remains,) = topic.log_manager().seal_damaged(topic.record)
     gone = {offset for number in lost for offset in range(OFFSETS[number], OFFSETS[number + 1])}
     assert remains.lost == len(gone)
     assert raw(topic) == [message for message in before if message.offset not in gone]
@@ -173,7 +168,7 @@ def test_rows_of_what_is_lost_are_in_order_and_end_as_the_row_says(bench: Workbe
     before = damaged(bench, topic, missing, entries)
     topic_id = topic.record.id
     (row,) = bench.metadata.log.segments(topic_id)
-    (remains,) = topic.keeper().seal_remains(topic.record)
+    (remains,) = topic.log_manager().seal_damaged(topic.record)
     assert row.content is not None
     assert remains.ledger.last_message_id == row.content.last_message_id == before[-1].message_id
     reader_rows = [one for table in topic.read() for one in table.to_pylist()]
@@ -185,10 +180,11 @@ def test_a_row_that_knows_of_less_than_the_file_holds_is_believed(bench: Workben
     damaged(bench, topic, in_entry(0))
     (row,) = bench.metadata.log.segments(topic.record.id)
     assert row.content is not None
-    shorter = replace(row, content=replace(row.content, entries=10, last_offset=OFFSETS[10] - 1))
-    salvaged = salvage(files(bench, topic).log, topic.record.uid, shorter)
-    assert salvaged.table.column("offset").to_pylist() == [*range(OFFSETS[10])]
-    assert salvaged.table.column("entry_id").to_pylist()[-1] == 9
+    assert bench.log is not None
+    shorter = replace(row.content, entries=10, last_offset=OFFSETS[10] - 1)
+    readable = readable_rows(LocalSegment.of(bench.log, topic.record, row), shorter)
+    assert readable.table.column("offset").to_pylist() == [*range(OFFSETS[10])]
+    assert readable.table.column("entry_id").to_pylist()[-1] == 9
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -211,7 +207,7 @@ def test_any_damage_at_all(bench: Workbench, topic: Topic, seed: int) -> None:
             segment.index.unlink()
 
     before = damaged(bench, topic, damage)
-    (remains,) = topic.keeper().seal_remains(topic.record)
+    (remains,) = topic.log_manager().seal_damaged(topic.record)
     after = raw(topic)
     assert remains.lost == len(before) - len(after)
     assert [message for message in before if message in after] == after
@@ -222,12 +218,12 @@ def test_any_damage_at_all(bench: Workbench, topic: Topic, seed: int) -> None:
 def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench: Workbench, topic: Topic) -> None:
     """It used to be claimed first, again and again."""
     produce(topic, [one(b"a", b"1")])
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     for number in range(3):
         produce(topic, [one(b"k", b"%d" % number)])
-        topic.keeper().roll(topic.record)
-    flip(files(bench, topic, 1).log, 100)
-    sealing = topic.keeper().seal(topic.record)
+        topic.log_manager().roll(topic.record)
+    flip(bench.files(topic, 1).log, 100)
+    sealing = topic.log_manager().seal(topic.record)
     assert [next(sealing).first_offset, next(sealing).first_offset] == [2, 3]
     with pytest.raises(ObjectDamaged, match=r"00000000000000000001.log is damaged at byte 64 .* --accept-loss") as told:
         next(sealing)
@@ -243,18 +239,18 @@ def test_a_damaged_segment_holds_up_nothing_behind_it_and_says_what_to_do(bench:
     trimmed = retention.trim(topic.record, 3, force=True)
     assert (trimmed.topic.start_offset, len(trimmed.plan.going)) == (0, 1)
     assert "--accept-loss" in trimmed.tail_left
-    assert [remains.lost for remains in topic.keeper().seal_remains(topic.record)] == [1]
+    assert [remains.lost for remains in topic.log_manager().seal_damaged(topic.record)] == [1]
     bench.compact(topic)
     assert [message.offset for message in topic.messages(read_compacted=True)] == [0, 3]
 
 
 def test_an_open_segment_whose_file_is_gone_is_forgotten_by_hand(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"a", b"1")])
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     produce(topic, [one(b"b", b"1")])
-    files(bench, topic, 1).log.unlink()
+    bench.files(topic, 1).log.unlink()
     with pytest.raises(ObjectMissing):
-        topic.keeper().roll(topic.record)
-    topic.keeper().roll(topic.record, accept_loss=True)
+        topic.log_manager().roll(topic.record)
+    topic.log_manager().roll(topic.record, accept_loss=True)
     produce(topic, [one(b"c", b"1")])
     assert [(message.offset, message.key) for message in raw(topic)] == [(0, b"a"), (1, b"c")]

@@ -11,7 +11,7 @@ from storage.log.high_watermark import (
     HighWatermark,
     HighWatermarkWriter,
     WritingProcess,
-    read_visible_end,
+    read_high_watermark,
     read_writing_process,
 )
 from tests.segments import flip, write_version_1
@@ -25,11 +25,11 @@ def test_the_newest_is_read(tmp_path: Path) -> None:
     with HighWatermarkWriter(path, SEED) as writer:
         for end in (ONE, TWO, THREE, ONE):
             writer.publish(end)
-            assert read_visible_end(path, SEED) == end
+            assert read_high_watermark(path, SEED) == end
     with HighWatermarkWriter(path, SEED) as writer:
-        assert read_visible_end(path, SEED) == ONE  # until there is something to say
+        assert read_high_watermark(path, SEED) == ONE  # until there is something to say
         writer.publish(TWO)
-        assert read_visible_end(path, SEED) == TWO
+        assert read_high_watermark(path, SEED) == TWO
 
 
 def test_the_file_byte_by_byte(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_flipped_bit_takes_nothing_back(tmp_path: Path, position: int) -> None
         for end in (ONE, TWO, THREE):
             writer.publish(end)
     flip(path, position, 0x80)
-    assert read_visible_end(path, SEED) == THREE
+    assert read_high_watermark(path, SEED) == THREE
 
 
 @pytest.mark.parametrize("position", range(45))
@@ -65,27 +65,27 @@ def test_a_writer_that_is_killed_in_a_copy_leaves_what_was_before(tmp_path: Path
         writer.publish(THREE)
     after = path.read_bytes()
     path.write_bytes(after[:position] + before[position:])  # in the first copy
-    assert read_visible_end(path, SEED) == TWO
+    assert read_high_watermark(path, SEED) == TWO
     path.write_bytes(after[: 64 + position] + before[64 + position :])  # in the second
-    assert read_visible_end(path, SEED) == THREE
+    assert read_high_watermark(path, SEED) == THREE
 
 
 def test_a_file_of_version_1_is_read_and_written_over(tmp_path: Path) -> None:
     path = tmp_path / "end"
     for ends in ([ONE], [ONE, TWO], [ONE, TWO, THREE]):
         write_version_1(path, SEED, [(end.flushed, end.visible, end.entries, end.next_offset) for end in ends])
-        found = read_visible_end(path, SEED)
+        found = read_high_watermark(path, SEED)
         assert found == ends[-1]
         assert found is not None
         assert found.certain
     flip(path, 64)  # the third: whether the second is what was acknowledged last is not known
-    found = read_visible_end(path, SEED)
+    found = read_high_watermark(path, SEED)
     assert found == TWO
     assert found is not None
     assert not found.certain
     with HighWatermarkWriter(path, SEED) as writer:
         writer.publish(ONE)
-    found = read_visible_end(path, SEED)
+    found = read_high_watermark(path, SEED)
     assert found == ONE
     assert found is not None
     assert found.certain
@@ -105,33 +105,33 @@ def test_a_reader_that_is_overtaken_twice_in_one_read_reads_again(
         torn[at] ^= 0x80
     reads = iter([bytes(torn), bytes(torn), whole])
     monkeypatch.setattr(Path, "read_bytes", lambda _: next(reads))
-    assert read_visible_end(path, SEED) == THREE
+    assert read_high_watermark(path, SEED) == THREE
     monkeypatch.undo()
     path.write_bytes(torn)
-    assert read_visible_end(path, SEED) is None
+    assert read_high_watermark(path, SEED) is None
 
 
 def test_the_end_of_another_life_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "end"
     with HighWatermarkWriter(path, SEED + 1) as writer:
         writer.publish(ONE)
-    assert read_visible_end(path, SEED) is None
+    assert read_high_watermark(path, SEED) is None
 
 
 @pytest.mark.parametrize("data", [b"", bytes(256), b"\xff" * 256, b"short"])
 def test_nonsense_says_nothing_and_is_written_over(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "end"
     path.write_bytes(data)
-    assert read_visible_end(path, SEED) is None
+    assert read_high_watermark(path, SEED) is None
     assert read_writing_process(path) is None
     with HighWatermarkWriter(path, SEED) as writer:
         writer.publish(ONE)
-    assert read_visible_end(path, SEED) == ONE
+    assert read_high_watermark(path, SEED) == ONE
 
 
 def test_who_writes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_writing_process(tmp_path / "end") is None
-    assert read_visible_end(tmp_path / "end", SEED) is None
+    assert read_high_watermark(tmp_path / "end", SEED) is None
     monkeypatch.setattr("socket.gethostname", lambda: "a-host-" + "x" * 300)
     HighWatermarkWriter(tmp_path / "end", SEED).close()
     assert read_writing_process(tmp_path / "end") == WritingProcess(os.getpid(), ("a-host-" + "x" * 300)[:119])

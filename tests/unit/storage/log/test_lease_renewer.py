@@ -18,7 +18,6 @@ from storage.metadata.leases import Unrenewed
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import one
 from tests.workbench import Workbench, raw
 
@@ -26,7 +25,7 @@ from tests.workbench import Workbench, raw
 @pytest.fixture
 def watch(bench: Workbench) -> Iterator[LeaseRenewer]:
     """Looks and renews when it is told to."""
-    with LeaseRenewer(bench.metadata, look_seconds=3600.0, renew_seconds=3600.0) as made:
+    with LeaseRenewer(bench.metadata, poll_seconds=3600.0, renew_seconds=3600.0) as made:
         yield made
 
 
@@ -40,7 +39,7 @@ def opened(bench: Workbench, watch: LeaseRenewer, count: int) -> Iterator[Logs]:
         made = []
         for number in range(count):
             topic = bench.topic(f"t{number}")
-            log = stack.enter_context(topic.append_log(0, watch=watch))
+            log = stack.enter_context(topic.append_log(0, renewer=watch))
             log.append(one(b"a", b"1"))
             made.append((topic, log))
         yield made
@@ -73,11 +72,10 @@ def rolled(bench: Workbench, logs: Logs) -> list[int]:
 def test_a_look_and_a_renewal_take_a_handful_of_statements_and_no_threads(
     bench: Workbench, watch: LeaseRenewer
 ) -> None:
-    assert isinstance(bench.clock, ManualClock)
     with opened(bench, watch, 50) as logs:
         assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
         seen = statements(bench)
-        assert watch.look() == []
+        assert watch.poll() == []
         assert [statement.split()[0] for statement in seen] == ["SELECT"]
         bench.clock.advance(10_000)
         seen.clear()
@@ -93,10 +91,10 @@ def test_many_are_asked_for_in_batches(
     monkeypatch.setattr("storage.metadata.segments.AT_ONCE", 3)
     monkeypatch.setattr(watching, "AT_ONCE", 3)
     seen = statements(bench)
-    watch.look()
+    watch.poll()
     assert len(seen) == 3
     bench.metadata.log.request_roll(logs[-1][0].record.id)
-    wait(watch.look())
+    wait(watch.poll())
     assert rolled(bench, logs) == [7]
     seen.clear()
     assert watch.renew() == []
@@ -105,7 +103,6 @@ def test_many_are_asked_for_in_batches(
 
 def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
     """The file is given up at once; nobody else notices."""
-    assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(60_000)
     topic, log = logs[7]
     bench.metadata.acquire_lease(topic.record.id, "other:1:ab", 15_000)
@@ -121,39 +118,38 @@ def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LeaseR
             assert lease is not None
             assert lease.expires_at == bench.clock.now_ms() + 15_000
     bench.clock.advance(20_000)
-    with topic.append_log(0, watch=watch) as successor:
+    with topic.append_log(0, renewer=watch) as successor:
         successor.append(one(b"c", b"3"))
     assert [message.key for message in raw(topic)] == [b"a", b"c"]
 
 
 def test_a_topic_that_was_deleted_is_told_to_its_log(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
-    for number, told, parts in ((3, watch.look, 1), (4, watch.renew, 2)):  # the lease of the first one, too
+    for number, told, parts in ((3, watch.poll, 1), (4, watch.renew, 2)):  # the lease of the first one, too
         topic, log = logs[number]
         bench.metadata.tenancy.delete_topic(topic.record.id)
         wait(begun := told())
         assert len(begun) == parts
         with pytest.raises(TopicNotFound):
             log.append(one(b"b", b"2"))
-    wait([*watch.look(), *watch.renew()])
+    wait([*watch.poll(), *watch.renew()])
     logs[5][1].append(one(b"b", b"2"))
 
 
 def test_those_that_are_old_or_asked_to_roll(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
-    assert isinstance(bench.clock, ManualClock)
     bench.metadata.log.request_roll(logs[2][0].record.id)
-    wait(watch.look())
+    wait(watch.poll())
     assert rolled(bench, logs) == [2]
     for number in (2, 4):  # policies are read when a segment is opened
         topic, log = logs[number]
         bench.metadata.policies.set(topic_scope(topic.record), "segment.ms", 60_000)
         log.roll()
         log.append(one(b"b", b"2"))
-    assert watch.look() == []
+    assert watch.poll() == []
     bench.clock.advance(60_000)
-    wait(begun := watch.look())
+    wait(begun := watch.poll())
     assert len(begun) == 2
     assert bench.metadata.log.open_segment_of(logs[4][0].record.id) is None
-    assert watch.look() == []
+    assert watch.poll() == []
 
 
 def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
@@ -163,10 +159,9 @@ def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert isinstance(bench.clock, ManualClock)
     go_on, begun = threading.Event(), threading.Event()
     rolls = bench.metadata.log.roll_segment
-    slow, real = logs[0][1]._of_ours, logs[0][1]._of_ours.roll
+    slow, real = logs[0][1]._open_segments, logs[0][1]._open_segments.roll
 
     def held(writer: object) -> object:
         begun.set()
@@ -183,14 +178,14 @@ def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
         patched.setattr(bench.metadata.log, "roll_segment", fails)
         for number in (0, 1, 2):
             bench.metadata.log.request_roll(logs[number][0].record.id)
-        works = watch.look()
+        works = watch.poll()
         assert begun.wait(30)
         wait(works[1:])
         assert rolled(bench, logs) == [2]
         assert "cannot be rolled now: no database" in caplog.text
     bench.clock.advance(10_000)
     assert watch.renew() == [], "renewals do not wait for rolls"
-    wait(watch.look())
+    wait(watch.poll())
     assert rolled(bench, logs) == [1, 2], "tried again; what is under way is not begun twice"
     lease = bench.metadata.log.lease_of(logs[0][0].record.id)
     assert lease is not None
@@ -204,18 +199,18 @@ def test_who_leaves_waits_for_what_was_begun(
     bench: Workbench, watch: LeaseRenewer, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, begun = threading.Event(), threading.Event()
-    with topic.append_log(0, watch=watch) as log:
+    with topic.append_log(0, renewer=watch) as log:
         log.append(one(b"a", b"1"))
-        real = log._of_ours.roll
+        real = log._open_segments.roll
 
         def held(writer: object) -> object:
             begun.set()
             assert go_on.wait(30)
             return real(writer)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(log._of_ours, "roll", held)
+        monkeypatch.setattr(log._open_segments, "roll", held)
         bench.metadata.log.request_roll(topic.record.id)
-        (work,) = watch.look()
+        (work,) = watch.poll()
         assert begun.wait(30)
         leaves = threading.Thread(target=log.__exit__, args=(None, None, None))
         leaves.start()
@@ -223,17 +218,16 @@ def test_who_leaves_waits_for_what_was_begun(
         leaves.join(30)
         assert work.done()
         assert bench.metadata.log.lease_of(topic.record.id) is None
-        assert watch.look() == []
+        assert watch.poll() == []
         assert watch.renew() == [], "a lease that was given back is not lost"
 
 
 def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads, told by nobody; also after a look and a renewal that failed."""
-    assert isinstance(bench.clock, ManualClock)
     renewed, rolled_one = threading.Event(), threading.Event()
     log_store = bench.metadata.log
     ask, renew = log_store.roll_requests, log_store.renew_leases
-    failures = {"look", "renewal"}
+    failures = {"poll", "renewal"}
 
     def fails_once(kind: str) -> None:
         if kind in failures:
@@ -241,7 +235,7 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
             raise Unavailable("no database", "try again")
 
     def asking(topic_ids: Sequence[int]) -> dict[int, bool]:
-        fails_once("look")
+        fails_once("poll")
         return ask(topic_ids)
 
     def renewing(held: Sequence[Lease], ttl_ms: int) -> Unrenewed:
@@ -253,7 +247,7 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
     monkeypatch.setattr(log_store, "roll_requests", asking)
     monkeypatch.setattr(log_store, "renew_leases", renewing)
     with (
-        LeaseRenewer(bench.metadata, look_seconds=0.001, renew_seconds=0.01) as watch,
+        LeaseRenewer(bench.metadata, poll_seconds=0.001, renew_seconds=0.01) as watch,
         topic.append_log(0, rolled_one.set, watch) as log,
     ):
         log.append(one(b"a", b"1"))
@@ -261,7 +255,7 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
         assert rolled_one.wait(30)
         assert renewed.wait(30)
         assert not failures
-    with pytest.raises(Unavailable, match="is ending"), topic.append_log(0, watch=watch):
+    with pytest.raises(Unavailable, match="is ending"), topic.append_log(0, renewer=watch):
         pass
     assert bench.metadata.log.lease_of(topic.record.id) is None
 
@@ -269,9 +263,9 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
 def test_a_lease_whose_row_somebody_has_is_tried_again_soon(
     bench: Workbench, watch: LeaseRenewer, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with topic.append_log(0, watch=watch) as log:
+    with topic.append_log(0, renewer=watch) as log:
         monkeypatch.setattr(bench.metadata.log, "renew_leases", lambda held, _: Unrenewed([], list(held)))
-        begun, again = watch._renew(watch._those(watching._HeldLease))
+        begun, again = watch._renew(watch._watched_of(watching._HeldLease))
         assert begun == []
-        assert [held.lease for held in again] == [log._of_ours._lease]
+        assert [held.lease for held in again] == [log._open_segments._lease]
         log.append(one(b"a", b"1"))

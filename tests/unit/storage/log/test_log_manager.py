@@ -14,20 +14,16 @@ from storage.failpoints import Failpoint, observed
 from storage.ledger.rows import Codec, Slot
 from storage.log.directory import LogDirectory
 from storage.log.log_manager import SEALER_DEAD_MS, LogManager
-from storage.log.segment import SegmentFiles
 from storage.metadata.policy_store import BROKER, topic_scope
 from storage.metadata.records import MAX_SEALING_TRIES
-from storage.model import Message
 from storage.owner import owner_name
 from storage.topic import Topic
-from tests.clocks import ManualClock
-from tests.dying import dying_at
 from tests.entries import batch, one, produce
 from tests.segments import flip
 from tests.workbench import Workbench, content, raw
 
 
-def keeper(bench: Workbench, holder: str) -> LogManager:
+def log_manager(bench: Workbench, holder: str) -> LogManager:
     assert bench.log is not None
     return LogManager(bench.metadata, bench.store, bench.clock, bench.log, holder)
 
@@ -42,7 +38,7 @@ def test_sealing_changes_nothing_that_is_read(bench: Workbench, topic: Topic) ->
     produce(topic, [batch((b"b", b"2"), (b"c", None), (b"", b"3"), codec=codec) for codec in Codec])
     before = raw(topic)
     assert len(before) == 3 + 3 * len(Codec)
-    (ledger,) = topic.keeper().settle(topic.record)
+    (ledger,) = topic.log_manager().roll_and_seal(topic.record)
     assert raw(topic) == before
     assert topic.snapshot().segments == ()
     assert (ledger.first_offset, ledger.last_offset, ledger.messages) == (0, len(before) - 1, len(before))
@@ -60,7 +56,7 @@ def test_whole_entries_are_sealed_whole_and_pass_through_compaction(bench: Workb
     produce(topic, [good, broken, encrypted, one(b"a", b"3")])
     before = raw(topic)
     assert [m.offset for m in before] == [0, 1, 2, 5, 6]
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     assert raw(topic) == before
     table = [row for batch_ in topic.read() for row in batch_.to_pylist()]
     whole = [row["payload"] for row in table if row["slot"] == Slot.WHOLE_ENTRY]
@@ -94,7 +90,7 @@ def test_compaction_asks_a_writer_to_roll(bench: Workbench, topic: Topic, monkey
         log.append(one(b"a", b"1"))
         log.append(one(b"a", b"2"))
         # its own thread looks as well, but when, this clock does not know
-        monkeypatch.setattr(bench.clock, "wait", lambda _: log.look())
+        monkeypatch.setattr(bench.clock, "wait", lambda _: log.poll())
         outcome = bench.compact(topic)
         assert outcome.compacted_ledger_id is not None
         log.append(one(b"b", b"3"))
@@ -105,7 +101,7 @@ def test_compaction_asks_a_writer_to_roll(bench: Workbench, topic: Topic, monkey
 def test_a_writer_that_does_not_answer_is_named(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.log.topic_log.LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr("storage.log.topic_log.POLL_SECONDS", 3600.0)
     with topic.append_log() as log:
         log.append(one(b"a", b"1"))
         with pytest.raises(LeaseHeld, match="was asked to roll the segment"):
@@ -119,7 +115,7 @@ def test_what_lies_in_ledgers_is_compacted_though_the_tail_cannot_be_rolled(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.append(topic, [content((b"a", b"1"))])
-    monkeypatch.setattr("storage.log.topic_log.LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr("storage.log.topic_log.POLL_SECONDS", 3600.0)
     with topic.append_log() as log:
         log.append(one(b"a", b"2"))
         run = bench.compact(topic).run
@@ -144,22 +140,21 @@ def test_settling_ends_though_the_writer_rolls_faster_than_it_seals(bench: Workb
             log.append(one(b"k", b"%d" % number))
             log.roll()
         with observed(roll_one_more):
-            settled = topic.keeper().settle(topic.record)
+            settled = topic.log_manager().roll_and_seal(topic.record)
     assert [ledger.first_offset for ledger in settled] == [0, 1]
     assert states(bench, topic) == ["SEALED", "SEALED", "ROLLED", "ROLLED"]
 
 
 def test_a_sealer_that_is_waited_for_in_vain_is_named(bench: Workbench, topic: Topic) -> None:
     """And only for what it has claimed: another segment is sealed meanwhile."""
-    assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
     for number in range(2):
         produce(topic, [one(b"k", b"%d" % number)])
-        topic.keeper().roll(topic.record)
+        topic.log_manager().roll(topic.record)
     claimed = bench.metadata.log.claim_sealing(topic.record.id, "the slow one", bench.log.uid, SEALER_DEAD_MS)
     assert claimed is not None
     with pytest.raises(LeaseHeld, match=r"segment 1 .* is being sealed by the slow one, .* last heard of 10000 ms ago"):
-        topic.keeper().settle(topic.record)
+        topic.log_manager().roll_and_seal(topic.record)
     assert states(bench, topic) == ["ROLLED", "SEALED"]
 
 
@@ -168,7 +163,7 @@ def test_a_segment_that_its_sealer_let_go_at_the_last_moment_is_not_said_to_be_c
 ) -> None:
     assert bench.log is not None
     produce(topic, [one(b"a", b"1")])
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     claimed = bench.metadata.log.claim_sealing(topic.record.id, "the slow one", bench.log.uid, SEALER_DEAD_MS)
     assert claimed is not None
     attempt_id = claimed[1].attempt_id
@@ -179,7 +174,7 @@ def test_a_segment_that_its_sealer_let_go_at_the_last_moment_is_not_said_to_be_c
 
     monkeypatch.setattr(LogManager, "_seal_below", let_go)
     with pytest.raises(LeaseHeld, match="its sealer released it"):
-        topic.keeper().settle(topic.record, wait_ms=0)
+        topic.log_manager().roll_and_seal(topic.record, wait_ms=0)
 
 
 @pytest.mark.parametrize(
@@ -195,47 +190,45 @@ def test_a_sealer_that_died_is_followed_by_another_when_its_claim_ends(
         if step is died_at:
             raise Died
 
-    assert isinstance(bench.clock, ManualClock)
     produce(topic, [one(b"a", b"1")])
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     before = raw(topic)
     attempts = bench.metadata.attempts(topic.record.id)
     with observed(die), pytest.raises(Died):
-        list(keeper(bench, "dying").seal(topic.record))
+        list(log_manager(bench, "dying").seal(topic.record))
     assert raw(topic) == before
     for attempt in bench.metadata.attempts(topic.record.id):
         if attempt not in attempts:  # a process that dies does not say so: take the word back
             _unfinish(bench, attempt.attempt_id)
-    assert list(keeper(bench, "next").seal(topic.record)) == [], "it may live"
+    assert list(log_manager(bench, "next").seal(topic.record)) == [], "it may live"
     bench.clock.advance(SEALER_DEAD_MS + 1)
-    (ledger,) = keeper(bench, "next").seal(topic.record)
+    (ledger,) = log_manager(bench, "next").seal(topic.record)
     assert raw(topic) == before
     assert [one.ledger_id for one in topic.snapshot().ledgers] == [ledger.ledger_id]
 
 
 def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic: Topic) -> None:
     """And tried again by hand; others are sealed all the same."""
-    assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
     for number in range(2):
         produce(topic, [one(b"k", b"%d" % number)])
-        topic.keeper().roll(topic.record)
+        topic.log_manager().roll(topic.record)
     before = raw(topic)
     for _ in range(MAX_SEALING_TRIES):
         claimed = bench.metadata.log.claim_sealing(topic.record.id, "killed", bench.log.uid, SEALER_DEAD_MS, 1)
         assert claimed is not None
         with pytest.raises(LeaseHeld, match="is being sealed by killed"):
-            topic.keeper().settle(topic.record, wait_ms=0)
+            topic.log_manager().roll_and_seal(topic.record, wait_ms=0)
         bench.clock.advance(SEALER_DEAD_MS)
     given_up = r"segment 1 .*\(1 messages, \d+ bytes\) is given up: of 5 tries to seal it none was finished"
     with pytest.raises(Misconfigured, match=given_up):
-        list(topic.keeper().seal(topic.record))
+        list(topic.log_manager().seal(topic.record))
     with pytest.raises(Misconfigured, match=given_up):
         bench.compact(topic)
     assert states(bench, topic) == ["ROLLED", "SEALED"]
     assert bench.metadata.metrics.standing().given_up == 1
     assert raw(topic) == before
-    (ledger,) = topic.keeper().seal(topic.record, again=True)
+    (ledger,) = topic.log_manager().seal(topic.record, again=True)
     assert (ledger.ledger_id, raw(topic)) == (1, before)
     assert bench.metadata.metrics.standing().given_up == 0
 
@@ -247,7 +240,7 @@ def test_a_try_counts_if_memory_runs_out_and_not_if_the_store_is_away(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch, error: Exception, tries: int
 ) -> None:
     produce(topic, [one(b"a", b"1")])
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
 
     def fail(*_: object) -> None:
         raise error
@@ -255,19 +248,18 @@ def test_a_try_counts_if_memory_runs_out_and_not_if_the_store_is_away(
     monkeypatch.setattr("storage.log.log_manager.Sealer.seal", fail)
     for number in range(1, MAX_SEALING_TRIES + 1):
         with pytest.raises(type(error)):
-            list(topic.keeper().seal(topic.record))
+            list(topic.log_manager().seal(topic.record))
         (segment,) = bench.metadata.log.segments(topic.record.id)
         assert segment.sealing_tries == number * tries
     with pytest.raises(Misconfigured if tries else Unavailable):
-        list(topic.keeper().seal(topic.record))
+        list(topic.log_manager().seal(topic.record))
 
 
 def test_a_try_does_not_count_if_the_database_is_away_and_the_process_lives(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(bench.clock, ManualClock)
     produce(topic, [one(b"a", b"1")])
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
 
     def away(*_: object) -> None:
         raise Unavailable("the database is away", "try again")
@@ -277,34 +269,32 @@ def test_a_try_does_not_count_if_the_database_is_away_and_the_process_lives(
             for call in ("seal_segment", "let_go_of_sealing"):
                 patch.setattr(bench.metadata.log, call, away)
             with pytest.raises(Unavailable):
-                list(topic.keeper().seal(topic.record))
+                list(topic.log_manager().seal(topic.record))
         (segment,) = bench.metadata.log.segments(topic.record.id)
         assert segment.sealing_tries == 1
         bench.clock.advance(SEALER_DEAD_MS)
-    assert [one.ledger_id for one in topic.keeper().seal(topic.record)] == [1]
+    assert [one.ledger_id for one in topic.log_manager().seal(topic.record)] == [1]
 
 
 def test_a_last_try_that_stood_still_is_no_reason_to_give_up(bench: Workbench, topic: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
     produce(topic, [one(b"a", b"1")])
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     for holder in [*["killed"] * (MAX_SEALING_TRIES - 1), owner_name()]:
         assert bench.metadata.log.claim_sealing(topic.record.id, holder, bench.log.uid, SEALER_DEAD_MS) is not None
         bench.clock.advance(SEALER_DEAD_MS)
-    assert [one.ledger_id for one in topic.keeper().seal(topic.record)] == [1]
+    assert [one.ledger_id for one in topic.log_manager().seal(topic.record)] == [1]
 
 
 def test_what_is_large_or_killed_a_sealer_is_left_to_the_process_for_it(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader that seals by itself could die of it, and the next one, too."""
-    assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
     monkeypatch.setattr("storage.log.log_manager.SMALL_BYTES", 1000)
     for size in (1, 1, 2000):
         produce(topic, [one(b"k", b"x" * size)])
-        topic.keeper().roll(topic.record)
+        topic.log_manager().roll(topic.record)
     assert bench.metadata.log.claim_sealing(topic.record.id, "killed", bench.log.uid, SEALER_DEAD_MS, 1) is not None
     bench.clock.advance(SEALER_DEAD_MS)
     woken: list[list[str]] = []
@@ -312,12 +302,12 @@ def test_what_is_large_or_killed_a_sealer_is_left_to_the_process_for_it(
     def wake() -> None:
         woken.append(states(bench, topic))
         if len(woken) == 2:
-            list(topic.keeper().seal(topic.record))
+            list(topic.log_manager().seal(topic.record))
 
     service = replace(bench, log=replace(bench.log, wake_sealer=wake))
     with pytest.raises(LeaseHeld, match=r"segment 1 .* is being sealed by killed"):
-        keeper(service, "leader").settle(topic.record)
-    keeper(service, "leader").settle(topic.record)
+        log_manager(service, "leader").roll_and_seal(topic.record)
+    log_manager(service, "leader").roll_and_seal(topic.record)
     assert woken == [["ROLLED", "SEALED", "ROLLED"]] * 2
     assert states(bench, topic) == ["SEALED"] * 3
 
@@ -330,10 +320,9 @@ def _unfinish(bench: Workbench, attempt_id: str) -> None:
 
 
 def test_of_two_sealers_one_commits(bench: Workbench, topic: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
     clock = bench.clock
     produce(topic, [one(b"a", b"1"), one(b"b", b"2")])
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     before = raw(topic)
     other: list[int] = []
 
@@ -341,10 +330,10 @@ def test_of_two_sealers_one_commits(bench: Workbench, topic: Topic) -> None:
         if step is Failpoint.IMPORT_INDEX_WRITTEN and not other:
             other.append(0)
             clock.advance(SEALER_DEAD_MS + 1)  # asleep for so long
-            other[0] = len(list(keeper(bench, "other").seal(topic.record)))
+            other[0] = len(list(log_manager(bench, "other").seal(topic.record)))
 
     with observed(overtaken), pytest.raises(Fenced):
-        list(keeper(bench, "slow").seal(topic.record))
+        list(log_manager(bench, "slow").seal(topic.record))
     assert other == [1]
     assert raw(topic) == before
     assert len(topic.snapshot().ledgers) == 1
@@ -353,161 +342,54 @@ def test_of_two_sealers_one_commits(bench: Workbench, topic: Topic) -> None:
 def test_a_damaged_rolled_segment_is_named_and_stays(bench: Workbench, topic: Topic) -> None:
     """L2: never a silent gap."""
     produce(topic, [one(b"a", b"1"), one(b"b", b"2")])
-    topic.keeper().roll(topic.record)
-    assert bench.log is not None
-    file = SegmentFiles(bench.log.of_topic(topic.record.uid), 0).log
+    topic.log_manager().roll(topic.record)
+    file = bench.files(topic).log
     good = file.read_bytes()
     file.write_bytes(good[:-3] + b"???")
-    for reading in (lambda: raw(topic), lambda: list(topic.keeper().seal(topic.record)), lambda: bench.compact(topic)):
+    for reading in (
+        lambda: raw(topic),
+        lambda: list(topic.log_manager().seal(topic.record)),
+        lambda: bench.compact(topic),
+    ):
         with pytest.raises(ObjectDamaged, match=rf"{file}"):
             reading()
     assert states(bench, topic) == ["ROLLED"]
     file.write_bytes(good)
-    assert len(list(topic.keeper().seal(topic.record))) == 1
+    assert len(list(topic.log_manager().seal(topic.record))) == 1
 
 
 def test_an_open_segment_that_no_writer_has_is_rolled_by_age(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the messages of an idle topic stay on one disk forever."""
-    monkeypatch.setattr("storage.log.topic_log.LOOK_SECONDS", 3600.0)
-    assert isinstance(bench.clock, ManualClock)
+    monkeypatch.setattr("storage.log.topic_log.POLL_SECONDS", 3600.0)
     slower, damaged, written, empty = map(bench.topic, ("slower", "damaged", "written", "empty"))
     bench.metadata.policies.set(BROKER, "segment.ms", 1000)
     bench.metadata.policies.set(topic_scope(slower.record), "segment.ms", 5000)
     for one_topic in (topic, slower, damaged):
         produce(one_topic, [one(b"a", b"1")])
-    assert bench.log is not None
-    flip(SegmentFiles(bench.log.of_topic(damaged.record.uid), 0).log, 70)
+    flip(bench.files(damaged).log, 70)
     failing: dict[str, str] = {}
     with written.append_log() as log:
         log.append(one(b"a", b"1"))
         bench.clock.advance(999)
-        assert topic.keeper().roll_old(failing) == 0
+        assert topic.log_manager().roll_old(failing) == 0
         bench.clock.advance(1)
-        assert topic.keeper().roll_old(failing) == 1
+        assert topic.log_manager().roll_old(failing) == 1
     shown = [states(bench, one_topic) for one_topic in (topic, slower, damaged, written, empty)]
     assert shown == [["ROLLED"], ["OPEN"], ["OPEN"], ["OPEN"], []]
     assert list(failing) == [str(damaged.name)]
     bench.clock.advance(4000)
-    assert slower.keeper().roll_old({}) == 2
+    assert slower.log_manager().roll_old({}) == 2
     assert (states(bench, slower), states(bench, written)) == (["ROLLED"], ["ROLLED"])
 
 
 def test_a_lease_from_a_clock_that_ran_ahead_keeps_no_idle_segment_open(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"a", b"1")])
     bench.metadata.acquire_lease(topic.record.id, "elsewhere", 10**9)
-    assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(1000)
     bench.metadata.policies.set(BROKER, "segment.ms", 1000)
-    assert topic.keeper().roll_old({}) == 1
-
-
-def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
-    assert bench.log is not None
-    produce(topic, [one(b"a", b"1")])
-    topic.keeper().settle(topic.record)
-    folder = bench.log.of_topic(topic.record.uid)
-    before = raw(topic)
-    assert topic.keeper().sweep() == 0
-    assert {file.suffix for file in folder.iterdir()} == {".log", ".end", ".index"}
-    bench.clock.advance(60_000)
-    assert topic.keeper().sweep() == 1
-    assert list(folder.iterdir()) == []
-    assert states(bench, topic) == []
-    assert raw(topic) == before
-    assert topic.keeper().sweep() == 0
-
-
-def test_files_of_no_row_go_and_what_a_writer_makes_stays(bench: Workbench, topic: Topic) -> None:
-    with dying_at(Failpoint.SEGMENT_FILE_CREATED):
-        produce(topic, [one(b"a", b"1")])
-    assert topic.keeper().sweep() == 0, "it is at the topic's end, where a writer may be at work"
-    bench.append(topic, [content((b"x", b"1"))])
-    assert topic.keeper().sweep() == 1
-    produce(topic, [one(b"b", b"2")])
-    assert topic.keeper().sweep() == 0
-    assert [m.key for m in raw(topic)] == [b"x", b"b"]
-
-
-def test_a_sweep_of_one_topic_looks_at_no_other(
-    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is made every second by each writer's sealer."""
-    assert isinstance(bench.clock, ManualClock)
-    other = bench.topic("other")
-    for one_topic in (topic, other):
-        produce(one_topic, [one(b"a", b"1")])
-        one_topic.keeper().settle(one_topic.record)
-    bench.clock.advance(60_000)
-    with monkeypatch.context() as patched:
-        patched.setattr(type(bench.metadata), "topics", lambda _: pytest.fail("it lists all topics"))
-        assert topic.keeper().sweep(topic.record) == 1
-        assert topic.keeper().sweep(topic.record) == 0
-    assert (states(bench, topic), states(bench, other)) == ([], ["SEALED"])
-    assert topic.keeper().sweep() == 1
-
-
-def test_a_file_that_cannot_be_removed_holds_up_no_other(
-    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither of its topic, nor of others, nor of topics that were deleted; all that is told."""
-    assert isinstance(bench.clock, ManualClock)
-    assert bench.log is not None
-    other, deleted = bench.topic("other"), bench.topic("was-deleted")
-    for each in (topic, topic, other, deleted, deleted):
-        produce(each, [one(b"k", b"v")])
-        each.keeper().settle(each.record)
-    bench.metadata.tenancy.delete_topic(deleted.record.id)
-    bench.clock.advance(bench.metadata.policies.effective(topic.record).file_delete_delay_ms)
-    stuck = {bench.log.of_topic(each.record.uid) / f"{0:020}.log" for each in (topic, deleted)}
-    unlink = Path.unlink
-
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        if path in stuck:
-            raise PermissionError(1, "Operation not permitted", str(path))
-        unlink(path, missing_ok)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "unlink", refuse)
-        failing: dict[str, str] = {}
-        assert topic.keeper().sweep(failing=failing) == 3
-        assert failing.keys() == {str(topic.name), deleted.record.uid}
-        assert failing[str(topic.name)].endswith(f"{0:020}.log: Operation not permitted")
-        assert len(bench.metadata.log.segments(topic.record.id)) == 1
-        assert bench.metadata.log.segments(other.record.id) == []
-        for wanted in (None, topic.record):
-            with pytest.raises(Unavailable, match=r"are not swept: .* not permitted"):
-                topic.keeper().sweep(wanted)
-    assert topic.keeper().sweep() == 2
-    assert not any(file.exists() for file in stuck)
-
-
-def test_another_directory_sweeps_nothing_of_ours(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
-    assert isinstance(bench.clock, ManualClock)
-    produce(topic, [one(b"a", b"1")])
-    topic.keeper().settle(topic.record)
-    bench.clock.advance(10**9)
-    other = LogManager(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "other"), "other")
-    assert other.sweep() == 0
-    assert states(bench, topic) == ["SEALED"]
-
-
-def test_a_reader_goes_on_when_its_segment_is_sealed_and_swept(bench: Workbench, topic: Topic) -> None:
-    """L4: a consistent list of segments and ledgers while both change."""
-    assert isinstance(bench.clock, ManualClock)
-    bench.metadata.policies.set("broker", "segment.bytes", 1 << 14)
-    produce(topic, [one(b"k%d" % number, b"x" * 9000) for number in range(9)])
-    expected = raw(topic)
-    assert len(topic.snapshot().segments) > 3
-    reading = topic.messages()
-    given: list[Message] = [next(reading)]
-    topic.keeper().settle(topic.record)
-    bench.clock.advance(60_000)
-    assert topic.keeper().sweep() > 3
-    given += reading
-    assert given == expected
+    assert topic.log_manager().roll_old({}) == 1
 
 
 def test_a_segment_in_another_directory_is_left_to_those_who_have_it(
@@ -515,20 +397,13 @@ def test_a_segment_in_another_directory_is_left_to_those_who_have_it(
 ) -> None:
     """It is named at once where no service lives that would seal it; no claim of ours keeps its sealer from it."""
     produce(topic, [one(b"a", b"1")])
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     nowhere = tmp_path / "nowhere"
     other = LogManager(bench.metadata, bench.store, bench.clock, LogDirectory(nowhere), "other")
     started = bench.clock.now_ms()
     with pytest.raises(SegmentNotLocal, match="is in the log directory"):
-        other.settle(topic.record)
+        other.roll_and_seal(topic.record)
     assert bench.clock.now_ms() == started
-    assert len(list(topic.keeper().seal(topic.record))) == 1
-    assert other.settle(topic.record) == ()
+    assert len(list(topic.log_manager().seal(topic.record))) == 1
+    assert other.roll_and_seal(topic.record) == ()
     assert other.sweep() == 0
-
-
-def test_looking_after_a_topic_without_a_log_makes_no_directory(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
-    bench.append(topic, [content((b"a", b"1"))])
-    bench.compact(topic)
-    topic.keeper().sweep()
-    assert not (tmp_path / "log").exists()

@@ -10,18 +10,13 @@ import pytest
 
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, LARGEST_ENTRY, frame_head
-from storage.log.high_watermark import HighWatermark, HighWatermarkWriter, read_visible_end
+from storage.log.high_watermark import HighWatermark, HighWatermarkWriter, read_high_watermark
 from storage.log.segment import FlushPolicy
 from storage.model import MessageId, Position
 from tests.segments import NEVER, PARTITION, OneSegment, batch, flip, message, placed, places
 
 ENTRIES = [message(0), batch(3), message(2, 30), batch(2), message(4)]
 NEXT_OFFSET = 1008
-
-
-@pytest.fixture
-def segment(tmp_path: Path) -> OneSegment:
-    return OneSegment(tmp_path)
 
 
 def left_open(segment: OneSegment, entries: list[bytes] = ENTRIES, flushed: int | None = None) -> bytes:
@@ -164,7 +159,7 @@ def test_what_an_old_end_does_not_know_is_kept(segment: OneSegment) -> None:
     left_open(segment, flushed=1)
     with segment.recover() as writer:
         assert (writer.entries, writer.cut_bytes) == (5, 0)
-        end = read_visible_end(segment.files.end, segment.header.checksum)
+        end = read_high_watermark(segment.files.end, segment.header.checksum)
         assert end == HighWatermark(writer.size, writer.size, 5, NEXT_OFFSET)
 
 

@@ -33,7 +33,6 @@ class Disk:
 
 def test_rolled_segments_that_nobody_seals_stop_appends(bench: Workbench, topic: Topic) -> None:
     """While the store is away they would fill the disk."""
-    assert isinstance(bench.clock, ManualClock)
     assert bench.log is not None
     uid, metadata = bench.log.uid, bench.metadata
     room = Room(bench.clock, bench.log.path, lambda: metadata.log.rolled_bytes(uid), max_rolled_bytes=200)
@@ -48,7 +47,7 @@ def test_rolled_segments_that_nobody_seals_stop_appends(bench: Workbench, topic:
             log.append(one(b"a", b"3"))
     with pytest.raises(StorageFull):
         produce(other, [one(b"b", b"1")])
-    list(bounded.keeper().seal(bounded.record))
+    list(bounded.log_manager().seal(bounded.record))
     bench.clock.advance(ROLLED_MS)
     produce(bounded, [one(b"a", b"4")])
     assert [message.payload for message in raw(topic)] == [b"1", b"2", b"4"]

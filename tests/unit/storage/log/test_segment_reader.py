@@ -30,12 +30,6 @@ from tests.segments import (
     write_version_1,
 )
 
-
-@pytest.fixture
-def segment(tmp_path: Path) -> OneSegment:
-    return OneSegment(tmp_path)
-
-
 # What it reads
 
 
@@ -159,7 +153,7 @@ def test_damage_in_the_end_file_hides_nothing(
         for position in damaged:
             flip(segment.files.end, position)
         assert segment.visible() == ENTRIES
-        assert segment.reader().visible_end() == HighWatermark(writer.size, writer.size, len(ENTRIES), NEXT_OFFSET)
+        assert segment.reader().high_watermark() == HighWatermark(writer.size, writer.size, len(ENTRIES), NEXT_OFFSET)
         # Once, not at each read; if one copy is whole, it says it, and nothing is logged.
         assert caplog.text.count("is damaged; the frames of") == (1 if len(damaged) == 2 else 0)
         writer.append(message(0))

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
 from storage.errors import ObjectMissing
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES
-from storage.log.segment_dump import FrameState, ScannedFrame, scan
+from storage.log.segment_dump import FrameState, ScannedFrame, SegmentScan
 from tests.segments import ENTRIES, PLACES, OneSegment, flip, message
 
 
-@pytest.fixture
-def segment(tmp_path: Path) -> OneSegment:
-    return OneSegment(tmp_path)
-
-
 def scanned(segment: OneSegment) -> list[ScannedFrame]:
-    with scan(segment.files.log) as found:
+    with SegmentScan(segment.files.log) as found:
         frames = list(found.frames())
         position = HEADER_BYTES
         for frame in frames:  # without gaps, whatever the file is
@@ -43,7 +37,7 @@ def test_a_scan_of_a_good_segment(segment: OneSegment) -> None:
     assert summary(frames) == VALID
     assert [frame.data for frame in frames] == ENTRIES
     assert all(frame.header is not None and frame.problem is None for frame in frames)
-    with scan(segment.files.log) as found:
+    with SegmentScan(segment.files.log) as found:
         assert (found.header, found.problem) == (segment.header, None)
 
 
@@ -114,7 +108,7 @@ def test_a_scan_without_a_header_shows_the_entries(segment: OneSegment, position
     segment.rolled(ENTRIES)
     flip(segment.files.log, position)
     path = segment.files.log.rename(segment.folder / name)
-    with scan(path) as found:
+    with SegmentScan(path) as found:
         assert found.header is None
         assert found.problem
         frames = list(found.frames())
@@ -128,11 +122,11 @@ def test_a_scan_without_a_header_shows_the_entries(segment: OneSegment, position
 @pytest.mark.parametrize("data", [b"", b"x", bytes(64), os.urandom(5000), bytes(5000)])
 def test_a_scan_of_what_is_no_segment(segment: OneSegment, data: bytes) -> None:
     segment.files.log.write_bytes(data)
-    with scan(segment.files.log) as found:
+    with SegmentScan(segment.files.log) as found:
         assert found.header is None
         assert [frame.state for frame in found.frames()] == ([FrameState.DAMAGED] if len(data) > 64 else [])
 
 
 def test_a_scan_of_no_file(segment: OneSegment) -> None:
     with pytest.raises(ObjectMissing):
-        scan(segment.files.log)
+        SegmentScan(segment.files.log)

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from storage.log.sparse_index import NO_TIME, RECORD_BYTES, IndexFile, IndexPointers, Place
+from storage.log.sparse_index import NO_TIME, RECORD_BYTES, FramePosition, IndexFile, IndexPointers
 
 SEED, FIRST = 99, 1000
 
 
-def written(path: Path, count: int = 10) -> list[Place]:
+def written(path: Path, count: int = 10) -> list[FramePosition]:
     """An index of entries of 60 bytes and 2 offsets, times up and down, a record for every second one."""
     pointers, data = IndexPointers(FIRST, SEED, spacing_bytes=120), b""
     for n in range(2 * count + 1):
         data += pointers.record(n, FIRST + 2 * n, 64 + 60 * n, publish_time=100 * n if n % 2 else 50 * n)
     path.write_bytes(data)
-    return [Place(n, FIRST + 2 * n, 64 + 60 * n, 100 * (n - 1)) for n in range(2, 2 * count + 1, 2)]
+    return [FramePosition(n, FIRST + 2 * n, 64 + 60 * n, 100 * (n - 1)) for n in range(2, 2 * count + 1, 2)]
 
 
 def test_records_byte_by_byte(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_the_time_is_the_largest_of_all_before(tmp_path: Path) -> None:
     path.write_bytes(b"".join(pointers.record(n, FIRST + n, 64 + n, time) for n, time in enumerate(times)))
     with IndexFile(path, FIRST, SEED) as index:
         assert [place.time_before for place in index] == [5, 9, 9, 9, 12]
-        assert Place.first(FIRST).time_before == NO_TIME
+        assert FramePosition.first(FIRST).time_before == NO_TIME
 
 
 @pytest.mark.parametrize("damaged", range(10))

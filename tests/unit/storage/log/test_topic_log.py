@@ -24,13 +24,12 @@ from storage.log import open_segment
 from storage.log.directory import UID_FILE, LogDirectory
 from storage.log.group_commit import Answer
 from storage.log.open_segment import ENTRY_PADDING, roll_open_segment
-from storage.log.segment import Appended, SegmentFiles
+from storage.log.segment import AppendResult
 from storage.log.segment_writer import SegmentWriter
 from storage.log.topic_log import TopicLog
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import SegmentState
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.dying import dying_at
 from tests.entries import batch, one, produce
 from tests.workbench import Workbench, content, raw
@@ -42,11 +41,6 @@ def policy(bench: Workbench, topic: Topic, name: str, value: object) -> None:
 
 def segments(bench: Workbench, topic: Topic) -> list[tuple[int, str]]:
     return [(one.first_offset, one.state.value) for one in bench.metadata.log.segments(topic.record.id)]
-
-
-def segment_file(bench: Workbench, topic: Topic, first_offset: int = 0) -> Path:
-    assert bench.log is not None
-    return SegmentFiles(bench.log.of_topic(topic.record.uid), first_offset).log
 
 
 def test_what_is_appended_is_read_at_once_with_ids_and_offsets(topic: Topic) -> None:
@@ -84,7 +78,6 @@ def test_one_writer_at_a_time(topic: Topic) -> None:
 
 def test_a_writer_that_lost_its_lease_in_its_sleep_still_keeps_others_out(bench: Workbench, topic: Topic) -> None:
     """The lock on the file is the fence: nobody may recover a segment that somebody may still append to."""
-    assert isinstance(bench.clock, ManualClock)
     with topic.append_log() as log:
         log.append(one(b"a", b"1"))
         bench.clock.advance(10 * 60_000)
@@ -107,7 +100,6 @@ def test_a_fenced_writer_appends_no_more(bench: Workbench, topic: Topic) -> None
 
 def test_a_fenced_writer_that_lives_on_keeps_nobody_out(bench: Workbench, topic: Topic) -> None:
     """It gives up the file when it learns that it lost the lease, and does not wait for its end."""
-    assert isinstance(bench.clock, ManualClock)
     with topic.append_log() as log:
         log.append(one(b"a", b"1"))
         bench.clock.advance(10 * 60_000)
@@ -149,7 +141,7 @@ def test_what_a_fenced_writer_has_not_written_yet_fails(topic: Topic, monkeypatc
             os.sched_yield()
         go_on.set()
         heart.join(30)
-        assert [type(answer) for answer in answers] == [Appended, Fenced]
+        assert [type(answer) for answer in answers] == [AppendResult, Fenced]
     assert [m.key for m in raw(topic)] == [b"a"]
 
 
@@ -195,16 +187,15 @@ def test_segments_roll_by_what_they_are_uncompressed(
 
 
 def test_segments_roll_by_age_also_when_nothing_comes(bench: Workbench, topic: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
     policy(bench, topic, "segment.ms", 60_000)
     with topic.append_log() as log:
         log.append(one(b"a", b"1"))
-        log.look()
+        log.poll()
         assert segments(bench, topic) == [(0, "OPEN")]
         bench.clock.advance(60_000)
-        log.look()
+        log.poll()
         assert segments(bench, topic) == [(0, "ROLLED")]
-        log.look()
+        log.poll()
         log.append(one(b"b", b"2"))
     assert segments(bench, topic) == [(0, "ROLLED"), (1, "OPEN")]
 
@@ -213,11 +204,11 @@ def test_a_writer_rolls_when_it_is_asked_to(bench: Workbench, topic: Topic) -> N
     with topic.append_log() as log:
         log.append(one(b"a", b"1"))
         bench.metadata.log.request_roll(topic.record.id)
-        log.look()
+        log.poll()
         assert segments(bench, topic) == [(0, "ROLLED")]
         assert not bench.metadata.log.roll_requested(topic.record.id)
         bench.metadata.log.request_roll(topic.record.id)
-        log.look()
+        log.poll()
         assert not bench.metadata.log.roll_requested(topic.record.id), "there was nothing to roll: said all the same"
 
 
@@ -246,7 +237,7 @@ def test_no_segment_is_opened_for_an_entry_that_cannot_be_taken(bench: Workbench
             with pytest.raises(InvalidRecord):
                 asyncio.run(log.append_async(refused))
     assert segments(bench, topic) == []
-    assert not segment_file(bench, topic).exists()
+    assert not bench.files(topic).log.exists()
     produce(topic, [one(b"a", b"1")])
     assert [m.offset for m in raw(topic)] == [0]
 
@@ -368,7 +359,7 @@ def test_a_file_without_a_row_is_replaced(bench: Workbench, topic: Topic) -> Non
 
     with dying_at(Failpoint.SEGMENT_FILE_CREATED):
         produce(topic, [one(b"a", b"1")])
-    assert segment_file(bench, topic).exists()
+    assert bench.files(topic).log.exists()
     assert segments(bench, topic) == []
     produce(topic, [one(b"b", b"2")])
     assert [(m.offset, m.key) for m in raw(topic)] == [(0, b"b")]
@@ -376,7 +367,7 @@ def test_a_file_without_a_row_is_replaced(bench: Workbench, topic: Topic) -> Non
 
 def test_a_row_without_a_file_is_a_loss_and_named(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"a", b"1")])
-    segment_file(bench, topic).unlink()
+    bench.files(topic).log.unlink()
     with pytest.raises(ObjectMissing, match=r"00000000000000000000\.log"):
         produce(topic, [one(b"b", b"2")])
     with pytest.raises(ObjectMissing, match=r"00000000000000000000\.log"):
@@ -389,15 +380,15 @@ def test_damage_in_what_was_flushed_is_named_and_costs_what_is_damaged_if_that_i
     """No offset and no id is given again, and what is behind the damage is kept."""
     produce(topic, [one(b"a", b"1"), one(b"b", b"2"), batch((b"c", b"3"), (b"d", b"4"))])
     before = raw(topic)
-    file = segment_file(bench, topic)
+    file = bench.files(topic).log
     data = bytearray(file.read_bytes())
     data[data.index(b"b", 64 + 60)] ^= 1
     file.write_bytes(data)
     with pytest.raises(ObjectDamaged, match=r"00000000000000000000\.log"):
         produce(topic, [one(b"c", b"3")])
-    topic.keeper().roll(topic.record, accept_loss=True)
+    topic.log_manager().roll(topic.record, accept_loss=True)
     produce(topic, [one(b"e", b"5")])
-    (remains,) = topic.keeper().seal_remains(topic.record)
+    (remains,) = topic.log_manager().seal_damaged(topic.record)
     assert remains.lost == 1
     found = raw(topic)
     assert [m.offset for m in found] == [0, 2, 3, 4]
@@ -438,7 +429,7 @@ def test_a_log_directory_keeps_its_name_and_a_broken_one_is_told(tmp_path: Path)
 
 def test_states_follow_each_other(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"a", b"1")])
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     (sealed,) = bench.metadata.log.segments(topic.record.id)
     assert sealed.state is SegmentState.SEALED
     assert segments(bench, topic) == [(0, "SEALED")]

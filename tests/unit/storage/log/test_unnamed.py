@@ -15,7 +15,6 @@ from storage.log.directory import LogDirectory
 from storage.log.segment import SegmentFiles
 from storage.model import Message
 from storage.topic import Topic
-from tests.clocks import ManualClock
 from tests.entries import one, produce
 from tests.segments import flip
 from tests.workbench import Workbench, content, raw
@@ -40,20 +39,15 @@ def backed_up(bench: Workbench) -> Callable[[], None]:
     return restore
 
 
-def folder_of(bench: Workbench, topic: Topic) -> Path:
-    assert bench.log is not None
-    return bench.log.of_topic(topic.record.uid)
-
-
 def kept_aside(bench: Workbench, topic: Topic) -> list[str]:
-    return sorted(file.name for file in folder_of(bench, topic).iterdir() if ".aside-" in file.name)
+    return sorted(file.name for file in bench.folder(topic).iterdir() if ".aside-" in file.name)
 
 
 def segments_of(topic: Topic, *keys: bytes) -> list[Message]:
     """One segment a key, all rolled but the last; the messages as they can be read."""
     for number, key in enumerate(keys):
         if number:
-            topic.keeper().roll(topic.record)
+            topic.log_manager().roll(topic.record)
         produce(topic, [one(key, b"acknowledged")])
     return raw(topic)
 
@@ -82,12 +76,12 @@ def test_others_than_a_writer_take_it_up_too(bench: Workbench, topic: Topic, by:
     restore()
     assert raw(topic) == []
     if by == "roll":
-        topic.keeper().roll(topic.record)
+        topic.log_manager().roll(topic.record)
     elif by == "import":
         bench.append(topic, [content((b"new", b"1"))])
     elif by == "sweep":
         failing: dict[str, str] = {}
-        topic.keeper().sweep(failing=failing)
+        topic.log_manager().sweep(failing=failing)
         assert not failing
     else:
         bench.compact(topic)
@@ -95,14 +89,13 @@ def test_others_than_a_writer_take_it_up_too(bench: Workbench, topic: Topic, by:
 
 
 def test_a_gap_before_what_was_lost_refuses_appends_until_the_loss_is_accepted(bench: Workbench, topic: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
     bench.append(topic, [content((b"a", b"1"))])
     restore = backed_up(bench)
     segments_of(topic, b"b", b"c")
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     produce(topic, [one(b"d", b"4")])
     bench.clock.advance(60_000)
-    topic.keeper().sweep(topic.record)  # b and c are in ledgers alone, which the backup does not know
+    topic.log_manager().sweep(topic.record)  # b and c are in ledgers alone, which the backup does not know
     restore()
     refusal = r"00000000000000000003\.log holds messages .* the topic ends at offset 1 in the database"
     with pytest.raises(Misconfigured, match=refusal):
@@ -110,10 +103,10 @@ def test_a_gap_before_what_was_lost_refuses_appends_until_the_loss_is_accepted(b
     with pytest.raises(Misconfigured, match=refusal):
         bench.append(topic, [content((b"new", b"1"))])
     failing: dict[str, str] = {}
-    topic.keeper().sweep(failing=failing)
+    topic.log_manager().sweep(failing=failing)
     assert "the topic ends at offset 1" in failing[str(topic.name)]
     assert kept_aside(bench, topic) == []
-    topic.keeper().roll(topic.record, accept_loss=True)
+    topic.log_manager().roll(topic.record, accept_loss=True)
     assert kept_aside(bench, topic) == [f"{3:020d}.aside-1.{kind}" for kind in ("end", "index", "log")]
     produce(topic, [one(b"new", b"1")])
     assert [m.key for m in raw(topic)][-1] == b"new"
@@ -129,7 +122,7 @@ def test_what_another_machine_has_given_the_id_of_is_not_taken_up(
     produce(other, [one(b"x", b"1")])
     with pytest.raises(Misconfigured, match=r"its ledger id \d+ was given to another ledger: restore a database"):
         produce(topic, [one(b"new", b"1")])
-    topic.keeper().roll(topic.record, accept_loss=True)
+    topic.log_manager().roll(topic.record, accept_loss=True)
     produce(topic, [one(b"new", b"1")])
     assert [m.key for m in raw(topic)] == [b"new"]
 
@@ -169,7 +162,7 @@ def test_what_keeps_no_id_is_logged_and_stops_no_other_topic(
     restore = backed_up(bench)
     segments_of(topic, b"a")
     restore()
-    file = SegmentFiles(folder_of(bench, topic), 0).log
+    file = bench.files(topic).log
     flip(file, 20)
     assert bench.log is not None
     started = replace(bench, log=LogDirectory(bench.log.path))
@@ -181,13 +174,13 @@ def test_damage_in_what_was_lost_is_set_aside_only_if_that_is_accepted(bench: Wo
     restore = backed_up(bench)
     segments_of(topic, b"a")
     restore()
-    file = SegmentFiles(folder_of(bench, topic), 0).log
+    file = bench.files(topic).log
     flip(file, 20)
     damaged = file.read_bytes()
     with pytest.raises(Misconfigured, match="the header's checksum is wrong"):
         produce(topic, [one(b"new", b"1")])
-    topic.keeper().roll(topic.record, accept_loss=True)
-    assert (folder_of(bench, topic) / f"{0:020d}.aside-1.log").read_bytes() == damaged
+    topic.log_manager().roll(topic.record, accept_loss=True)
+    assert (bench.folder(topic) / f"{0:020d}.aside-1.log").read_bytes() == damaged
 
 
 @pytest.mark.parametrize("error", [Fenced("overtaken", "stop"), Misconfigured("read-only", "use another")])
@@ -204,9 +197,9 @@ def test_what_has_nothing_to_do_with_the_file_sets_nothing_aside(
     with monkeypatch.context() as patched:
         patched.setattr(bench.metadata.log, "take_up_segment", fail)
         with pytest.raises(type(error), match=error.message):
-            topic.keeper().roll(topic.record, accept_loss=True)
+            topic.log_manager().roll(topic.record, accept_loss=True)
     assert kept_aside(bench, topic) == []
-    topic.keeper().roll(topic.record)
+    topic.log_manager().roll(topic.record)
     assert raw(topic) == before
 
 
@@ -215,24 +208,24 @@ def test_a_sweep_sets_messages_below_the_end_aside(bench: Workbench, topic: Topi
     restore = backed_up(bench)
     segments_of(topic, b"a", b"b")
     restore()
-    folder = folder_of(bench, topic)
+    folder = bench.folder(topic)
     hidden = folder.rename(folder.with_name("away"))
     bench.append(topic, [content((b"x", b"1"), (b"y", b"2"), (b"z", b"3"))])
     shutil.rmtree(folder, ignore_errors=True)
     hidden.rename(folder)
     lost = (folder / f"{1:020d}.log").read_bytes()
     failing: dict[str, str] = {}
-    assert topic.keeper().sweep(failing=failing) == 0
+    assert topic.log_manager().sweep(failing=failing) == 0
     assert "holds messages and has no row" in failing[str(topic.name)]
     assert (folder / f"{1:020d}.aside-1.log").read_bytes() == lost
     failing.clear()
-    assert topic.keeper().sweep(failing=failing) == 0
+    assert topic.log_manager().sweep(failing=failing) == 0
     assert not failing
     assert [m.key for m in raw(topic)] == [b"x", b"y", b"z"]
 
 
 def test_a_new_segment_takes_no_name_of_a_file_that_holds_something(bench: Workbench, topic: Topic) -> None:
-    folder = folder_of(bench, topic)
+    folder = bench.folder(topic)
     folder.mkdir(parents=True)
     files = SegmentFiles(folder, 0)
     header = bytes(64)
@@ -240,7 +233,7 @@ def test_a_new_segment_takes_no_name_of_a_file_that_holds_something(bench: Workb
         files.log.write_bytes(header + b"%d" % number)
         with pytest.raises(Misconfigured, match="it does not begin as a segment does"):
             produce(topic, [one(b"new", b"1")])
-        topic.keeper().roll(topic.record, accept_loss=True)
+        topic.log_manager().roll(topic.record, accept_loss=True)
         assert (folder / f"{0:020d}.aside-{number}.log").read_bytes() == header + b"%d" % number
     produce(topic, [one(b"new", b"1")])
     assert [m.key for m in raw(topic)] == [b"new"]
@@ -248,22 +241,21 @@ def test_a_new_segment_takes_no_name_of_a_file_that_holds_something(bench: Workb
 
 def test_a_file_that_cannot_be_read_is_named(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"a", b"1")])
-    folder = SegmentFiles(folder_of(bench, topic), 1).log  # a file root may always read
+    folder = bench.files(topic, 1).log  # a file root may always read
     folder.mkdir()
     for number in range(9):
         (folder / str(number)).touch()
-    with pytest.raises(Unavailable, match=rf"cannot read the segment {folder_of(bench, topic)}/0+1\.log, .*: look at"):
+    with pytest.raises(Unavailable, match=rf"cannot read the segment {bench.folder(topic)}/0+1\.log, .*: look at"):
         produce(topic, [one(b"new", b"1")])
 
 
 def test_with_its_topic_what_was_set_aside_goes(bench: Workbench, topic: Topic) -> None:
-    assert isinstance(bench.clock, ManualClock)
     produce(topic, [one(b"a", b"1")])
-    folder = folder_of(bench, topic)
+    folder = bench.folder(topic)
     SegmentFiles(folder, 1).log.write_bytes(bytes(99))
-    topic.keeper().roll(topic.record, accept_loss=True)
+    topic.log_manager().roll(topic.record, accept_loss=True)
     assert len(kept_aside(bench, topic)) == 1
     bench.metadata.tenancy.delete_topic(topic.record.id)
     bench.clock.advance(60_000)
-    topic.keeper().sweep()
+    topic.log_manager().sweep()
     assert not folder.exists()

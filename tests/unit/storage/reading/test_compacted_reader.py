@@ -20,9 +20,10 @@ from storage.ledger.manifest import Manifest, read_manifest
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, Pin
 from storage.model import EARLIEST, LATEST, Message, MessageId
-from storage.reading.compacted_reader import TERM_MS
+from storage.reading.compacted_reader import PIN_TTL_MS
+from storage.reading.limits import ReadLimits
 from storage.reading.reader_state import ReaderState
-from storage.reading.snapshot_reader import Limits, row_messages
+from storage.reading.snapshot_reader import row_messages
 from storage.topic import Topic
 from tests.pulsar_entries import entry, metadata
 from tests.workbench import Workbench, content, raw, view
@@ -109,7 +110,7 @@ def test_the_pin_is_renewed_when_a_third_of_its_term_is_over(bench: Workbench, t
     with observed(steps.append):
         reading = topic.read(read_compacted=True)
         next(reading)
-        bench.advance(TERM_MS // 3 - 1)
+        bench.advance(PIN_TTL_MS // 3 - 1)
         next(reading)
         assert Failpoint.PIN_RENEWED not in steps
         bench.advance(1)
@@ -118,7 +119,7 @@ def test_the_pin_is_renewed_when_a_third_of_its_term_is_over(bench: Workbench, t
         next(reading)
         assert steps.count(Failpoint.PIN_RENEWED) == 1, "a new term has begun"
     (pin,) = pins(bench, topic)
-    assert pin.expires_at == bench.clock.now_ms() + TERM_MS
+    assert pin.expires_at == bench.clock.now_ms() + PIN_TTL_MS
 
 
 def test_a_database_that_is_away_stops_no_read(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,7 @@ def test_a_database_that_is_away_stops_no_read(bench: Workbench, topic: Topic, m
     got = take(reading, 1)
     for name in ("renew_pin", "release_pin"):
         monkeypatch.setattr(bench.metadata, name, away)
-    bench.advance(TERM_MS)
+    bench.advance(PIN_TTL_MS)
     assert got + list(reading) == expected
 
 
@@ -140,7 +141,7 @@ def replaced(
     """Publish a newer generation after these messages, and collect the old one."""
     bench.append(topic, [content(*changes)])
     bench.compactor().compact(topic.name, policies or RunPolicies())
-    bench.advance(GRACE_MS + TERM_MS)
+    bench.advance(GRACE_MS + PIN_TTL_MS)
     assert GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record).compacted_ledgers == 1
 
 
@@ -251,7 +252,7 @@ def test_a_later_value_that_retention_hides_is_said(bench: Workbench, topic: Top
     trim_compacted(bench, topic)
     scope = topic_scope(topic.record)
     bench.metadata.policies.set(scope, "cleanup.policy", "compact,delete")
-    bench.metadata.policies.set(scope, "retention.ms", GRACE_MS + TERM_MS + 5)
+    bench.metadata.policies.set(scope, "retention.ms", GRACE_MS + PIN_TTL_MS + 5)
     with pytest.raises(StateMayBeStale, match="past the topic's retention"):
         list(reading)
 
@@ -350,14 +351,14 @@ def test_a_deletion_that_went_unread_with_its_raw_is_said(
 ) -> None:
     """R7: no compacted ledger stands for what a reader behind the horizon has not read."""
     reader = topic.reader(read_compacted=True)
-    assert sum(map(len, reader.poll(Limits()))) == len(KEYS) + 2
+    assert sum(map(len, reader.poll(ReadLimits()))) == len(KEYS) + 2
     bench.append(topic, [content((KEYS[0], None))])
     losing(bench, topic)
     bench.append(topic, [content((b"new", b"1"))])
     if compacts:
         bench.compact(topic)
     with pytest.raises(StateMayBeStale):
-        reader.poll(Limits())
+        reader.poll(ReadLimits())
     again = view(list(topic.messages(read_compacted=True)))
     assert (KEYS[0] in again) == (losing is trim_by_force), "what is lost to all readers, no read can know"
     assert b"new" in again
@@ -367,11 +368,11 @@ def test_a_deletion_that_went_unread_with_its_raw_is_said(
 def test_a_read_that_has_delivered_nothing_cannot_be_stale(bench: Workbench, start: MessageId) -> None:
     topic = bench.topic()
     reader = topic.reader(start, read_compacted=True)
-    assert reader.poll(Limits()) == []
+    assert reader.poll(ReadLimits()) == []
     bench.append(topic, [content((b"k", None))])
     truncate(bench, topic)
     bench.append(topic, [content((b"new", b"1"))])
-    assert [one.offset for one in row_messages(iter(reader.poll(Limits())), -1)] == [1]
+    assert [one.offset for one in row_messages(iter(reader.poll(ReadLimits())), -1)] == [1]
 
 
 def test_a_reader_that_was_at_the_end_has_missed_nothing(bench: Workbench) -> None:
@@ -381,14 +382,14 @@ def test_a_reader_that_was_at_the_end_has_missed_nothing(bench: Workbench) -> No
         log.append(encode_message(b"k", b"v", producer="p", sequence_id=1, publish_time=1))
         log.append(entry(metadata(publish_time=1, num_messages_in_batch=3), b"\xff" * 40))  # cannot be taken apart
     reader = topic.reader(read_compacted=True)
-    assert sum(map(len, reader.poll(Limits()))) == 2
-    page = topic.page_reader(ReaderState(EARLIEST), read_compacted=True).rows(Limits())
+    assert sum(map(len, reader.poll(ReadLimits()))) == 2
+    page = topic.reader(ReaderState(EARLIEST), read_compacted=True).rows(ReadLimits())
     assert page.next.to_token() == "4~r"
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     trim_by_force(bench, topic)
     bench.append(topic, [content((b"new", b"1"))])
-    assert sum(map(len, reader.poll(Limits()))) == 1
-    assert len(topic.page_reader(page.next, read_compacted=True).messages(Limits()).messages) == 1
+    assert sum(map(len, reader.poll(ReadLimits()))) == 1
+    assert len(topic.reader(page.next, read_compacted=True).messages(ReadLimits()).messages) == 1
 
 
 def test_a_pin_that_was_lost_is_a_generation_that_is_gone(
@@ -407,7 +408,7 @@ def test_a_pin_that_was_lost_is_a_generation_that_is_gone(
         raise Fenced("the pin expired", "go on")
 
     monkeypatch.setattr(bench.metadata, "renew_pin", fenced)
-    bench.advance(TERM_MS)
+    bench.advance(PIN_TTL_MS)
     got += list(reading)
     assert view(got) == view(everything)
     assert [m.payload for m in got].count(b"first" * 9) == first_part

@@ -38,7 +38,7 @@ def test_a_trimmed_message_of_a_later_event_hides_none_that_is_left(tmp_path: Pa
     produce(topic, [one(b"z", b"0", event_time=1)])
     bench.compactor().compact(topic.name, RunPolicies(event_time_order=True))
     produce(topic, [one(b"a", b"late", event_time=9), one(b"a", b"1", event_time=5), one(b"a", b"2", event_time=3)])
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     expected = {1: b"late", 2: b"1", 3: b"2", 4: None}
     for start, value in expected.items():
         bench.metadata.log.trim(topic.record.id, start, [], force=True)

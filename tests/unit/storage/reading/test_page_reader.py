@@ -10,13 +10,12 @@ from compactor.maintenance.retention import Retention
 from storage.errors import StateMayBeStale
 from storage.metadata.policy_store import topic_scope
 from storage.model import Message
+from storage.reading.limits import ReadLimits
 from storage.reading.page_reader import CHUNK_EXPIRY_MS
 from storage.reading.positions import parse_start
 from storage.reading.reader_state import ReaderState
-from storage.reading.snapshot_reader import Limits
 from storage.topic import Topic
 from tests.chunked import Row, append, message, whole
-from tests.clocks import ManualClock
 from tests.workbench import Workbench, content, view
 
 TOKENS = [
@@ -38,7 +37,7 @@ def all_messages(topic: Topic, read_compacted: bool, messages: int) -> list[Mess
     """All messages, by pages that know nothing of each other but the token."""
     token, found = "earliest", list[Message]()
     while True:
-        page = topic.page_reader(state_of(token), read_compacted).messages(Limits(messages))
+        page = topic.reader(state_of(token), read_compacted).messages(ReadLimits(messages))
         if not page.messages:
             return found
         assert len(page.messages) <= messages
@@ -81,17 +80,17 @@ def test_bytes_of_a_page(bench: Workbench) -> None:
     topic = bench.topic()
     append(bench, topic, spread())
     expected, state, found = list(topic.messages()), state_of("earliest"), list[Message]()
-    while page := topic.page_reader(state).messages(Limits(bytes=7)).messages:
+    while page := topic.reader(state).messages(ReadLimits(bytes=7)).messages:
         assert len(page) == 1 or sum(len(one.key or b"") + len(one.payload or b"") for one in page) <= 7
         found += page
-        state = topic.page_reader(state).messages(Limits(bytes=7)).next
+        state = topic.reader(state).messages(ReadLimits(bytes=7)).next
     assert found == expected
 
 
 def test_rows_are_as_they_are_stored(bench: Workbench) -> None:
     topic = bench.topic()
     append(bench, topic, spread())
-    page = topic.page_reader(state_of("earliest")).rows(Limits(messages=2))
+    page = topic.reader(state_of("earliest")).rows(ReadLimits(messages=2))
     assert [offset for batch in page.batches for offset in batch.column("offset").to_pylist()] == [0, 1]
     assert page.next.to_token() == "2"
 
@@ -103,13 +102,13 @@ def test_one_that_stays_incomplete_holds_pages_for_a_while(bench: Workbench, lat
     times = (1_000, 1_000 + late, 1_000 + late)
     rows = [begun, message(b"a", b"x"), message(b"b", b"x")]
     append(bench, topic, [{**row, "publish_time": time} for row, time in zip(rows, times, strict=True)])
-    page = topic.page_reader(state_of("earliest")).messages(Limits(100))
+    page = topic.reader(state_of("earliest")).messages(ReadLimits(100))
     assert [one.key for one in page.messages] == [b"a", b"b"]
     assert page.next.to_token() == expected
-    again = topic.page_reader(page.next).messages(Limits(100))
+    again = topic.reader(page.next).messages(ReadLimits(100))
     assert again.messages == []
     append(bench, topic, [{**whole("u", b"k", b"1", b"2")[1], "publish_time": times[2]}])
-    rest = topic.page_reader(again.next).messages(Limits(100)).messages
+    rest = topic.reader(again.next).messages(ReadLimits(100)).messages
     assert [one.payload for one in rest] == ([] if late else [b"12"])
 
 
@@ -117,7 +116,7 @@ KEYS = [b"key-%02d" % number for number in range(20)]
 
 
 def page_of(topic: Topic, token: str, messages: int) -> tuple[list[Message], str]:
-    page = topic.page_reader(state_of(token), read_compacted=True).messages(Limits(messages))
+    page = topic.reader(state_of(token), read_compacted=True).messages(ReadLimits(messages))
     return page.messages, page.next.to_token()
 
 
@@ -128,7 +127,6 @@ def churn(bench: Workbench, topic: Topic) -> None:
 
 
 def collect(bench: Workbench, topic: Topic) -> int:
-    assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(GRACE_MS)
     return GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record).compacted_ledgers
 

@@ -10,8 +10,9 @@ from storage.ledger.manifest import read_manifest
 from storage.ledger.seek import AtOffset, AtTime, Reset
 from storage.metadata.policy_store import topic_scope
 from storage.model import EARLIEST, LATEST, MessageId
-from storage.reading.snapshot_reader import Limits, messages
-from storage.reading.topic_reader import TopicReader
+from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import PageReader
+from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.entries import NOW, one, produce
 from tests.faults.faulty_store import Fault, FaultyStore, Kind, Script
@@ -29,7 +30,7 @@ def cleanup(bench: Workbench, topic: Topic, policy: str) -> Retention:
     return Retention(bench.metadata, bench.store, bench.clock, bench.log)
 
 
-def page(reader: TopicReader, limits: Limits = Limits()) -> list[int]:  # noqa: B008
+def page(reader: PageReader, limits: ReadLimits = ReadLimits()) -> list[int]:  # noqa: B008
     return [message.offset for message in messages(iter(reader.poll(limits)), -1)]
 
 
@@ -55,7 +56,7 @@ def test_an_error_costs_a_reader_nothing(bench: Workbench, topic: Topic, flag: b
         given: list[int] = []
         for _ in range(2 * len(expected)):
             try:
-                given += page(reader, Limits(messages=2))
+                given += page(reader, ReadLimits(messages=2))
             except Unavailable:
                 failures += 1
         assert given == expected, nth
@@ -147,7 +148,7 @@ def test_the_last_message_id_is_of_a_message_that_is_delivered(topic: Topic, las
     fields = {"marker_type": 10} if last == "marker" else {"num_messages_in_batch": 3}
     produce(topic, [one(b"a", b"1"), entry(metadata(**fields), b"\xff" * 40)])
     if sealed:
-        topic.keeper().settle(topic.record)
+        topic.log_manager().roll_and_seal(topic.record)
     assert topic.last_message_id() == raw(topic)[-1].message_id
     produce(topic, [entry(metadata(marker_type=10), b"m")] * 2)
     assert topic.last_message_id() == raw(topic)[-1].message_id
@@ -162,8 +163,8 @@ def test_what_was_sealed_and_swept_between_look_and_read_is_looked_for_again(ben
     bench.metadata.policies.set(topic_scope(topic.record), "file.delete.delay.ms", 0)
     produce(topic, [one(b"a", b"1", NOW + 5)])
     stale = topic.snapshot()
-    topic.keeper().settle(topic.record)
-    topic.keeper().sweep()
+    topic.log_manager().roll_and_seal(topic.record)
+    topic.log_manager().sweep()
     seen = [stale]
     now = topic.snapshot
     topic.snapshot = lambda: seen.pop() if seen else now()  # type: ignore[method-assign]
@@ -173,7 +174,7 @@ def test_what_was_sealed_and_swept_between_look_and_read_is_looked_for_again(ben
         assert page(topic.reader(AtTime(NOW + 1), read_compacted=flag)) == [0]
 
 
-def behind(bench: Workbench, topic: Topic) -> tuple[TopicReader, list[int]]:
+def behind(bench: Workbench, topic: Topic) -> tuple[PageReader, list[int]]:
     """A compacted reader that is raw and behind, while `compact` takes the raw messages that it has not read."""
     retention = cleanup(bench, topic, "compact")
     said = {0: b"J", 3: b"L", 4: b"K", 5: b"M", 7: b"J", 8: b"K", 12: b"L"}

@@ -15,8 +15,8 @@ from storage.reading.last_message import LastMessage
 from storage.reading.retention_filter import (
     BOTH,
     RetentionFilter,
-    visible,
-    visible_under,
+    filter_under,
+    retention_filter,
 )
 from storage.reading.snapshot_reader import SnapshotReader
 from storage.topic import Topic
@@ -52,13 +52,13 @@ def test_rows_below_the_start_or_too_old_are_left_out(shown: RetentionFilter, ex
 
 @pytest.mark.parametrize("cleanup", [frozenset(), {"delete"}, {"compact"}], ids=sorted)
 def test_other_policies_hide_nothing(cleanup: set[str]) -> None:
-    assert visible_under(TopicPolicies(cleanup_policy=frozenset(cleanup), retention_ms=0), 25, NOW) is None
+    assert filter_under(TopicPolicies(cleanup_policy=frozenset(cleanup), retention_ms=0), 25, NOW) is None
 
 
 def test_both_policies_hide_by_time_and_start() -> None:
-    assert visible_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=7), 25, NOW) == RetentionFilter(25, NOW - 7)
-    assert visible_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 25, NOW) == RetentionFilter(25, None)
-    assert visible_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 0, NOW) is None
+    assert filter_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=7), 25, NOW) == RetentionFilter(25, NOW - 7)
+    assert filter_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 25, NOW) == RetentionFilter(25, None)
+    assert filter_under(TopicPolicies(cleanup_policy=BOTH, retention_ms=-1), 0, NOW) is None
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_the_last_message_that_may_be_seen(
     bench: Workbench, topic: Topic, start: int, age: int, expected: bytes | None
 ) -> None:
     shown = RetentionFilter(start, bench.clock.now_ms() - age)
-    reader = SnapshotReader(bench.store, topic.snapshot(), shown=shown)
+    reader = SnapshotReader(bench.store, topic.snapshot(), retention=shown)
     found = LastMessage(bench.store, reader, Xxh3KeyHasher(topic.record.hash_seed)).message_id(True)
     payloads = {message.message_id: message.payload for message in topic.messages()}
     assert (None if found == EARLIEST else payloads[found]) == expected
@@ -129,8 +129,8 @@ def test_only_what_lies_behind_an_offset_may_be_hidden_there(bench: Workbench, t
 
 def test_of_a_topic_by_its_policies_now(bench: Workbench, topic: Topic) -> None:
     now = bench.clock.now_ms()
-    assert visible(bench.metadata, topic.record, now) is None
+    assert retention_filter(bench.metadata, topic.record, now) is None
     scope = topic_scope(topic.record)
     bench.metadata.policies.set(scope, "cleanup.policy", "delete,compact")
     bench.metadata.policies.set(scope, "retention.ms", 5)
-    assert visible(bench.metadata, topic.record, now) == RetentionFilter(0, now - 5)
+    assert retention_filter(bench.metadata, topic.record, now) == RetentionFilter(0, now - 5)

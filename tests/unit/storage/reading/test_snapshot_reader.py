@@ -15,6 +15,7 @@ from storage.ledger import names, rows
 from storage.ledger.deletion_bitmap import encode_deleted
 from storage.ledger.manifest import Manifest, Part, write_manifest
 from storage.ledger.rows_file import RowsObject
+from storage.ledger.seek import FromId
 from storage.log.bulk_append import INPUT_SCHEMA, to_rows
 from storage.metadata.records import CompactedLedgerRecord, TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, MessageId, Position, TopicName
@@ -56,7 +57,10 @@ def reader_of(store: ObjectStore, part: Part) -> SnapshotReader:
 
 
 def offsets(reader: SnapshotReader, start: MessageId = EARLIEST) -> list[int]:
-    return [offset for batch in reader.batches(start, True) for offset in batch.column("offset").to_pylist()]
+    compacted = reader.snapshot.compacted
+    assert compacted is not None
+    tables = reader.compacted(FromId(start), reader.manifest(compacted))
+    return [offset for table in tables for offset in table.column("offset").to_pylist()]
 
 
 @settings(max_examples=30)

@@ -12,13 +12,13 @@ from storage.ledger.seek import (
     AtOffset,
     AtTime,
     Reset,
-    Start,
+    StartPosition,
 )
-from storage.log.segment import SegmentFiles
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.objects.interface import ObjectStore
-from storage.reading.snapshot_reader import Limits, messages
-from storage.reading.topic_reader import TopicReader
+from storage.reading.limits import ReadLimits
+from storage.reading.page_reader import PageReader
+from storage.reading.snapshot_reader import messages
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import NOW, batch, one, produce
@@ -31,7 +31,7 @@ def topic(bench: Workbench) -> Topic:
     topic = bench.topic()
     bench.append(topic, [content((b"a", b"0"), (b"b", b"1"), (b"c", b"2"))])
     produce(topic, [one(b"d", b"3", NOW + 3), batch((b"e", b"4"), (b"f", b"5"), publish_time=NOW + 4)])
-    topic.keeper().settle(topic.record)
+    topic.log_manager().roll_and_seal(topic.record)
     produce(topic, [one(b"g", b"6", NOW + 10), one(b"h", b"7", NOW + 5)])
     bench.append(topic, [content((b"i", b"8"))])
     produce(topic, [one(b"j", b"9", NOW + 20), batch((b"k", b"10"), (b"l", b"11"), publish_time=NOW + 6)])
@@ -43,7 +43,7 @@ def offsets(reading: Iterator[Message]) -> list[int]:
     return [message.offset for message in reading]
 
 
-def page(reader: TopicReader, limits: Limits = Limits(), wait_ms: int = 0) -> list[int]:  # noqa: B008
+def page(reader: PageReader, limits: ReadLimits = ReadLimits(), wait_ms: int = 0) -> list[int]:  # noqa: B008
     return offsets(messages(iter(reader.poll(limits, wait_ms)), -1))
 
 
@@ -99,7 +99,7 @@ def test_a_time_is_not_that_of_a_message_that_was_trimmed(bench: Workbench, seal
     with topic.append_log(0) as log:
         log.roll()
     if sealed:
-        topic.keeper().settle(topic.record)
+        topic.log_manager().roll_and_seal(topic.record)
     bench.metadata.log.trim(topic.record.id, 2, [], force=True)
     for time, first in [(0, 2), (2, 3), (3, 4), (8, 4), (9, 6)]:
         assert offsets(topic.messages(AtTime(NOW + time))) == list(range(first, 6))
@@ -126,7 +126,7 @@ def test_pages_are_the_sequence(bench: Workbench, topic: Topic, flag: bool, size
     expected = offsets(topic.messages(read_compacted=flag))
     reader = topic.reader(read_compacted=flag)
     given: list[int] = []
-    while found := page(reader, Limits(size)):
+    while found := page(reader, ReadLimits(size)):
         assert len(found) <= size
         given += found
         if len(given) < 4:
@@ -139,10 +139,10 @@ def test_a_page_of_bytes_grows_for_a_message_that_is_larger(topic: Topic) -> Non
     """L3."""
     produce(topic, [one(b"big", b"x" * 10_000), one(b"z", b"1")])
     reader = topic.reader(AtOffset(11))
-    assert page(reader, Limits(bytes=100)) == [11]
-    assert page(reader, Limits(bytes=100)) == [12]
-    assert page(reader, Limits(bytes=100)) == [13]
-    assert page(reader, Limits(bytes=100)) == []
+    assert page(reader, ReadLimits(bytes=100)) == [11]
+    assert page(reader, ReadLimits(bytes=100)) == [12]
+    assert page(reader, ReadLimits(bytes=100)) == [13]
+    assert page(reader, ReadLimits(bytes=100)) == []
 
 
 class CallingClock(ManualClock):
@@ -162,7 +162,7 @@ def test_a_reader_waits_for_what_comes(bench: Workbench, topic: Topic) -> None:
     steps: list[Callable[[], object]] = [
         lambda: None,
         lambda: produce(topic, [one(b"m", b"12")]),
-        lambda: topic.keeper().settle(topic.record),
+        lambda: topic.log_manager().roll_and_seal(topic.record),
         lambda: bench.append(topic, [content((b"n", b"13"))]),
     ]
     clock = CallingClock(lambda: steps.pop(0)() if steps else None)
@@ -199,16 +199,16 @@ def test_below_the_first_offset_a_read_does_as_it_was_told(bench: Workbench, top
             assert _read(topic, start, reset) == _read(topic, start, Reset.EARLIEST)
 
 
-def _read(topic: Topic, start: Start, reset: Reset) -> list[int]:
+def _read(topic: Topic, start: StartPosition, reset: Reset) -> list[int]:
     return offsets(messages(topic.read(start, reset=reset), -1))
 
 
 @pytest.mark.parametrize("reset", list(Reset))
 def test_a_reader_whose_messages_are_trimmed_under_it(bench: Workbench, topic: Topic, reset: Reset) -> None:
     reader = topic.reader(reset=reset)
-    assert page(reader, Limits(2)) == [0, 1]
+    assert page(reader, ReadLimits(2)) == [0, 1]
     reader.close()  # what it had at hand is gone, as after a long sleep
-    reader._left = None
+    reader._rest = None
     trimmed(bench, topic, 4)
     if reset is Reset.FAIL:
         with pytest.raises(OffsetOutOfRange):
@@ -228,8 +228,7 @@ def test_a_lost_ledger_is_an_error_that_names_it_and_no_gap(bench: Workbench, to
 
 
 def test_a_lost_segment_likewise(bench: Workbench, topic: Topic) -> None:
-    assert bench.log is not None
-    file = SegmentFiles(bench.log.of_topic(topic.record.uid), 6).log
+    file = bench.files(topic, 6).log
     os.unlink(file)
     reading = topic.messages()
     assert [next(reading).offset for _ in range(6)] == list(range(6))
@@ -251,7 +250,7 @@ def test_the_last_message_is_the_tails(bench: Workbench, topic: Topic) -> None:
 def test_a_page_is_empty_only_if_there_is_nothing(topic: Topic) -> None:
     """Also when the look at the topic that it was read from ended just with the page before."""
     reader = topic.reader(AtOffset(9))
-    assert page(reader, Limits(3)) == [9, 10, 11]
+    assert page(reader, ReadLimits(3)) == [9, 10, 11]
     produce(topic, [one(b"m", b"12")])
     assert page(reader) == [12]
     assert page(reader) == []
@@ -266,7 +265,12 @@ def test_a_start_that_has_not_come_yet_is_waited_for(
     """With the flag too: what is before it is not given instead."""
     last = raw(topic)[-1].message_id
     behind = MessageId(last.ledger_id, last.entry_id + 1)
-    starts: dict[str, Start] = {"end": AtOffset(12), "beyond": AtOffset(14), "id": behind, "time": AtTime(NOW + 100)}
+    starts: dict[str, StartPosition] = {
+        "end": AtOffset(12),
+        "beyond": AtOffset(14),
+        "id": behind,
+        "time": AtTime(NOW + 100),
+    }
     if compacted:
         bench.compact(topic)
     reader = topic.reader(starts[start], read_compacted=flag)

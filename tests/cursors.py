@@ -1,0 +1,63 @@
+"""A cursor of a topic that tests make up: its database, which ids there are, and where the topic ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import event
+
+from storage.cursor import Cursor, CursorSettings
+from storage.metadata.records import TopicRecord
+from storage.metadata.store import MetadataStore
+from storage.model import MessageId, Position
+from tests.clocks import ManualClock
+
+MANUAL = CursorSettings(flush_acknowledgements=None, flush_ms=None)
+
+
+def at(offset: int) -> Position:
+    """A topic of ledgers of ten messages, in batches of five."""
+    return Position(offset, MessageId(offset // 10, offset % 10 // 5, -1, offset % 5))
+
+
+@dataclass
+class World:
+    metadata: MetadataStore
+    clock: ManualClock
+    topic: TopicRecord
+    located: list[int] = field(default_factory=list)
+    lost: set[int] = field(default_factory=set)
+    """Offsets of messages that are gone."""
+    locate_fails: Exception | None = None
+    end: int = 1 << 40
+    asked: int = 0
+    """How often the end was asked for."""
+
+    def locate(self, offset: int) -> Position | None:
+        self.located.append(offset)
+        if self.locate_fails is not None:
+            raise self.locate_fails
+        while offset in self.lost:
+            offset += 1
+        return at(offset)
+
+    def open(self, settings: CursorSettings = MANUAL, name: str = "s") -> Cursor:
+        return Cursor(self.metadata, self.clock, self.topic, name, self.locate, self.ends, settings)
+
+    def ends(self) -> int:
+        self.asked += 1
+        return self.end
+
+    def stored(self) -> Position | None:
+        return self.metadata.cursor(self.topic.id, "s").mark_delete
+
+    def statements(self) -> list[tuple[str, int]]:
+        """From now on: the beginning of each statement, and how many rows' parameters it has."""
+        seen: list[tuple[str, int]] = []
+
+        def before(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
+            seen.append((" ".join(statement.split()[:3]), len(parameters) if many else 1))
+
+        event.listen(self.metadata.database.engine, "before_cursor_execute", before)
+        return seen

@@ -1,0 +1,128 @@
+"""Sweeping a log directory: files go late, rows after them, and nothing that is not ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from storage.errors import Unavailable
+from storage.failpoints import Failpoint
+from storage.log.directory import LogDirectory
+from storage.log.log_manager import LogManager
+from storage.model import Message
+from storage.topic import Topic
+from tests.dying import dying_at
+from tests.entries import one, produce
+from tests.workbench import Workbench, content, raw
+
+
+def states(bench: Workbench, topic: Topic) -> list[str]:
+    return [one.state.value for one in bench.metadata.log.segments(topic.record.id)]
+
+
+def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: Topic) -> None:
+    produce(topic, [one(b"a", b"1")])
+    topic.log_manager().roll_and_seal(topic.record)
+    folder = bench.folder(topic)
+    before = raw(topic)
+    assert topic.log_manager().sweep() == 0
+    assert {file.suffix for file in folder.iterdir()} == {".log", ".end", ".index"}
+    bench.clock.advance(60_000)
+    assert topic.log_manager().sweep() == 1
+    assert list(folder.iterdir()) == []
+    assert states(bench, topic) == []
+    assert raw(topic) == before
+    assert topic.log_manager().sweep() == 0
+
+
+def test_files_of_no_row_go_and_what_a_writer_makes_stays(bench: Workbench, topic: Topic) -> None:
+    with dying_at(Failpoint.SEGMENT_FILE_CREATED):
+        produce(topic, [one(b"a", b"1")])
+    assert topic.log_manager().sweep() == 0, "it is at the topic's end, where a writer may be at work"
+    bench.append(topic, [content((b"x", b"1"))])
+    assert topic.log_manager().sweep() == 1
+    produce(topic, [one(b"b", b"2")])
+    assert topic.log_manager().sweep() == 0
+    assert [m.key for m in raw(topic)] == [b"x", b"b"]
+
+
+def test_a_sweep_of_one_topic_looks_at_no_other(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made every second by each writer's sealer."""
+    other = bench.topic("other")
+    for one_topic in (topic, other):
+        produce(one_topic, [one(b"a", b"1")])
+        one_topic.log_manager().roll_and_seal(one_topic.record)
+    bench.clock.advance(60_000)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(bench.metadata), "topics", lambda _: pytest.fail("it lists all topics"))
+        assert topic.log_manager().sweep(topic.record) == 1
+        assert topic.log_manager().sweep(topic.record) == 0
+    assert (states(bench, topic), states(bench, other)) == ([], ["SEALED"])
+    assert topic.log_manager().sweep() == 1
+
+
+def test_a_file_that_cannot_be_removed_holds_up_no_other(
+    bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of its topic, nor of others, nor of topics that were deleted; all that is told."""
+    other, deleted = bench.topic("other"), bench.topic("was-deleted")
+    for each in (topic, topic, other, deleted, deleted):
+        produce(each, [one(b"k", b"v")])
+        each.log_manager().roll_and_seal(each.record)
+    bench.metadata.tenancy.delete_topic(deleted.record.id)
+    bench.clock.advance(bench.metadata.policies.effective(topic.record).file_delete_delay_ms)
+    stuck = {bench.folder(each) / f"{0:020}.log" for each in (topic, deleted)}
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path in stuck:
+            raise PermissionError(1, "Operation not permitted", str(path))
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        failing: dict[str, str] = {}
+        assert topic.log_manager().sweep(failing=failing) == 3
+        assert failing.keys() == {str(topic.name), deleted.record.uid}
+        assert failing[str(topic.name)].endswith(f"{0:020}.log: Operation not permitted")
+        assert len(bench.metadata.log.segments(topic.record.id)) == 1
+        assert bench.metadata.log.segments(other.record.id) == []
+        for wanted in (None, topic.record):
+            with pytest.raises(Unavailable, match=r"are not swept: .* not permitted"):
+                topic.log_manager().sweep(wanted)
+    assert topic.log_manager().sweep() == 2
+    assert not any(file.exists() for file in stuck)
+
+
+def test_another_directory_sweeps_nothing_of_ours(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
+    produce(topic, [one(b"a", b"1")])
+    topic.log_manager().roll_and_seal(topic.record)
+    bench.clock.advance(10**9)
+    other = LogManager(bench.metadata, bench.store, bench.clock, LogDirectory(tmp_path / "other"), "other")
+    assert other.sweep() == 0
+    assert states(bench, topic) == ["SEALED"]
+
+
+def test_a_reader_goes_on_when_its_segment_is_sealed_and_swept(bench: Workbench, topic: Topic) -> None:
+    """L4: a consistent list of segments and ledgers while both change."""
+    bench.metadata.policies.set("broker", "segment.bytes", 1 << 14)
+    produce(topic, [one(b"k%d" % number, b"x" * 9000) for number in range(9)])
+    expected = raw(topic)
+    assert len(topic.snapshot().segments) > 3
+    reading = topic.messages()
+    given: list[Message] = [next(reading)]
+    topic.log_manager().roll_and_seal(topic.record)
+    bench.clock.advance(60_000)
+    assert topic.log_manager().sweep() > 3
+    given += reading
+    assert given == expected
+
+
+def test_looking_after_a_topic_without_a_log_makes_no_directory(bench: Workbench, topic: Topic, tmp_path: Path) -> None:
+    bench.append(topic, [content((b"a", b"1"))])
+    bench.compact(topic)
+    topic.log_manager().sweep()
+    assert not (tmp_path / "log").exists()
