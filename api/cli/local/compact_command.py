@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.durations import parse_duration
 from api.cli.kit.names import TOPIC_HELP
+from api.cli.kit.quantities import parse_bytes, parse_duration
 from api.cli.kit.stderr import say
-from api.cli.local.import_command import parse_size
 from api.cli.local.progress import progress_for
 from api.cli.local.spark_engine import spark_engine
 from api.components import Components, open_for_writing
@@ -121,7 +120,8 @@ def compact_topic(
         "event_time_order": event_time_order,
     }
     given |= {name: True for name, flag in flags.items() if flag}
-    read_rate, write_rate = (None if rate is None else parse_size(rate) for rate in (max_read_rate, max_write_rate))
+    read_rate = None if max_read_rate is None else parse_bytes("--max-read-rate", max_read_rate, least=1)
+    write_rate = None if max_write_rate is None else parse_bytes("--max-write-rate", max_write_rate, least=1)
 
     with open_for_writing(context.obj) as components:
         from api.cli.local.compact_report import report, report_forecasts

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from api.cli.kit import exit_codes
 from api.cli.kit.failures import describe as describe_error
-from api.cli.kit.failures import tell
+from api.cli.kit.failures import report as report_error
 from api.cli.kit.stderr import (
     counted,
     number,
@@ -48,7 +48,7 @@ def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as
             result = "Nothing to compact" if made is None else f"Compacted to ledger {made}"
             put(f"Compaction of topic {outcome.topic} complete. {result}", flush=True)
         if outcome.error is not None:
-            tell(outcome.error, str(outcome.topic) if topics > 1 else "")
+            report_error(outcome.error, str(outcome.topic) if topics > 1 else "")
     if topics > 1:
         say(_summary(seen))
     return next((outcome.error for outcome in seen if outcome.error is not None), None)
@@ -66,7 +66,7 @@ def report_forecasts(forecasts: Sequence[Forecast], as_json: bool) -> Exception 
         elif failed is None:
             put(f"Compaction of topic {topic} would {_would(estimate)}")
         if failed is not None:
-            tell(failed, str(topic) if len(forecasts) > 1 else "")
+            report_error(failed, str(topic) if len(forecasts) > 1 else "")
             first = first or failed
     return first
 

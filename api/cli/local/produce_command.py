@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.kit.names import TOPIC_HELP, EncodingName
+from api.cli.kit.names import EncodingName, Topic
 from api.cli.kit.stderr import abandon_output, counted, say
 from api.cli.local.import_command import check_quota, name_file, say_who_is_waited_for
 from api.components import open_for_writing
@@ -35,7 +35,7 @@ class CompressionName(StrEnum):
 
 def produce_messages(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    topic: Topic,
     file: Annotated[str, typer.Argument(metavar="FILE", help="JSON Lines; - is standard input.")] = "-",
     key: Annotated[str | None, typer.Option(metavar="K", help="The key of lines that have none.")] = None,
     batch: Annotated[int, typer.Option(metavar="N", min=1, max=262_144, help="Messages an entry, at most.")] = 1,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import compactor.engines.spark
-from api.cli.kit.durations import parse_duration
-from api.cli.local.progress import LiveLine
+from api.cli.kit.quantities import parse_duration
+from api.cli.local.progress import PhaseLine
 from api.components import open_components
 from api.settings.settings import Settings
 from compactor.engines.engine import Failed
@@ -392,7 +392,7 @@ def test_json_has_an_object_a_topic(compactor_command: Compactor, topics: tuple[
 
 def test_the_live_line_goes_on_while_no_task_ends() -> None:
     shown = io.StringIO()
-    line = LiveLine(shown)
+    line = PhaseLine(shown)
     line.phase("phase one", 4, 1000)
     assert shown.getvalue().endswith("phase one: 0/4 tasks, 0 s"), "no rate is known yet"
     line.done(2)
