@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 
 import pytest
 
 from api.cli.kit import exit_codes
-from api.reports import verify_document as document
-from compactor.verify.findings import Difference, Kind
-from compactor.verify.report import Report
-from storage.model import TopicName
 from tests.clients.cli.conftest import Compactor
 
 pytestmark = pytest.mark.usefixtures("in_process_engine")
@@ -55,12 +50,3 @@ def test_a_lost_object_is_named(compactor_command: Compactor, history: str, fold
     assert found.exit_code == exit_codes.DATA_LOSS
     assert found.stderr.count("\n") == 1
     assert any(line.startswith("damaged: ") and lost in line for line in found.stdout.splitlines())
-
-
-def test_a_key_that_is_not_text_is_shown_as_bytes_too() -> None:
-    one = Difference(Kind.MISSING, "an object", "it is not there", 7, b"\xff", "0" * 32)
-    shown = document(Report(TopicName.parse("t"), 3, 1, {"raw rows": 1}, (), (one,), {Kind.MISSING: 1}))
-    (difference,) = shown["differences"]
-    assert base64.b64decode(difference["key_base64"]) == b"\xff"
-    assert (difference["kind"], difference["offset"], difference["key"]) == ("missing", 7, "\N{REPLACEMENT CHARACTER}")
-    assert shown["checked"] == {"raw_rows": 1}
