@@ -4,7 +4,7 @@ A request waits in SQL until the service that leads executes it; the run that ta
 that there were. So a request is followed by its topic and the newest run before it: while it waits, then its run. It
 may end without a run: nothing is new, compaction was paused, or the run could not even begin.
 
-How far a run is stands on stderr. A connection that breaks is made again.
+How far a run is stands on stderr. A broken connection is opened again.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def follow(admin: Session, run: int) -> dict[str, Any]:
 
 
 def _run_behind(admin: Session, topic: str, newest: int) -> int | None:
-    """The first run behind `newest`, when there is one; None: the topic's request is gone without one."""
+    """The first run behind `newest`, when there is one; None: the request ended without a run."""
     reported = False
     failed = 0
     while True:

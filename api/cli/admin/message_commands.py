@@ -138,7 +138,7 @@ def get_key(
     try:
         found = admin.service.get(topic_path(topic, "key"), **query)
     except NotFound:
-        admin.service.get(topic_path(topic, "partitions"))  # which says so if it is the topic that does not exist
+        admin.service.get(topic_path(topic, "partitions"))  # an error if it is the topic that does not exist
         say(f"compactor-admin: the key {key!r} of {topic} has no value")
         raise typer.Exit(exit_codes.NO_VALUE) from None
     if admin.as_json:

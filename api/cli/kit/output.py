@@ -1,7 +1,7 @@
 """Documents on stdout: as JSON for scripts, as tables and lines for people.
 
 A document is plain values, as JSON has them: an HTTP answer, or what `api.reports` makes of records. Both programs show
-documents by the functions here, so a report looks the same whichever of them asks for it.
+documents by the functions here, so a report is the same in both.
 """
 
 from __future__ import annotations

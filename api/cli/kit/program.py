@@ -38,9 +38,9 @@ def program(name: str, about: str, exit_codes_help: str, *, completion: bool = T
 
 def group(app: typer.Typer, name: str, about: str) -> typer.Typer:
     """A group of commands of a program."""
-    made = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
-    app.add_typer(made, name=name)
-    return made
+    commands = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(commands, name=name)
+    return commands
 
 
 def run(app: typer.Typer, name: str, options: Sequence[str], flags: Sequence[str], interrupted: str) -> NoReturn:

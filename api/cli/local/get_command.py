@@ -40,7 +40,7 @@ def get_value(
 ) -> None:
     """Show the newest value of one key.
 
-    It is looked up in the key indexes of the compacted ledger and of what was appended since: a few small reads,
+    The key indexes of the compacted ledger and of what was appended since name it: a few small reads,
     whatever the topic's size. Exit code 8 if the key has no value: there is none, or it was deleted.
     """
     name = TopicName.parse(topic)

@@ -47,8 +47,8 @@ def check_quota(components: Components, topic: TopicRecord) -> None:
     BacklogLimits(components.metadata, components.store, components.clock, components.log).check(topic)
 
 
-def say_who_is_waited_for(seconds: int) -> Callable[[LeaseHeld], object]:
-    """What is said once while another writer has the topic."""
+def report_wait(seconds: int) -> Callable[[LeaseHeld], object]:
+    """Reports once that another writer has the topic."""
     return lambda held: say(f"compactor: {held.message}: waiting for it to end, for {seconds} s at most")
 
 
@@ -83,7 +83,7 @@ def import_files(
         opened = components.create_topic(name)
         check_quota(components, opened.record)
         writer = opened.bulk_append(
-            ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=say_who_is_waited_for(WAIT_SECONDS)
+            ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=report_wait(WAIT_SECONDS)
         )
         for file, tables in sources:
             started = time.perf_counter()

@@ -153,7 +153,7 @@ def _find(components: Components, ledger_id: int) -> tuple[TopicRecord, LedgerRe
 
     for topic in components.metadata.topics():
         segments = components.metadata.log.segments(topic.id)
-        unsealed = [one for one in segments if one.state is not SegmentState.SEALED]
+        unsealed = [segment for segment in segments if segment.state is not SegmentState.SEALED]
         pieces: list[LedgerRecord | SegmentRecord] = [*components.metadata.ledgers(topic.id), *unsealed]
         for found in pieces:
             if found.ledger_id == ledger_id:

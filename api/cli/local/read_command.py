@@ -99,7 +99,7 @@ def read_topic(
 def _follow(
     reader: TopicReader, limit: int | None, partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> None:
-    """Print messages as they come, until there were `limit` or somebody ends us."""
+    """Print messages as they come, up to `limit`, or until the process is ended."""
     from api.formats.jsonl import JsonLines
     from storage.reading.snapshot_reader import Limits, messages
 

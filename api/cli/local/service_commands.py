@@ -41,7 +41,7 @@ def adopt_store(
     """Use this object store with this database from now on.
 
     A database knows its store by an object there, `store.uid`, and writes to no other one. After the objects were moved
-    without it, or the database was made again or restored from before, this binds the two again.
+    without it, or the database was created again or restored from a backup, this binds the two again.
     """
     if dry_run and yes:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")

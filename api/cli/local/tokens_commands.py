@@ -1,6 +1,6 @@
 """`compactor tokens`: keys and tokens, as `bin/pulsar tokens` makes them; a broker takes ours, and we take its.
 
-Secrets go to standard output or to a file that nobody else may read, and nowhere else.
+Secrets go to standard output or to a file that only its owner may read.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def create_key_pair(
 
 def create_token(
     context: typer.Context,
-    subject: Annotated[str, typer.Option(metavar="ROLE", help="The role of who bears it.")],
+    subject: Annotated[str, typer.Option(metavar="ROLE", help="The role of its bearer.")],
     secret_key: SecretKey = None,
     private_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="file:///… or data:;base64,… of a private key, instead.")
@@ -96,7 +96,7 @@ def create_token(
 
 
 def show_token(token: Token = None) -> None:
-    """Show what a token says. It is not checked."""
+    """Show header and claims of a token. It is not checked."""
     from api.http.tokens import shown
 
     print(json.dumps(shown(_given(token)), indent=2))  # noqa: T201

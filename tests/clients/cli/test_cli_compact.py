@@ -221,27 +221,6 @@ def test_policies_are_frozen_in_the_run_and_other_ones_are_a_change(
     assert (len(runs("a")), runs("a")[0].policies) == (3, plain)
 
 
-def test_policies_do_what_they_say(compactor_command: Compactor, folder: Path, engine: Recording) -> None:
-    write_lines(
-        folder / "in.jsonl",
-        {"key": "old", "value": "1", "publish_time": 1000},
-        {"key": "gone", "value": None},
-        {"key": "e", "value": "late", "event_time": 9},
-        {"key": "e", "value": "early", "event_time": 5},
-    )
-    compactor_command("import", "t", "in.jsonl").done()
-
-    def view(*policies: str) -> list[tuple[str, str]]:
-        compactor_command("cursor", "delete", "t", "__compaction")
-        compactor_command("compact-topic", "--topic", "t", *policies).done()
-        return [(m["key"], m["value"]) for m in compactor_command("read", "t", "--read-compacted").messages]
-
-    assert view() == [("old", "1"), ("e", "early")]
-    assert view("--key-ttl", "30d") == [("e", "early")]
-    assert view("--tombstone-retention", "1h") == [("old", "1"), ("gone", None), ("e", "early")]
-    assert view("--event-time-order") == [("old", "1"), ("e", "late")]
-
-
 def test_a_minimal_lag_leaves_young_messages_alone(
     compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
 ) -> None:

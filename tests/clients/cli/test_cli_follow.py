@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from api.cli.local.read_command import ResetName
 from storage.ledger.seek import Reset
-from storage.reading.positions import parse_time
 from tests.clients.cli.conftest import Compactor, write_lines
 
 COMMAND = [sys.executable, "-m", "api.cli.main"]
@@ -67,47 +65,12 @@ def values(compactor_command: Compactor, *arguments: str) -> list[int]:
     return [int(message["value"]) for message in compactor_command("read", "t", *arguments).done().messages]
 
 
-@pytest.mark.parametrize(
-    ("start", "first"),
-    [
-        ("earliest", 0),
-        ("0", 0),
-        ("1", 1),
-        ("3", 3),
-        ("5", 5),
-        ("6", 6),
-        ("1:1", 1),
-        ("2:0:-1", 2),
-        ("3:1:-1", 5),
-        ("@0", 0),
-        (f"@{NOON}", 0),
-        (f"@{NOON + 1}", 1),
-        (f"@{NOON + 4000}", 4),
-        (f"@{NOON + 5001}", 6),
-        ("@2025-11-21", 0),
-        ("@2025-11-21T12:00:02", 2),
-        ("@2025-11-21T12:00:02Z", 2),
-        ("@2025-11-21T13:00:03.5+01:00", 4),
-        ("@2026-01-01", 6),
-    ],
-)
-def test_offsets_ids_and_times(compactor_command: Compactor, topic: str, start: str, first: int) -> None:
-    """A time without a zone is UTC. Over ledgers and segments as over one sequence."""
-    assert values(compactor_command, "--from", start) == list(range(first, 6))
-    assert values(compactor_command, "--from", start, "--limit", "2") == list(range(first, 6))[:2]
-
-
-def test_a_time_without_a_zone_is_utc_wherever_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as there:
-        there.setenv("TZ", "America/New_York")
-        time.tzset()
-        assert parse_time("2025-11-21T12:00:00") == parse_time("2025-11-21T12:00:00Z") == NOON
-    time.tzset()
-
-
-def test_times_that_are_none(compactor_command: Compactor, topic: str) -> None:
-    for text in ("@", "@noon", "@-5", "@2025-13-01"):
-        compactor_command("read", "t", f"--from={text}").refused(2, "is not a time", "@2026-11-21T12:00:00Z")
+def test_offsets_ids_and_times(compactor_command: Compactor, topic: str) -> None:
+    """Over ledgers and segments as over one sequence. What a start means: tests/unit/storage/reading."""
+    for start, first in (("3", 3), ("6", 6), ("2:0:-1", 2), ("3:1:-1", 5), (f"@{NOON + 1}", 1), ("@2026-01-01", 6)):
+        assert values(compactor_command, "--from", start) == list(range(first, 6))
+    assert values(compactor_command, "--from", "@2025-11-21T13:00:03.5+01:00", "--limit", "1") == [4]
+    compactor_command("read", "t", "--from=@noon").refused(2, "is not a time", "@2026-11-21T12:00:00Z")
 
 
 def test_a_start_that_was_trimmed(compactor_command: Compactor, topic: str) -> None:

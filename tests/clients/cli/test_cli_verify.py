@@ -13,13 +13,6 @@ from tests.clients.cli.conftest import Compactor
 pytestmark = pytest.mark.usefixtures("in_process_engine")
 
 
-def damage(folder: Path, pattern: str) -> str:
-    """Lose an object of the embedded store; its name."""
-    (found,) = (folder.parent / "data" / "objects").glob(pattern)
-    found.unlink()
-    return found.name
-
-
 def test_a_clean_topic(compactor_command: Compactor, history: str) -> None:
     compactor_command("compact-topic", "--topic", history).done()
     shown = compactor_command("verify", history).done()
@@ -42,11 +35,11 @@ def test_an_unknown_topic(compactor_command: Compactor) -> None:
     compactor_command("verify", "nosuch").refused(exit_codes.NOT_FOUND, "persistent://public/default/nosuch")
 
 
-@pytest.mark.parametrize("pattern", ["topics/*/runs/*/part-*", "topics/*/compacted/*", "topics/*/ledgers/*.index"])
-def test_a_lost_object_is_named(compactor_command: Compactor, history: str, folder: Path, pattern: str) -> None:
+def test_a_lost_object_is_named(compactor_command: Compactor, history: str, folder: Path) -> None:
     compactor_command("compact-topic", "--topic", history).done()
-    lost = damage(folder, pattern)
+    (part,) = (folder.parent / "data" / "objects").glob("topics/*/runs/*/part-*")
+    part.unlink()
     found = compactor_command("verify", history)
     assert found.exit_code == exit_codes.DATA_LOSS
     assert found.stderr.count("\n") == 1
-    assert any(line.startswith("damaged: ") and lost in line for line in found.stdout.splitlines())
+    assert any(line.startswith("damaged: ") and part.name in line for line in found.stdout.splitlines())

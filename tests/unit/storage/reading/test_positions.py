@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
 from storage.errors import InvalidInput, InvalidMessageId
-from storage.ledger.seek import AtOffset
+from storage.ledger.seek import AtOffset, AtTime
 from storage.model import EARLIEST, LATEST, MessageId
 from storage.reading.positions import mark_delete_before, parse_place, parse_start
 from storage.topic import Topic
 from tests.workbench import Workbench, content, raw
+
+NOON = 1_763_726_400_000
+"""2025-11-21T12:00:00Z"""
 
 
 @pytest.fixture
@@ -87,6 +91,34 @@ def test_where_raw_is_trimmed(bench: Workbench, filled: Topic) -> None:
 )
 def test_starts_of_reads(text: str, start: object) -> None:
     assert parse_start(text) == start
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        ("@0", 0),
+        (f"@{NOON}", NOON),
+        ("@2025-11-21", NOON - 43_200_000),
+        ("@2025-11-21T12:00:02", NOON + 2000),
+        ("@2025-11-21T12:00:02Z", NOON + 2000),
+        ("@2025-11-21T13:00:03.5+01:00", NOON + 3500),
+    ],
+)
+def test_times_are_starts_of_reads(text: str, milliseconds: int) -> None:
+    """A time without a zone is UTC, wherever it is typed."""
+    try:
+        with pytest.MonkeyPatch.context() as place:
+            place.setenv("TZ", "America/New_York")
+            time.tzset()
+            assert parse_start(text) == AtTime(milliseconds)
+    finally:
+        time.tzset()
+
+
+@pytest.mark.parametrize("text", ["@", "@noon", "@-5", "@2025-13-01"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(InvalidInput, match="is not a time: give milliseconds since 1970"):
+        parse_start(text)
 
 
 @pytest.mark.parametrize("text", ["", "first", "1;2", "-5", "²"])
