@@ -4,49 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 
-from api.cli.local.read_command import ResetName
+from api.cli.kit.names import ResetName
 from storage.ledger.seek import Reset
 from tests.clients.cli.conftest import Compactor, write_lines
+from tests.clients.cli.processes import ended, piped, received, send, started
 
-COMMAND = [sys.executable, "-m", "api.cli.main"]
 NOON = 1_763_726_400_000
 """2025-11-21T12:00:00Z"""
-
-
-@contextmanager
-def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A process; it is killed at the end if it still runs."""
-    with subprocess.Popen(
-        [*COMMAND, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def piped(stream: IO[str] | None) -> IO[str]:
-    assert stream is not None
-    return stream
-
-
-def send(producer: subprocess.Popen[str], value: str) -> None:
-    piped(producer.stdin).write(json.dumps({"key": "k", "value": value}) + "\n")
-    piped(producer.stdin).flush()
-
-
-def received(reader: subprocess.Popen[str]) -> Any:
-    """The next message that it prints; waits for it."""
-    return json.loads(piped(reader.stdout).readline())
 
 
 @pytest.fixture
@@ -102,7 +70,7 @@ def test_follow_shows_lines_alone(compactor_command: Compactor, topic: str) -> N
 
 def test_what_another_process_produces_is_seen_as_it_comes(compactor_command: Compactor, topic: str) -> None:
     """Each message by itself, through a roll, a seal and an import; from the beginning and from the end."""
-    with running("produce", "t", "--ids") as producer, running("read", "t", "--follow", "--from", "5") as follower:
+    with started("produce", "t", "--ids") as producer, started("read", "t", "--follow", "--from", "5") as follower:
         assert received(follower)["value"] == "5"
         send(producer, "6")
         at = received(follower)
@@ -111,8 +79,7 @@ def test_what_another_process_produces_is_seen_as_it_comes(compactor_command: Co
         compactor_command("topics", "roll", "t", "--seal").done()
         send(producer, "7")
         assert received(follower)["offset"] == 7
-        piped(producer.stdin).close()
-        assert producer.wait() == 0
+        assert ended(producer) == 0
         compactor_command("import", "t", "-", stdin=b'{"key":"k","value":"8"}\n').done()
         at = received(follower)
         assert (at["offset"], at["value"]) == (8, "8")
@@ -124,21 +91,20 @@ def test_what_another_process_produces_is_seen_as_it_comes(compactor_command: Co
 
 def test_a_follower_that_has_enough_is_told(topic: str) -> None:
     """`compactor read --follow | head -1`: it ends when the next message comes."""
-    with running("produce", "t") as producer, running("read", "t", "--follow", "--from", "5") as follower:
+    with started("produce", "t") as producer, started("read", "t", "--follow", "--from", "5") as follower:
         received(follower)
         piped(follower.stdout).close()
         for number in range(200):
             send(producer, str(number))
         assert follower.wait() == 0
         assert piped(follower.stderr).read() == ""
-        piped(producer.stdin).close()
-        assert producer.wait() == 0
+        assert ended(producer) == 0
 
 
 def test_follow_the_compacted_view(compactor_command: Compactor, topic: str, in_process_engine: None) -> None:
     """The compacted ledger first, then what comes, whatever is compacted meanwhile."""
     compactor_command("compact-topic", "--topic", "t").done()
-    with running("read", "t", "--follow", "--read-compacted") as follower:
+    with started("read", "t", "--follow", "--read-compacted") as follower:
         assert received(follower)["value"] == "5", "the newest of the one key"
         for number in (6, 7):
             line = json.dumps({"key": "k", "value": str(number)}).encode()
