@@ -46,7 +46,12 @@ def test_a_trim_and_what_holds_the_rest() -> None:
     assert trim_lines(TRIM | {"dry_run": True})[0].startswith("Would trim 1 ledger, ")
     hold = trim_lines(TRIM | {"held": HELD})[1]
     assert hold.startswith("The cursor slow, at 1:11:-1 (offset 11), holds 1 more ledger back: let its reader")
-    never: dict[str, object] = {"cursor": "__compaction", "mark_delete": None, "mark_delete_offset": None, "ledgers": []}
+    never: dict[str, object] = {
+        "cursor": "__compaction",
+        "mark_delete": None,
+        "mark_delete_offset": None,
+        "ledgers": [],
+    }
     hold = trim_lines(TRIM | {"held": HELD | never})[1]
     assert hold == (
         "The cursor __compaction, at nothing, holds the messages up to offset 29 back: "
