@@ -7,6 +7,7 @@ documents by the functions here, so a report is the same in both.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -28,7 +29,9 @@ def show(
     field, with dotted names for what is nested. None is `null` in JSON and no line.
     """
     if output is OutputName.JSON:
-        put_json(json.dumps(document, indent=2, ensure_ascii=False))
+        # Another encoding has no form of its own for every character, and what Python writes instead is no JSON.
+        is_utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
+        put_json(json.dumps(document, indent=2, ensure_ascii=not is_utf8))
     elif isinstance(document, Mapping):
         for name, value in flatten(document):
             put(f"{plain(name):40} {plain((cell or as_text)(name, value))}")

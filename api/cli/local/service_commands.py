@@ -23,9 +23,9 @@ def check_store(context: typer.Context) -> None:
     finally:
         store.close()
     for capability in report.capabilities:
-        print(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")  # noqa: T201
+        put(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")
     report.require()
-    print(f"{report.url} can serve as object store")  # noqa: T201
+    put(f"{report.url} can serve as object store")
 
 
 def adopt_store(
@@ -73,6 +73,6 @@ def upgrade_database(context: typer.Context) -> None:
     metadata = open_metadata(context.obj)
     try:
         metadata.upgrade()
-        print(f"{metadata.url} has the newest schema")  # noqa: T201
+        put(f"{metadata.url} has the newest schema")
     finally:
         metadata.close()
