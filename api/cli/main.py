@@ -39,6 +39,16 @@ from api.settings.settings import Settings
 
 GLOBAL_OPTIONS = ("--config", "--data", "--store", "--s3-endpoint", "--database", "--log", "--spark-master")
 GLOBAL_FLAGS = ("--debug",)
+_GROUPS = {
+    "topics": "Topics: contents, policies, trim and roll.",
+    "compactions": "Runs of compactions.",
+    "log": "The log: segments and raw ledgers.",
+    "store": "The object store.",
+    "cursor": "Cursors of a topic.",
+    "db": "The metadata database.",
+    "config": "Settings.",
+    "tokens": "Tokens, and keys that sign them.",
+}
 _COMMANDS: Mapping[str, Callable[..., None]] = {
     "serve": serve_command.serve,
     "import": import_command.import_files,
@@ -48,53 +58,33 @@ _COMMANDS: Mapping[str, Callable[..., None]] = {
     "get": get_command.get_value,
     "gc": gc_command.collect_garbage,
     "verify": verify_command.verify_topic,
-}
-_GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[..., None]]]] = {
-    "topics": (
-        "Topics: contents, policies, trim and roll.",
-        {
-            "list": topics_commands.list_topics,
-            "stats": topics_commands.show_stats,
-            "policies": policies_command.topic_policies,
-            "trim": trim_command.trim_topic,
-            "roll": log_commands.roll_topic,
-            "create": topic_commands.create_topic,
-            "delete": topic_commands.delete_topic,
-            "release-lease": topic_commands.release_lease,
-        },
-    ),
-    "compactions": (
-        "Runs of compactions.",
-        {
-            "list": compactions_commands.list_compactions,
-            "show": compactions_commands.show_compaction,
-            "cancel": compactions_commands.cancel_compaction,
-        },
-    ),
-    "log": ("The log: segments and raw ledgers.", {"dump": log_commands.dump_log, "seal": log_commands.seal_segments}),
-    "store": ("The object store.", {"check": service_commands.check_store, "adopt": service_commands.adopt_store}),
-    "cursor": (
-        "Cursors of a topic.",
-        {
-            "create": cursor_commands.create_cursor,
-            "list": cursor_commands.list_cursors,
-            "show": cursor_commands.show_cursor,
-            "reset": cursor_commands.reset_cursor,
-            "delete": cursor_commands.delete_cursor,
-        },
-    ),
-    "db": ("The metadata database.", {"upgrade": service_commands.upgrade_database}),
-    "config": ("Settings.", {"show": config_command.show_settings}),
-    "tokens": (
-        "Tokens, and keys that sign them.",
-        {
-            "create": tokens_commands.create_token,
-            "create-secret-key": tokens_commands.create_secret_key,
-            "create-key-pair": tokens_commands.create_key_pair,
-            "show": tokens_commands.show_token,
-            "validate": tokens_commands.validate_token,
-        },
-    ),
+    "topics list": topics_commands.list_topics,
+    "topics stats": topics_commands.show_stats,
+    "topics policies": policies_command.topic_policies,
+    "topics trim": trim_command.trim_topic,
+    "topics roll": log_commands.roll_topic,
+    "topics create": topic_commands.create_topic,
+    "topics delete": topic_commands.delete_topic,
+    "topics release-lease": topic_commands.release_lease,
+    "compactions list": compactions_commands.list_compactions,
+    "compactions show": compactions_commands.show_compaction,
+    "compactions cancel": compactions_commands.cancel_compaction,
+    "log dump": log_commands.dump_log,
+    "log seal": log_commands.seal_segments,
+    "store check": service_commands.check_store,
+    "store adopt": service_commands.adopt_store,
+    "cursor create": cursor_commands.create_cursor,
+    "cursor list": cursor_commands.list_cursors,
+    "cursor show": cursor_commands.show_cursor,
+    "cursor reset": cursor_commands.reset_cursor,
+    "cursor delete": cursor_commands.delete_cursor,
+    "db upgrade": service_commands.upgrade_database,
+    "config show": config_command.show_settings,
+    "tokens create": tokens_commands.create_token,
+    "tokens create-secret-key": tokens_commands.create_secret_key,
+    "tokens create-key-pair": tokens_commands.create_key_pair,
+    "tokens show": tokens_commands.show_token,
+    "tokens validate": tokens_commands.validate_token,
 }
 
 app = program(
@@ -103,12 +93,10 @@ app = program(
     exit_codes.HELP,
     completion=False,
 )
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
-for _name, (_about, _commands) in _GROUPS.items():
-    _group = group(app, _name, _about)
-    for _leaf, _command in _commands.items():
-        _group.command(_leaf)(_command)
+_groups = {"": app} | {name: group(app, name, about) for name, about in _GROUPS.items()}
+for _words, _command in _COMMANDS.items():
+    _group, _, _name = _words.rpartition(" ")
+    _groups[_group].command(_name)(_command)
 
 
 @app.callback()

@@ -20,16 +20,6 @@ Roles = Annotated[
 Clusters = Annotated[
     list[str] | None, typer.Option("-c", "--allowed-clusters", metavar="NAME,…", help="Clusters; all if not given.")
 ]
-_ACTIONS = {
-    "actions": Option(
-        Annotated[
-            list[str], typer.Option("--actions", metavar="ACTION,…", help="Of produce, consume, compact and admin.")
-        ],
-        parse=split_names,
-    )
-}
-_ALL_ACTIONS = {"all": True}
-"""Also those that Pulsar's clients do not know, compact and admin among them."""
 
 
 def create_tenant(context: typer.Context, tenant: Tenant, roles: Roles = None, clusters: Clusters = None) -> None:
@@ -62,6 +52,27 @@ def list_brokers(
     admin.show(admin.service.get(BROKERS if cluster is None else expand(f"{BROKERS}/{{cluster}}", cluster=cluster)))
 
 
+def _permissions(path: str, show: str, grant: str, revoke: str, where: str) -> Mapping[str, Request | Command]:
+    """Permissions of a scope; `show`, `grant`, `revoke`: the help texts."""
+    actions = Option(
+        Annotated[
+            list[str], typer.Option("--actions", metavar="ACTION,…", help="Of produce, consume, compact and admin.")
+        ],
+        parse=split_names,
+    )
+    of_role = f"{path}/permissions/{{role}}"
+    return {
+        # `all`: also the actions that Pulsar's clients do not know, compact and admin among them.
+        "permissions": get(f"{path}/permissions", show, query={"all": True}),
+        "grant-permission": Request(
+            "POST", of_role, grant, f"role {{role}} may {{actions}} {where}", {"actions": actions}
+        ),
+        "revoke-permission": Request(
+            "DELETE", of_role, revoke, f"role {{role}} has no permission of its own {where} any more"
+        ),
+    }
+
+
 TENANTS: Mapping[str, Request | Command] = {
     "list": get(_TENANTS, "List the tenants."),
     "get": get(f"{_TENANTS}/{{tenant}}", "Show a tenant: who administers it, and in which clusters it is."),
@@ -77,41 +88,21 @@ NAMESPACES: Mapping[str, Request | Command] = {
     "delete": Request("DELETE", NAMESPACE, "Delete a namespace without topics.", "namespace {namespace} deleted"),
     "policies": get(NAMESPACE, "Show what is set for a namespace, as Pulsar names it."),
     "topics": get(f"{NAMESPACE}/topics", "List the topics of a namespace, partitions one by one."),
-    "permissions": get(f"{NAMESPACE}/permissions", "Show who may do what in a namespace.", query=_ALL_ACTIONS),
-    "grant-permission": Request(
-        "POST",
-        f"{NAMESPACE}/permissions/{{role}}",
+    **_permissions(
+        NAMESPACE,
+        "Show who may do what in a namespace.",
         "Let a role do something in a namespace.",
-        "role {role} may {actions} in {namespace}",
-        _ACTIONS,
-    ),
-    "revoke-permission": Request(
-        "DELETE",
-        f"{NAMESPACE}/permissions/{{role}}",
         "Take from a role all that it was permitted in a namespace.",
-        "role {role} has no permission of its own in {namespace} any more",
+        "in {namespace}",
     ),
 }
-OF_TOPICS: Mapping[str, Request | Command] = {
-    "permissions": get(
-        f"{TOPIC}/permissions",
-        "Show who may do what with a topic, by its own permissions and its namespace's.",
-        query=_ALL_ACTIONS,
-    ),
-    "grant-permission": Request(
-        "POST",
-        f"{TOPIC}/permissions/{{role}}",
-        "Let a role do something with a topic, besides what its namespace grants.",
-        "role {role} may {actions} with {topic}",
-        _ACTIONS,
-    ),
-    "revoke-permission": Request(
-        "DELETE",
-        f"{TOPIC}/permissions/{{role}}",
-        "Take from a role what it was permitted with a topic by itself.",
-        "role {role} has no permission of its own for {topic} any more",
-    ),
-}
+OF_TOPICS = _permissions(
+    TOPIC,
+    "Show who may do what with a topic, by its own permissions and its namespace's.",
+    "Let a role do something with a topic, besides what its namespace grants.",
+    "Take from a role what it was permitted with a topic by itself.",
+    "with {topic}",
+)
 BROKER_COMMANDS: Mapping[str, Request | Command] = {
     "list": list_brokers,
     "leader-broker": get(f"{BROKERS}/leaderBroker", "Show the service process that schedules compactions."),
