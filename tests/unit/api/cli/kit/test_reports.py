@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
+import json
+import sys
 
 import pytest
 
@@ -98,6 +101,13 @@ def test_a_run_in_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "3/8" in running
     assert "2030-03-17T17:46:40Z, expired" in running
     assert "│ 9 " in done
+
+
+def test_json_where_the_terminal_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, "ascii", errors="backslashreplace", write_through=True))
+    show(["🎉"], OutputName.JSON)
+    assert json.loads(out.getvalue()) == ["🎉"]
 
 
 def test_documents_for_people_and_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
