@@ -79,22 +79,22 @@ def verify_document(report: Report, *, in_full: bool = True) -> dict[str, Any]:
         "compacted_ledger": report.compacted_ledger,
         "generation": report.generation,
         "checked": {noun.replace(" ", "_"): count for noun, count in report.checked.items()},
-        "unchecked": [redacted(one) for one in report.unchecked],
-        "differences": [_difference(one, in_full) for one in report.differences],
+        "unchecked": [redacted(reason) for reason in report.unchecked],
+        "differences": [_difference(difference, in_full) for difference in report.differences],
         "counts": {str(kind): count for kind, count in sorted(report.counts.items())},
         "total": report.total,
     }
 
 
-def _difference(one: Difference, in_full: bool) -> dict[str, Any]:
+def _difference(found: Difference, in_full: bool) -> dict[str, Any]:
     return {
-        "kind": str(one.kind),
-        "where": one.where,
-        "what": shown_error(one.what, in_full=in_full),
-        "offset": one.offset,
-        "key": None if one.key is None else one.key.decode(errors="replace"),
-        "key_base64": None if one.key is None else base64.b64encode(one.key).decode(),
-        "key_hash": one.key_hash,
+        "kind": str(found.kind),
+        "where": found.where,
+        "what": shown_error(found.what, in_full=in_full),
+        "offset": found.offset,
+        "key": None if found.key is None else found.key.decode(errors="replace"),
+        "key_base64": None if found.key is None else base64.b64encode(found.key).decode(),
+        "key_hash": found.key_hash,
     }
 
 
@@ -108,28 +108,28 @@ def trim_document(trimmed: Trimmed, *, in_full: bool = True) -> dict[str, Any]:
             "cursor": plan.hold.cursor,
             "mark_delete": None if mark is None else str(mark.message_id),
             "mark_delete_offset": None if mark is None else mark.offset,
-            "ledgers": [trimmed_ledger(gone) for gone in plan.held],
+            "ledgers": [_trimmed_ledger(candidate) for candidate in plan.held],
             "start_offset": plan.wanted_start,
         }
     return {
         "topic": str(trimmed.topic.name),
         "dry_run": not trimmed.trimmed,
         "start_offset": plan.start_offset,
-        "ledgers": [trimmed_ledger(gone) for gone in plan.going],
+        "ledgers": [_trimmed_ledger(candidate) for candidate in plan.going],
         "held": held,
         "tail_left": shown_error(trimmed.tail_left, in_full=in_full),
     }
 
 
-def trimmed_ledger(gone: TrimCandidate) -> dict[str, Any]:
-    extent = gone.extent
+def _trimmed_ledger(candidate: TrimCandidate) -> dict[str, Any]:
+    extent = candidate.extent
     return {
         "ledger": extent.ledger_id,
         "first_offset": extent.first_offset,
         "last_offset": extent.last_offset,
         "messages": extent.messages,
         "logical_bytes": extent.logical_bytes,
-        "why": gone.reason.value,
+        "why": candidate.reason.value,
     }
 
 

@@ -157,10 +157,10 @@ def _measure(shape: Shape, folder: Path, options: argparse.Namespace, engine: An
 
 def _import(result: Result, folder: Path, options: argparse.Namespace, components: Any) -> Topic:
     """Import the data once a round, at most three times; the last topic stays."""
-    from api.cli.local.import_command import parse_size
+    from api.cli.kit.quantities import parse_bytes
     from benchmarks.importing import delete_objects, import_parquet
 
-    ledger_bytes = parse_size(options.ledger_size)
+    ledger_bytes = parse_bytes("--ledger-size", options.ledger_size, least=1)
     store = components.store, components.clock
     file, warm_up = folder / "input.parquet", folder / "warm-up.parquet"
     _say(f"making {result.shape}")

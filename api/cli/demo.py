@@ -196,13 +196,13 @@ def _git(repository: Path, *arguments: str) -> bytes:
     except OSError as error:
         raise DemoFailed(f"git cannot be run ({error.strerror}): install git") from error
     if done.returncode:
-        said = (done.stderr.decode(errors="replace").strip().splitlines() or ["it does not say why"])[0]
-        raise DemoFailed(f"git failed ({said}): run the demo in a clone of the repository")
+        reason = (done.stderr.decode(errors="replace").strip().splitlines() or ["without a reason"])[0]
+        raise DemoFailed(f"git failed ({reason}): run the demo in a clone of the repository")
     return done.stdout
 
 
 def _compactor(*arguments: str) -> str:
-    """Run a command as a user would, and show what it says; what it wrote to stdout."""
+    """Run a command as a user would, and show its stderr; its stdout."""
     say(f"   $ {_typed(*arguments)}")
     command = [sys.executable, "-m", "api.cli.main", *arguments]
     done = subprocess.run(command, capture_output=True, check=False, encoding="utf-8")  # noqa: S603

@@ -7,110 +7,96 @@ that uses them: `compactor --help` needs none. An error is one line that says wh
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.program import run
+from api.cli.kit.program import group, program, run
 from api.cli.kit.stderr import say
-from api.cli.local.compact_command import compact_topic
-from api.cli.local.compactions_commands import cancel_compaction, list_compactions, show_compaction
-from api.cli.local.config_command import show_settings
-from api.cli.local.cursor_commands import (
-    create_cursor,
-    delete_cursor,
-    list_cursors,
-    reset_cursor,
-    show_cursor,
+from api.cli.local import (
+    compact_command,
+    compactions_commands,
+    config_command,
+    cursor_commands,
+    gc_command,
+    get_command,
+    import_command,
+    log_commands,
+    policies_command,
+    produce_command,
+    read_command,
+    serve_command,
+    service_commands,
+    tokens_commands,
+    topic_commands,
+    topics_commands,
+    trim_command,
+    verify_command,
 )
-from api.cli.local.gc_command import collect_garbage
-from api.cli.local.get_command import get_value
-from api.cli.local.import_command import import_files
-from api.cli.local.log_commands import dump_log, roll_topic, seal_segments
-from api.cli.local.policies_command import topic_policies
-from api.cli.local.produce_command import produce_messages
-from api.cli.local.read_command import read_topic
-from api.cli.local.serve_command import serve
-from api.cli.local.service_commands import adopt_store, check_store, upgrade_database
-from api.cli.local.tokens_commands import (
-    create_key_pair,
-    create_secret_key,
-    create_token,
-    show_token,
-    validate_token,
-)
-from api.cli.local.topic_commands import create_topic, delete_topic, release_lease
-from api.cli.local.topics_commands import list_topics, show_stats
-from api.cli.local.trim_command import trim_topic
-from api.cli.local.verify_command import verify_topic
 from api.settings.settings import Settings
 
 GLOBAL_OPTIONS = ("--config", "--data", "--store", "--s3-endpoint", "--database", "--log", "--spark-master")
 GLOBAL_FLAGS = ("--debug",)
+_GROUPS = {
+    "topics": "Topics: contents, policies, trim and roll.",
+    "compactions": "Runs of compactions.",
+    "log": "The log: segments and raw ledgers.",
+    "store": "The object store.",
+    "cursor": "Cursors of a topic.",
+    "db": "The metadata database.",
+    "config": "Settings.",
+    "tokens": "Tokens, and keys that sign them.",
+}
+_COMMANDS: Mapping[str, Callable[..., None]] = {
+    "serve": serve_command.serve,
+    "import": import_command.import_files,
+    "compact-topic": compact_command.compact_topic,
+    "produce": produce_command.produce_messages,
+    "read": read_command.read_topic,
+    "get": get_command.get_value,
+    "gc": gc_command.collect_garbage,
+    "verify": verify_command.verify_topic,
+    "topics list": topics_commands.list_topics,
+    "topics stats": topics_commands.show_stats,
+    "topics policies": policies_command.topic_policies,
+    "topics trim": trim_command.trim_topic,
+    "topics roll": log_commands.roll_topic,
+    "topics create": topic_commands.create_topic,
+    "topics delete": topic_commands.delete_topic,
+    "topics release-lease": topic_commands.release_lease,
+    "compactions list": compactions_commands.list_compactions,
+    "compactions show": compactions_commands.show_compaction,
+    "compactions cancel": compactions_commands.cancel_compaction,
+    "log dump": log_commands.dump_log,
+    "log seal": log_commands.seal_segments,
+    "store check": service_commands.check_store,
+    "store adopt": service_commands.adopt_store,
+    "cursor create": cursor_commands.create_cursor,
+    "cursor list": cursor_commands.list_cursors,
+    "cursor show": cursor_commands.show_cursor,
+    "cursor reset": cursor_commands.reset_cursor,
+    "cursor delete": cursor_commands.delete_cursor,
+    "db upgrade": service_commands.upgrade_database,
+    "config show": config_command.show_settings,
+    "tokens create": tokens_commands.create_token,
+    "tokens create-secret-key": tokens_commands.create_secret_key,
+    "tokens create-key-pair": tokens_commands.create_key_pair,
+    "tokens show": tokens_commands.show_token,
+    "tokens validate": tokens_commands.validate_token,
+}
 
-app = typer.Typer(
-    name="compactor",
-    help="Two-phase compaction of keyed logs: import, compact, read raw or compacted.",
-    epilog=exit_codes.HELP,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = program(
+    "compactor",
+    "Two-phase compaction of keyed logs: import, compact, read raw or compacted.",
+    exit_codes.HELP,
+    completion=False,
 )
-topics = typer.Typer(help="Topics: contents, policies, trim and roll.", no_args_is_help=True, rich_markup_mode=None)
-log = typer.Typer(help="The log: segments and raw ledgers.", no_args_is_help=True, rich_markup_mode=None)
-store = typer.Typer(help="The object store.", no_args_is_help=True, rich_markup_mode=None)
-compactions = typer.Typer(help="Runs of compactions.", no_args_is_help=True, rich_markup_mode=None)
-cursor = typer.Typer(help="Cursors of a topic.", no_args_is_help=True, rich_markup_mode=None)
-db = typer.Typer(help="The metadata database.", no_args_is_help=True, rich_markup_mode=None)
-config = typer.Typer(help="Settings.", no_args_is_help=True, rich_markup_mode=None)
-tokens = typer.Typer(help="Tokens, and keys that sign them.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(topics, name="topics")
-app.add_typer(compactions, name="compactions")
-app.add_typer(log, name="log")
-app.add_typer(store, name="store")
-app.add_typer(cursor, name="cursor")
-app.add_typer(db, name="db")
-app.add_typer(config, name="config")
-app.add_typer(tokens, name="tokens")
-
-app.command("serve")(serve)
-app.command("import")(import_files)
-app.command("compact-topic")(compact_topic)
-app.command("produce")(produce_messages)
-app.command("read")(read_topic)
-app.command("get")(get_value)
-app.command("gc")(collect_garbage)
-app.command("verify")(verify_topic)
-topics.command("list")(list_topics)
-topics.command("stats")(show_stats)
-topics.command("policies")(topic_policies)
-topics.command("trim")(trim_topic)
-topics.command("roll")(roll_topic)
-topics.command("create")(create_topic)
-topics.command("delete")(delete_topic)
-topics.command("release-lease")(release_lease)
-log.command("dump")(dump_log)
-log.command("seal")(seal_segments)
-compactions.command("list")(list_compactions)
-compactions.command("show")(show_compaction)
-compactions.command("cancel")(cancel_compaction)
-store.command("check")(check_store)
-store.command("adopt")(adopt_store)
-cursor.command("create")(create_cursor)
-cursor.command("list")(list_cursors)
-cursor.command("show")(show_cursor)
-cursor.command("reset")(reset_cursor)
-cursor.command("delete")(delete_cursor)
-db.command("upgrade")(upgrade_database)
-config.command("show")(show_settings)
-tokens.command("create")(create_token)
-tokens.command("create-secret-key")(create_secret_key)
-tokens.command("create-key-pair")(create_key_pair)
-tokens.command("show")(show_token)
-tokens.command("validate")(validate_token)
+_groups = {"": app} | {name: group(app, name, about) for name, about in _GROUPS.items()}
+for _words, _command in _COMMANDS.items():
+    _group, _, _name = _words.rpartition(" ")
+    _groups[_group].command(_name)(_command)
 
 
 @app.callback()

@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 from api.http.paths import kept
 from api.http.problems import Problem, answer
 from storage.clock import Clock
+from storage.ledger.seek import StartPosition
 from storage.log.directory import LogDirectory
 from storage.metadata.compaction_state_records import ServiceRecord
 from storage.metadata.records import Lease, SegmentState, TopicRecord

@@ -35,6 +35,7 @@ from storage.errors import (
 )
 from storage.ledger.seek import AtOffset
 from storage.log.directory import LogDirectory
+from storage.log.unsealed_messages import unsealed_end
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     CursorRecord,

@@ -19,6 +19,7 @@ from api.cli.admin.target import (
     DEFAULT_URL,
     VARIABLES,
 )
+from api.cli.kit import exit_codes as kit_codes
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "admin-cli.md").read_text(encoding="utf-8")
 
@@ -85,7 +86,8 @@ def test_global_options_and_settings_are_documented() -> None:
 
 
 def test_every_exit_code_is_documented() -> None:
-    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    codes = {value for name, value in vars(kit_codes).items() if name.isupper() and isinstance(value, int)}
+    codes.add(exit_codes.RUN_FAILED)
     section = PAGE.partition("\n## Exit codes\n")[2]
     assert [int(row) for row in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)] == sorted(codes)
     assert {int(code) for code in re.findall(r"(?:^|; |: )(\d+) ", exit_codes.HELP)} == codes

@@ -13,14 +13,12 @@ import pytest
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.names import EncodingName
+from api.cli.kit.names import EncodingName, OutputName, ResetName, StateName
 from api.cli.local.compact_command import ReportName
-from api.cli.local.compactions_commands import StateName
 from api.cli.local.get_command import MessageOutputName
 from api.cli.local.import_command import FormatName
 from api.cli.local.produce_command import CompressionName
-from api.cli.local.read_command import OutputName, ResetName
-from api.cli.local.topics_commands import ListingName
+from api.cli.local.read_command import OutputName as ReadOutputName
 from api.cli.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
 from api.formats.encoding import TextEncoding
 from api.formats.inputs import READERS, InputFormat
@@ -99,7 +97,7 @@ def test_examples_are_commands_with_options_that_exist(page: str) -> None:
     [
         ("import", FormatName),
         ("import", EncodingName),
-        ("read", OutputName),
+        ("read", ReadOutputName),
         ("read", EncodingName),
         ("read", ResetName),
         ("produce", CompressionName),
@@ -109,12 +107,12 @@ def test_examples_are_commands_with_options_that_exist(page: str) -> None:
         ("get", EncodingName),
         ("compact-topic", ReportName),
         ("compactions list", StateName),
-        ("compactions list", ListingName),
-        ("compactions show", ListingName),
-        ("topics list", ListingName),
-        ("topics stats", ListingName),
-        ("cursor list", ListingName),
-        ("cursor show", ListingName),
+        ("compactions list", OutputName),
+        ("compactions show", OutputName),
+        ("topics list", OutputName),
+        ("topics stats", OutputName),
+        ("cursor list", OutputName),
+        ("cursor show", OutputName),
     ],
 )
 def test_every_choice_is_documented(path: str, choices: type[StrEnum]) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from api.admin.topics.stats_models import CompactionStats
 from api.service import Service
 from storage.errors import TopicNotFound
-from storage.log.unsealed_messages import UnsealedEnd
+from storage.log.unsealed_messages import UnsealedEnd, unsealed_end
 from storage.metadata.records import RunRecord, SegmentRecord
 from storage.metadata.stats import CursorStanding, TopicStanding
 from storage.model import TopicName

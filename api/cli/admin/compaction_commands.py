@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated
 
 import typer
 
-from api.cli.admin import exit_codes
-from api.cli.admin.arguments import (
-    Applied,
-    Namespace,
-    RetentionSize,
-    RetentionTime,
-    Threshold,
-    Topic,
-    parse_bytes,
-    retention,
-)
+from api.cli.admin.arguments import Applied, RetentionSize, RetentionTime, Threshold, parse_megabytes, parse_minutes
+from api.cli.admin.exit_codes import RUN_FAILED
 from api.cli.admin.following import follow_requests, newest_runs
-from api.cli.admin.session import (
-    OutputName,
-    Session,
-    namespace_path,
-    session,
-    topic_path,
-)
+from api.cli.admin.requests import NAMESPACE, TOPIC, Command, Option, Request, get
+from api.cli.admin.session import session, topic_path
+from api.cli.kit.names import Topic
+from api.cli.kit.quantities import parse_bytes
 from api.cli.kit.stderr import say
 
 _POLL_SECONDS = 0.5
@@ -51,7 +40,7 @@ def compact(
     """
     admin = session(context)
     before = newest_runs(admin, topic) if wait else {}
-    admin.service.put(topic_path(topic, "compaction"))
+    admin.service.request("PUT", topic_path(topic, "compaction"))
     admin.done(f"Topic compaction requested for {topic}")
     if wait:
         follow_requests(admin, before)
@@ -72,100 +61,72 @@ def compaction_status(
         if not wait_complete or answer["status"] != _RUNNING:
             break
         time.sleep(_POLL_SECONDS)
-    if admin.output is OutputName.JSON:
-        admin.show(answer)
-    else:
-        admin.show(_WORDS.get(answer["status"], answer["status"]).format(topic=topic))
+    admin.show(answer if admin.as_json else _WORDS.get(answer["status"], answer["status"]).format(topic=topic))
     if answer["status"] == "ERROR":
         say(f"compactor-admin: compaction of {topic} failed: {' '.join(str(answer.get('lastError')).split())}")
-        raise typer.Exit(exit_codes.RUN_FAILED)
+        raise typer.Exit(RUN_FAILED)
 
 
-def set_topic_threshold(context: typer.Context, topic: Topic, threshold: Threshold) -> None:
-    """Set when a compaction of a topic is due."""
-    admin = session(context)
-    admin.service.post(topic_path(topic, "compactionThreshold"), parse_bytes("--threshold", threshold))
-    admin.done(f"compaction threshold of {topic} set")
+def _limits(
+    path: str, scope: str, above: str, due: str, kept: str, set_threshold: str, applied: Mapping[str, Option]
+) -> Mapping[str, Request | Command]:
+    """Threshold and retention of a scope. `above`: the scope that counts without them; `due`, `kept`: help texts;
+    `set_threshold`: the method that Pulsar's API has for it."""
+    threshold, retention, name = f"{path}/compactionThreshold", f"{path}/retention", f"{{{scope}}}"
+    return {
+        "set-compaction-threshold": Request(
+            set_threshold,
+            threshold,
+            f"Set when {due}.",
+            f"compaction threshold of {name} set",
+            {"threshold": Option(Threshold, parse=lambda text: parse_bytes("--threshold", text))},
+        ),
+        "get-compaction-threshold": get(threshold, f"Show when {due}, in bytes.", options=applied),
+        "remove-compaction-threshold": Request(
+            "DELETE",
+            threshold,
+            f"Let the {above}'s threshold count for a {scope} again.",
+            f"compaction threshold of {name} removed",
+        ),
+        "set-retention": Request(
+            "POST",
+            retention,
+            f"Set {kept}.",
+            f"retention of {name} set",
+            {
+                "duration": Option(RetentionTime, field="retentionTimeInMinutes", parse=parse_minutes),
+                "size": Option(RetentionSize, field="retentionSizeInMB", parse=parse_megabytes),
+            },
+        ),
+        "get-retention": get(retention, f"Show {kept}.", options=applied),
+        "remove-retention": Request(
+            "DELETE",
+            retention,
+            f"Let the {above}'s retention count for a {scope} again.",
+            f"retention of {name} removed",
+        ),
+    }
 
 
-def get_topic_threshold(context: typer.Context, topic: Topic, applied: Applied = False) -> None:
-    """Show when a compaction of a topic is due, in bytes."""
-    admin = session(context)
-    _show_set(admin, admin.service.get(topic_path(topic, "compactionThreshold"), applied=applied or None))
-
-
-def remove_topic_threshold(context: typer.Context, topic: Topic) -> None:
-    """Let the namespace's threshold count for a topic again."""
-    admin = session(context)
-    admin.service.delete(topic_path(topic, "compactionThreshold"))
-    admin.done(f"compaction threshold of {topic} removed")
-
-
-def set_topic_retention(context: typer.Context, topic: Topic, duration: RetentionTime, size: RetentionSize) -> None:
-    """Set how long, and how much of it, a topic is kept."""
-    admin = session(context)
-    admin.service.post(topic_path(topic, "retention"), retention(duration, size))
-    admin.done(f"retention of {topic} set")
-
-
-def get_topic_retention(context: typer.Context, topic: Topic, applied: Applied = False) -> None:
-    """Show how long, and how much of it, a topic is kept."""
-    admin = session(context)
-    _show_set(admin, admin.service.get(topic_path(topic, "retention"), applied=applied or None))
-
-
-def remove_topic_retention(context: typer.Context, topic: Topic) -> None:
-    """Let the namespace's retention count for a topic again."""
-    admin = session(context)
-    admin.service.delete(topic_path(topic, "retention"))
-    admin.done(f"retention of {topic} removed")
-
-
-def set_namespace_threshold(context: typer.Context, namespace: Namespace, threshold: Threshold) -> None:
-    """Set when a compaction of a topic of a namespace is due."""
-    admin = session(context)
-    admin.service.put(namespace_path(namespace, "compactionThreshold"), parse_bytes("--threshold", threshold))
-    admin.done(f"compaction threshold of {namespace} set")
-
-
-def get_namespace_threshold(context: typer.Context, namespace: Namespace) -> None:
-    """Show when a compaction of a topic of a namespace is due, in bytes."""
-    admin = session(context)
-    _show_set(admin, admin.service.get(namespace_path(namespace, "compactionThreshold")))
-
-
-def remove_namespace_threshold(context: typer.Context, namespace: Namespace) -> None:
-    """Let the broker's threshold count for a namespace again."""
-    admin = session(context)
-    admin.service.delete(namespace_path(namespace, "compactionThreshold"))
-    admin.done(f"compaction threshold of {namespace} removed")
-
-
-def set_namespace_retention(
-    context: typer.Context, namespace: Namespace, duration: RetentionTime, size: RetentionSize
-) -> None:
-    """Set how long, and how much of them, topics of a namespace are kept."""
-    admin = session(context)
-    admin.service.post(namespace_path(namespace, "retention"), retention(duration, size))
-    admin.done(f"retention of {namespace} set")
-
-
-def get_namespace_retention(context: typer.Context, namespace: Namespace) -> None:
-    """Show how long, and how much of them, topics of a namespace are kept."""
-    admin = session(context)
-    _show_set(admin, admin.service.get(namespace_path(namespace, "retention")))
-
-
-def remove_namespace_retention(context: typer.Context, namespace: Namespace) -> None:
-    """Let the broker's retention count for a namespace again."""
-    admin = session(context)
-    admin.service.delete(namespace_path(namespace, "retention"))
-    admin.done(f"retention of {namespace} removed")
-
-
-def _show_set(admin: Session, answer: Any) -> None:
-    """Show a value that may not be set: JSON `null`, or nothing on stdout."""
-    if answer is None and admin.output is OutputName.TABLE:
-        say("compactor-admin: none is set here")
-        return
-    admin.show(answer)
+OF_TOPICS: Mapping[str, Request | Command] = {
+    "compact": compact,
+    "compaction-status": compaction_status,
+    **_limits(
+        TOPIC,
+        "topic",
+        "namespace",
+        "a compaction of a topic is due",
+        "how long, and how much of it, a topic is kept",
+        "POST",
+        {"applied": Option(Applied, False, query="applied")},
+    ),
+}
+OF_NAMESPACES = _limits(
+    NAMESPACE,
+    "namespace",
+    "broker",
+    "a compaction of a topic of a namespace is due",
+    "how long, and how much of them, topics of a namespace are kept",
+    "PUT",
+    {},
+)

@@ -2,74 +2,40 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
-from api.cli.admin.arguments import Topic
-from api.cli.admin.following import (
-    RUN_COLUMNS,
-    follow,
-    show_ended,
-    watch_topic,
-)
-from api.cli.admin.session import (
-    OutputName,
-    path,
-    session,
-    topic_path,
-)
-from api.cli.kit.names import TOPIC_HELP
+from api.cli.admin.arguments import Run
+from api.cli.admin.following import follow, show_ended, watch_topic
+from api.cli.admin.requests import TOPIC, Command, Option, Request, get
+from api.cli.admin.session import expand, session, topic_path
+from api.cli.kit.names import TOPIC_HELP, OnlyTopic, StateName
+from api.cli.kit.reports import show_run, show_runs
 from storage.errors import InvalidInput
 
-_COMPACTIONS = ("admin", "v2", "compactions")
+_COMPACTIONS = "/admin/v2/compactions"
+_RUN = f"{_COMPACTIONS}/{{run}}"
 _CONTROL_COLUMNS = ("topic", "state", "cause", "paused", "failures", "retry_at", "last_error")
-
-
-class StateName(StrEnum):
-    """States of a run by name; `storage.metadata.records.RunState` has them (a test keeps the two equal)."""
-
-    RUNNING = "RUNNING"
-    SUCCESS = "SUCCESS"
-    ERROR = "ERROR"
-    CANCELLED = "CANCELLED"
-
-
-Run = Annotated[int, typer.Argument(metavar="RUN", min=1, max=2**63 - 1, help="Its number, as `list` has it.")]
 
 
 def list_runs(
     context: typer.Context,
-    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help=f"Only of this topic. {TOPIC_HELP}")] = None,
+    topic: OnlyTopic = None,
     state: Annotated[StateName | None, typer.Option(help="Only in this state.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="The newest so many.")] = 50,
 ) -> None:
     """List compaction runs, the newest first."""
     admin = session(context)
-    there = path(*_COMPACTIONS) if topic is None else topic_path(topic, "compactions")
-    admin.show(admin.service.get(there, limit=limit, state=state and state.value), RUN_COLUMNS)
+    path = _COMPACTIONS if topic is None else topic_path(topic, "compactions")
+    show_runs(admin.service.get(path, limit=limit, state=state and state.value), admin.output)
 
 
-def show_run(context: typer.Context, run: Run) -> None:
+def show_one_run(context: typer.Context, run: Run) -> None:
     """Show a run: how far it is, its policies, its numbers, and why it failed if it did."""
     admin = session(context)
-    admin.show(admin.service.get(path(*_COMPACTIONS, str(run))))
-
-
-def cancel_run(
-    context: typer.Context,
-    run: Run,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept with the run.")] = "cancelled by hand",
-) -> None:
-    """Cancel a run that is under way: it can publish nothing any more.
-
-    A topic that is still due, because it is over a threshold, is compacted again soon: `compactions pause` keeps it
-    from that.
-    """
-    admin = session(context)
-    admin.service.delete(path(*_COMPACTIONS, str(run)), reason=reason)
-    admin.done(f"run {run} cancelled")
+    show_run(admin.service.get(expand(_RUN, run=run)), admin.output)
 
 
 def watch_run(
@@ -95,48 +61,62 @@ def watch_run(
         show_ended(admin, [follow(admin, run)], alone=True)
 
 
-def pause(context: typer.Context, topic: Topic) -> None:
-    """Stop the run of a topic, and make none until it is resumed, as many times as it was paused."""
-    _control(context, topic, "pause", "paused")
-
-
-def resume(context: typer.Context, topic: Topic) -> None:
-    """Take back one pause of a topic."""
-    _control(context, topic, "resume", "resumed")
-
-
-def abort(context: typer.Context, topic: Topic) -> None:
-    """Stop the run of a topic, and drop the request for one; later ones are made as before."""
-    _control(context, topic, "abort", "aborted")
-
-
-def control(context: typer.Context, topic: Topic) -> None:
-    """Show whether a compaction of a topic is wanted, paused or fails."""
-    admin = session(context)
-    admin.show(admin.service.get(topic_path(topic, "compaction", "control")), _CONTROL_COLUMNS)
-
-
 def scheduler(context: typer.Context) -> None:
     """Show who schedules, what waits, what runs, and which topics fail or are paused."""
     admin = session(context)
-    answer = admin.service.get(path(*_COMPACTIONS, "scheduler"))
-    if admin.output is OutputName.JSON:
+    answer = admin.service.get(f"{_COMPACTIONS}/scheduler")
+    if admin.as_json:
         admin.show(answer)
         return
-    print(f"leader: {answer['leader'] or 'none'}")  # noqa: T201
+    admin.show(f"leader: {answer['leader'] or 'none'}")
     for name, columns in (
         ("services", ("name", "url", "leads", "started_at", "heartbeat_at")),
         ("queue", ("topic", "cause", "requested_at")),
-        ("running", RUN_COLUMNS[:5]),
+        ("running", ("run", "topic", "state", "phase", "started_at")),
         ("failing", ("topic", "failures", "retry_at", "last_error")),
         ("paused", ("topic", "paused", "state")),
     ):
-        print(f"{name}: {len(answer[name])}")  # noqa: T201
-        admin.show(answer[name], columns)
+        admin.show(f"{name}: {len(answer[name])}")
+        if answer[name]:
+            admin.show(answer[name], columns)
 
 
-def _control(context: typer.Context, topic: str, verb: str, done: str) -> None:
-    admin = session(context)
-    answer = admin.service.post(topic_path(topic, "compaction", verb))
-    admin.done(f"compaction of {topic} {done}")
-    admin.show(answer, _CONTROL_COLUMNS)
+def _control(verb: str, done: str, help_text: str) -> Request:
+    """A command that changes what is wanted of a topic's compaction."""
+    path, report = f"{TOPIC}/compaction/{verb}", f"compaction of {{topic}} {done}"
+    return Request("POST", path, help_text, report, columns=_CONTROL_COLUMNS)
+
+
+COMMANDS: Mapping[str, Request | Command] = {
+    "list": list_runs,
+    "show": show_one_run,
+    "watch": watch_run,
+    "cancel": Request(
+        "DELETE",
+        _RUN,
+        "Cancel a run that is under way: it can publish nothing any more.\n\n"
+        "A topic that is still due, because it is over a threshold, is compacted again soon: `compactions pause` keeps "
+        "it from that.",
+        "run {run} cancelled",
+        {
+            "reason": Option(
+                Annotated[str, typer.Option(metavar="TEXT", help="Kept with the run.")],
+                "cancelled by hand",
+                query="reason",
+            )
+        },
+    ),
+    "pause": _control(
+        "pause", "paused", "Stop the run of a topic, and make none until it is resumed, as many times as it was paused."
+    ),
+    "resume": _control("resume", "resumed", "Take back one pause of a topic."),
+    "abort": _control(
+        "abort", "aborted", "Stop the run of a topic, and drop the request for one; later ones are made as before."
+    ),
+    "control": get(
+        f"{TOPIC}/compaction/control",
+        "Show whether a compaction of a topic is wanted, paused or fails.",
+        columns=_CONTROL_COLUMNS,
+    ),
+    "scheduler": scheduler,
+}

@@ -1,8 +1,8 @@
 """The HTTP of `compactor-admin`: requests as JSON, and every way in which one fails as an error kind with a remedy.
 
-Goes wrong: what the service refuses, by its status (`exit_codes.KINDS`), in the service's own words; `Unavailable`
-where none answers, which names the URL and how a service is started; `Misconfigured` for TLS and for an answer that is
-not of this service. Never a token in an error.
+Errors: a refusal by its status (`exit_codes.KINDS`), with the service's own reason; `Unavailable` where no service
+answers, which names the URL and how a service is started; `Misconfigured` for TLS and for an answer that is not of this
+service. No error holds a token.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavaila
 
 _LONGEST_REASON = 1000
 _NOT_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|HTTP_REQUEST|UNKNOWN_PROTOCOL", re.IGNORECASE)
-"""What OpenSSL says of an answer in plain HTTP."""
+"""OpenSSL's errors for an answer in plain HTTP."""
 
 
 class Unforeseen(CompactorError):
-    """The service met an error that it did not foresee."""
+    """The service met an unexpected error."""
 
 
 class Connection:
@@ -42,21 +42,24 @@ class Connection:
         self._client.close()
 
     def get(self, path: str, **query: object) -> Any:
-        """The answer's JSON; None for an empty answer."""
-        return self._said(self.ask("GET", path, query))
+        """The answer's JSON, or its plain text; None for an empty answer."""
+        return self.request("GET", path, query)
 
-    def text(self, path: str) -> str:
-        """The answer as it is, for what Pulsar answers without JSON's quotes."""
-        return self.ask("GET", path).text.strip()
-
-    def put(self, path: str, body: object = None, **query: object) -> Any:
-        return self._said(self.ask("PUT", path, query, body))
-
-    def post(self, path: str, body: object = None, **query: object) -> Any:
-        return self._said(self.ask("POST", path, query, body))
-
-    def delete(self, path: str, **query: object) -> Any:
-        return self._said(self.ask("DELETE", path, query))
+    def request(self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None) -> Any:
+        """The answer's JSON, or its plain text; None for an empty answer."""
+        answer = self.ask(method, path, query, body)
+        if not answer.content.strip():
+            return None
+        try:
+            return answer.json()
+        except ValueError:
+            kind = answer.headers.get("content-type", "")
+            if kind.startswith("text/plain"):
+                return answer.text.strip()
+            raise Misconfigured(
+                f"{self._url} answered {kind or 'something'} where JSON was expected",
+                "is it a compactor service? check --admin-url",
+            ) from None
 
     def ask(
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None, **headers: str
@@ -101,15 +104,16 @@ class Connection:
         headers: Mapping[str, str],
         content: Iterator[bytes] | None = None,
     ) -> httpx.Request:
-        asked = {name: _text(value) for name, value in (query or {}).items() if value is not None}
-        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        url = f"{self._url}{path}"
+        parameters = {name: _text(value) for name, value in (query or {}).items() if value is not None}
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
         if body is None:
-            return self._client.build_request(method, f"{self._url}{path}", params=asked, headers=sent, content=content)
-        return self._client.build_request(method, f"{self._url}{path}", params=asked, headers=sent, json=body)
+            return self._client.build_request(method, url, params=parameters, headers=fields, content=content)
+        return self._client.build_request(method, url, params=parameters, headers=fields, json=body)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """What goes wrong below HTTP, as our kinds."""
+        """Inside it, errors below HTTP become our kinds."""
         try:
             yield
         except httpx.ConnectError as error:
@@ -145,23 +149,9 @@ class Connection:
         except httpx.InvalidURL as error:
             raise Misconfigured(f"{self._url!r} is not the URL of a service ({error})", "check --admin-url") from error
 
-    def _said(self, answer: httpx.Response) -> Any:
-        if not answer.content.strip():
-            return None
-        try:
-            return answer.json()
-        except ValueError:
-            kind = answer.headers.get("content-type", "")
-            if kind.startswith("text/plain"):
-                return answer.text.strip()
-            raise Misconfigured(
-                f"{self._url} answered {kind or 'something'} where JSON was expected",
-                "is it a compactor service? check --admin-url",
-            ) from None
-
 
 def _trusted(target: Target) -> Any:
-    """What httpx takes for `verify`; the system's authorities unless others are named."""
+    """What httpx takes for `verify`: the system's authorities unless a file is given."""
     if target.ca_cert is None:
         return True
     import ssl
@@ -175,12 +165,12 @@ def _trusted(target: Target) -> Any:
 
 
 def _check(answer: httpx.Response) -> None:
-    """Raise what a refusal means."""
+    """Raise the error of a refusal."""
     if answer.is_success:
         return
-    status, said = answer.status_code, _reason(answer)
-    reason = said or f"{answer.request.method} {answer.request.url.path} was answered with status {status}"
-    if not said and (status < 500 or status == 501):
+    status, stated = answer.status_code, _reason(answer)
+    reason = stated or f"{answer.request.method} {answer.request.url.path} was answered with status {status}"
+    if not stated and (status < 500 or status == 501):
         server = answer.headers.get("server", "")
         raise Misconfigured(
             f"no compactor service answers at {_base(answer.request.url)}: {reason}{f' by {server}' if server else ''}",
@@ -188,14 +178,14 @@ def _check(answer: httpx.Response) -> None:
         )
     kind, remedy = KINDS.get(status, (InvalidInput, "correct the request") if status < 500 else (Unforeseen, ""))
     if kind is Unforeseen:
-        remedy = "look into the service's log, and report it"
-    advised = kind is not Unforeseen and ": " in said and status != 401
-    if advised:  # the service says itself what to do
-        reason, _, remedy = said.rpartition(": ")
+        remedy = "read the service's log, and report it"
+    advised = kind is not Unforeseen and ": " in stated and status != 401
+    if advised:  # the reason ends with what to do
+        reason, _, remedy = stated.rpartition(": ")
     wait = answer.headers.get("retry-after", "")
     if wait.isdigit():
         again = f"try again in {wait} s"
-        if "try again" in remedy and said:
+        if "try again" in remedy and stated:
             remedy = f"{remedy} (in {wait} s)"
         else:
             remedy = f"{remedy}; {again}" if advised else again
@@ -207,17 +197,17 @@ def _base(url: httpx.URL) -> str:
 
 
 def _speaks_tls(url: str) -> bool:
-    """Whether who listens there takes a TLS connection."""
+    """Whether a TLS connection can be made there."""
     import socket
     import ssl
 
-    asked = httpx.URL(url)
-    anyone = ssl.create_default_context()
-    anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE  # nothing is sent
+    address = httpx.URL(url)
+    any_server = ssl.create_default_context()
+    any_server.check_hostname, any_server.verify_mode = False, ssl.CERT_NONE  # nothing is sent
     try:
         with (
-            socket.create_connection((asked.host, asked.port or 80), timeout=2) as plain,
-            anyone.wrap_socket(plain, server_hostname=asked.host),
+            socket.create_connection((address.host, address.port or 80), timeout=2) as plain,
+            any_server.wrap_socket(plain, server_hostname=address.host),
         ):
             return True
     except (OSError, ValueError):
@@ -225,16 +215,16 @@ def _speaks_tls(url: str) -> bool:
 
 
 def _reason(answer: httpx.Response) -> str:
-    """What the service said, in one line; empty: it is not our service's way of saying it."""
-    told: object = None
+    """The reason that a refusal states, in one line; empty: it has none in our service's form."""
+    reason: object = None
     try:
         document = json.loads(answer.content)
-        told = document.get("reason") if isinstance(document, dict) else None
+        reason = document.get("reason") if isinstance(document, dict) else None
     except ValueError:
-        # A broker's words about a body; of other statuses we have no plain text.
+        # A broker's answer about a body; our other refusals are never plain text.
         if answer.status_code == 400 and answer.headers.get("content-type", "").startswith("text/plain"):
-            told = answer.text
-    return " ".join(str(told).split())[:_LONGEST_REASON] if told else ""
+            reason = answer.text
+    return " ".join(str(reason).split())[:_LONGEST_REASON] if reason else ""
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Exit codes of `compactor-admin`: those of `compactor`, where the same happens, and which status leads to which.
+"""Exit codes of `compactor-admin`: those of the kit, one of its own, and which HTTP status leads to which error.
 
 A contract: scripts depend on it.
 """
@@ -7,35 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from api.cli.kit.exit_codes import (
-    CONFLICT,
-    DATA_LOSS,
-    INTERRUPTED,
-    INVALID_INPUT,
-    MISCONFIGURED,
-    NO_VALUE,
-    NOT_FOUND,
-    OK,
-    UNAVAILABLE,
-    UNEXPECTED,
-    of,
-)
 from storage import errors
-
-__all__ = [
-    "CONFLICT",
-    "DATA_LOSS",
-    "INTERRUPTED",
-    "INVALID_INPUT",
-    "MISCONFIGURED",
-    "NOT_FOUND",
-    "NO_VALUE",
-    "OK",
-    "RUN_FAILED",
-    "UNAVAILABLE",
-    "UNEXPECTED",
-    "of",
-]
 
 RUN_FAILED = 9
 
@@ -51,7 +23,7 @@ KINDS: Mapping[int, tuple[type[errors.CompactorError], str]] = {
     401: (errors.Misconfigured, "give a token with --token-file, or in COMPACTOR_TOKEN"),
     403: (errors.Misconfigured, "use the token of a role that may do this, or ask for the permission"),
     404: (errors.NotFound, "check the name; `list` shows what is there"),
-    409: (errors.Conflict, "look what is there, then try again"),
+    409: (errors.Conflict, "check what is there, then try again"),
     410: (errors.NotFound, "check the name; `list` shows what is there"),
     429: (errors.Unavailable, "wait, then try again"),
     501: (errors.InvalidInput, "this service cannot do that"),
@@ -60,4 +32,4 @@ KINDS: Mapping[int, tuple[type[errors.CompactorError], str]] = {
     504: (errors.Unavailable, "try again later"),
     507: (errors.DataLoss, "restore what it names from a backup"),
 }
-"""What a refusal of the service is, and what to do where it says nothing of that itself; other 4xx are wrong input."""
+"""The error of each status, and the remedy if the service names none; other 4xx are wrong input."""

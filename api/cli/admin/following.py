@@ -4,7 +4,7 @@ A request waits in SQL until the service that leads executes it; the run that ta
 that there were. So a request is followed by its topic and the newest run before it: while it waits, then its run. It
 may end without a run: nothing is new, compaction was paused, or the run could not even begin.
 
-How far a run is stands on stderr. A connection that breaks is made again.
+How far a run is stands on stderr. A broken connection is opened again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,13 @@ from typing import Any
 
 import typer
 
-from api.cli.admin import exit_codes
-from api.cli.admin.session import (
-    Session,
-    path,
-    to_terminal,
-    topic_path,
-)
-from api.cli.kit.stderr import number, say
-from api.cli.kit.terminal import plain
+from api.cli.admin.exit_codes import RUN_FAILED
+from api.cli.admin.session import Session, topic_path
+from api.cli.kit.live_line import LiveLine
+from api.cli.kit.reports import show_run, show_runs
+from api.cli.kit.stderr import number, say, size
 from storage.errors import CompactionPaused, NotFound, Unavailable
 
-RUN_COLUMNS = ("run", "topic", "state", "phase", "started_at", "finished_at", "compacted_ledger", "error")
 _CONNECTIONS = 5
 """How often in a row a watch begins again when its connection breaks."""
 _AGAIN_SECONDS = 1.0
@@ -84,21 +79,21 @@ def watch_topic(admin: Session, topic: str) -> None:
 def show_ended(admin: Session, runs: list[dict[str, Any]], *, alone: bool, failed: bool = False) -> None:
     """Show runs that have ended. Raises Exit (9) if one did not succeed, or if `failed`."""
     if alone:
-        admin.show(runs[0] if runs else None)
+        show_run(runs[0] if runs else None, admin.output)
     else:
-        admin.show(runs, RUN_COLUMNS)
+        show_runs(runs, admin.output)
     for run in runs:
         if run["state"] != _SUCCESS:
             failed = True
             why = " ".join(str(run.get("error") or "no reason is known").split())
             say(f"compactor-admin: run {run['run']} of {run['topic']} ended with {run['state']}: {why}")
     if failed:
-        raise typer.Exit(exit_codes.RUN_FAILED)
+        raise typer.Exit(RUN_FAILED)
 
 
 def follow(admin: Session, run: int) -> dict[str, Any]:
     """The run when it has ended."""
-    line = _ProgressLine()
+    line = LiveLine(sys.stderr)
     failed = 0
     while True:
         try:
@@ -108,9 +103,12 @@ def follow(admin: Session, run: int) -> dict[str, Any]:
                     line.end()
                     if document["state"] == _SUCCESS:
                         return document
-                    # Events are the same for all callers; why a run failed is told in full to those who may know.
-                    return dict(admin.service.get(path("admin", "v2", "compactions", str(run))))
-                line.show(document)
+                    # Events are the same for all callers; only this answer has the reason in full.
+                    return dict(admin.service.get(f"/admin/v2/compactions/{run}"))
+                if line.is_live:
+                    line.show(progress(document))
+                else:
+                    say(progress(document))
             raise Unavailable(f"the service ended the events of run {run} before the run had ended", "watch it again")
         except Unavailable:
             failed += 1
@@ -121,8 +119,8 @@ def follow(admin: Session, run: int) -> dict[str, Any]:
 
 
 def _run_behind(admin: Session, topic: str, newest: int) -> int | None:
-    """The first run behind `newest`, when there is one; None: the topic's request is gone without one."""
-    told = False
+    """The first run behind `newest`, when there is one; None: the request ended without a run."""
+    reported = False
     failed = 0
     while True:
         try:
@@ -138,9 +136,9 @@ def _run_behind(admin: Session, topic: str, newest: int) -> int | None:
                 return found
             if control["requested_at"] is None:
                 return None
-            if not told:
+            if not reported:
                 say(f"compactor-admin: compaction of {topic} is requested ({control['cause']}): waiting for its run")
-                told = True
+                reported = True
         sleep(_POLL_SECONDS)
 
 
@@ -157,8 +155,8 @@ def _newest(admin: Session, topic: str) -> int:
 
 
 def _events(admin: Session, run: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    there = path("admin", "v2", "compactions", str(run), "events")
-    with admin.service.stream("GET", there, patient=True, Accept="text/event-stream") as answer:
+    events = f"/admin/v2/compactions/{run}/events"
+    with admin.service.stream("GET", events, patient=True, Accept="text/event-stream") as answer:
         yield from parse_events(answer.iter_lines())
 
 
@@ -179,30 +177,8 @@ def parse_events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             data.append(value.removeprefix(" "))
 
 
-class _ProgressLine:
-    """How far a run is, on stderr."""
-
-    def __init__(self) -> None:
-        self._live = to_terminal()
-
-    def show(self, run: dict[str, Any]) -> None:
-        text = progress(run)
-        if self._live:
-            sys.stderr.write(f"\r\x1b[K{plain(text)}")
-            sys.stderr.flush()
-        else:
-            say(text)
-
-    def end(self) -> None:
-        if self._live:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-
 def progress(run: dict[str, Any]) -> str:
     """`run 7 of persistent://… : phase two, 3/8 tasks, 1.5 MiB, 12 s`."""
-    from api.cli.kit.stderr import size
-
     text = f"run {run['run']} of {run['topic']}: {run['phase'] or 'begins'}"
     if run.get("tasks_total"):
         text += f", {number(run['tasks_done'] or 0)}/{number(run['tasks_total'])} tasks"

@@ -1,32 +1,23 @@
-"""`compactor-admin topics verify` and `trim`, and `gc`: what is there, and letting go of what is not needed.
+"""`compactor-admin topics verify`, `trim` and `release-lease`, and `gc`: what is there, and what is not needed.
 
 What deletes is a dry run unless `--execute` is given.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from api.cli.admin import exit_codes
-from api.cli.admin.arguments import Topic
-from api.cli.admin.session import (
-    OutputName,
-    path,
-    session,
-    topic_path,
-)
-from api.cli.kit.durations import parse_duration
-from api.cli.kit.names import TOPIC_HELP
-from api.cli.kit.stderr import (
-    counted,
-    number,
-    say,
-    size,
-)
-
-Execute = Annotated[bool, typer.Option("--execute", help="Do it. Without it, only say what would go.")]
+from api.cli.admin.arguments import Execute
+from api.cli.admin.requests import Command, Request
+from api.cli.admin.session import session, topic_path
+from api.cli.kit.exit_codes import DATA_LOSS
+from api.cli.kit.names import TOPIC_HELP, Topic
+from api.cli.kit.quantities import parse_duration
+from api.cli.kit.reports import TRIM_COLUMNS, put_lines, trim_lines, verify_lines
+from api.cli.kit.stderr import counted, say, size
 
 
 def verify(context: typer.Context, topic: Topic) -> None:
@@ -35,20 +26,15 @@ def verify(context: typer.Context, topic: Topic) -> None:
     Ends with exit code 7 if anything differs.
     """
     admin = session(context)
-    reports = admin.service.post(topic_path(topic, "compaction", "verify"))
-    if admin.output is OutputName.JSON:
+    reports = admin.service.request("POST", topic_path(topic, "compaction", "verify"))
+    if admin.as_json:
         admin.show(reports)
     else:
         for report in reports:
-            checked = ", ".join(f"{number(count)} {noun}" for noun, count in report["checked"].items())
-            admin.show(f"{report['topic']}: {counted(report['total'], 'difference')}; checked {checked}")
-            for reason in report["unchecked"]:
-                admin.show(f"  not checked: {reason}")
-            for one in report["differences"]:
-                admin.show(f"  {one['kind']}: {one['where']}: {one['what']}")
+            put_lines(verify_lines(report))
     if found := sum(report["total"] for report in reports):
         say(f"compactor-admin: {counted(found, 'difference')} in {topic}: restore the objects from a backup")
-        raise typer.Exit(exit_codes.DATA_LOSS)
+        raise typer.Exit(DATA_LOSS)
 
 
 def trim(
@@ -70,20 +56,18 @@ def trim(
 ) -> None:
     """Let old raw ledgers of a topic go."""
     admin = session(context)
-    reports = admin.service.post(topic_path(topic, "trim"), {"before": before, "force": force}, dryRun=not execute)
-    if admin.output is OutputName.JSON:
+    body = {"before": before, "force": force}
+    reports = admin.service.request("POST", topic_path(topic, "trim"), {"dryRun": not execute}, body)
+    if admin.as_json:
         admin.show(reports)
         return
     ledgers = [{"topic": report["topic"], **ledger} for report in reports for ledger in report["ledgers"]]
-    admin.show(ledgers)
-    verb = "go" if execute else "would go, with --execute"
-    admin.done(f"{counted(len(ledgers), 'ledger')} of {topic} {verb}")
-    for report in reports:
-        begin = "begin" if execute else "would begin"
-        admin.done(f"messages of {report['topic']} {begin} at offset {report['start_offset']}")
-        if report["held"]:
-            kept = counted(len(report["held"]["ledgers"]), "ledger")
-            admin.done(f"{kept} of {report['topic']} stay for the cursor {report['held']['cursor']}")
+    if ledgers:
+        admin.show(ledgers, ("topic", *TRIM_COLUMNS))
+    for line in (line for report in reports for line in trim_lines(report)):
+        admin.done(line)
+    if not execute:
+        admin.done("nothing was trimmed: give --execute")
 
 
 def release_lease(
@@ -94,7 +78,8 @@ def release_lease(
 ) -> None:
     """Release the writer's lease of a topic whose owner died on another machine."""
     admin = session(context)
-    reports = admin.service.post(topic_path(topic, "release-lease"), {"force": force, "dryRun": not execute})
+    body = {"force": force, "dryRun": not execute}
+    reports = admin.service.request("POST", topic_path(topic, "release-lease"), body=body)
     admin.show(reports)
     held = sum(report["owner"] is not None for report in reports)
     admin.done(f"{counted(held, 'lease')} of {topic} {'released' if execute else 'would be released, with --execute'}")
@@ -113,7 +98,7 @@ def collect_garbage(
 ) -> None:
     """Delete the objects that nothing refers to.
 
-    Ends with exit code 7 if a topic could not be looked at; the others are collected all the same.
+    Ends with exit code 7 if a topic could not be checked; the others are collected all the same.
     """
     admin = session(context)
     body: dict[str, Any] = {"dryRun": not execute, "unknownTopics": unknown_topics}
@@ -121,26 +106,28 @@ def collect_garbage(
         body["topics"] = topic
     if grace is not None:
         body["graceMs"] = parse_duration("--grace", grace)
-    report = admin.service.post(path("admin", "v2", "garbage"), body)
-    failed = [one for one in report["topics"] if one["error"]]
-    if admin.output is OutputName.JSON:
+    report = admin.service.request("POST", "/admin/v2/garbage", body=body)
+    if admin.as_json:
         admin.show(report)
     else:
-        rows = [
-            {
-                "topic": one["topic"] or one["topic_uid"],
-                "objects": sum(kind["count"] for kind in one["objects"].values()),
-                "bytes": sum(kind["bytes"] for kind in one["objects"].values()),
-                "compacted_ledgers": one["compacted_ledgers"],
-                "trimmed_ledgers": one["trimmed_ledgers"],
-            }
-            for one in report["topics"]
-            if not one["error"]
-        ]
-        admin.show(rows)
+        admin.show([_garbage_row(found) for found in report["topics"] if not found["error"]])
         verb = "deleted" if execute else "would be deleted, with --execute"
         admin.done(f"{counted(report['objects'], 'object')}, {size(report['bytes'])}, {verb}")
-    for one in failed:
-        say(f"compactor-admin: {one['topic'] or one['topic_uid']}: {' '.join(one['error'].split())}")
+    failed = [found for found in report["topics"] if found["error"]]
+    for found in failed:
+        say(f"compactor-admin: {found['topic'] or found['topic_uid']}: {' '.join(found['error'].split())}")
     if failed:
-        raise typer.Exit(exit_codes.DATA_LOSS)
+        raise typer.Exit(DATA_LOSS)
+
+
+def _garbage_row(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "topic": found["topic"] or found["topic_uid"],
+        "objects": sum(kind["count"] for kind in found["objects"].values()),
+        "bytes": sum(kind["bytes"] for kind in found["objects"].values()),
+        "compacted_ledgers": found["compacted_ledgers"],
+        "trimmed_ledgers": found["trimmed_ledgers"],
+    }
+
+
+OF_TOPICS: Mapping[str, Request | Command] = {"verify": verify, "trim": trim, "release-lease": release_lease}

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import IO, Annotated, Any, NoReturn
 
 import typer
 
-from api.cli.admin import exit_codes
-from api.cli.admin.arguments import Topic, parse_bytes
-from api.cli.admin.session import OutputName, session, topic_path
-from api.cli.kit.names import EncodingName
+from api.cli.admin.requests import Command, Request
+from api.cli.admin.session import session, topic_path
+from api.cli.kit import exit_codes
+from api.cli.kit.names import EncodingName, ResetName, Topic
+from api.cli.kit.quantities import parse_bytes
 from api.cli.kit.stderr import counted, number, say
 from api.cli.kit.terminal import data_stream, put
 from storage.errors import InvalidInput, NotFound
@@ -25,7 +26,8 @@ _JSON_LINES = "application/x-ndjson"
 _ARROW = "application/vnd.apache.arrow.stream"
 _RETRY = 1
 """The error code of a message that may be taken later."""
-_REFUSED_TOLD = 20
+_NAMED = 20
+"""Refused lines that an error names."""
 _LINE = re.compile(r"line (\d{1,9})(?=: )")
 
 KeyEncoding = Annotated[EncodingName, typer.Option(help="How keys are written.")]
@@ -39,14 +41,6 @@ class FormatName(StrEnum):
     ARROW = "arrow"
 
 
-class ResetName(StrEnum):
-    """Where a raw read begins if its start was trimmed."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
-    FAIL = "fail"
-
-
 def produce(
     context: typer.Context,
     topic: Topic,
@@ -57,34 +51,33 @@ def produce(
 ) -> None:
     """Append messages, one a line, as `compactor produce` takes them.
 
-    What was acknowledged when something went wrong stays; how many those are, and which lines were not taken, is said
-    on stderr.
+    Messages that were acknowledged before an error stay. stderr reports their number, and the lines that were not
+    taken.
     """
     admin = session(context)
     query = {"keyEncoding": key_encoding.value, "valueEncoding": value_encoding.value}
-    there = topic_path(topic).replace("/admin/v2/", "/topics/", 1)
-    taken = 0
+    path = topic_path(topic).replace("/admin/v2/", "/topics/", 1)
+    acknowledged = 0
     opened = _opened(file)
     try:
         with opened as lines:
             for first, batch in _batches(lines):
                 with (
-                    _told_of_the_file(first),
-                    admin.service.stream("POST", there, query, iter([batch]), Content_Type=_JSON_LINES) as answer,
+                    _numbered_in_the_file(first),
+                    admin.service.stream("POST", path, query, iter([batch]), Content_Type=_JSON_LINES) as answer,
                 ):
                     answer.read()
-                refused: list[tuple[int, dict[str, object]]] = []
-                for position, one in enumerate(answer.json()["messagePublishResults"], first):
-                    if one.get("errorCode"):
-                        refused.append((position, one))
-                        continue
-                    taken += 1
-                    if ids:
-                        print(one["messageId"])  # noqa: T201
+                results = list(enumerate(answer.json()["messagePublishResults"], first))
+                refused = [(line, result) for line, result in results if result.get("errorCode")]
+                acknowledged += len(results) - len(refused)
+                if ids:
+                    for _, result in results:
+                        if not result.get("errorCode"):
+                            put(result["messageId"])
                 if refused:
                     _refused(refused)
     finally:
-        admin.done(f"{counted(taken, 'message')} of {topic} acknowledged")
+        admin.done(f"{counted(acknowledged, 'message')} of {topic} acknowledged")
 
 
 def read(
@@ -145,13 +138,13 @@ def get_key(
     try:
         found = admin.service.get(topic_path(topic, "key"), **query)
     except NotFound:
-        admin.service.get(topic_path(topic, "partitions"))  # which says so if it is the topic that does not exist
+        admin.service.get(topic_path(topic, "partitions"))  # an error if it is the topic that does not exist
         say(f"compactor-admin: the key {key!r} of {topic} has no value")
         raise typer.Exit(exit_codes.NO_VALUE) from None
-    if admin.output is OutputName.JSON:
+    if admin.as_json:
         admin.show(found)
     else:
-        put("" if found["value"] is None else found["value"])
+        put(found["value"] or "")
 
 
 def _opened(file: str) -> IO[bytes]:
@@ -180,10 +173,10 @@ def _batches(lines: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 @contextmanager
-def _told_of_the_file(first: int) -> Iterator[None]:
-    """Inside it, a line that cannot be read is told by its number in the file: the service sees what begins at `first`.
+def _numbered_in_the_file(first: int) -> Iterator[None]:
+    """Inside it, an error about a line has the line's number in the file: the service counts from `first`.
 
-    Nothing of that request was appended; what came before it was.
+    Nothing of that request was appended; the requests before it were.
     """
     try:
         yield
@@ -195,14 +188,17 @@ def _told_of_the_file(first: int) -> Iterator[None]:
         raise InvalidInput(line, f"correct it; what comes before line {first} was appended") from error
 
 
-def _refused(refused: Sequence[tuple[int, dict[str, object]]]) -> NoReturn:
-    """End with what the service said of messages, by their lines; the others of their request are appended."""
+def _refused(refused: Sequence[tuple[int, Mapping[str, object]]]) -> NoReturn:
+    """End with the service's reasons against messages, by their lines; the others of the request are appended."""
     (line, result), *others = refused
-    told = f"line {line} was not taken: {' '.join(str(result.get('errorMsg')).split())}"
+    text = f"line {line} was not taken: {' '.join(str(result.get('errorMsg')).split())}"
     if others:
-        shown = ", ".join(str(at) for at, _ in others[:_REFUSED_TOLD])
-        more = f" and {number(len(others) - _REFUSED_TOLD)} more" if len(others) > _REFUSED_TOLD else ""
-        told += f"; nor were {shown}{more}"
-    say(f"compactor-admin: {told}")
-    retry = all(one.get("errorCode") == _RETRY for _, one in refused)
+        named = ", ".join(str(at) for at, _ in others[:_NAMED])
+        more = f" and {number(len(others) - _NAMED)} more" if len(others) > _NAMED else ""
+        text += f"; nor were {named}{more}"
+    say(f"compactor-admin: {text}")
+    retry = all(result.get("errorCode") == _RETRY for _, result in refused)
     raise typer.Exit(exit_codes.UNAVAILABLE if retry else exit_codes.INVALID_INPUT)
+
+
+OF_TOPICS: Mapping[str, Request | Command] = {"produce": produce, "read": read, "get-key": get_key}

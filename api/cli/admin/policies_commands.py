@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated
 
 import typer
 
-from api.cli.admin.session import (
-    OutputName,
-    namespace_path,
-    path,
-    session,
-    topic_path,
-)
+from api.cli.admin.requests import BROKERS, NAMESPACE, TOPIC, Command, Request
+from api.cli.admin.session import expand, session
 from api.cli.kit.names import TOPIC_HELP
-from api.cli.kit.stderr import origin
+from api.cli.kit.reports import show_policies
 from storage.errors import InvalidInput
 
 Of = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help=f"Of a topic. {TOPIC_HELP}")]
@@ -32,12 +28,11 @@ def get_policies(
 ) -> None:
     """Show policies as they hold in the end, and where each comes from."""
     admin = session(context)
-    answer = admin.service.get(_path(topic, namespace, broker, *([] if name is None else [name])), applied=not own)
-    if admin.output is OutputName.JSON:
+    answer = admin.service.get(_path(topic, namespace, broker, name), applied=not own)
+    if admin.as_json:
         admin.show(answer)
-        return
-    found: dict[str, Any] = answer if name is None else {name: answer}
-    admin.show([{"policy": one, "value": of["value"], "from": origin(of)} for one, of in found.items()])
+    else:
+        show_policies(answer if name is None else {name: answer})
 
 
 def set_policies(
@@ -55,8 +50,8 @@ def set_policies(
             raise InvalidInput(f"{text!r} is not NAME=VALUE", "give a policy as segment.bytes=64M")
         wanted[name] = value
     admin = session(context)
-    admin.service.put(_path(topic, namespace, broker), wanted)
-    admin.done(f"{', '.join(wanted)} set for {_whose(topic, namespace)}")
+    admin.service.request("PUT", _path(topic, namespace, broker), body=wanted)
+    admin.done(f"{', '.join(wanted)} set for {topic or namespace or 'the broker'}")
 
 
 def remove_policies(
@@ -69,21 +64,18 @@ def remove_policies(
     """Remove policies, so that the next wider place counts again."""
     admin = session(context)
     for name in names:
-        admin.service.delete(_path(topic, namespace, broker, name))
-        admin.done(f"{name} removed from {_whose(topic, namespace)}")
+        admin.service.request("DELETE", _path(topic, namespace, broker, name))
+        admin.done(f"{name} removed from {topic or namespace or 'the broker'}")
 
 
-def _path(topic: str | None, namespace: str | None, broker: bool, *rest: str) -> str:
+def _path(topic: str | None, namespace: str | None, broker: bool, name: str | None = None) -> str:
     if sum((topic is not None, namespace is not None, broker)) != 1:
         raise InvalidInput(
             "policies takes one of a topic, a namespace and the broker", "give --topic, --namespace or --broker"
         )
-    if topic is not None:
-        return topic_path(topic, "policies", *rest)
-    if namespace is not None:
-        return namespace_path(namespace, "policies", *rest)
-    return path("admin", "v2", "brokers", "policies", *rest)
+    scope = BROKERS if broker else TOPIC if namespace is None else NAMESPACE
+    path = f"{scope}/policies" if name is None else f"{scope}/policies/{{name}}"
+    return expand(path, topic=topic, namespace=namespace, name=name)
 
 
-def _whose(topic: str | None, namespace: str | None) -> str:
-    return topic or namespace or "the broker"
+COMMANDS: Mapping[str, Request | Command] = {"get": get_policies, "set": set_policies, "remove": remove_policies}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.admin.arguments import Count, Subscription, Topic
+from api.cli.admin.arguments import Count, Subscription
+from api.cli.admin.requests import TOPIC, Command, Option, Request, get
 from api.cli.admin.session import key_values, session, topic_path
-from api.cli.kit.durations import parse_duration
+from api.cli.kit.names import Topic
+from api.cli.kit.quantities import parse_duration
 from storage.errors import InvalidInput, NotFound
 from storage.model import MessageId
 
@@ -18,17 +21,11 @@ if TYPE_CHECKING:
     import httpx
 
 _LAST = 2**63 - 1
+_SUBSCRIPTION = f"{TOPIC}/subscription/{{subscription}}"
 
 Properties = Annotated[
     list[str] | None, typer.Option("-p", "--property", metavar="KEY=VALUE", help="A property; may be repeated.")
 ]
-Force = Annotated[bool, typer.Option("-f", "--force", help="__compaction also where keys are lost with it.")]
-
-
-def list_subscriptions(context: typer.Context, topic: Topic) -> None:
-    """List the subscriptions of a topic."""
-    admin = session(context)
-    admin.show(admin.service.get(topic_path(topic, "subscriptions")))
 
 
 def create_subscription(
@@ -45,31 +42,8 @@ def create_subscription(
     body: dict[str, Any] = _position(message_id)
     if properties:
         body["properties"] = key_values("--property", properties)
-    admin.service.put(topic_path(topic, "subscription", subscription), body)
+    admin.service.request("PUT", topic_path(topic, "subscription", subscription), body=body)
     admin.done(f"subscription {subscription} of {topic} created")
-
-
-def unsubscribe(context: typer.Context, topic: Topic, subscription: Subscription, force: Force = False) -> None:
-    """Delete a subscription."""
-    admin = session(context)
-    admin.service.delete(topic_path(topic, "subscription", subscription), force=force or None)
-    admin.done(f"subscription {subscription} of {topic} deleted")
-
-
-def get_subscription_properties(context: typer.Context, topic: Topic, subscription: Subscription) -> None:
-    """Show the properties of a subscription."""
-    admin = session(context)
-    admin.show(admin.service.get(topic_path(topic, "subscription", subscription, "properties")))
-
-
-def update_subscription_properties(
-    context: typer.Context, topic: Topic, subscription: Subscription, properties: Properties = None
-) -> None:
-    """Replace the properties of a subscription by these."""
-    admin = session(context)
-    body = key_values("--property", properties or ())
-    admin.service.put(topic_path(topic, "subscription", subscription, "properties"), body)
-    admin.done(f"properties of subscription {subscription} of {topic} replaced")
 
 
 def reset_cursor(
@@ -91,41 +65,27 @@ def reset_cursor(
     if (message_id is None) == (back is None):
         raise InvalidInput("reset-cursor takes one of a message and a time", "give --message-id or --time")
     admin = session(context)
+    reset = topic_path(topic, "subscription", subscription, "resetcursor")
     if back is not None:
         moment = int(time.time() * 1000) - parse_duration("--time", back)
-        admin.service.post(topic_path(topic, "subscription", subscription, "resetcursor", str(moment)))
+        admin.service.request("POST", f"{reset}/{moment}")
     else:
         assert message_id is not None
-        body = {**_position(message_id), "isExcluded": exclude}
-        admin.service.post(topic_path(topic, "subscription", subscription, "resetcursor"), body)
+        admin.service.request("POST", reset, body={**_position(message_id), "isExcluded": exclude})
     admin.done(f"subscription {subscription} of {topic} moved")
-
-
-def skip(context: typer.Context, topic: Topic, subscription: Subscription, count: Count = 1) -> None:
-    """Let a subscription skip its next messages."""
-    admin = session(context)
-    admin.service.post(topic_path(topic, "subscription", subscription, "skip", str(count)))
-    admin.done(f"subscription {subscription} of {topic} moved")
-
-
-def skip_all(context: typer.Context, topic: Topic, subscription: Subscription) -> None:
-    """Let a subscription skip all that is left."""
-    admin = session(context)
-    admin.service.post(topic_path(topic, "subscription", subscription, "skip_all"))
-    admin.done(f"subscription {subscription} of {topic} is at the end")
 
 
 def peek_messages(context: typer.Context, topic: Topic, subscription: Subscription, count: Count = 1) -> None:
     """Show the next messages of a subscription, which stays where it is."""
     admin = session(context)
-    found = []
+    found: list[dict[str, Any]] = []
     for position in range(1, count + 1):
-        there = topic_path(topic, "subscription", subscription, "position", str(position))
+        message = topic_path(topic, "subscription", subscription, "position", str(position))
         try:
-            found.append(_message(admin.service.ask("GET", there)))
+            found.append(_message(admin.service.ask("GET", message)))
         except NotFound:
             if found:
-                break  # fewer are left than were asked for
+                break  # the subscription has fewer messages left than `count`
             raise
     admin.show(found)
 
@@ -138,30 +98,21 @@ def get_message_by_id(
 ) -> None:
     """Show a message."""
     admin = session(context)
-    there = topic_path(topic, "ledger", str(ledger), "entry", str(entry))
-    admin.show(_message(admin.service.ask("GET", there)))
-
-
-def last_message_id(context: typer.Context, topic: Topic) -> None:
-    """Show the id of the last message of a topic."""
-    admin = session(context)
-    admin.show(admin.service.get(topic_path(topic, "lastMessageId")))
+    message = topic_path(topic, "ledger", str(ledger), "entry", str(entry))
+    admin.show(_message(admin.service.ask("GET", message)))
 
 
 def _position(text: str) -> dict[str, Any]:
     """A position as Pulsar's bodies have it."""
-    if text == "latest":
-        ledger = entry = _LAST
-    elif text == "earliest":
-        ledger = entry = -1
-    else:
-        one = MessageId.parse(text)
-        return {"ledgerId": one.ledger_id, "entryId": one.entry_id, "partitionIndex": one.partition}
-    return {"ledgerId": ledger, "entryId": entry, "partitionIndex": -1}
+    if text in ("latest", "earliest"):
+        number = _LAST if text == "latest" else -1
+        return {"ledgerId": number, "entryId": number, "partitionIndex": -1}
+    message = MessageId.parse(text)
+    return {"ledgerId": message.ledger_id, "entryId": message.entry_id, "partitionIndex": message.partition}
 
 
 def _message(answer: httpx.Response) -> dict[str, Any]:
-    """A message of an answer: bytes are its value, headers are what else it has."""
+    """A message of an answer: the body is its value, headers are what else it has."""
     head = {
         name.removeprefix("x-pulsar-"): value for name, value in answer.headers.items() if name.startswith("x-pulsar-")
     }
@@ -170,3 +121,50 @@ def _message(answer: httpx.Response) -> dict[str, Any]:
     except UnicodeDecodeError:
         value = {"value_base64": base64.b64encode(answer.content).decode()}
     return {**head, **value}
+
+
+_SKIP_ALL = Request(
+    "POST",
+    f"{_SUBSCRIPTION}/skip_all",
+    "Let a subscription skip all that is left.",
+    "subscription {subscription} of {topic} is at the end",
+)
+
+COMMANDS: Mapping[str, Request | Command] = {
+    "subscriptions": get(f"{TOPIC}/subscriptions", "List the subscriptions of a topic."),
+    "create-subscription": create_subscription,
+    "unsubscribe": Request(
+        "DELETE",
+        _SUBSCRIPTION,
+        "Delete a subscription.",
+        "subscription {subscription} of {topic} deleted",
+        {
+            "force": Option(
+                Annotated[bool, typer.Option("-f", "--force", help="__compaction also where keys are lost with it.")],
+                False,
+                query="force",
+            )
+        },
+    ),
+    "get-subscription-properties": get(f"{_SUBSCRIPTION}/properties", "Show the properties of a subscription."),
+    "update-subscription-properties": Request(
+        "PUT",
+        f"{_SUBSCRIPTION}/properties",
+        "Replace the properties of a subscription by these.",
+        "properties of subscription {subscription} of {topic} replaced",
+        {"properties": Option(Properties, None, parse=lambda given: key_values("--property", given or ()))},
+    ),
+    "reset-cursor": reset_cursor,
+    "skip": Request(
+        "POST",
+        f"{_SUBSCRIPTION}/skip/{{count}}",
+        "Let a subscription skip its next messages.",
+        "subscription {subscription} of {topic} moved",
+    ),
+    "skip-all": _SKIP_ALL,
+    "peek-messages": peek_messages,
+    "get-message-by-id": get_message_by_id,
+    "last-message-id": get(f"{TOPIC}/lastMessageId", "Show the id of the last message of a topic."),
+}
+HIDDEN = {"clear-backlog": _SKIP_ALL}
+"""Other names that pulsar-admin has for a command."""

@@ -1,4 +1,4 @@
-"""Which service is spoken to, and as whom: flags go before the environment, that before the file, that before defaults.
+"""The service and the token of a command: flags go before the environment, that before the file, that before defaults.
 
 The file is `admin.toml` in the user's configuration folder, or the one that `--config` or COMPACTOR_ADMIN_CONFIG names;
 a name that ends in `.conf` is taken for Pulsar's client.conf, of which the keys below count. A token is never shown.
@@ -37,7 +37,7 @@ CLIENT_CONF = {
 
 @dataclass(frozen=True)
 class Target:
-    """A service: `url` without a slash at its end; `ca_cert`: whom to trust instead of the system's authorities."""
+    """A service: `url` without a slash at its end; `ca_cert`: the authorities to trust instead of the system's."""
 
     url: str = DEFAULT_URL
     token: str | None = field(default=None, repr=False)
@@ -48,10 +48,10 @@ class Target:
 def find_target(flags: Mapping[str, str | None], config: str | None, environment: Mapping[str, str]) -> Target:
     """The service that these say. `flags` has the names of `VARIABLES`; None: not given. Raises Misconfigured."""
     variables = {name: environment.get(variable) for name, variable in VARIABLES.items()}
-    told = [_given(flags), _given(variables), _read(config, environment)]
+    places = [_given(flags), _given(variables), _read(config, environment)]
     # A nearer place that names a token in either way hides both ways of the places behind it.
-    tokens = next((place for place in told if {"token", "token-file"} & place.keys()), {})
-    merged = {name: next((place[name] for place in told if name in place), None) for name in VARIABLES}
+    tokens = next((place for place in places if {"token", "token-file"} & place.keys()), {})
+    merged = {name: next((place[name] for place in places if name in place), None) for name in VARIABLES}
     return Target(
         _url(merged["admin-url"] or DEFAULT_URL),
         _token(tokens.get("token"), tokens.get("token-file")),
@@ -65,7 +65,7 @@ def _given(place: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _read(named: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """What the file says; an unnamed one need not exist."""
+    """The settings of the file; an unnamed file need not exist."""
     name = named or environment.get(CONFIG_VARIABLE)
     folder = environment.get("XDG_CONFIG_HOME") or os.path.join(environment.get("HOME", "~"), ".config")
     file = Path(name or os.path.join(folder, "compactor", "admin.toml")).expanduser()

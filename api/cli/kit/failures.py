@@ -14,8 +14,8 @@ from storage.errors import CompactorError, OtherStore
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def tell(error: Exception, about: str = "", program: str = "compactor") -> None:
-    """Say the error on stderr, with where it came from if `--debug` asks for it. `about`: what it is named by."""
+def report(error: Exception, about: str = "", program: str = "compactor") -> None:
+    """Report an error on stderr, with its traceback if `--debug` is given. `about`: the topic, named if it is not."""
     if "--debug" in sys.argv:
         say("".join(traceback.format_exception(error)).rstrip())
     line = describe(error, program)
@@ -23,10 +23,10 @@ def tell(error: Exception, about: str = "", program: str = "compactor") -> None:
 
 
 def describe(error: Exception, program: str = "compactor") -> str:
-    """An error in one line: what happened, to what, what to do. Help that was asked for by no command, as it is."""
+    """An error in one line: what happened, to what, what to do. The help of a command without arguments stays."""
     if isinstance(error, OtherStore):
-        shows = "`compactor store adopt` shows what belongs to what, and binds them on purpose"
-        return f"{program}: {' '.join(error.message.split())}: check the URLs of store and database; {shows}"
+        adopt = "`compactor store adopt` shows what belongs to what, and binds them on purpose"
+        return f"{program}: {' '.join(error.message.split())}: check the URLs of store and database; {adopt}"
     if isinstance(error, CompactorError):
         return f"{program}: {' '.join(str(error).split())}"
     if isinstance(error, typer.TyperException):
@@ -40,10 +40,10 @@ def describe(error: Exception, program: str = "compactor") -> str:
 
 
 def _usage(error: typer.TyperException, program: str) -> str:
-    """What typer found wrong with the command line."""
-    said = getattr(error, "format_message", error.__str__)()
-    if "\n" in said:  # the help of a command that was given no arguments
-        return str(said)
+    """An error that typer found in the command line."""
+    message = getattr(error, "format_message", error.__str__)()
+    if "\n" in message:  # the help of a command that was given no arguments
+        return str(message)
     command = getattr(getattr(error, "ctx", None), "command_path", program)
-    what = said.removesuffix(".").replace("Value error, ", "")
+    what = message.removesuffix(".").replace("Value error, ", "")
     return f"{program}: {what[:1].lower()}{what[1:]}: see `{command} --help`"

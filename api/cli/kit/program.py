@@ -1,6 +1,6 @@
-"""What a program of ours does around its commands: options in both places, errors in one line, exit codes, signals.
+"""What both programs do around their commands: options in both places, errors in one line, exit codes, signals.
 
-Both programs are run by `run`. Data goes to stdout, talk to stderr; a reader of stdout who has enough is no error.
+Data goes to stdout, talk to stderr. A stdout whose reader has closed it is no error.
 """
 
 from __future__ import annotations
@@ -17,21 +17,42 @@ from typing import NoReturn
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.failures import tell
+from api.cli.kit.failures import report
 from api.cli.kit.stderr import abandon_output, say
 from storage.errors import InvalidInput
+
+
+def program(name: str, about: str, exit_codes_help: str, *, completion: bool = True) -> typer.Typer:
+    """The program `name`, without commands. `completion`: it can complete a command line in a shell."""
+    return typer.Typer(
+        name=name,
+        help=about,
+        epilog=exit_codes_help,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        add_completion=completion,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def group(app: typer.Typer, name: str, about: str) -> typer.Typer:
+    """A group of commands of a program."""
+    commands = typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(commands, name=name)
+    return commands
 
 
 def run(app: typer.Typer, name: str, options: Sequence[str], flags: Sequence[str], interrupted: str) -> NoReturn:
     """The program `name`. Exits with a code of `exit_codes`.
 
-    `options` and `flags`: those that may also stand after the command, with and without a value. `interrupted`: what
-    Ctrl-C and SIGTERM leave behind.
+    `options` and `flags`: those that may also stand after the command, with and without a value. `interrupted`: the
+    state that Ctrl-C and SIGTERM leave behind.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end a listing
     signal.signal(signal.SIGTERM, _terminate)
-    logging.getLogger().addHandler(logging.NullHandler())  # or Py4J tells of a Ctrl-C with a traceback
+    logging.getLogger().addHandler(logging.NullHandler())  # else Py4J logs a traceback at Ctrl-C
     try:
         if f"_{name}_complete".replace("-", "_").upper() in os.environ:
             app(prog_name=name)  # a shell asks how a command line may go on
@@ -46,12 +67,12 @@ def run(app: typer.Typer, name: str, options: Sequence[str], flags: Sequence[str
         say(f"{name}: interrupted: {interrupted}")
         sys.exit(exit_codes.INTERRUPTED)
     except Exception as error:
-        enough = isinstance(error, BrokenPipeError) and _nobody_reads_output()
+        closed = isinstance(error, BrokenPipeError) and _output_is_closed()
         if isinstance(error, OSError):
             abandon_output()
-        if enough:
+        if closed:
             sys.exit(exit_codes.OK)
-        tell(error, program=name)
+        report(error, program=name)
         sys.exit(exit_codes.of(error))
     sys.exit(exit_codes.OK)
 
@@ -62,29 +83,29 @@ def hoist(arguments: Sequence[str], name: str, options: Sequence[str], flags: Se
     rest: list[str] = []
     position = 0
     while position < len(arguments):
-        one = arguments[position]
-        if one == "--":
+        argument = arguments[position]
+        if argument == "--":
             rest += arguments[position:]
             break
-        if one in flags or one.startswith(tuple(f"{option}=" for option in options)):
-            front.append(one)
-        elif one in options:
+        if argument in flags or argument.startswith(tuple(f"{option}=" for option in options)):
+            front.append(argument)
+        elif argument in options:
             if position + 1 == len(arguments):
-                raise InvalidInput(f"the option {one} needs a value", f"see `{name} --help`")
+                raise InvalidInput(f"the option {argument} needs a value", f"see `{name} --help`")
             front += arguments[position : position + 2]
             position += 1
         else:
-            rest.append(one)
+            rest.append(argument)
         position += 1
     return front + rest
 
 
 def _terminate(*_: object) -> None:
-    """End as after Ctrl-C: leases are given back and a run is recorded as failed, not left to its heartbeat's end."""
+    """End as after Ctrl-C: leases are released, and a run is recorded as failed before its heartbeat expires."""
     raise KeyboardInterrupt("ended by SIGTERM")
 
 
-def _nobody_reads_output() -> bool:
+def _output_is_closed() -> bool:
     """Whether the broken pipe is our standard output (`compactor read … | head`), and not some other connection."""
     try:
         poll = select.poll()

@@ -1,24 +1,22 @@
-"""What is said to a person: on stderr, numbers readable."""
+"""Messages for a person: on stderr, with readable numbers."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
-from api.cli.kit.terminal import spoken
+from api.cli.kit.terminal import for_person
 
 
 def say(text: str) -> None:
-    """One line for the user, on stderr, without secrets. Work goes on when nobody listens."""
+    """One line for the user, on stderr, without secrets. A closed stderr does not stop the work."""
     with suppress(OSError):
-        print(spoken(text), file=sys.stderr, flush=True)  # noqa: T201
+        print(for_person(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def abandon_output() -> None:
-    """Let what is still to be written to stdout, which failed, go nowhere: the interpreter's last flush fails else."""
+    """Drop what is still to be written to stdout, which failed: else the interpreter's last flush fails again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -40,11 +38,3 @@ def size(value: float) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError
-
-
-def origin(policy: Mapping[str, Any]) -> str:
-    """Where a policy, as a plain document, comes from; and instead of which value, if that cannot be read."""
-    unreadable = policy.get("unreadable")
-    if unreadable is None:
-        return str(policy["origin"])
-    return f"{policy['origin']} (the {unreadable['origin']}'s {unreadable['value']} cannot be read)"

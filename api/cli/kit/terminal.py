@@ -1,6 +1,6 @@
 """What goes to a terminal: text alone, nothing that steers it.
 
-Keys, values, names and errors are other people's. On a terminal their control characters (also C1, U+0080 to U+009F)
+Keys, values, names and errors come from users. On a terminal their control characters (also C1, U+0080 to U+009F)
 and those that turn the direction of text are escaped: in a JSON line as JSON has it, so it means the same; elsewhere as
 Python has it. What goes to a pipe or a file is as it is.
 """
@@ -18,7 +18,7 @@ _LINE_END = "\n"
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person looks at what is written there."""
+    """Whether a person reads what is written there."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:  # it is closed
@@ -27,7 +27,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 def plain(text: str) -> str:
     """`text` with line ends, escapes and other unprintable characters made visible: they could steer a terminal."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else _escaped(one) for one in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else _escaped(char) for char in text)
 
 
 def put(text: str, *, flush: bool = False) -> None:
@@ -40,8 +40,8 @@ def put_json(text: str) -> None:
     print(_json_escapes(text) if is_terminal(sys.stdout) else text)  # noqa: T201
 
 
-def spoken(text: str) -> str:
-    """What is said to a person, on stderr: its secrets hidden."""
+def for_person(text: str) -> str:
+    """A message as stderr takes it: its secrets redacted."""
     return _for(sys.stderr, redacted(text))
 
 

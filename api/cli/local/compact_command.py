@@ -1,7 +1,7 @@
 """`compactor compact-topic`: one topic or many, by one Spark job for all; or only what a run would do.
 
 Topics where nothing is new are known without Spark, which takes seconds to start; if none has anything new, it is not
-started. A topic that fails is told on stderr, the others go on; the exit code is that of the first that failed.
+started. A topic that fails is reported on stderr, the others go on; the exit code is that of the first that failed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.durations import parse_duration
 from api.cli.kit.names import TOPIC_HELP
+from api.cli.kit.quantities import parse_bytes, parse_duration
 from api.cli.kit.stderr import say
-from api.cli.local.import_command import parse_size
 from api.cli.local.progress import progress_for
 from api.cli.local.spark_engine import spark_engine
 from api.components import Components, open_for_writing
@@ -27,7 +26,7 @@ from storage.errors import CompactorError, InvalidInput, Misconfigured, Unavaila
 from storage.model import TopicName
 
 if TYPE_CHECKING:
-    from api.cli.local.compact_report import Forecast
+    from api.cli.local.compact_report import Estimate
     from api.settings.settings import Settings
     from compactor.batch import Outcome
     from compactor.run.plan import RunPolicies
@@ -51,7 +50,9 @@ def compact_topic(
     namespace: Annotated[
         str | None, typer.Option(metavar="TENANT/NAMESPACE", help="All topics of this namespace.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be kept, dropped, written.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only report what would be kept, dropped, written.")
+    ] = False,
     output: Annotated[ReportName, typer.Option(help="For people, or for scripts: one JSON object a topic.")] = (
         ReportName.TEXT
     ),
@@ -121,17 +122,18 @@ def compact_topic(
         "event_time_order": event_time_order,
     }
     given |= {name: True for name, flag in flags.items() if flag}
-    read_rate, write_rate = (None if rate is None else parse_size(rate) for rate in (max_read_rate, max_write_rate))
+    read_rate = None if max_read_rate is None else parse_bytes("--max-read-rate", max_read_rate, least=1)
+    write_rate = None if max_write_rate is None else parse_bytes("--max-write-rate", max_write_rate, least=1)
 
     with open_for_writing(context.obj) as components:
-        from api.cli.local.compact_report import report, report_forecasts
+        from api.cli.local.compact_report import report, report_estimates
         from storage.objects.throttled import Rates
 
         work = _Work(components, context.obj, given, Rates(read_rate, write_rate), max_garbage_ratio)
         names = named or _listed(components, namespace)
         as_json = output is ReportName.JSON
         if dry_run:
-            first = report_forecasts(work.forecasts(names), as_json)
+            first = report_estimates(work.estimates(names), as_json)
         else:
             first = report(components.metadata, len(names), work.compact(names), as_json)
     if first is not None:
@@ -141,7 +143,8 @@ def compact_topic(
 def _listed(components: Components, namespace: str | None) -> list[TopicName]:
     """The topics of a namespace, or all (None)."""
     metadata = components.metadata
-    names = [one.name for one in (metadata.topics() if namespace is None else metadata.topics_in(namespace))]
+    topics = metadata.topics() if namespace is None else metadata.topics_in(namespace)
+    names = [topic.name for topic in topics]
     if not names:
         say("There are no topics." if namespace is None else f"The namespace {namespace} has no topics.")
     return names
@@ -174,7 +177,7 @@ _AT_LEAST_ONE = frozenset({"key_ttl_ms", "incomplete_chunk_max_age_ms"})
 
 @dataclass(frozen=True)
 class _Work:
-    """What is asked of every topic, and with what. `given`: policies that count before those of each topic."""
+    """The work on every topic. `given`: policies that count before those of each topic."""
 
     components: Components
     settings: Settings
@@ -184,19 +187,19 @@ class _Work:
 
     def compact(self, names: Sequence[TopicName]) -> Iterator[Outcome]:
         """An outcome for each topic, in order, as soon as it is known."""
-        known, dirty = self._look(names, for_a_run=True)
+        known, dirty = self._check(names, for_a_run=True)
         if not dirty:
             yield from (known[name] for name in names)
             return
         with self._compactor() as compactor:
-            made = compactor.compact_all(dirty, self._policies)
-            yield from (known[name] if name in known else next(made) for name in names)
+            outcomes = compactor.compact_all(dirty, self._policies)
+            yield from (known[name] if name in known else next(outcomes) for name in names)
 
-    def forecasts(self, names: Sequence[TopicName]) -> list[Forecast]:
+    def estimates(self, names: Sequence[TopicName]) -> list[Estimate]:
         """What would be done with each topic; None: nothing."""
-        outcomes, dirty = self._look(names)
+        outcomes, dirty = self._check(names)
         found: dict[TopicName, dict[str, object] | Exception] = {
-            name: {} if one.error is None else one.error for name, one in outcomes.items()
+            name: {} if outcome.error is None else outcome.error for name, outcome in outcomes.items()
         }
         if dirty:
             with self._compactor() as compactor:
@@ -221,10 +224,10 @@ class _Work:
             return found or None
         return {**found, "unsealed_messages": tail.messages, "unsealed_bytes": tail.bytes}
 
-    def _look(
+    def _check(
         self, names: Sequence[TopicName], *, for_a_run: bool = False
     ) -> tuple[dict[TopicName, Outcome], list[TopicName]]:
-        """Topics with nothing new, or that cannot be looked at; and all others, for which Spark is needed.
+        """Topics with nothing new, or that cannot be checked; and all others, which need Spark.
 
         `for_a_run`: one that is paused is refused, and what is not sealed yet is new, since the claim seals it (P2).
         """
@@ -232,16 +235,16 @@ class _Work:
         from compactor.two_phase import nothing_new
         from storage.metadata.compaction_state import check_not_paused
 
-        one = self.components
+        components = self.components
         outcomes, dirty = {}, []
         for name in names:
             try:
-                topic = one.topic(name)
+                topic = components.topic(name)
                 snapshot = topic.snapshot()
                 if for_a_run:
-                    check_not_paused(snapshot.topic, one.metadata.control.control(snapshot.topic.id))
+                    check_not_paused(snapshot.topic, components.metadata.control.control(snapshot.topic.id))
                 policies = self._policies(snapshot.topic)
-                new = not nothing_new(one.metadata, one.store, one.clock, snapshot, policies)
+                new = not nothing_new(components.metadata, components.store, components.clock, snapshot, policies)
                 new = new or (for_a_run and _has_tail(topic))
             except (Unavailable, Misconfigured):
                 raise  # not this topic's fault: the next would fail, too
@@ -249,21 +252,21 @@ class _Work:
                 outcomes[name] = Outcome(name, None, error)
                 continue
             if new:
-                self._tell_of_policies(snapshot, policies)
+                self._report_policies(snapshot, policies)
                 dirty.append(name)
             else:
                 outcomes[name] = Outcome(name)
         return outcomes, dirty
 
     def _policies(self, topic: TopicRecord) -> RunPolicies:
-        """The topic's own, but for those that were given."""
+        """The topic's own, except those in `given`."""
         from compactor.run.options import stored_policies
 
         return replace(stored_policies(self.components.metadata, topic, self.given), **self.given)
 
-    def _tell_of_policies(self, snapshot: TopicSnapshot, policies: RunPolicies) -> None:
-        """What was given instead of a stored policy holds once: the next run will not know of it. And a run by other
-        policies than the one before drops what only those kept."""
+    def _report_policies(self, snapshot: TopicSnapshot, policies: RunPolicies) -> None:
+        """Report options that count before a stored policy in this run alone, and policies that differ from those of
+        the run before: what only those kept is dropped."""
         from compactor.run.options import POLICY_OF, overridden
         from storage.metadata.records import RunState
 

@@ -1,4 +1,4 @@
-"""What compact-topic says: a line or a JSON object a topic on stdout, talk and errors on stderr.
+"""Reports of compact-topic: a line or a JSON object a topic on stdout, talk and errors on stderr.
 
 Both reports answer with the error of the first topic that failed, by which the program exits.
 """
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from api.cli.kit import exit_codes
 from api.cli.kit.failures import describe as describe_error
-from api.cli.kit.failures import tell
+from api.cli.kit.failures import report as report_error
 from api.cli.kit.stderr import (
     counted,
     number,
@@ -27,12 +27,12 @@ from storage.metadata.records import RunRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 
-Forecast: TypeAlias = tuple[TopicName, dict[str, object] | Exception | None]
-"""What a run would do with a topic; None: nothing; or why nobody knows."""
+Estimate: TypeAlias = tuple[TopicName, dict[str, object] | Exception | None]
+"""What a run would do with a topic; None: nothing; or the error that keeps it unknown."""
 
 
 def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as_json: bool) -> Exception | None:
-    """Say what was done with each of so many topics, as it comes; the first error."""
+    """Report the outcome of each of `topics` topics as it comes; the first error."""
     seen: list[Outcome] = []
     for outcome in outcomes:
         seen.append(outcome)
@@ -44,20 +44,20 @@ def report(metadata: MetadataStore, topics: int, outcomes: Iterable[Outcome], as
         if as_json:
             print(json.dumps(_document(metadata, outcome)), flush=True)  # noqa: T201
         elif outcome.error is None:
-            made = outcome.compacted_ledger_id
-            result = "Nothing to compact" if made is None else f"Compacted to ledger {made}"
+            ledger = outcome.compacted_ledger_id
+            result = "Nothing to compact" if ledger is None else f"Compacted to ledger {ledger}"
             put(f"Compaction of topic {outcome.topic} complete. {result}", flush=True)
         if outcome.error is not None:
-            tell(outcome.error, str(outcome.topic) if topics > 1 else "")
+            report_error(outcome.error, str(outcome.topic) if topics > 1 else "")
     if topics > 1:
         say(_summary(seen))
     return next((outcome.error for outcome in seen if outcome.error is not None), None)
 
 
-def report_forecasts(forecasts: Sequence[Forecast], as_json: bool) -> Exception | None:
-    """Say what would be done."""
+def report_estimates(estimates: Sequence[Estimate], as_json: bool) -> Exception | None:
+    """Report what would be done."""
     first = None
-    for topic, found in forecasts:
+    for topic, found in estimates:
         failed = found if isinstance(found, Exception) else None
         estimate = None if isinstance(found, Exception) else found
         if as_json:
@@ -66,7 +66,7 @@ def report_forecasts(forecasts: Sequence[Forecast], as_json: bool) -> Exception 
         elif failed is None:
             put(f"Compaction of topic {topic} would {_would(estimate)}")
         if failed is not None:
-            tell(failed, str(topic) if len(forecasts) > 1 else "")
+            report_error(failed, str(topic) if len(estimates) > 1 else "")
             first = first or failed
     return first
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Annotated, Any
 
 import typer
 
+from api.cli.kit.names import Output, OutputName
+from api.cli.kit.output import show, show_table
 from api.cli.kit.stderr import say
-from api.cli.local.topics_commands import ListingName
 from api.settings.settings import SETTINGS, Settings
 
 
 def show_settings(
     context: typer.Context,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
-    output: Annotated[ListingName, typer.Option(help="For people, or for scripts.")] = ListingName.TABLE,
+    output: Output = OutputName.TABLE,
 ) -> None:
     """Show all settings, and the policies that the file sets as the broker's defaults."""
     from api.settings.sources import variable_notes
@@ -24,17 +24,14 @@ def show_settings(
     for note in variable_notes(os.environ):
         say(f"compactor: {note}")
     found = described(context.obj)
-    if output is ListingName.JSON:
-        document = found if origin else {name: one["value"] for name, one in found.items()}
-        print(json.dumps(document, indent=2))  # noqa: T201
+    if output is OutputName.JSON:
+        show(found if origin else {name: setting["value"] for name, setting in found.items()}, output)
         return
-    from api.cli.kit.tables import print_table
-
-    rows = ((name, _cell(one["value"]), one["origin"]) for name, one in found.items())
-    if origin:
-        print_table(("setting", "value", "from"), rows)
-    else:
-        print_table(("setting", "value"), (row[:2] for row in rows))
+    rows = [
+        {"setting": name, "value": _cell(setting["value"]), "from": setting["origin"]}
+        for name, setting in found.items()
+    ]
+    show_table(rows, ("setting", "value", "from") if origin else ("setting", "value"))
 
 
 def described(settings: Settings) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.kit.durations import parse_duration
+from api.cli.kit.quantities import parse_duration
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
 from api.components import open_components, open_for_writing
@@ -28,13 +28,15 @@ def collect_garbage(
     grace: Annotated[
         str, typer.Option(metavar="DURATION", help="How long garbage stays: 10m, 1h, 2d; at least a minute.")
     ] = "1h",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, and change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report what would be deleted, and change nothing.")
+    ] = False,
     unknown_topics: Annotated[
         bool,
         typer.Option("--unknown-topics", help="Also delete the objects of topics that this database does not know."),
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="With --unknown-topics: delete; without this, only say what would be.")
+        bool, typer.Option("--yes", help="With --unknown-topics: delete; without this, only report what would be.")
     ] = False,
 ) -> None:
     """Delete objects that nothing refers to any more.
@@ -49,8 +51,8 @@ def collect_garbage(
         raise InvalidInput("--topic and --unknown-topics do not go together", "leave one of them out")
     if yes and dry_run:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
-    asked = unknown_topics and not yes and not dry_run
-    dry_run = dry_run or asked
+    unconfirmed = unknown_topics and not yes and not dry_run
+    dry_run = dry_run or unconfirmed
     with (open_components if dry_run else open_for_writing)(context.obj) as components:
         from compactor.maintenance.garbage import GarbageCollector
 
@@ -64,8 +66,8 @@ def collect_garbage(
         )
         if not wanted and not dry_run:
             _sweep(components)
-        _tell(reports, dry_run)
-    if asked:
+        _report(reports, dry_run)
+    if unconfirmed:
         say("Nothing was deleted: give --yes if no other database has these topics")
 
 
@@ -74,8 +76,8 @@ def _sweep(components: Components) -> None:
     from storage.log.log_manager import LogManager
     from storage.owner import owner_name
 
-    one = components
-    removed = LogManager(one.metadata, one.store, one.clock, one.log, owner_name()).sweep()
+    manager = LogManager(components.metadata, components.store, components.clock, components.log, owner_name())
+    removed = manager.sweep()
     if removed:
         say(f"Removed the files of {counted(removed, 'sealed segment')}")
 
@@ -87,7 +89,7 @@ def _of_topics(
         yield collector.collect(record, dry_run)
 
 
-def _tell(reports: Iterator[Collected], dry_run: bool) -> None:
+def _report(reports: Iterator[Collected], dry_run: bool) -> None:
     """A line a topic that had anything, and the sum. Raises the first error, when all topics have had their turn."""
     from compactor.maintenance.garbage import Totals
 
@@ -107,7 +109,7 @@ def _tell(reports: Iterator[Collected], dry_run: bool) -> None:
 
 
 def summary(report: Collected) -> str:
-    """What there is to say of a topic; empty: nothing."""
+    """The line of a topic; empty: nothing went, or would."""
     found = [
         f"{counted(one.count, kind.value.removesuffix('s'))} ({size(one.bytes)})"
         for kind, one in sorted(report.objects.items())
@@ -117,7 +119,7 @@ def summary(report: Collected) -> str:
     if report.compacted_ledgers:
         found.append(counted(report.compacted_ledgers, "replaced compacted ledger"))
     if report.trimmed_ledgers:
-        found.append(counted(report.trimmed_ledgers, "trimmed ledger") + " forgotten")
+        found.append(counted(report.trimmed_ledgers, "trimmed ledger") + " purged")
     if report.attempts_given_up:
         found.append(counted(report.attempts_given_up, "dead attempt") + " given up")
     if report.foreign:

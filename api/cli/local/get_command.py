@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.names import TOPIC_HELP, EncodingName
+from api.cli.kit.names import EncodingName, Topic
 from api.cli.kit.stderr import say
 from api.cli.kit.terminal import data_stream
 from api.components import open_components
@@ -29,7 +29,7 @@ class MessageOutputName(StrEnum):
 
 def get_value(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    topic: Topic,
     key: Annotated[str, typer.Argument(metavar="KEY", help='The key; "" is a key like any other.')],
     output: Annotated[MessageOutputName, typer.Option(help="How the message is shown.")] = MessageOutputName.JSONL,
     key_encoding: Annotated[EncodingName, typer.Option(help="How KEY is given, and shown.")] = EncodingName.UTF8,
@@ -40,7 +40,7 @@ def get_value(
 ) -> None:
     """Show the newest value of one key.
 
-    It is looked up in the key indexes of the compacted ledger and of what was appended since: a few small reads,
+    The key indexes of the compacted ledger and of what was appended since name it: a few small reads,
     whatever the topic's size. Exit code 8 if the key has no value: there is none, or it was deleted.
     """
     name = TopicName.parse(topic)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.kit.names import TOPIC_HELP, EncodingName
+from api.cli.kit.names import EncodingName, Topic
+from api.cli.kit.quantities import parse_bytes
 from api.cli.kit.stderr import counted, say, size
 from api.components import open_for_writing
-from storage.errors import InvalidInput, InvalidRecord
+from storage.errors import InvalidRecord
 from storage.model import TopicName
 
 if TYPE_CHECKING:
@@ -32,17 +32,6 @@ class FormatName(StrEnum):
 
 WAIT_SECONDS = 30
 """How long another writer is waited for."""
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-def parse_size(text: str) -> int:
-    """Bytes, from `134217728` or `128M` (K, M, G are powers of 1024). Raises InvalidInput."""
-    match = re.fullmatch(r"([1-9][0-9]{0,17})([KMG]?)", text, re.ASCII)
-    if not match:
-        raise InvalidInput(
-            f"{text!r} is not a size in bytes", "give a positive number, with K, M or G if you like: 128M"
-        )
-    return int(match[1]) * _UNITS[match[2]]
 
 
 def name_file(message: str, file: str) -> str:
@@ -58,14 +47,14 @@ def check_quota(components: Components, topic: TopicRecord) -> None:
     BacklogLimits(components.metadata, components.store, components.clock, components.log).check(topic)
 
 
-def say_who_is_waited_for(seconds: int) -> Callable[[LeaseHeld], object]:
-    """What is said once while another writer has the topic."""
+def report_wait(seconds: int) -> Callable[[LeaseHeld], object]:
+    """Reports once that another writer has the topic."""
     return lambda held: say(f"compactor: {held.message}: waiting for it to end, for {seconds} s at most")
 
 
 def import_files(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    topic: Topic,
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Files to import, in order; - is standard input.")],
     input_format: Annotated[
         FormatName | None,
@@ -83,7 +72,7 @@ def import_files(
     may be compressed by gzip.
     """
     name = TopicName.parse(topic)
-    ledger_bytes = parse_size(ledger_size)
+    ledger_bytes = parse_bytes("--ledger-size", ledger_size, least=1)
     from api.formats.encoding import TextEncoding
     from api.formats.inputs import InputFormat, read_messages
 
@@ -94,7 +83,7 @@ def import_files(
         opened = components.create_topic(name)
         check_quota(components, opened.record)
         writer = opened.bulk_append(
-            ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=say_who_is_waited_for(WAIT_SECONDS)
+            ledger_bytes=ledger_bytes, wait_ms=WAIT_SECONDS * 1000, on_held=report_wait(WAIT_SECONDS)
         )
         for file, tables in sources:
             started = time.perf_counter()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.kit import exit_codes
-from api.cli.kit.failures import tell
-from api.cli.kit.names import TOPIC_HELP, EncodingName
+from api.cli.kit.failures import report
+from api.cli.kit.names import TOPIC_HELP, EncodingName, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream, put
 from api.components import open_components, open_for_writing
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from storage.log.segment_dump import ScannedFrame
     from storage.metadata.records import SegmentRecord, TopicRecord
     from storage.model import LedgerRecord, Message
-    from storage.topic import Topic
+    from storage.topic import Topic as OpenTopic
 
 Line = dict[str, Any]
 
@@ -39,7 +39,7 @@ def dump_log(
     key_encoding: Annotated[EncodingName, typer.Option(help="How keys are shown.")] = EncodingName.UTF8,
     value_encoding: Annotated[EncodingName, typer.Option(help="How values are shown.")] = EncodingName.UTF8,
 ) -> None:
-    """Show what a segment or a sealed ledger holds, also a damaged one: a JSON line a message, or a damaged stretch.
+    """Show what a segment or a sealed ledger holds, also a damaged one: a JSON line a message, or a damaged range.
 
     Nothing is changed. Exit code 7 if something is damaged.
     """
@@ -82,8 +82,8 @@ def seal_segments(
         if not names:
             parts = components
             LogManager(parts.metadata, parts.store, parts.clock, parts.log, owner_name()).roll_old(failing)
-        for topic_name, why in failing.items():
-            say(f"{topic_name} cannot be rolled: {why}")
+        for topic_name, reason in failing.items():
+            say(f"{topic_name} cannot be rolled: {reason}")
         wanted = [components.topic(name) for name in names] or [
             components.topic(record.name)
             for record in components.metadata.log.topics_with_segments([SegmentState.ROLLED, SegmentState.SEALED])
@@ -97,8 +97,8 @@ def seal_segments(
         if wanted:
             removed = sum(topic.log_manager().sweep(topic.record) for topic in wanted)
             say(f"{counted(removed, 'segment file')} removed")
-        for one in left[1:]:
-            tell(one)
+        for problem in left[1:]:
+            report(problem)
         if left:
             raise left[0]
         for topic in wanted if names else []:
@@ -106,17 +106,20 @@ def seal_segments(
                 components.log.check(topic.name, unsealed)
 
 
-def _seal(topic: Topic, accept_loss: bool, *, again: bool = False) -> None:
-    """Seal what of a topic is rolled, and say so. `again`: also what was given up. Raises DataLoss, Misconfigured."""
+def _seal(topic: OpenTopic, accept_loss: bool, *, again: bool = False) -> None:
+    """Seal the rolled segments of a topic, and report it. `again`: also segments that were given up.
+
+    Raises DataLoss, Misconfigured.
+    """
     if accept_loss:
         for remains in topic.log_manager().seal_damaged(topic.record):
-            _say_sealed(topic, remains.ledger, remains.lost)
+            _report_sealed(topic, remains.ledger, remains.lost)
         return
     for ledger in topic.log_manager().seal(topic.record, again=again):
-        _say_sealed(topic, ledger)
+        _report_sealed(topic, ledger)
 
 
-def _say_sealed(topic: Topic, ledger: LedgerRecord, lost: int = 0) -> None:
+def _report_sealed(topic: OpenTopic, ledger: LedgerRecord, lost: int = 0) -> None:
     kept = counted(ledger.messages - lost, "message")
     loss = f", {counted(lost, 'message')} lost" if lost else ""
     say(f"{topic.name}: segment {ledger.ledger_id} sealed, {kept}{loss}")
@@ -124,14 +127,14 @@ def _say_sealed(topic: Topic, ledger: LedgerRecord, lost: int = 0) -> None:
 
 def roll_topic(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    topic: Topic,
     seal: Annotated[bool, typer.Option("--seal", help="Seal what is rolled, too.")] = False,
     accept_loss: Annotated[
         bool,
         typer.Option("--accept-loss", help="Also a damaged one, and seal what is left of it; the rest is lost."),
     ] = False,
 ) -> None:
-    """Close the topic's open segment; a writer that is at work is asked to, and goes on in a new one."""
+    """Close the topic's open segment; a writer that is at work continues in a new one."""
     with open_for_writing(context.obj) as components:
         opened = components.topic(TopicName.parse(topic))
         log_manager = opened.log_manager()
@@ -150,7 +153,7 @@ def _find(components: Components, ledger_id: int) -> tuple[TopicRecord, LedgerRe
 
     for topic in components.metadata.topics():
         segments = components.metadata.log.segments(topic.id)
-        unsealed = [one for one in segments if one.state is not SegmentState.SEALED]
+        unsealed = [segment for segment in segments if segment.state is not SegmentState.SEALED]
         pieces: list[LedgerRecord | SegmentRecord] = [*components.metadata.ledgers(topic.id), *unsealed]
         for found in pieces:
             if found.ledger_id == ledger_id:
@@ -265,7 +268,7 @@ class _Shown:
 
 
 def _text(data: bytes | None, encoding: TextEncoding) -> str | None:
-    """Bytes as text; what is no UTF-8 is shown with escapes, because a dump must not fail."""
+    """Bytes as text; bytes that are not UTF-8 are escaped, because a dump must not fail."""
     from api.formats.encoding import TextEncoding, to_text
 
     if data is None:

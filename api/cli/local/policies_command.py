@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.kit.names import TOPIC_HELP
-from api.cli.kit.stderr import origin
-from api.cli.local.topics_commands import ListingName
+from api.cli.kit.names import TOPIC_HELP, Output, OutputName
+from api.cli.kit.output import show
+from api.cli.kit.reports import show_policies
 from api.components import open_components, open_for_writing
 from api.reports import policies_document
 from storage.errors import InvalidInput
 from storage.model import TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from storage.metadata.store import MetadataStore
 
 
@@ -34,7 +31,7 @@ def topic_policies(
     remove: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Let the next wider scope count again; may be repeated.")
     ] = None,
-    output: Annotated[ListingName, typer.Option(help="For people, or for scripts.")] = ListingName.TABLE,
+    output: Output = OutputName.TABLE,
 ) -> None:
     """Show, set and remove policies.
 
@@ -55,14 +52,18 @@ def topic_policies(
     name = None if topic is None else TopicName.parse(topic)
     with (open_for_writing if removed or wanted else open_components)(context.obj) as components:
         metadata = components.metadata
-        scope, of_what = _scope(metadata, name, namespace)
+        scope, subject = _scope(metadata, name, namespace)
         if removed or wanted:
             metadata.policies.change(
-                [scope], {one: policies.shown(one, value) for one, value in wanted.items()}, removed
+                [scope], {policy: policies.shown(policy, value) for policy, value in wanted.items()}, removed
             )
-        found = metadata.policies
-        resolved = found.resolved_around(scope) if name is None else found.resolved(metadata.topic(name))
-    show({**of_what, "policies": policies_document(resolved)}, output)
+        stored = metadata.policies
+        resolved = stored.resolved_around(scope) if name is None else stored.resolved(metadata.topic(name))
+    found = policies_document(resolved)
+    if output is OutputName.JSON:
+        show({**subject, "policies": found}, output)
+    else:
+        show_policies(found)
 
 
 def _parsed(text: str) -> tuple[str, object]:
@@ -70,12 +71,12 @@ def _parsed(text: str) -> tuple[str, object]:
 
     name, separator, value = text.partition("=")
     if not separator:
-        raise InvalidInput(f"{text!r} does not say what the policy shall be", "give --set NAME=VALUE")
+        raise InvalidInput(f"{text!r} has no value for the policy", "give --set NAME=VALUE")
     return policies.parse(name, value)
 
 
 def _scope(metadata: MetadataStore, topic: TopicName | None, namespace: str | None) -> tuple[str, dict[str, object]]:
-    """The scope, and how it is told."""
+    """The scope, and how a document names it."""
     from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 
     if topic is not None:
@@ -83,23 +84,3 @@ def _scope(metadata: MetadataStore, topic: TopicName | None, namespace: str | No
     if namespace is not None:
         return namespace_scope(namespace), {"namespace": namespace}
     return BROKER, {"broker": True}
-
-
-def show(document: Mapping[str, Any], output: ListingName) -> None:
-    """Policies with their origins, on stdout."""
-    if output is ListingName.JSON:
-        print(json.dumps(document, indent=2))  # noqa: T201
-        return
-    from api.cli.kit.tables import print_table
-
-    found = document["policies"].items()
-    print_table(("policy", "value", "from"), ((name, cell(one["value"]), origin(one)) for name, one in found))
-
-
-def cell(value: object) -> str:
-    """A value as `--set` takes it."""
-    if isinstance(value, list):
-        return ",".join(map(str, value)) or "nothing"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "none" if value is None else str(value)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.kit.names import TOPIC_HELP, EncodingName
+from api.cli.kit.names import EncodingName, Topic
 from api.cli.kit.stderr import abandon_output, counted, say
-from api.cli.local.import_command import check_quota, name_file, say_who_is_waited_for
+from api.cli.local.import_command import check_quota, name_file, report_wait
 from api.components import open_for_writing
 from storage.errors import CompactorError, Unavailable
 from storage.model import MessageId, TopicName
@@ -35,7 +35,7 @@ class CompressionName(StrEnum):
 
 def produce_messages(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    topic: Topic,
     file: Annotated[str, typer.Argument(metavar="FILE", help="JSON Lines; - is standard input.")] = "-",
     key: Annotated[str | None, typer.Option(metavar="K", help="The key of lines that have none.")] = None,
     batch: Annotated[int, typer.Option(metavar="N", min=1, max=262_144, help="Messages an entry, at most.")] = 1,
@@ -80,7 +80,7 @@ def produce_messages(
         entries = Entries(batch, limit, Codec[compression.name], components.clock)
         produced = Produced(name.partition, ids)
         try:
-            with opened.append_log(wait * 1000, sealer.wake, on_held=say_who_is_waited_for(wait)) as log:
+            with opened.append_log(wait * 1000, sealer.wake, on_held=report_wait(wait)) as log:
                 for entry in entries.of(lingering(rows, linger / 1000) if batch > 1 else rows):
                     # What comes behind a message that failed must not come in front of it.
                     log.submit(entry, produced.answered, produced.check)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
+from api.cli.kit.live_line import LiveLine
 from api.cli.kit.stderr import number
-from api.cli.kit.terminal import plain
 
 if TYPE_CHECKING:
     from compactor.engines.engine import Progress
@@ -17,14 +16,14 @@ def progress_for(stream: TextIO) -> Progress:
     """A live line on a terminal, otherwise nothing."""
     from compactor.engines.engine import Quiet
 
-    return LiveLine(stream) if stream.isatty() else Quiet()
+    return PhaseLine(stream) if stream.isatty() else Quiet()
 
 
-class LiveLine:
-    """One line that is written over and over; its seconds go on while no task ends."""
+class PhaseLine:
+    """The phase that is under way, in a live line."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._line = LiveLine(stream)
         self._name = ""
         self._tasks = self._messages = 0
         self._started = 0.0
@@ -37,14 +36,9 @@ class LiveLine:
     def done(self, tasks: int) -> None:
         seconds = time.perf_counter() - self._started
         line = f"{self._name}: {tasks}/{self._tasks} tasks, {seconds:.0f} s"
-        if tasks and seconds > 0:  # before the first task has ended nobody knows
+        if tasks and seconds > 0:  # before the first task has ended no rate is known
             line += f", {number(int(self._messages * tasks / self._tasks / seconds))} messages/s"
-        self._write(f"\r\x1b[K{plain(line)}")
+        self._line.show(line)
 
     def end(self) -> None:
-        self._write("\r\x1b[K")
-
-    def _write(self, text: str) -> None:
-        with suppress(OSError):  # the terminal is gone: the run goes on
-            self._stream.write(text)
-            self._stream.flush()
+        self._line.end()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.kit.names import TOPIC_HELP, EncodingName
+from api.cli.kit.names import EncodingName, ResetName, Topic
 from api.cli.kit.stderr import counted, say
 from api.cli.kit.terminal import data_stream
 from api.components import open_components
@@ -38,19 +38,9 @@ class OutputName(StrEnum):
     PARQUET = "parquet"
 
 
-class ResetName(StrEnum):
-    """What happens to a read whose start was trimmed; `storage.ledger.seek.Reset` has them (a test keeps the two
-    equal).
-    """
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
-    FAIL = "fail"
-
-
 def read_topic(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    topic: Topic,
     file: Annotated[str | None, typer.Argument(metavar="FILE", help="Where --output parquet goes.")] = None,
     read_compacted: Annotated[
         bool, typer.Option("--read-compacted", help="The compacted ledger first, then raw after its horizon.")
@@ -109,7 +99,7 @@ def read_topic(
 def _follow(
     reader: PageReader, limit: int | None, partition: int, key_encoding: TextEncoding, value_encoding: TextEncoding
 ) -> None:
-    """Print messages as they come, until there were `limit` or somebody ends us."""
+    """Print messages as they come, up to `limit`, or until the process is ended."""
     from api.formats.jsonl import JsonLines
     from storage.reading.limits import ReadLimits
     from storage.reading.snapshot_reader import messages

@@ -23,9 +23,9 @@ def check_store(context: typer.Context) -> None:
     finally:
         store.close()
     for capability in report.capabilities:
-        print(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")  # noqa: T201
+        put(f"{'ok' if capability.held else 'BROKEN':8}{capability.name}: {capability.finding}")
     report.require()
-    print(f"{report.url} can serve as object store")  # noqa: T201
+    put(f"{report.url} can serve as object store")
 
 
 def adopt_store(
@@ -41,7 +41,7 @@ def adopt_store(
     """Use this object store with this database from now on.
 
     A database knows its store by an object there, `store.uid`, and writes to no other one. After the objects were moved
-    without it, or the database was made again or restored from before, this binds the two again.
+    without it, or the database was created again or restored from a backup, this binds the two again.
     """
     if dry_run and yes:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
@@ -73,6 +73,6 @@ def upgrade_database(context: typer.Context) -> None:
     metadata = open_metadata(context.obj)
     try:
         metadata.upgrade()
-        print(f"{metadata.url} has the newest schema")  # noqa: T201
+        put(f"{metadata.url} has the newest schema")
     finally:
         metadata.close()

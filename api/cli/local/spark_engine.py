@@ -1,4 +1,4 @@
-"""The engine of a command: Spark, started when it is needed, told of on a terminal, stopped at the end.
+"""The engine of a command: Spark, started when it is needed, announced on a terminal, stopped at the end.
 
 Or none, if the settings say `in-process`: they serve `compactor serve` as well, and mean the same here.
 """

@@ -1,12 +1,11 @@
 """`compactor tokens`: keys and tokens, as `bin/pulsar tokens` makes them; a broker takes ours, and we take its.
 
-Secrets go to standard output or to a file that nobody else may read, and nowhere else.
+Secrets go to standard output or to a file that only its owner may read.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 import secrets
@@ -17,7 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from api.cli.kit.names import OutputName
+from api.cli.kit.output import show
 from api.cli.kit.stderr import say
+from api.cli.kit.terminal import put
 from api.settings.settings import Settings
 from storage.errors import InvalidInput
 
@@ -66,7 +68,7 @@ def create_key_pair(
 
 def create_token(
     context: typer.Context,
-    subject: Annotated[str, typer.Option(metavar="ROLE", help="The role of who bears it.")],
+    subject: Annotated[str, typer.Option(metavar="ROLE", help="The role of its bearer.")],
     secret_key: SecretKey = None,
     private_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="file:///… or data:;base64,… of a private key, instead.")
@@ -92,14 +94,14 @@ def create_token(
         claims["exp"] = now + _seconds(expiry_time)
     else:
         say("compactor: this token holds forever: give --expiry-time, unless that is what you want")
-    print(create(key, subject, claims))  # noqa: T201
+    put(create(key, subject, claims))
 
 
 def show_token(token: Token = None) -> None:
-    """Show what a token says. It is not checked."""
+    """Show header and claims of a token. It is not checked."""
     from api.http.tokens import shown
 
-    print(json.dumps(shown(_given(token)), indent=2))  # noqa: T201
+    show(shown(_given(token)), OutputName.JSON)
 
 
 def validate_token(
@@ -133,7 +135,7 @@ def validate_token(
         claims = verifier.claims(given)
     except BadToken as error:
         raise InvalidInput(f"the token is refused: {error}", "make another, with `compactor tokens create`") from error
-    print(json.dumps(claims, indent=2))  # noqa: T201
+    show(claims, OutputName.JSON)
 
 
 def _signing_key(settings: Settings, secret_key: str | None, private_key: str | None) -> bytes | PrivateKey:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.kit.names import TOPIC_HELP
+from api.cli.kit.names import Topic
 from api.cli.kit.stderr import counted, say, size
 from api.cli.kit.terminal import put
 from api.components import open_components, open_for_writing
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 def create_topic(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    topic: Topic,
     properties: Annotated[
-        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="What is said of it; may be repeated.")
+        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property of it; may be repeated.")
     ] = None,
     partitions: Annotated[
         int | None, typer.Option(min=1, help="Make it a partitioned topic of so many partitions.")
@@ -30,30 +30,32 @@ def create_topic(
 ) -> None:
     """Create a topic, which must not exist; its tenant and namespace are made with it."""
     name = TopicName.parse(topic)
-    said = dict(_property(one) for one in properties or ())
+    given = dict(map(_property, properties or ()))
     with open_for_writing(context.obj) as components:
         components.metadata.tenancy.ensure_namespace(name)
         if partitions is None:
-            components.metadata.tenancy.create_topic(name, said)
+            components.metadata.tenancy.create_topic(name, given)
         else:
-            components.metadata.tenancy.create_partitioned(name, partitions, said)
+            components.metadata.tenancy.create_partitioned(name, partitions, given)
     of = "" if partitions is None else f" of {counted(partitions, 'partition')}"
     put(f"Topic {name}{of} created")
 
 
 def delete_topic(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
-    yes: Annotated[bool, typer.Option("--yes", help="Delete it; without this, only say what would be lost.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also while somebody writes it.")] = False,
+    topic: Topic,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Delete it; without this, only report what would be lost.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also while a process writes it.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be lost; so does leaving out --yes.")
+        bool, typer.Option("--dry-run", help="Report what would be lost; so does leaving out --yes.")
     ] = False,
 ) -> None:
     """Delete a topic, or a partitioned topic with its partitions, for good.
 
     Its messages, compacted ledger, cursors, policies and runs go at once; a compaction that is under way publishes
-    nothing. Objects go with a later `compactor gc`, after file.delete.delay.ms. A topic that is made again under the
+    nothing. Objects go with a later `compactor gc`, after file.delete.delay.ms. A topic that is created again under the
     name is another one.
     """
     name = TopicName.parse(topic)
@@ -74,16 +76,16 @@ def delete_topic(
             tenancy.delete_partitioned(name, force)
         elif yes:
             tenancy.delete_topic(records[0].id, force=force)
-    of = "" if partitioned is None else f" of {counted(partitioned.partitions, 'partition')}"
+    partitions = "" if partitioned is None else f" of {counted(partitioned.partitions, 'partition')}"
     lost = f"{counted(messages, 'message')} ({size(logical_bytes)} in ledgers), {counted(cursors, 'cursor')}"
-    put(f"Topic {name}{of} {'deleted' if yes else 'would be deleted'}: {lost}")
+    put(f"Topic {name}{partitions} {'deleted' if yes else 'would be deleted'}: {lost}")
     if not yes:
         say("Nothing was deleted: give --yes")
 
 
 def release_lease(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
+    topic: Topic,
     yes: Annotated[bool, typer.Option("--yes", help="Release it; without this, only show who owns it.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also if its owner is alive.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show who owns it; so does leaving out --yes.")] = False,
@@ -116,7 +118,7 @@ def _records(metadata: MetadataStore, name: TopicName) -> list[TopicRecord]:
     """The topic, or the partitions of the partitioned topic of that name. Raises TopicNotFound."""
     if metadata.tenancy.partitioned(name) is None:
         return [metadata.topic(name)]
-    return [one for one in metadata.topics_in(f"{name.tenant}/{name.namespace}") if _is_of(one.name, name)]
+    return [record for record in metadata.topics_in(f"{name.tenant}/{name.namespace}") if _is_of(record.name, name)]
 
 
 def _is_of(partition: TopicName, name: TopicName) -> bool:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from api.cli.kit.names import TOPIC_HELP
+from api.cli.kit.names import Output, OutputName, Topic
+from api.cli.kit.output import show
 from api.cli.kit.stderr import say
-from api.cli.kit.terminal import put
 from api.components import open_components
 from api.reports import shown_error
 from storage.model import TopicName
@@ -22,19 +20,10 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_COLUMNS = ("topic", "ledgers", "messages", "logical_bytes", "tail_messages", "compacted_ledger")
 
 
-class ListingName(StrEnum):
-    """Output formats of listings."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-Output = Annotated[ListingName, typer.Option(help="For people, or for scripts.")]
-
-
-def list_topics(context: typer.Context, output: Output = ListingName.TABLE) -> None:
+def list_topics(context: typer.Context, output: Output = OutputName.TABLE) -> None:
     """List topics.
 
     Of each: raw ledgers, their messages and logical bytes, messages in the log's segments, and the compacted ledger.
@@ -44,34 +33,28 @@ def list_topics(context: typer.Context, output: Output = ListingName.TABLE) -> N
         from storage.metadata.records import SegmentState
 
         summaries = components.metadata.topic_summaries()
-        with_tail = components.metadata.log.topics_with_segments([SegmentState.OPEN, SegmentState.ROLLED])
-        tails = {one.name: unsealed(components.log, components.metadata.snapshot(one.id)).messages for one in with_tail}
+        written = components.metadata.log.topics_with_segments([SegmentState.OPEN, SegmentState.ROLLED])
+        tails = {
+            topic.name: unsealed(components.log, components.metadata.snapshot(topic.id)).messages for topic in written
+        }
     documents = [
         {
-            "topic": str(one.name),
-            "ledgers": one.ledgers,
-            "messages": one.messages,
-            "logical_bytes": one.logical_bytes,
-            "tail_messages": tails.get(one.name, 0),
-            "compacted_ledger": one.compacted_ledger_id,
+            "topic": str(summary.name),
+            "ledgers": summary.ledgers,
+            "messages": summary.messages,
+            "logical_bytes": summary.logical_bytes,
+            "tail_messages": tails.get(summary.name, 0),
+            "compacted_ledger": summary.compacted_ledger_id,
         }
-        for one in summaries
+        for summary in summaries
     ]
-    if output is ListingName.JSON:
-        print(json.dumps(documents, indent=2))  # noqa: T201
-        return
-    from api.cli.kit.tables import print_table
-
-    print_table(
-        ("topic", "ledgers", "messages", "logical bytes", "tail messages", "compacted ledger"),
-        (["-" if value is None else str(value) for value in document.values()] for document in documents),
-    )
+    show(documents, output, _COLUMNS)
 
 
 def show_stats(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=TOPIC_HELP)],
-    output: Output = ListingName.TABLE,
+    topic: Topic,
+    output: Output = OutputName.TABLE,
 ) -> None:
     """Show one topic.
 
@@ -83,32 +66,26 @@ def show_stats(
     with open_components(context.obj) as components:
         opened = components.topic(name)
         reader = opened.snapshot_reader()
-        snapshot, end = reader.snapshot, _if_here(lambda: reader.end)
-        last = _if_here(lambda: str(opened.last_message_id(read_compacted=False)))
-        last_compacted = _if_here(lambda: str(opened.last_message_id(read_compacted=True)))
+        snapshot, end = reader.snapshot, _if_local(lambda: reader.end)
+        last = _if_local(lambda: str(opened.last_message_id(read_compacted=False)))
+        last_compacted = _if_local(lambda: str(opened.last_message_id(read_compacted=True)))
         tail = unsealed(components.log, snapshot)
-        away = {one.log_uid for one in snapshot.segments} - {components.log.known_uid}
+        elsewhere = {segment.log_uid for segment in snapshot.segments} - {components.log.known_uid}
     document = stats(snapshot, reader.first_offset, end, tail) | {
         "last_message_id": last,
         "last_compacted_message_id": last_compacted,
     }
-    for log_uid in sorted(away):
+    for log_uid in sorted(elsewhere):
         say(f"Messages of {name} that are not sealed yet are in the log directory {log_uid}, which is not here")
-    if output is ListingName.JSON:
-        print(json.dumps(document, indent=2))  # noqa: T201
-        return
-    for key, value in document.items():
-        inner = value if isinstance(value, dict) else {"": value}
-        for field, content in inner.items():
-            put(f"{f'{key}.{field}'.rstrip('.'):40} {'-' if content is None else content}")
+    show(document, output)
 
 
-def _if_here(ask: Callable[[], T]) -> T | None:
-    """What is asked; None where it depends on messages that are in a log directory that is not here."""
+def _if_local(value: Callable[[], T]) -> T | None:
+    """A value; None where it depends on messages that are in a log directory that is not here."""
     from storage.errors import SegmentNotLocal
 
     try:
-        return ask()
+        return value()
     except SegmentNotLocal:
         return None
 

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 import compactor.engines.spark
-from api.cli.kit.durations import parse_duration
-from api.cli.local.progress import LiveLine
+from api.cli.local.progress import PhaseLine
 from api.components import open_components
 from api.settings.settings import Settings
 from compactor.engines.engine import Failed
-from storage.errors import InvalidInput
 from storage.metadata.records import RunRecord, RunState
 from storage.model import TopicName
 from storage.objects.throttled import Rates
@@ -223,27 +221,6 @@ def test_policies_are_frozen_in_the_run_and_other_ones_are_a_change(
     assert (len(runs("a")), runs("a")[0].policies) == (3, plain)
 
 
-def test_policies_do_what_they_say(compactor_command: Compactor, folder: Path, engine: Recording) -> None:
-    write_lines(
-        folder / "in.jsonl",
-        {"key": "old", "value": "1", "publish_time": 1000},
-        {"key": "gone", "value": None},
-        {"key": "e", "value": "late", "event_time": 9},
-        {"key": "e", "value": "early", "event_time": 5},
-    )
-    compactor_command("import", "t", "in.jsonl").done()
-
-    def view(*policies: str) -> list[tuple[str, str]]:
-        compactor_command("cursor", "delete", "t", "__compaction")
-        compactor_command("compact-topic", "--topic", "t", *policies).done()
-        return [(m["key"], m["value"]) for m in compactor_command("read", "t", "--read-compacted").messages]
-
-    assert view() == [("old", "1"), ("e", "early")]
-    assert view("--key-ttl", "30d") == [("e", "early")]
-    assert view("--tombstone-retention", "1h") == [("old", "1"), ("gone", None), ("e", "early")]
-    assert view("--event-time-order") == [("old", "1"), ("e", "late")]
-
-
 def test_a_minimal_lag_leaves_young_messages_alone(
     compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
 ) -> None:
@@ -273,40 +250,17 @@ def test_the_garbage_ratio_decides_whether_a_part_is_written_anew(
         assert runs(ratio)[0].statistics["parts_kept"] == kept
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
+def test_nonsense_is_refused(compactor_command: Compactor, folder: Path) -> None:
+    for options, parts in (
         (["--key-ttl", "0"], ("--key-ttl", "too short", "at least 1 ms")),
-        (["--key-ttl", "soon"], ("'soon' is not a duration for --key-ttl", "90s, 10m, 30d")),
-        (["--min-compaction-lag", "36501d"], ("--min-compaction-lag", "too long")),
         (["--tombstone-retention=-1"], ("'-1' is not a duration for --tombstone-retention",)),
         (["--event-time-max-lateness", "1d"], ("--event-time-order",)),
         (["--max-garbage-ratio", "1.01"], ("--max-garbage-ratio", "from 0 to 1")),
         (["--max-garbage-ratio", "nan"], ("--max-garbage-ratio",)),
-        (["--max-read-rate", "0"], ("'0' is not a size",)),
-        (["--max-write-rate", "fast"], ("'fast' is not a size",)),
-    ],
-    ids=str,
-)
-def test_nonsense_is_refused(
-    compactor_command: Compactor, folder: Path, options: list[str], says: tuple[str, ...]
-) -> None:
-    compactor_command("compact-topic", "--topic", "t", *options).refused(2, *says)
+        (["--max-read-rate", "0"], ("'0' is not a size in bytes for --max-read-rate",)),
+    ):
+        compactor_command("compact-topic", "--topic", "t", *options).refused(2, *parts)
     assert not (folder.parent / "data").exists(), "known before anything is opened"
-
-
-@pytest.mark.parametrize(
-    ("text", "milliseconds"),
-    [("0", 0), ("90", 90_000), ("500ms", 500), ("90s", 90_000), ("10m", 600_000), ("1h", 3_600_000), ("30d", 30 * DAY)],
-)
-def test_durations(text: str, milliseconds: int) -> None:
-    assert parse_duration("--x", text) == milliseconds
-
-
-@pytest.mark.parametrize("text", ["", "-1s", "1.5h", "1 s", "1w", "s", "1M", "1e3", "１s", "9" * 19, "1s\n"])
-def test_no_durations(text: str) -> None:
-    with pytest.raises(InvalidInput, match="is not a duration for --x"):
-        parse_duration("--x", text)
 
 
 # --- dry runs and reports ------------------------------------------------------------------------------------------
@@ -392,7 +346,7 @@ def test_json_has_an_object_a_topic(compactor_command: Compactor, topics: tuple[
 
 def test_the_live_line_goes_on_while_no_task_ends() -> None:
     shown = io.StringIO()
-    line = LiveLine(shown)
+    line = PhaseLine(shown)
     line.phase("phase one", 4, 1000)
     assert shown.getvalue().endswith("phase one: 0/4 tasks, 0 s"), "no rate is known yet"
     line.done(2)

@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from storage.clock import SystemClock
 from storage.metadata.store import MetadataStore
-from storage.model import MessageId, TopicName
+from storage.model import TopicName
 from tests.clients.cli.conftest import Compactor, write_lines
 
 
@@ -38,33 +38,15 @@ def show(compactor_command: Compactor, topic: str, name: str) -> dict[str, Any]:
     return shown
 
 
-def test_where_a_cursor_stands(compactor_command: Compactor, topic: str, ids: list[str]) -> None:
-    """The message before the first one to deliver, by its exact id."""
-    behind = MessageId.parse(ids[5])
-    no_message = f"{behind.ledger_id}:{behind.entry_id + 100}"
-    places = {
-        "earliest": None,
-        "latest": 8,
-        "0": None,
-        "1": 0,
-        "6": 5,
-        "9": 8,
-        ids[0]: None,
-        ids[3]: 2,
-        ids[6]: 5,
-        ids[8]: 7,
-        no_message: 5,
-        "999999999:0": 8,
-    }
-    compactor_command("cursor", "create", topic, "moved").done()
-    for number, (place, offset) in enumerate(places.items()):
-        compactor_command("cursor", "create", topic, f"c{number}", "--at", place).done()
-        compactor_command("cursor", "reset", topic, "moved", "--to", place).done()
-        for name in (f"c{number}", "moved"):
-            shown = show(compactor_command, topic, name)
-            assert shown["mark_delete_offset"] == offset, place
-            assert shown["mark_delete"] == (None if offset is None else ids[offset])
-            assert shown["backlog"] == 8 - (-1 if offset is None else offset)
+def test_a_cursor_is_created_and_moved_to_a_position(compactor_command: Compactor, topic: str, ids: list[str]) -> None:
+    """Which message a position stands for: tests/unit/storage/reading/test_positions.py."""
+    compactor_command("cursor", "create", topic, "c", "--at", "earliest").done()
+    for position, offset in (("6", 5), ("earliest", None), (ids[3], 2)):
+        compactor_command("cursor", "reset", topic, "c", "--to", position).done()
+        shown = show(compactor_command, topic, "c")
+        assert shown["mark_delete_offset"] == offset
+        assert shown["mark_delete"] == (None if offset is None else ids[offset])
+        assert shown["backlog"] == 8 - (-1 if offset is None else offset)
 
 
 def test_latest_is_the_default(compactor_command: Compactor, topic: str, ids: list[str]) -> None:
@@ -122,21 +104,10 @@ def test_list_and_show(compactor_command: Compactor, topic: str, ids: list[str],
     }
 
 
-def test_an_empty_topic(compactor_command: Compactor, topic: str, folder: Path) -> None:
-    (folder / "bad.jsonl").write_text("no message")
-    compactor_command("import", "empty", "bad.jsonl").refused(2, "bad.jsonl")
-    for number, place in enumerate(("earliest", "latest", "0", "5:0")):
-        compactor_command("cursor", "create", "empty", f"c{number}", "--at", place).done()
-        shown = show(compactor_command, "empty", f"c{number}")
-        assert (shown["mark_delete"], shown["backlog"]) == (None, 0)
-    compactor_command("cursor", "create", "empty", "c", "--at", "1").refused(2, "offset 1", "its end, which is 0")
-    assert compactor_command("cursor", "list", "nosuch").refused(3, "nosuch")
-
-
 def test_what_is_refused(compactor_command: Compactor, topic: str) -> None:
     compactor_command("cursor", "create", topic, "c", "--at", "10").refused(2, "offset 10", "its end, which is 9")
-    for place in ("yesterday", "-5", "1:2:3:4:5", "²"):
-        compactor_command("cursor", "create", topic, "c", f"--at={place}").refused(2, place)
+    compactor_command("cursor", "create", topic, "c", "--at=-5").refused(2, "-5")
+    compactor_command("cursor", "list", "nosuch").refused(3, "nosuch")
     compactor_command("cursor", "create", topic, "").refused(2, "cursor name")
     for command in (("show", topic, "c"), ("reset", topic, "c", "--to", "0"), ("delete", topic, "c")):
         compactor_command("cursor", *command).refused(3, "no cursor 'c'")
@@ -159,29 +130,17 @@ def test_the_horizon_is_shown_and_stays(
     compactor_command("cursor", "show", topic, "__compaction").refused(3, "__compaction")
 
 
-def test_where_raw_is_trimmed(
+def test_a_compacted_ledger_without_its_raw_messages_is_kept(
     compactor_command: Compactor, topic: str, ids: list[str], metadata: MetadataStore, in_process_engine: None
 ) -> None:
-    """R4: earliest is the start of the compacted ledger. R8: without it, messages would be lost."""
+    """R8: without it, messages would be lost."""
     compactor_command("compact-topic", "--topic", topic).done()
     record = metadata.topic(TopicName.parse(topic))
-    first, second = metadata.ledgers(record.id)
-    metadata.log.trim(record.id, 6, [first.ledger_id], force=False, keep_start=True)
-    before_second = f"{second.ledger_id}:-1:-1"
-    places = {"2": None, ids[2]: None, "6": (before_second, 5), ids[7]: (ids[6], 6), "latest": (ids[8], 8)}
-    compactor_command("cursor", "create", topic, "c").done()
-    for place, mark in places.items():
-        compactor_command("cursor", "reset", topic, "c", "--to", place).done()
-        shown = show(compactor_command, topic, "c")
-        assert (shown["mark_delete"], shown["mark_delete_offset"]) == (mark or (None, None)), place
-        assert shown["backlog"] == 3 - (mark[1] - 5 if mark else 0)
-    metadata.log.trim(record.id, 9, [second.ledger_id], force=True, keep_start=True)
-    compactor_command("cursor", "reset", topic, "c", "--to", "earliest").done()
-    compactor_command("cursor", "reset", topic, "c", "--to", "latest").done()
-    assert show(compactor_command, topic, "c")["mark_delete"] == ids[8], "nothing of the compacted ledger either"
+    ledgers = [ledger.ledger_id for ledger in metadata.ledgers(record.id)]
+    metadata.log.trim(record.id, 9, ledgers, force=True, keep_start=True)
+    metadata.close()
     refused = compactor_command("cursor", "delete", topic, "__compaction")
     refused.refused(4, "raw messages", "only in compacted ledger", "force")
     assert show(compactor_command, topic, "__compaction")["mark_delete"] == ids[8]
     compactor_command("cursor", "delete", topic, "__compaction", "--force").done()
     compactor_command("cursor", "show", topic, "__compaction").refused(3, "__compaction")
-    metadata.close()

@@ -4,51 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 
-from api.cli.local.read_command import ResetName
+from api.cli.kit.names import ResetName
 from storage.ledger.seek import Reset
-from storage.reading.positions import parse_time
 from tests.clients.cli.conftest import Compactor, write_lines
+from tests.clients.cli.processes import ended, piped, received, send, started
 
-COMMAND = [sys.executable, "-m", "api.cli.main"]
 NOON = 1_763_726_400_000
 """2025-11-21T12:00:00Z"""
-
-
-@contextmanager
-def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A process; it is killed at the end if it still runs."""
-    with subprocess.Popen(
-        [*COMMAND, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def piped(stream: IO[str] | None) -> IO[str]:
-    assert stream is not None
-    return stream
-
-
-def send(producer: subprocess.Popen[str], value: str) -> None:
-    piped(producer.stdin).write(json.dumps({"key": "k", "value": value}) + "\n")
-    piped(producer.stdin).flush()
-
-
-def received(reader: subprocess.Popen[str]) -> Any:
-    """The next message that it prints; waits for it."""
-    return json.loads(piped(reader.stdout).readline())
 
 
 @pytest.fixture
@@ -67,47 +33,12 @@ def values(compactor_command: Compactor, *arguments: str) -> list[int]:
     return [int(message["value"]) for message in compactor_command("read", "t", *arguments).done().messages]
 
 
-@pytest.mark.parametrize(
-    ("start", "first"),
-    [
-        ("earliest", 0),
-        ("0", 0),
-        ("1", 1),
-        ("3", 3),
-        ("5", 5),
-        ("6", 6),
-        ("1:1", 1),
-        ("2:0:-1", 2),
-        ("3:1:-1", 5),
-        ("@0", 0),
-        (f"@{NOON}", 0),
-        (f"@{NOON + 1}", 1),
-        (f"@{NOON + 4000}", 4),
-        (f"@{NOON + 5001}", 6),
-        ("@2025-11-21", 0),
-        ("@2025-11-21T12:00:02", 2),
-        ("@2025-11-21T12:00:02Z", 2),
-        ("@2025-11-21T13:00:03.5+01:00", 4),
-        ("@2026-01-01", 6),
-    ],
-)
-def test_offsets_ids_and_times(compactor_command: Compactor, topic: str, start: str, first: int) -> None:
-    """A time without a zone is UTC. Over ledgers and segments as over one sequence."""
-    assert values(compactor_command, "--from", start) == list(range(first, 6))
-    assert values(compactor_command, "--from", start, "--limit", "2") == list(range(first, 6))[:2]
-
-
-def test_a_time_without_a_zone_is_utc_wherever_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as there:
-        there.setenv("TZ", "America/New_York")
-        time.tzset()
-        assert parse_time("2025-11-21T12:00:00") == parse_time("2025-11-21T12:00:00Z") == NOON
-    time.tzset()
-
-
-def test_times_that_are_none(compactor_command: Compactor, topic: str) -> None:
-    for text in ("@", "@noon", "@-5", "@2025-13-01"):
-        compactor_command("read", "t", f"--from={text}").refused(2, "is not a time", "@2026-11-21T12:00:00Z")
+def test_offsets_ids_and_times(compactor_command: Compactor, topic: str) -> None:
+    """Over ledgers and segments as over one sequence. What a start means: tests/unit/storage/reading."""
+    for start, first in (("3", 3), ("6", 6), ("2:0:-1", 2), ("3:1:-1", 5), (f"@{NOON + 1}", 1), ("@2026-01-01", 6)):
+        assert values(compactor_command, "--from", start) == list(range(first, 6))
+    assert values(compactor_command, "--from", "@2025-11-21T13:00:03.5+01:00", "--limit", "1") == [4]
+    compactor_command("read", "t", "--from=@noon").refused(2, "is not a time", "@2026-11-21T12:00:00Z")
 
 
 def test_a_start_that_was_trimmed(compactor_command: Compactor, topic: str) -> None:
@@ -139,7 +70,7 @@ def test_follow_shows_lines_alone(compactor_command: Compactor, topic: str) -> N
 
 def test_what_another_process_produces_is_seen_as_it_comes(compactor_command: Compactor, topic: str) -> None:
     """Each message by itself, through a roll, a seal and an import; from the beginning and from the end."""
-    with running("produce", "t", "--ids") as producer, running("read", "t", "--follow", "--from", "5") as follower:
+    with started("produce", "t", "--ids") as producer, started("read", "t", "--follow", "--from", "5") as follower:
         assert received(follower)["value"] == "5"
         send(producer, "6")
         at = received(follower)
@@ -148,8 +79,7 @@ def test_what_another_process_produces_is_seen_as_it_comes(compactor_command: Co
         compactor_command("topics", "roll", "t", "--seal").done()
         send(producer, "7")
         assert received(follower)["offset"] == 7
-        piped(producer.stdin).close()
-        assert producer.wait() == 0
+        assert ended(producer) == 0
         compactor_command("import", "t", "-", stdin=b'{"key":"k","value":"8"}\n').done()
         at = received(follower)
         assert (at["offset"], at["value"]) == (8, "8")
@@ -161,21 +91,20 @@ def test_what_another_process_produces_is_seen_as_it_comes(compactor_command: Co
 
 def test_a_follower_that_has_enough_is_told(topic: str) -> None:
     """`compactor read --follow | head -1`: it ends when the next message comes."""
-    with running("produce", "t") as producer, running("read", "t", "--follow", "--from", "5") as follower:
+    with started("produce", "t") as producer, started("read", "t", "--follow", "--from", "5") as follower:
         received(follower)
         piped(follower.stdout).close()
         for number in range(200):
             send(producer, str(number))
         assert follower.wait() == 0
         assert piped(follower.stderr).read() == ""
-        piped(producer.stdin).close()
-        assert producer.wait() == 0
+        assert ended(producer) == 0
 
 
 def test_follow_the_compacted_view(compactor_command: Compactor, topic: str, in_process_engine: None) -> None:
     """The compacted ledger first, then what comes, whatever is compacted meanwhile."""
     compactor_command("compact-topic", "--topic", "t").done()
-    with running("read", "t", "--follow", "--read-compacted") as follower:
+    with started("read", "t", "--follow", "--read-compacted") as follower:
         assert received(follower)["value"] == "5", "the newest of the one key"
         for number in (6, 7):
             line = json.dumps({"key": "k", "value": str(number)}).encode()

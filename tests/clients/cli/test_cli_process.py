@@ -15,13 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.clients.cli.conftest import write_lines
+from tests.clients.cli.processes import COMMAND, run
 
-COMMAND = [sys.executable, "-m", "api.cli.main"]
 HEAVY = ("pyspark", "boto3", "botocore", "sqlalchemy", "alembic", "pyarrow", "pandas", "numpy", "polars", "fastapi")
-
-
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.fixture

@@ -11,63 +11,19 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
 from tests.clients.cli.conftest import write_lines
-
-COMMAND = [sys.executable, "-m", "api.cli.main"]
-
-
-@contextmanager
-def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A process with pipes; it is killed at the end if it still runs."""
-    pipe = subprocess.PIPE
-    # A shell that runs the tests in the background has them, and what they start, ignore Ctrl-C.
-    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(
-        [*COMMAND, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True, preexec_fn=hear
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
-
-
-def pipe(stream: IO[str] | None) -> IO[str]:
-    assert stream is not None
-    return stream
-
-
-def send(producer: subprocess.Popen[str], *values: int) -> None:
-    stdin = pipe(producer.stdin)
-    stdin.write("".join(json.dumps({"key": f"k{value % 7}", "value": str(value)}) + "\n" for value in values))
-    stdin.flush()
-
-
-def acknowledged(producer: subprocess.Popen[str], count: int) -> list[str]:
-    """The next ids that it prints; waits for them."""
-    return [pipe(producer.stdout).readline().strip() for _ in range(count)]
+from tests.clients.cli.processes import acknowledged, ended, piped, received, run, send, started
 
 
 def followed(reader: subprocess.Popen[str], count: int) -> list[int]:
     """The values of the next messages; waits for them."""
-    return [int(json.loads(pipe(reader.stdout).readline())["value"]) for _ in range(count)]
-
-
-def ended(process: subprocess.Popen[str]) -> int:
-    pipe(process.stdin).close()
-    return process.wait()
+    return [int(received(reader)["value"]) for _ in range(count)]
 
 
 def all_messages(*flags: str) -> list[dict[str, Any]]:
@@ -83,7 +39,7 @@ def test_what_a_producer_acknowledged_is_there_however_it_ends(number: signal.Si
         send(producer, *range(200))
         told = acknowledged(producer, 20)
         producer.send_signal(number)
-        told += [line.strip() for line in pipe(producer.stdout) if line.endswith("\n")]
+        told += [line.strip() for line in piped(producer.stdout) if line.endswith("\n")]
         code = producer.wait()
     assert code == (-signal.SIGKILL if number == signal.SIGKILL else 130)
     with started("produce", "t", "--ids", "--wait", "0") as producer:
@@ -116,7 +72,7 @@ def test_writers_pass_the_lease_on_and_readers_see_one_sequence(folder: Path) ->
         assert f"{socket.gethostname()}:{first.pid}:" in refused.stderr
         importing = stack.enter_context(started("import", "t", "in.jsonl"))
         assert ended(first) == 0
-        assert importing.wait() == 0, pipe(importing.stderr).read()
+        assert importing.wait() == 0, piped(importing.stderr).read()
         second = stack.enter_context(started("produce", "t", "--ids"))
         send(second, *range(150, 200))
         acknowledged(second, 50)

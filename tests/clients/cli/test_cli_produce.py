@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,8 @@ import pytest
 from api.cli.local.produce_command import CompressionName
 from storage.ledger.rows import Codec
 from tests.clients.cli.conftest import Compactor, write_lines
+from tests.clients.cli.processes import COMMAND, acknowledged, ended, send, started
 
-COMMAND = [sys.executable, "-m", "api.cli.main"]
 MESSAGES: list[dict[str, Any]] = [
     {"key": "a", "value": "1", "event_time": 5, "publish_time": 9, "properties": {"p": "q", "": "ü"}},
     {"key": None, "value": "no key", "publish_time": 9},
@@ -33,29 +30,16 @@ def content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: field for name, field in one.items() if name not in ("message_id", "offset")} for one in messages]
 
 
-@contextmanager
-def another_producer(topic: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that writes the topic and waits for lines; it has written one. It is killed at the end."""
-    with subprocess.Popen(
-        [*COMMAND, "produce", topic, "--ids"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write('{"key":"k","value":"from another process"}\n')
-            process.stdin.flush()
-            assert process.stdout.readline().endswith(":0:-1\n")
-            yield process
-        finally:
-            process.kill()
-
-
-@pytest.mark.parametrize("options", [[], ["--batch", "1"], ["--batch", "2"], ["--batch", "100"]], ids=" ".join)
-@pytest.mark.parametrize("compression", list(CompressionName))
+@pytest.mark.parametrize(
+    ("compression", "options"),
+    [
+        (CompressionName.NONE, []),
+        (CompressionName.LZ4, ["--batch", "1"]),
+        (CompressionName.ZLIB, ["--batch", "2"]),
+        (CompressionName.ZSTD, ["--batch", "100"]),
+        (CompressionName.SNAPPY, ["--batch", "2"]),
+    ],
+)
 def test_lines_come_out_as_they_went_in(
     compactor_command: Compactor, folder: Path, options: list[str], compression: str
 ) -> None:
@@ -129,8 +113,10 @@ def test_ids_that_cannot_be_printed_are_an_error(compactor_command: Compactor, f
     assert counted.startswith(f"{len(read)} message")
 
 
-@pytest.mark.parametrize("batch", ["1", "2", "3", "100"])
-@pytest.mark.parametrize("bad", ["no json", '{"key":"a"}', '{"key":"a","value":"1","colour":"red"}', ""])
+@pytest.mark.parametrize(
+    ("batch", "bad"),
+    [("1", "no json"), ("2", '{"key":"a"}'), ("3", '{"key":"a","value":"1","colour":"red"}'), ("100", "")],
+)
 def test_a_bad_line_ends_it_and_the_lines_before_are_appended(
     compactor_command: Compactor, folder: Path, batch: str, bad: str
 ) -> None:
@@ -157,34 +143,21 @@ def test_a_message_that_is_too_large_ends_it(compactor_command: Compactor) -> No
 
 
 def test_one_producer_at_a_time(compactor_command: Compactor) -> None:
-    with another_producer("t") as other:
-        refused = compactor_command("produce", "t", "--wait", "0", stdin=b'{"key":"k","value":"mine"}\n')
+    mine = ("produce", "t", "--wait", "0")
+    with started("produce", "t", "--ids") as other:
+        send(other, 1)
+        acknowledged(other, 1)
+        refused = compactor_command(*mine, stdin=b'{"key":"k","value":"mine"}\n')
         assert refused.exit_code == 4
-        assert f":{other.pid}:" in refused.stderr, "the holder is named: host, process, a random word"
+        assert f":{other.pid}:" in refused.stderr, "the owner is named: host, process, a random word"
         assert "Traceback" not in refused.stderr
-        imported = compactor_command("topics", "stats", "t", "--output", "json").done()
-        assert json.loads(imported.stdout)["tail"] == {"segments": 1, "messages": 1, "logical_bytes": 20, "given_up": 0}
-        assert [one["value"] for one in compactor_command("read", "t").messages] == ["from another process"]
-        assert other.stdin is not None
-        other.stdin.write('{"key":"k","value":"again"}\n')
-        other.stdin.close()
-        assert other.wait() == 0
-    compactor_command("produce", "t", "--wait", "0", stdin=b'{"key":"k","value":"mine"}\n').done()
-    assert [one["value"] for one in compactor_command("read", "t").messages] == [
-        "from another process",
-        "again",
-        "mine",
-    ]
-
-
-def test_what_a_producer_that_was_killed_acknowledged_is_there(compactor_command: Compactor) -> None:
-    """And its lease is free at once, since its process is known to be dead: it lived on this machine."""
-    with another_producer("t") as other:
-        other.kill()
-        other.wait()
-    assert [one["value"] for one in compactor_command("read", "t").messages] == ["from another process"]
-    compactor_command("produce", "t", "--wait", "0", stdin=b'{"key":"k","value":"mine"}\n').done()
-    assert [one["value"] for one in compactor_command("read", "t").messages] == ["from another process", "mine"]
+        stats = compactor_command("topics", "stats", "t", "--output", "json").done()
+        assert stats.json["tail"] == {"segments": 1, "messages": 1, "logical_bytes": 1, "given_up": 0}
+        assert [message["value"] for message in compactor_command("read", "t").messages] == ["1"]
+        send(other, 2)
+        assert ended(other) == 0
+    compactor_command(*mine, stdin=b'{"key":"k","value":"mine"}\n').done()
+    assert [message["value"] for message in compactor_command("read", "t").messages] == ["1", "2", "mine"]
 
 
 def test_what_is_refused(compactor_command: Compactor, folder: Path) -> None:

@@ -132,9 +132,8 @@ def test_ctrl_c(compactor_command: Compactor, monkeypatch: pytest.MonkeyPatch) -
 def test_databases_that_cannot_be_used(
     compactor_command: Compactor, url: str, code: int, says: tuple[str, ...]
 ) -> None:
-    for command in (["topics", "list"], ["import", "t", "-"], ["compact-topic", "--topic", "t"]):
-        line = compactor_command(*command, "--database", url, stdin=LINE).refused(code, *says)
-        assert "secret" not in line
+    line = compactor_command("import", "t", "-", "--database", url, stdin=LINE).refused(code, *says)
+    assert "secret" not in line
 
 
 def test_a_database_that_is_something_else(compactor_command: Compactor, folder: Path) -> None:

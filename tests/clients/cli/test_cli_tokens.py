@@ -62,7 +62,7 @@ def test_tokens_that_cannot_be_made(compactor_command: Compactor) -> None:
     create = ("tokens", "create", "--subject", "a")
     compactor_command(*create).refused(2, "no key to sign")
     compactor_command(*create, "--secret-key", "data:;base64,c2hvcnQ=").refused(5, "shorter than 32 bytes")
-    compactor_command(*create, "--secret-key", "nope").refused(5, "--secret-key names no file that exists")
+    compactor_command(*create, "--secret-key", "nope").refused(5, "--secret-key names no existing file")
     compactor_command("tokens", "create-secret-key", "--output", "k").done()
     compactor_command(*create, "--secret-key", "k", "--private-key", "k").refused(2, "signed by one key")
     compactor_command(*create, "--private-key", "k").refused(5, "no private key")
@@ -93,7 +93,7 @@ def test_settings_are_shown_with_their_origins_and_without_secrets(
     assert "http://me:***@s3/" in plain
     assert "planted" not in plain
     monkeypatch.setenv("COMPACTOR_PROT", "1")
-    assert "COMPACTOR_PROT is no setting" in compactor_command("config", "show").done().stderr
+    assert "COMPACTOR_PROT is not a setting" in compactor_command("config", "show").done().stderr
 
 
 def test_policies_of_the_file_are_the_brokers_defaults(compactor_command: Compactor, folder: Path) -> None:

@@ -1,4 +1,7 @@
-"""`compactor topics trim`: what it prints, refuses, and leaves; and what `gc` then does."""
+"""`compactor topics trim`: what it prints and refuses; and what `gc` then does.
+
+Which ledgers go is tests/unit/compactor/maintenance/test_retention.py.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,8 @@ def test_before_an_offset(compactor_command: Compactor, topic: str) -> None:
     assert (document["dry_run"], document["start_offset"], document["held"]) == (True, 25, None)
     assert gone(document) == [(0, 10, "start offset"), (11, 22, "start offset")]
     assert dry.stderr.startswith("Would trim 2 ledgers, ")
+    table = compactor_command(*trim, "--dry-run").done().stdout
+    assert [line.split("│")[-2].strip() for line in table.splitlines()[3:5]] == ["start offset"] * 2
     assert offsets(compactor_command, topic) == list(range(40))
     wet = compactor_command(*trim, "--output", "json").done()
     assert json.loads(wet.stdout) == document | {"dry_run": False}
@@ -56,13 +61,6 @@ def test_before_an_offset(compactor_command: Compactor, topic: str) -> None:
     assert offsets(compactor_command, topic) == list(range(25, 40))
     again = compactor_command(*trim, "--output", "json").done()
     assert gone(json.loads(again.stdout)) == []
-
-
-def test_before_a_message(compactor_command: Compactor, topic: str) -> None:
-    message = compactor_command("read", topic).done().messages[30]
-    table = compactor_command("topics", "trim", topic, "--before", message["message_id"]).done().stdout
-    assert [line.split("│")[-2].strip() for line in table.splitlines()[3:5]] == ["start offset"] * 2
-    assert offsets(compactor_command, topic)[0] == 30
 
 
 def test_what_is_trimmed_goes_with_gc_after_its_delay(
@@ -101,32 +99,6 @@ def test_gc_removes_files_of_sealed_segments(
     assert offsets(compactor_command, topic) == []
 
 
-def test_by_policies(compactor_command: Compactor, topic: str, clock: ManualClock) -> None:
-    trim = ("topics", "trim", topic, "--output", "json")
-    clock.advance(2 * HOUR)
-    assert gone(json.loads(compactor_command(*trim).done().stdout)) == [], "the default keeps everything"
-    size = json.loads(compactor_command("topics", "trim", topic, "--before", "0", "--output", "json").done().stdout)
-    assert gone(size) == []
-    compactor_command("topics", "policies", topic, "--set", "cleanup.policy=delete", "--set", "retention.ms=1h").done()
-    assert [why for _, _, why in gone(json.loads(compactor_command(*trim).done().stdout))] == ["time"] * 3
-    assert offsets(compactor_command, topic) == []
-
-
-def test_compact_trims_raw_and_keeps_the_view(
-    compactor_command: Compactor, topic: str, in_process_engine: None
-) -> None:
-    compactor_command("topics", "policies", topic, "--set", "cleanup.policy=compact").done()
-    compactor_command("topics", "trim", topic, "--before", "3").refused(2, "cleanup policy compact", "--before")
-    early = compactor_command("topics", "trim", topic, "--output", "json").done()
-    assert gone(json.loads(early.stdout)) == []
-    compactor_command("compact-topic", "--topic", topic).done()
-    view = compactor_command("read", topic, "--read-compacted").done().messages
-    assert len(view) == 17
-    compactor_command("topics", "trim", topic).done()
-    assert offsets(compactor_command, topic) == []
-    assert compactor_command("read", topic, "--read-compacted").done().messages == view
-
-
 def test_a_cursor_holds_the_rest_and_is_named(compactor_command: Compactor, topic: str) -> None:
     compactor_command("cursor", "create", topic, "slow", "--at", "12").done()
     held = compactor_command("topics", "trim", topic, "--before", "30", "--output", "json")
@@ -157,18 +129,14 @@ def test_policies_that_are_held_back_are_no_failure(compactor_command: Compactor
     assert offsets(compactor_command, topic) == list(range(40))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
+def test_nonsense_is_refused(compactor_command: Compactor, topic: str) -> None:
+    for arguments, code, text in (
         (["users", "--before", "41"], 2, "from 0 to 40"),
         (["users", "--before", "soon"], 2, "neither an offset nor a message id"),
         (["users", "--before=-5"], 2, "neither an offset nor a message id"),
         (["nosuch"], 3, "nosuch"),
-    ],
-    ids=str,
-)
-def test_nonsense_is_refused(
-    compactor_command: Compactor, topic: str, arguments: list[str], code: int, says: str
-) -> None:
-    compactor_command("topics", "trim", *arguments).refused(code, says)
+    ):
+        compactor_command("topics", "trim", *arguments).refused(code, text)
     assert offsets(compactor_command, topic) == list(range(40))
+    compactor_command("topics", "policies", topic, "--set", "cleanup.policy=compact").done()
+    compactor_command("topics", "trim", topic, "--before", "3").refused(2, "cleanup policy compact", "--before")

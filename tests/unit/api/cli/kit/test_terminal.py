@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
-from api.cli.admin.following import _ProgressLine
+from api.cli.admin.following import progress
 from api.cli.kit import stderr, tables
+from api.cli.kit.live_line import LiveLine
 from api.cli.kit.terminal import data_stream, put, put_json
-from api.cli.local.progress import LiveLine
+from api.cli.local.progress import PhaseLine
 
 HOSTILE = "a\x1b]0;x\x07b\x9b31mc\u202ed\u2066e\u200ff\x85g\u2028h\U000e0001i é漢"
 
@@ -91,7 +92,7 @@ def test_names_tables_and_errors_steer_no_terminal_and_tell_no_secret(monkeypatc
 
 def test_names_in_lines_of_progress_steer_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     _, err = streams(monkeypatch, terminal=True)
-    _ProgressLine().show({"run": 7, "topic": HOSTILE, "phase": None})
-    LiveLine(err).phase(HOSTILE, 1, 1)
+    LiveLine(err).show(progress({"run": 7, "topic": HOSTILE, "phase": None}))
+    PhaseLine(err).phase(HOSTILE, 1, 1)
     assert is_harmless(err.text.replace("\r\x1b[K", ""))
     assert err.text.count("é漢") == 2

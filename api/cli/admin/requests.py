@@ -1,0 +1,130 @@
+"""Commands that are one request each: `Request` is a row of the tables that the `…_commands` modules hold.
+
+The names in braces in a path are arguments and options of the command, as `PARAMETERS` has them; `options` are further
+ones, each for a parameter of the query or for the body. An answer to GET is shown; a change is reported on stderr.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import Parameter, Signature
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.admin.arguments import Count, Namespace, Role, Run, Subscription, Tenant
+from api.cli.admin.session import expand, session
+from api.cli.kit.names import Topic
+
+TOPIC = "/admin/v2/persistent/{topic}"
+NAMESPACE = "/admin/v2/namespaces/{namespace}"
+BROKERS = "/admin/v2/brokers"
+
+Command = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An argument or option of type `kind`, as typer takes it.
+
+    `query`: the parameter of the query that has its value; `field`: that of the body; with neither it is the body.
+
+    `parse`: the value from what was typed. An option without a default is required; None is left out of the request.
+    """
+
+    kind: Any
+    default: Any = Parameter.empty
+    query: str = ""
+    field: str = ""
+    parse: Callable[[Any], Any] | None = None
+
+
+PARAMETERS: Mapping[str, Option] = {
+    "topic": Option(Topic),
+    "namespace": Option(Namespace),
+    "tenant": Option(Tenant),
+    "cluster": Option(Annotated[str, typer.Argument(metavar="CLUSTER", help="Its name.")]),
+    "subscription": Option(Subscription),
+    "count": Option(Count, 1),
+    "role": Option(Role),
+    "run": Option(Run),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command. `done`: the report of a change, with the same names in braces; `query`: parameters that are fixed.
+
+    `columns`: the answer to a change is shown, as a table of these. `text`: the answer is text without JSON's quotes.
+    """
+
+    method: str
+    path: str
+    help: str
+    done: str = ""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    query: Mapping[str, object] = field(default_factory=dict)
+    columns: Sequence[str] = ()
+    text: bool = False
+
+    def command(self) -> Command:
+        """The function that typer makes a command of."""
+        parameters = {name: PARAMETERS[name] for name in re.findall(r"{(\w+)}", self.path)} | dict(self.options)
+
+        def run(context: typer.Context, **given: Any) -> None:
+            self._run(context, given)
+
+        run.__doc__ = self.help
+        run.__annotations__ = {"context": typer.Context} | {name: one.kind for name, one in parameters.items()}
+        run.__dict__["__signature__"] = Signature(
+            [
+                Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
+                *(
+                    Parameter(name, Parameter.KEYWORD_ONLY, annotation=one.kind, default=one.default)
+                    for name, one in parameters.items()
+                ),
+            ]
+        )
+        return run
+
+    def _run(self, context: typer.Context, given: Mapping[str, Any]) -> None:
+        values = dict(given)
+        body: Any = None
+        query = dict(self.query)
+        for name, option in self.options.items():
+            if option.parse is not None:
+                values[name] = option.parse(values[name])
+            if option.query:
+                query[option.query] = values[name]
+            elif option.field:
+                body = {**(body or {}), option.field: values[name]}
+            else:
+                body = values[name]
+        admin = session(context)
+        path = expand(self.path, **values)
+        if self.text:
+            admin.show(admin.service.ask(self.method, path, query).text.strip())
+            return
+        answer = admin.service.request(self.method, path, query, body)
+        if self.method != "GET":
+            shown = {
+                name: ", ".join(value) if isinstance(value, list | dict) else value for name, value in values.items()
+            }
+            admin.done(self.done.format(**shown))
+        if self.method == "GET" or self.columns:
+            if answer is None and not admin.as_json:
+                admin.done("none is set here")
+            admin.show(answer, self.columns)
+
+
+def get(path: str, help_text: str, **settings: Any) -> Request:
+    """A command that shows an answer."""
+    return Request("GET", path, help_text, **settings)
+
+
+def add_commands(group: typer.Typer, commands: Mapping[str, Request | Command]) -> None:
+    """Give a group its commands."""
+    for name, command in commands.items():
+        group.command(name)(command.command() if isinstance(command, Request) else command)

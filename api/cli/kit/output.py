@@ -1,0 +1,80 @@
+"""Documents on stdout: as JSON for scripts, as tables and lines for people.
+
+A document is plain values, as JSON has them: an HTTP answer, or what `api.reports` makes of records. Both programs show
+documents by the functions here, so a report is the same in both.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from api.cli.kit.names import OutputName
+from api.cli.kit.terminal import plain, put, put_json
+
+Cell: TypeAlias = Callable[[str, Any], str]
+"""A field's name and value as text."""
+_MILLISECONDS = 10**11
+"""A time since 1970 is at least this; a smaller number is something else."""
+
+
+def show(
+    document: Any, output: OutputName = OutputName.TABLE, columns: Sequence[str] = (), cell: Cell | None = None
+) -> None:
+    """Print a document.
+
+    A list of objects is a table of `columns` (all fields if empty), any other list a line each; an object is a line a
+    field, with dotted names for what is nested. None is `null` in JSON and no line.
+    """
+    if output is OutputName.JSON:
+        # Another encoding has no form of its own for every character, and what Python writes instead is no JSON.
+        is_utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
+        put_json(json.dumps(document, indent=2, ensure_ascii=not is_utf8))
+    elif isinstance(document, Mapping):
+        for name, value in flatten(document):
+            put(f"{plain(name):40} {plain((cell or as_text)(name, value))}")
+    elif isinstance(document, list) and (columns or (document and all(isinstance(row, Mapping) for row in document))):
+        show_table(document, columns or list(dict.fromkeys(name for row in document for name in row)), cell)
+    elif isinstance(document, list):
+        for value in document:
+            put(plain(as_text("", value)))
+    elif document is not None:
+        put(plain(as_text("", document)))
+
+
+def show_table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], cell: Cell | None = None) -> None:
+    """Print these fields of `rows`, below a header."""
+    from api.cli.kit.tables import print_table
+
+    cells = ([(cell or as_text)(name, row.get(name)) for name in columns] for row in rows)
+    print_table([name.replace("_", " ") for name in columns], cells)
+
+
+def flatten(document: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
+    """The fields of nested objects by dotted names."""
+    for key, value in document.items():
+        name = f"{above}.{key}" if above else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, name)
+        elif isinstance(value, list) and value and all(isinstance(inner, Mapping) for inner in value):
+            for position, inner in enumerate(value):
+                yield from flatten(inner, f"{name}[{position}]")
+        else:
+            yield name, value
+
+
+def as_text(name: str, value: Any) -> str:
+    """A value for a person; `…_at` is a time."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and name.endswith("_at") and value > _MILLISECONDS:
+        from datetime import UTC, datetime
+
+        return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False) if value else "-"
+    return str(value)

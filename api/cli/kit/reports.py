@@ -1,0 +1,133 @@
+"""Runs, trims, verifications and policies for a person, from the documents of `api.reports` or of the REST API."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from api.cli.kit.names import OutputName
+from api.cli.kit.output import as_text, show, show_table
+from api.cli.kit.stderr import counted, number, size
+from api.cli.kit.terminal import plain, put
+
+_RUN_COLUMNS = ("run", "topic", "state", "phase", "tasks", "started_at", "last_sign", "compacted_ledger", "error")
+TRIM_COLUMNS = ("ledger", "first_offset", "last_offset", "messages", "logical_bytes", "why")
+_COMPACTION_CURSOR = "__compaction"
+
+
+def show_runs(runs: Sequence[Mapping[str, Any]], output: OutputName) -> None:
+    """A list of compaction runs."""
+    if output is OutputName.JSON:
+        show(runs, output)
+    else:
+        show_table(map(_run_row, runs), _RUN_COLUMNS)
+
+
+def show_run(run: Mapping[str, Any] | None, output: OutputName) -> None:
+    """All that is known of one compaction run; times as times, bytes in a unit that fits."""
+    show(run, output, cell=_run_cell)
+
+
+def _run_row(run: Mapping[str, Any]) -> dict[str, Any]:
+    tasks = run["statistics"].get("tasks")
+    if run["tasks_total"] is not None:
+        tasks = f"{run['tasks_done']}/{run['tasks_total']}"
+    last = as_text("_at", run["finished_at"] or run["heartbeat_at"])
+    return {**run, "tasks": tasks, "last_sign": f"{last}, expired" if run["heartbeat_expired"] else last}
+
+
+def _run_cell(name: str, value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if "bytes" in name:
+            return f"{size(value)} ({number(value)} bytes)"
+        if name.endswith("_ms"):
+            return f"{number(value)} ms"
+    return as_text(name, value)
+
+
+def verify_lines(report: Mapping[str, Any]) -> list[str]:
+    """A verification: what was checked, what could not be checked, what differs."""
+    lines = [f"Topic {report['topic']}"]
+    if report["compacted_ledger"] is None:
+        lines.append("It has no compacted ledger; only its raw ledgers were checked.")
+    else:
+        lines.append(f"Compacted ledger {report['compacted_ledger']}, generation {report['generation']}")
+    checked = (f"{number(count)} {noun.replace('_', ' ')}" for noun, count in report["checked"].items())
+    lines.append(f"Checked: {', '.join(checked)}")
+    lines += [f"Not checked: {reason}" for reason in report["unchecked"]]
+    lines += map(_difference, report["differences"])
+    if report["total"] > len(report["differences"]):
+        lines.append(f"… and {number(report['total'] - len(report['differences']))} more")
+    by_kind = ", ".join(f"{number(count)} {kind}" for kind, count in report["counts"].items())
+    lines.append(f"{counted(report['total'], 'difference')}: {by_kind}" if report["total"] else "No differences")
+    return lines
+
+
+def _difference(found: Mapping[str, Any]) -> str:
+    subject = ""
+    if found["key_base64"] is not None:
+        subject = f"key {b64decode(found['key_base64'])!r}, "
+    elif found["key_hash"] is not None:
+        subject = f"a key of hash {found['key_hash']}, "
+    if found["offset"] is not None:
+        subject += f"offset {found['offset']}, "
+    text = f"{found['kind']}: {subject}{found['what']}"
+    return text if found["where"] in text else f"{text} ({found['where']})"
+
+
+def trim_lines(report: Mapping[str, Any]) -> list[str]:
+    """A trim: what went, or would go, and what keeps the rest."""
+    ledgers, held = report["ledgers"], report["held"]
+    verb = "Would trim" if report["dry_run"] else "Trimmed"
+    trimmed = size(sum(ledger["logical_bytes"] for ledger in ledgers))
+    begins = f"its messages begin at offset {report['start_offset']}"
+    lines = [f"{verb} {counted(len(ledgers), 'ledger')}, {trimmed}, of {report['topic']}; {begins}"]
+    if held is not None:
+        lines.append(_hold(held))
+    if report["tail_left"]:
+        lines.append(f"What is not sealed yet was left: {report['tail_left']}")
+    return lines
+
+
+def _hold(held: Mapping[str, Any]) -> str:
+    mark = held["mark_delete"]
+    where = "at nothing" if mark is None else f"at {mark} (offset {held['mark_delete_offset']})"
+    remedy = "let its reader acknowledge, delete the cursor, or give --force"
+    if held["cursor"] == _COMPACTION_CURSOR:
+        remedy = "compact the topic first, or give --force"
+    count = len(held["ledgers"])
+    what = counted(count, "more ledger") if count else f"the messages up to offset {held['start_offset'] - 1}"
+    return f"The cursor {held['cursor']}, {where}, holds {what} back: {remedy}"
+
+
+def show_policies(policies: Mapping[str, Mapping[str, Any]]) -> None:
+    """Values with their origins."""
+    rows = [
+        {"policy": name, "value": policy_value(policy["value"]), "from": origin(policy)}
+        for name, policy in policies.items()
+    ]
+    show_table(rows, ("policy", "value", "from"))
+
+
+def policy_value(value: object) -> str:
+    """A value as `--set` takes it."""
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else str(value)
+
+
+def origin(policy: Mapping[str, Any]) -> str:
+    """The scope that a value comes from, and the nearer one whose value cannot be read."""
+    unreadable = policy.get("unreadable")
+    if unreadable is None:
+        return str(policy["origin"])
+    return f"{policy['origin']} (the {unreadable['origin']}'s {unreadable['value']} cannot be read)"
+
+
+def put_lines(lines: Sequence[str]) -> None:
+    """Lines of a report, on stdout."""
+    for line in lines:
+        put(plain(line))
