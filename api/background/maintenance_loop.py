@@ -107,7 +107,7 @@ class MaintenanceLoop:
     def _roll(self, here: str) -> None:
         """A run elsewhere wants a tail that is here; if its log is open here, its lease renewer does the same."""
         one = self._components
-        for topic in one.metadata.log.asked_to_roll(here):
+        for topic in one.metadata.segments.topics_to_roll(here):
             keeper = LogManager(one.metadata, one.store, one.clock, one.log, owner_name())
             try:
                 keeper.roll(topic, 0)
@@ -127,5 +127,5 @@ class MaintenanceLoop:
         if self._looked_at is not None and self._looked_at <= now < self._looked_at + self._seal_ms:
             return
         self._looked_at = now
-        if self._components.metadata.log.topics_with_segments([SegmentState.ROLLED], here):
+        if self._components.metadata.segments.topics_with([SegmentState.ROLLED], here):
             self.wake()

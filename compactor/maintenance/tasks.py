@@ -185,7 +185,7 @@ class Maintenance:
         limits = BacklogLimits(self._metadata, self._store, self._clock, self._log)
         resolver, leads = self._metadata.policies.resolver(), self._leads()
         before, found = self.over_quota, dict[int, OverQuota]()
-        for page in paced(self._metadata.topics_in_pages(TOPICS_AT_ONCE), self._clock, self._rest):
+        for page in paced(self._metadata.topics.in_pages(TOPICS_AT_ONCE), self._clock, self._rest):
             for topic in page:
                 if self._stopping():
                     return
@@ -205,13 +205,13 @@ class Maintenance:
 
         Rolled segments before them may be elsewhere, and wait to be sealed there.
         """
-        unsealed = [one for one in self._metadata.log.segments(topic.id) if one.state is not SegmentState.SEALED]
+        unsealed = [one for one in self._metadata.segments.of_topic(topic.id) if one.state is not SegmentState.SEALED]
         return unsealed[-1].log_uid == self._log.known_uid if unsealed else leads
 
     def _retain(self, failing: dict[str, str]) -> None:
         retention = Retention(self._metadata, self._store, self._clock, self._log)
         resolver = self._metadata.policies.resolver()
-        for page in paced(self._metadata.topics_in_pages(TOPICS_AT_ONCE), self._clock, self._rest):
+        for page in paced(self._metadata.topics.in_pages(TOPICS_AT_ONCE), self._clock, self._rest):
             for topic in page:
                 if self._stopping():
                     return

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from storage.errors import Conflict
-from storage.metadata.compaction_state_records import Activity
-from storage.metadata.records import RunState
+from storage.metadata.records import Activity, RunState
 
 
 class Phase(StrEnum):

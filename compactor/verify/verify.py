@@ -81,13 +81,13 @@ class Verifier:
 
     def verify(self, name: TopicName) -> Report:
         """Look at all of a topic. Raises TopicNotFound, Fenced (the pin was lost), Unavailable; damage is reported."""
-        topic = self.metadata.topic(name)
-        snapshot, pin = self.metadata.pin_compacted(topic.id, owner_name(), PIN_MS)
+        topic = self.metadata.topics.get(name)
+        snapshot, pin = self.metadata.pins.take(topic.id, owner_name(), PIN_MS)
         if pin is None:
             return self._verify(snapshot)
         lost: list[bool] = []
         with (
-            afterwards(lambda: self.metadata.release_pin(pin)),
+            afterwards(lambda: self.metadata.pins.release(pin)),
             Heartbeat(lambda: self._renew(pin), PIN_MS / 4000, lambda: lost.append(True)),
         ):
             report = self._verify(snapshot)
@@ -98,11 +98,11 @@ class Verifier:
         return report
 
     def _renew(self, pin: Pin) -> None:
-        self.metadata.renew_pin(pin, PIN_MS)
+        self.metadata.pins.renew(pin, PIN_MS)
 
     def _verify(self, snapshot: TopicSnapshot) -> Report:
         looked = Looked(snapshot, Findings(self.limit))
-        records = self.metadata.runs(snapshot.topic.id, RUNS) if snapshot.compacted else []
+        records = self.metadata.runs.of_topic(snapshot.topic.id, RUNS) if snapshot.compacted else []
         manifest = self._manifest(snapshot, looked)
         looked.compare_records(manifest, records)
         history = History.of(manifest, records) if manifest else None
@@ -159,7 +159,7 @@ class Verifier:
         """A raw ledger that was trimmed while we looked is not damage."""
         if not looked.findings.counts.get(Kind.DAMAGED):
             return
-        there = {ledger.ledger_id for ledger in self.metadata.ledgers(snapshot.topic.id)}
+        there = {ledger.ledger_id for ledger in self.metadata.ledgers.of_topic(snapshot.topic.id)}
         for ledger in snapshot.ledgers:
             if ledger.ledger_id not in there:
                 looked.forgive({ledger.rows.name, ledger.index.name})

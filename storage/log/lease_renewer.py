@@ -126,7 +126,7 @@ class LeaseRenewer:
     def look(self) -> list[Future[None]]:
         """Look at all open logs once; what was begun. Raises Unavailable, Misconfigured."""
         logs = [one for one in self._those(_OpenLog) if not one.busy]
-        requested = self._metadata.log.roll_requests([one.topic_id for one in logs]) if logs else {}
+        requested = self._metadata.segments.roll_requests([one.topic_id for one in logs]) if logs else {}
         begun: list[Future[None] | None] = []
         for one in logs:
             if one.topic_id not in requested:
@@ -194,7 +194,7 @@ class LeaseRenewer:
         for first in range(0, len(held), AT_ONCE):
             some = held[first : first + AT_ONCE]
             try:
-                lost, busy = self._metadata.log.renew_leases([one.lease for one in some], TERM_MS)
+                lost, busy = self._metadata.leases.renew_many([one.lease for one in some], TERM_MS)
             except Exception as error:  # the next ones may be luckier, and these the next time
                 _log.warning("%d leases cannot be renewed now: %s", len(some), error)
                 continue

@@ -69,7 +69,7 @@ class TopicSegments:
             self._topic.name.partition,
             self._clock,
             self._options,
-            before_write=lambda: self._metadata.log.check_open_segment(self._lease, row.ledger_id),
+            before_write=lambda: self._metadata.segments.check_open(self._lease, row.ledger_id),
         )
 
     def taken_up(self, writer: SegmentWriter | None, *, accept_loss: bool = False) -> SegmentWriter | None:
@@ -84,7 +84,7 @@ class TopicSegments:
     def _taken_up(self, writer: SegmentWriter | None, accept_loss: bool) -> SegmentWriter | None:
         folder = self._log.of_topic(self._topic.uid)
         while files := behind(folder, 0):
-            end = writer.next_offset if writer else self._metadata.topic(self._topic.name).next_offset
+            end = writer.next_offset if writer else self._metadata.topics.get(self._topic.name).next_offset
             files = [first for first in files if first >= end]
             if not files:
                 break
@@ -114,12 +114,12 @@ class TopicSegments:
             self._topic.name.partition,
             self._clock,
             self._options,
-            before_write=lambda: self._metadata.log.check_open_segment(self._lease, None),
+            before_write=lambda: self._metadata.segments.check_open(self._lease, None),
         )
         try:
             written_at = min(self._clock.now_ms(), int(files.log.stat().st_mtime * 1000))
             row = SegmentRecord(found.ledger_id, end, self._log.uid, SegmentState.OPEN, written_at)
-            self._metadata.log.take_up_segment(self._lease, row)
+            self._metadata.segments.take_up(self._lease, row)
         except BaseException as error:
             writer.close()
             if isinstance(error, Conflict) and not isinstance(error, Fenced):
@@ -152,17 +152,17 @@ class TopicSegments:
             return 0
         files = SegmentFiles(self._log.of_topic(self._topic.uid), row.first_offset)
         header = SegmentHeader(self._topic.uid, row.ledger_id, row.first_offset)
-        look = lambda: self._metadata.log.check_open_segment(self._lease, row.ledger_id)  # noqa: E731
+        look = lambda: self._metadata.segments.check_open(self._lease, row.ledger_id)  # noqa: E731
         with SegmentFile.damaged(files, header, self._topic.name.partition, self._options, look) as content:
             if content is None:
-                self._metadata.log.drop_segment(self._lease, row.ledger_id)
+                self._metadata.segments.drop(self._lease, row.ledger_id)
                 return 0
-            self._metadata.log.roll_segment(self._lease, row.ledger_id, content)
+            self._metadata.segments.roll(self._lease, row.ledger_id, content)
             return content.size
 
     def _open_row(self) -> SegmentRecord | None:
         """The row of the open segment, whose file is there. Raises ObjectMissing, Misconfigured."""
-        row = self._metadata.log.open_segment_of(self._topic.id)
+        row = self._metadata.segments.find_open(self._topic.id)
         if row is None:
             return None
         self._log.check(self._topic.name, row)
@@ -178,8 +178,8 @@ class TopicSegments:
         """A new segment, for an entry that it can take. Raises InvalidRecord."""
         self._policies = self._metadata.policies.effective(self._topic)
         self._options.checked(entry, self._clock.now_ms())
-        first_offset = self._metadata.topic(self._topic.name).next_offset
-        ledger_id = self._metadata.allocate_ledger_ids(1)
+        first_offset = self._metadata.topics.get(self._topic.name).next_offset
+        ledger_id = self._metadata.ledgers.allocate_ids(1)
         now = self._clock.now_ms()
         log_uid = self._log.uid  # before its first file
         writer = SegmentWriter.create(
@@ -188,11 +188,11 @@ class TopicSegments:
             self._topic.name.partition,
             self._clock,
             self._options,
-            before_write=lambda: self._metadata.log.check_open_segment(self._lease, None),
+            before_write=lambda: self._metadata.segments.check_open(self._lease, None),
         )
         try:
             row = SegmentRecord(ledger_id, first_offset, log_uid, SegmentState.OPEN, now)
-            self._metadata.log.open_segment(self._lease, row)
+            self._metadata.segments.open(self._lease, row)
             failpoint(Failpoint.SEGMENT_OPENED)
         except BaseException:
             writer.close()
@@ -203,16 +203,16 @@ class TopicSegments:
     def roll(self, writer: SegmentWriter | None) -> SegmentRecord | None:
         """Close a segment; None: there was none, or it held nothing."""
         if writer is None:
-            self._metadata.log.clear_roll_request(self._lease)
+            self._metadata.segments.clear_roll_request(self._lease)
             return None
         try:
             writer.finish()
             failpoint(Failpoint.ROLL_FLUSHED)
             content = writer.content()
             if content is None:
-                self._metadata.log.drop_segment(self._lease, writer.ledger_id)
+                self._metadata.segments.drop(self._lease, writer.ledger_id)
                 return None
-            rolled = self._metadata.log.roll_segment(self._lease, writer.ledger_id, content)
+            rolled = self._metadata.segments.roll(self._lease, writer.ledger_id, content)
             failpoint(Failpoint.SEGMENT_ROLLED)
             return rolled
         finally:
@@ -263,10 +263,10 @@ def roll_open_segment(
             raise
         segments.damaged()
     except ObjectMissing:
-        lost = metadata.log.open_segment_of(topic.id)
+        lost = metadata.segments.find_open(topic.id)
         if not accept_loss or lost is None:
             raise
-        metadata.log.drop_segment(lease, lost.ledger_id)
+        metadata.segments.drop(lease, lost.ledger_id)
     last = segments.taken_up(None, accept_loss=accept_loss)
     if last is not None:
         segments.roll(last)

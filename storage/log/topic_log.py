@@ -154,7 +154,7 @@ class TopicLog:
         """Roll if it is time to, or if somebody waits for it. Called every `LOOK_SECONDS`, where no watch does it."""
         with self._lock:
             old = self._is_old()
-        if old or self._metadata.log.roll_requested(self._topic.id):
+        if old or self._metadata.segments.roll_requested(self._topic.id):
             self.roll()
 
     def _looking(self) -> AbstractContextManager[object]:
@@ -219,7 +219,7 @@ class TopicLog:
 
     def _why_fenced(self) -> CompactorError:
         try:
-            self._metadata.log.roll_requested(self._topic.id)
+            self._metadata.segments.roll_requested(self._topic.id)
         except TopicNotFound as error:
             return TopicNotFound(error.message, error.remedy)
         except CompactorError:

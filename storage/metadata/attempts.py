@@ -14,8 +14,10 @@ from collections.abc import Collection, Set
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
+from storage.clock import Clock
 from storage.errors import Fenced
 from storage.metadata import row_mapping, topics
+from storage.metadata.engine import Database
 from storage.metadata.liveness import beating
 from storage.metadata.records import Attempt, AttemptKind
 from storage.metadata.tables import attempts
@@ -130,3 +132,44 @@ def forget(connection: Connection, topic_id: int, finished_before: int, keep: Se
         some = forgotten[first : first + AT_ONCE]
         connection.execute(delete(attempts).where(attempts.c.attempt_id.in_(some)))
     return len(forgotten)
+
+
+class AttemptStore:
+    """The rows of attempts, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def begin(self, topic_id: int, kind: AttemptKind, holder: str) -> Attempt:
+        """Say that objects may come, before the first one is written."""
+        with self._database.write() as connection:
+            return begin(connection, topic_id, kind, holder, self._clock.now_ms())
+
+    def heartbeat(self, attempt: Attempt) -> None:
+        """Raises Fenced if the attempt was given up as dead."""
+        with self._database.write() as connection:
+            heartbeat(connection, attempt.attempt_id, self._clock.now_ms())
+
+    def finish(self, attempt_id: str) -> None:
+        """Say that no more objects come; nothing happens if that was said already."""
+        with self._database.write() as connection:
+            finish(connection, [attempt_id], self._clock.now_ms())
+
+    def find(self, attempt_id: str) -> Attempt | None:
+        """The attempt, or None if nobody knows of it (any more)."""
+        with self._database.read() as connection:
+            return find(connection, attempt_id)
+
+    def of_topic(self, topic_id: int) -> list[Attempt]:
+        """The topic's attempts that are known, finished or not, the oldest first."""
+        with self._database.read() as connection:
+            return list(of_topic(connection, topic_id))
+
+    def purge(self, topic_id: int, finished_before: int, keep: Set[str] = frozenset()) -> int:
+        """Delete the rows of attempts that were finished before that time (ms); how many.
+
+        `keep`: ids of those that have objects yet. An attempt that nobody knows counts as finished.
+        """
+        with self._database.write() as connection:
+            return forget(connection, topic_id, finished_before, keep)

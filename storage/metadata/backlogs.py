@@ -7,15 +7,15 @@ the share of its offsets; its messages are offsets, so they are exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, RowMapping, Select, bindparam, case, func, literal, select
 
 from storage.metadata import row_mapping, topics
-from storage.metadata.compaction_state_records import BacklogRecord
-from storage.metadata.records import SegmentState
+from storage.metadata.engine import Database
+from storage.metadata.records import BacklogRecord, SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments
 from storage.metadata.tables import topics as topics_table
 
@@ -132,3 +132,26 @@ def _with(found: BacklogRecord, row: Any, *, first: bool) -> BacklogRecord:
         oldest=oldest,
         soonest=soonest,
     )
+
+
+class BacklogStore:
+    """The rows of backlogs, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, topic_ids: Collection[int]) -> list[BacklogRecord]:
+        """What is behind the horizon of these topics, in a few statements (S1)."""
+        with self._database.snapshot() as connection:
+            return of(connection, topic_ids)
+
+    def in_pages(self, count: int) -> Iterator[list[BacklogRecord]]:
+        """What is behind the horizon of all topics, by id, so many at a time; each page is of its own moment."""
+        after = -1
+        while True:
+            with self._database.snapshot() as connection:
+                found = page(connection, after, count)
+            if not found:
+                return
+            yield found
+            after = found[-1].topic.id

@@ -11,9 +11,8 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from storage.errors import CompactionPaused, CompactionRunning, Fenced
-from storage.metadata.compaction_state_records import CompactionState
 from storage.metadata.liveness import is_alive
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import CompactionState, TopicRecord
 from storage.metadata.tables import controls, runs
 from storage.metadata.tables import topics as topics_table
 

@@ -1,4 +1,5 @@
-"""CompactionStateStore: what is wanted of compactions: requests, pauses, failures. Reached as MetadataStore.control.
+"""CompactionStateStore: what is wanted of compactions: requests, pauses, failures. Reached as
+MetadataStore.compaction_state.
 
     None ── a run is claimed ──► InProgress ── pause ──► Aborted(1) ── its worker stops ──► Paused(1)
     Paused(1) ── pause ──► Paused(2) ── resume ──► Paused(1) ── resume ──► None   (S5; Kafka's LogCleanerManager)
@@ -13,7 +14,7 @@ know: when compactions are due.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from sqlalchemy import Connection, func, select
@@ -21,7 +22,6 @@ from sqlalchemy import Connection, func, select
 from storage.clock import Clock
 from storage.errors import CompactionRunning, Conflict, TopicNotFound
 from storage.metadata import (
-    backlogs,
     compaction_state,
     cursors,
     row_mapping,
@@ -29,16 +29,18 @@ from storage.metadata import (
     services,
     topics,
 )
-from storage.metadata.compaction_state_records import (
-    RUN_DEAD_MS,
-    Activity,
-    BacklogRecord,
-    CompactionState,
-)
 from storage.metadata.engine import Database
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import beating, is_alive
-from storage.metadata.records import COMPACTION_CURSOR, RunRecord, RunState, TopicRecord
+from storage.metadata.records import (
+    COMPACTION_CURSOR,
+    RUN_DEAD_MS,
+    Activity,
+    CompactionState,
+    RunRecord,
+    RunState,
+    TopicRecord,
+)
 from storage.metadata.tables import controls as controls_table
 from storage.metadata.tables import runs as runs_table
 from storage.metadata.tables import topics as topics_table
@@ -62,12 +64,12 @@ class CompactionStateStore:
 
     # Looking
 
-    def control(self, topic_id: int) -> CompactionState:
+    def get(self, topic_id: int) -> CompactionState:
         """What is wanted of the topic's compaction."""
         with self._database.read() as connection:
             return compaction_state.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
 
-    def controls(self) -> Mapping[int, CompactionState]:
+    def all(self) -> Mapping[int, CompactionState]:
         """By topic id; a topic that is not there wants nothing."""
         with self._database.read() as connection:
             return compaction_state.of_all(connection, self._clock.now_ms(), self._dead_ms)
@@ -93,22 +95,6 @@ class CompactionStateStore:
         with self._database.read() as connection:
             statement = select(func.count()).where(runs_table.c.state == RunState.RUNNING.value, alive)
             return int(connection.execute(statement).scalar_one())
-
-    def backlogs(self, topic_ids: Collection[int]) -> list[BacklogRecord]:
-        """What is behind the horizon of these topics, in a few statements (S1)."""
-        with self._database.snapshot() as connection:
-            return backlogs.of(connection, topic_ids)
-
-    def backlogs_in_pages(self, count: int) -> Iterator[list[BacklogRecord]]:
-        """What is behind the horizon of all topics, by id, so many at a time; each page is of its own moment."""
-        after = -1
-        while True:
-            with self._database.snapshot() as connection:
-                page = backlogs.page(connection, after, count)
-            if not page:
-                return
-            yield page
-            after = page[-1].topic.id
 
     def retries(self, most_ms: int) -> list[TopicRecord]:
         """The failing topics whose time to be tried again has come, and that are not requested or paused.
@@ -277,7 +263,7 @@ class CompactionStateStore:
 
     # Failures
 
-    def failed(
+    def record_failure(
         self,
         topic_id: int,
         error: str,
@@ -302,7 +288,7 @@ class CompactionStateStore:
                 services.check_leader(connection, leader)
             return compaction_state.find(connection, topic_id, now, self._dead_ms)
 
-    def run_failed(self, run: RunRecord, error: str, retry_at: Callable[[int], int]) -> int | None:
+    def fail_run(self, run: RunRecord, error: str, retry_at: Callable[[int], int]) -> int | None:
         """The worker of a run has stopped, with this error: the run ends as ERROR, and its topic is tried again (S6).
 
         In one transaction, so a kill between the two loses nothing. `retry_at`: when, by the number of
@@ -322,7 +308,7 @@ class CompactionStateStore:
             )
             return failures
 
-    def succeeded(self, topic_id: int) -> None:
+    def record_success(self, topic_id: int) -> None:
         """The topic does not fail any more. A run that succeeds says so by itself."""
         with self._database.write() as connection:
             topics.locked(connection, topic_id)

@@ -11,10 +11,14 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 
+from pyroaring import BitMap
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
+from storage.clock import Clock
 from storage.errors import Conflict, InvalidInput, NotFound
-from storage.metadata import cursor_ranges, row_mapping, topics
+from storage.metadata import cursor_ranges, ledgers, row_mapping, topics
+from storage.metadata.cursor_ranges import CursorState, Merged, RangesSummary
+from storage.metadata.engine import Database
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
@@ -205,3 +209,118 @@ def _insert(connection: Connection, topic_id: int, new: CursorRecord) -> CursorR
     values = {**position, "properties": dict(new.properties), "life": cursor_ranges.new_life()}
     connection.execute(insert(cursors).values(topic_id=topic_id, name=new.name, **values))
     return new
+
+
+def check_removal(connection: Connection, topic_id: int, name: str) -> None:
+    """Deleting that cursor loses nothing that the next run cannot find in raw (R8). Raises Conflict.
+
+    A compacted ledger without messages knows something, too: which keys were deleted or have expired, which holds
+    against late values in event-time order (P9), and up to where a reader may have missed deletions (R7).
+    """
+    if name != COMPACTION_CURSOR:
+        return
+    topic = topics.locked(connection, topic_id)
+    compacted = serving_compacted(connection, topic_id)
+    # Segments need no look: what is not sealed is above the horizon.
+    first_raw = min((one.first_offset for one in ledgers.of_topic(connection, topic_id)), default=topic.next_offset)
+    first_raw = max(first_raw, topic.start_offset)  # it may be within a ledger
+    if compacted is None or first_raw == 0:
+        return
+    last = min(first_raw - 1, compacted.horizon.offset)
+    raise Conflict(
+        f"raw messages of {topic.name} are gone up to offset {last}: what is left of offsets 0 to {last} is only in "
+        f"compacted ledger {compacted.ledger_id} ({compacted.messages} messages up to offset "
+        f"{compacted.horizon.offset}), with what it remembers of deleted keys; it goes with the cursor "
+        f"{COMPACTION_CURSOR}",
+        "keep the cursor, or force it to give this up forever",
+    )
+
+
+class CursorStore:
+    """The rows of cursors, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def ensure(self, topic_id: int, name: str) -> CursorRecord:
+        """The cursor of that name, made with nothing acknowledged if it does not exist."""
+        with self._database.write() as connection:
+            return create(connection, topic_id, name)
+
+    def get(self, topic_id: int, name: str) -> CursorRecord:
+        """Raises NotFound."""
+        with self._database.read() as connection:
+            return get(connection, topics.by_id(connection, topic_id), name)
+
+    def of_topic(self, topic_id: int) -> list[CursorRecord]:
+        """By name."""
+        with self._database.read() as connection:
+            return of_topic(connection, topic_id)
+
+    def reset(self, topic_id: int, name: str, position: Position | None) -> CursorRecord:
+        """Move a cursor anywhere; its ranges go. Raises InvalidInput for `__compaction` (A4), NotFound."""
+        with self._database.write() as connection:
+            return reset(connection, topic_id, name, position)
+
+    def set_properties(self, topic_id: int, name: str, updates: Mapping[str, str]) -> CursorRecord:
+        """Merge properties. Raises InvalidInput for a change of `CompactedTopicLedger` (A2), NotFound."""
+        with self._database.write() as connection:
+            return set_properties(connection, topic_id, name, updates)
+
+    def delete(self, topic_id: int, name: str, force: bool = False) -> None:
+        """Delete a cursor; `__compaction` takes compacted ledger and run along. Raises NotFound, Conflict (R8)."""
+        with self._database.write() as connection:
+            if not force:
+                check_removal(connection, topic_id, name)
+            remove(connection, topic_id, name, self._clock.now_ms())
+
+    def compacted_floor(self, topic_id: int) -> int | None:
+        """The least mark-delete offset of cursors with `readCompacted` = "true" (T1); -1: unset, None: no cursor."""
+        with self._database.read() as connection:
+            return compacted_floor(connection, topic_id)
+
+    def create(
+        self, topic_id: int, name: str, mark_delete: Position | None, properties: Mapping[str, str]
+    ) -> CursorRecord:
+        """A new cursor. Raises Conflict if there is one of that name, InvalidInput for a name that cannot be."""
+        with self._database.write() as connection:
+            return create_at(connection, topic_id, CursorRecord(name, mark_delete, properties))
+
+    def replace_properties(self, topic_id: int, name: str, properties: Mapping[str, str]) -> CursorRecord:
+        """Set a cursor's properties instead of those that it has; `CompactedTopicLedger` stays (A2).
+
+        Raises NotFound; InvalidInput for a change of it.
+        """
+        with self._database.write() as connection:
+            return replace_properties(connection, topic_id, name, properties)
+
+    def load(self, topic_id: int, name: str, max_bytes: int) -> CursorState:
+        """A cursor with at most so many bytes of bitmaps, the lowest. Raises NotFound; InvalidInput: `__compaction`."""
+        with self._database.snapshot() as connection:
+            return cursor_ranges.load(connection, topics.by_id(connection, topic_id), name, max_bytes)
+
+    def merge(
+        self, topic_id: int, name: str, life: str, mark_delete: Position | None, changed: Mapping[int, BitMap]
+    ) -> Merged:
+        """Add what an owner acknowledged to what is stored: mark-delete never goes back, nothing is lost.
+
+        Raises NotFound; Fenced if the cursor is not in the life that the owner opened.
+        """
+        with self._database.write() as connection:
+            return cursor_ranges.merge(connection, topics.kept(connection, topic_id), name, life, mark_delete, changed)
+
+    def summaries(self, topic_id: int) -> list[tuple[CursorRecord, RangesSummary]]:
+        """All cursors of the topic, by name, with what is acknowledged above their mark-delete; all of one moment."""
+        with self._database.snapshot() as connection:
+            topic = topics.by_id(connection, topic_id)
+            return [
+                (record, cursor_ranges.summary(connection, topic, record)) for record in of_topic(connection, topic_id)
+            ]
+
+    def summary(self, topic_id: int, name: str) -> tuple[CursorRecord, RangesSummary]:
+        """Raises NotFound."""
+        with self._database.snapshot() as connection:
+            topic = topics.by_id(connection, topic_id)
+            record = get(connection, topic, name)
+            return record, cursor_ranges.summary(connection, topic, record)

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping, select, update
 
+from storage.clock import Clock
 from storage.errors import Fenced, LeaseHeld
 from storage.metadata import services, topics
-from storage.metadata.compaction_state_records import SERVICE_DEAD_MS
+from storage.metadata.engine import Database
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
-from storage.metadata.records import Lease
+from storage.metadata.records import SERVICE_DEAD_MS, Lease
 from storage.metadata.tables import leases
 from storage.model import TopicName
 from storage.owner import is_alive_here, same_process
@@ -160,3 +161,46 @@ def _locked(connection: Connection, topic_id: int) -> RowMapping:
         topics.by_id(connection, topic_id)
         raise AssertionError(f"the topic with id {topic_id} has no row in leases; restore the database from a backup")
     return row
+
+
+class LeaseStore:
+    """The rows of leases, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def acquire(self, topic_id: int, holder: str, ttl_ms: int) -> Lease:
+        """Take the topic's lease. `holder` must be unique to one piece of work. Raises LeaseHeld."""
+        with self._database.write() as connection:
+            return acquire(connection, topic_id, holder, ttl_ms, self._clock.now_ms())
+
+    def renew(self, lease: Lease, ttl_ms: int) -> Lease:
+        """A new term from now on. Raises Fenced if somebody took the lease, or it was given back."""
+        with self._database.write() as connection:
+            return renew(connection, lease, ttl_ms, self._clock.now_ms())
+
+    def release(self, lease: Lease) -> None:
+        """Give the lease back; nothing happens if it was lost."""
+        with self._database.write() as connection:
+            release(connection, lease)
+
+    def current(self, topic_id: int) -> Lease | None:
+        """Who holds the topic's lease now; None: nobody."""
+        with self._database.read() as connection:
+            lease = find(connection, topic_id)
+        now = self._clock.now_ms()
+        return lease if lease is not None and is_held(lease.holder, lease.expires_at, LEASE_TTL_MS, now) else None
+
+    def end(self, topic_id: int, *, force: bool = False, dry_run: bool = False) -> Lease | None:
+        """Take the topic's lease from its owner, which is fenced from then on; the lease as it was, None: none is held.
+
+        `dry_run`: only check. Raises LeaseHeld, unless forced, for an owner that is known to be alive.
+        """
+        with self._database.write() as connection:
+            return end(connection, topic_id, self._clock.now_ms(), force=force, dry_run=dry_run)
+
+    def renew_many(self, held: Sequence[Lease], ttl_ms: int) -> Unrenewed:
+        """A new term from now on for many leases, in one transaction; those that got none."""
+        with self._database.write() as connection:
+            return renew_many(connection, held, ttl_ms, self._clock.now_ms())

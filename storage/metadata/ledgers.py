@@ -11,8 +11,11 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
+from storage.clock import Clock
 from storage.errors import Conflict
+from storage.failpoints import Failpoint, failpoint
 from storage.metadata import attempts, leases, row_mapping, topics
+from storage.metadata.engine import Database
 from storage.metadata.invariants import check_append
 from storage.metadata.records import Lease, SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments, sequences
@@ -104,3 +107,47 @@ def of_topic(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
 def with_trimmed(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
     """Also those that are trimmed and not forgotten, in the order of offsets."""
     return tuple(row_mapping.ledger(row) for row in connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings())
+
+
+class LedgerStore:
+    """The rows of ledgers, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def allocate_ids(self, count: int) -> int:
+        """The first of `count` consecutive ledger ids that nobody else gets, ever."""
+        with self._database.write() as connection:
+            return allocate_ids(connection, count)
+
+    def append(self, lease: Lease, new: Sequence[LedgerRecord]) -> None:
+        """Make sealed ledgers visible, all at once, and finish their attempts.
+
+        Raises Fenced if the lease was overtaken (a mere expiry does no harm), the topic has moved on, or an attempt
+        was given up as dead.
+        """
+
+        def change(connection: Connection) -> None:
+            append(connection, lease, new, self._clock.now_ms())
+            failpoint(Failpoint.IMPORT_INSIDE_COMMIT)
+
+        def happened(connection: Connection, _: None) -> bool:
+            topics.locked(connection, lease.topic_id)
+            return contains(connection, lease.topic_id, new[-1].ledger_id)
+
+        self._database.write_once(
+            change,
+            happened,
+            f"whether ledger {new[-1].ledger_id if new else None} and those with it were appended",
+        )
+
+    def of_topic(self, topic_id: int) -> tuple[LedgerRecord, ...]:
+        """Those that are not trimmed, in the order of offsets."""
+        with self._database.read() as connection:
+            return of_topic(connection, topic_id)
+
+    def skip_ids(self, highest: int) -> None:
+        """Give out no ledger id up to that one any more: files have them whose rows were lost."""
+        with self._database.write() as connection:
+            keep_ids(connection, highest)

@@ -15,10 +15,12 @@ import uuid
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, select, update
 
+from storage.clock import Clock
 from storage.errors import Fenced
-from storage.metadata import cursors, row_mapping, topics
+from storage.metadata import attempts, cursors, ledgers, row_mapping, snapshots, topics
+from storage.metadata.engine import Database
 from storage.metadata.liveness import PIN_TTL_MS, expiring
-from storage.metadata.records import CompactedLedgerRecord, Pin
+from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, Pin, TopicSnapshot
 from storage.metadata.tables import compacted_ledgers, pins
 
 _KEPT = (
@@ -113,3 +115,67 @@ def _find(connection: Connection, topic_id: int, ledger_id: int) -> CompactedLed
     )
     row = connection.execute(statement).mappings().one_or_none()
     return row_mapping.compacted_ledger(row) if row is not None else None
+
+
+def of_references(connection: Connection, topic_id: int, now: int) -> GcSnapshot:
+    """What leads to objects, also trimmed ledgers until they are forgotten. Raises TopicNotFound.
+
+    List the objects first and call this after: each attempt is known before its first object, so an object that was
+    listed, that nothing here leads to, and whose attempt is finished or unknown here, is garbage forever.
+    """
+    return GcSnapshot(
+        topic=topics.by_id(connection, topic_id),
+        ledgers=ledgers.with_trimmed(connection, topic_id),
+        compacted=kept(connection, topic_id),
+        attempts=attempts.of_topic(connection, topic_id),
+        pins=live(connection, topic_id, now),
+    )
+
+
+class PinStore:
+    """The rows of pins, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def take(
+        self, topic_id: int, holder: str, ttl_ms: int, ledger_id: int | None = None
+    ) -> tuple[TopicSnapshot, Pin | None]:
+        """The topic of one moment, with a pin on the compacted ledger that serves in it; None: never compacted.
+
+        `ledger_id`: pin that compacted ledger instead, unless it is collected already; it need not serve any more.
+        While the pin lives, nothing that the pinned compacted ledger refers to is deleted.
+        """
+        with self._database.write() as connection:
+            # The pin locks the topic first, so what the snapshot's statements see cannot change between them.
+            pin = take(connection, topic_id, holder, ttl_ms, self._clock.now_ms(), ledger_id)
+            return snapshots.of_topic(connection, topic_id), pin
+
+    def renew(self, pin: Pin, ttl_ms: int) -> Pin:
+        """A new term from now on. Raises Fenced if the pin expired and its compacted ledger was collected."""
+        with self._database.write() as connection:
+            return renew(connection, pin, ttl_ms, self._clock.now_ms())
+
+    def release(self, pin: Pin) -> None:
+        """Give the pin back; nothing happens if it is gone."""
+        with self._database.write() as connection:
+            release(connection, pin)
+
+    def retired(self, topic_id: int) -> list[CompactedLedgerRecord]:
+        """The compacted ledgers that serve no more and are not collected yet, the oldest first."""
+        with self._database.read() as connection:
+            return [one for one in kept(connection, topic_id) if one.retired_at is not None]
+
+    def collect(self, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
+        """Delete the row of a compacted ledger that retired at least `grace_ms` ago and that no live pin holds (A3).
+
+        False if it must stay, or is gone already. Afterwards its objects may be deleted that nothing else refers to.
+        """
+        with self._database.write() as connection:
+            return collect(connection, topic_id, ledger_id, grace_ms, self._clock.now_ms())
+
+    def referenced(self, topic_id: int) -> GcSnapshot:
+        """What refers to objects of the topic, and who may still write some, all of one moment. List objects first."""
+        with self._database.snapshot() as connection:
+            return of_references(connection, topic_id, self._clock.now_ms())

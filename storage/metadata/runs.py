@@ -9,16 +9,20 @@ Publishing a result is in publishing.py, beating for many runs at once in heartb
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
-from sqlalchemy import Connection, Select, bindparam, insert, select, update
+from sqlalchemy import Connection, RowMapping, Select, bindparam, insert, select, update
 
+from storage.clock import Clock
 from storage.errors import CompactionRunning, Conflict, NotFound
-from storage.metadata import attempts, compaction_state, row_mapping, topics
+from storage.metadata import attempts, compaction_state, row_mapping, services, topics
+from storage.metadata.engine import Database
 from storage.metadata.invariants import check_run_is_current
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import AttemptKind, RunRecord, RunState, TopicRecord
+from storage.metadata.tables import attempts as attempts_table
 from storage.metadata.tables import runs
 from storage.metadata.tables import topics as topics_table
 from storage.model import Position, TopicName
@@ -261,3 +265,172 @@ def _find(connection: Connection, statement: Select[tuple[object, ...]]) -> RunR
 def storable(error: str) -> str:
     """Any text of an exception, as every database takes it: no NUL, no half surrogates."""
     return error.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+
+
+def beat(
+    connection: Connection, beating: Sequence[RunRecord], progress: Mapping[int, Mapping[str, object]], now: int
+) -> list[int]:
+    """Say that the runs are alive; `progress` by run id. The ids of those that are fenced, in the order given."""
+    by_attempt = {run.attempt_id: run for run in beating}
+    alive: dict[int, RowMapping] = {}
+    ordered = sorted(by_attempt)
+    for first in range(0, len(ordered), attempts.AT_ONCE):
+        open_ones = attempts.lock_open(connection, ordered[first : first + attempts.AT_ONCE])
+        alive |= _locked(connection, [by_attempt[attempt] for attempt in open_ones])
+    if alive:
+        _update(connection, [_progressed(alive[run_id], progress.get(run_id, {})) for run_id in sorted(alive)], now)
+    return [run.run_id for run in beating if run.run_id not in alive]
+
+
+def _progressed(found: RowMapping, progress: Mapping[str, object]) -> dict[str, object]:
+    statistics = {**found["statistics"], **progress}
+    phase = statistics.pop("phase", found["phase"])
+    key = {"beaten_run": found["run_id"], "beaten_attempt": found["attempt_id"]}
+    return {**key, "now_in": phase, "merged": statistics}
+
+
+def _update(connection: Connection, values: Sequence[Mapping[str, object]], now: int) -> None:
+    """Update each run and each attempt, all of which are locked, once."""
+    run = update(runs).where(runs.c.run_id == bindparam("beaten_run"))
+    connection.execute(run.values(heartbeat_at=now, phase=bindparam("now_in"), statistics=bindparam("merged")), values)
+    attempt = update(attempts_table).where(attempts_table.c.attempt_id == bindparam("beaten_attempt"))
+    connection.execute(attempt.values(heartbeat_at=now), values)
+
+
+def _locked(connection: Connection, some: Sequence[RunRecord]) -> dict[int, RowMapping]:
+    """Lock those that are current; what their rows say, by run id. Their attempts are locked and open."""
+    statement = (
+        select(runs.c.run_id, runs.c.attempt_id, runs.c.phase, runs.c.statistics)
+        .join(topics_table, topics_table.c.id == runs.c.topic_id)
+        .where(
+            runs.c.run_id.in_([run.run_id for run in some]),
+            runs.c.state == RunState.RUNNING.value,
+            runs.c.epoch == topics_table.c.epoch,
+        )
+        .order_by(runs.c.run_id)
+        .with_for_update(of=runs)
+    )
+    return {row["run_id"]: row for row in connection.execute(statement).mappings()}
+
+
+class RunStore:
+    """The rows of runs, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def expire_attempts(self, topic_id: int, older_than_ms: int) -> list[str]:
+        """Give up the attempts whose heartbeat is that old, and end their runs as ERROR; their ids.
+
+        Afterwards nothing of theirs can become part of the topic, so their objects may be deleted.
+        """
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            expired = attempts.expire(connection, topic_id, older_than_ms, now)
+            give_up(connection, expired, now)
+            return expired
+
+    def claim(
+        self,
+        topic_id: int,
+        holder: str,
+        policies: Mapping[str, object],
+        heartbeat_ttl_ms: int,
+        *,
+        leader: int | None = None,
+    ) -> RunRecord:
+        """Begin a run, in a new epoch; one whose heartbeat is older than the ttl is taken over. It takes the request.
+
+        Raises CompactionRunning, which names the run under way (S4), CompactionPaused (S5). `leader`: the token of the
+        leadership that begins it: Fenced if it was lost, or the request is gone.
+        """
+
+        def happened(connection: Connection, claimed: RunRecord) -> bool:
+            topics.locked(connection, topic_id)
+            return by_attempt(connection, claimed.attempt_id) is not None
+
+        def change(connection: Connection) -> RunRecord:
+            now, requested = self._clock.now_ms(), leader is not None
+            claimed = claim(connection, topic_id, holder, policies, heartbeat_ttl_ms, now, requested=requested)
+            if leader is not None:
+                services.check_leader(connection, leader)
+            return claimed
+
+        return self._database.write_once(change, happened, f"whether {holder} claimed a compaction run")
+
+    def update(
+        self,
+        run: RunRecord,
+        *,
+        phase: str | None = None,
+        horizon: Position | None = None,
+        statistics: Mapping[str, object] | None = None,
+    ) -> RunRecord:
+        """A heartbeat, with what is new. Raises Fenced if the run must stop."""
+        with self._database.write() as connection:
+            return progress(connection, run, phase, horizon, statistics, self._clock.now_ms())
+
+    def heartbeat(
+        self, beating: Sequence[RunRecord], progress: Mapping[int, Mapping[str, object]] = MappingProxyType({})
+    ) -> list[int]:
+        """A heartbeat of many runs at once; `progress`, by run id, goes into their statistics, its `phase` into phase.
+
+        The ids of the runs that must stop: ended, of a past epoch, or given up. No error; the others were beaten.
+        """
+        with self._database.write() as connection:
+            return beat(connection, beating, progress, self._clock.now_ms())
+
+    def cancel(self, run_id: int, reason: str) -> RunRecord:
+        """End a run as CANCELLED; from then on it can never publish, and its worker finds itself fenced.
+
+        Raises NotFound, Conflict for a run that has ended.
+        """
+        with self._database.write() as connection:
+            return cancel(connection, run_id, reason, self._clock.now_ms())
+
+    def finish(self, run: RunRecord, statistics: Mapping[str, object]) -> RunRecord:
+        """End a run that had nothing to write: cursor and compacted ledger stay (P1). Raises Fenced."""
+
+        def happened(connection: Connection, _: RunRecord) -> bool:
+            topics.locked(connection, run.topic_id)
+            found = get(connection, run.run_id)
+            return found.state is RunState.SUCCESS and found.compacted_ledger_id is None
+
+        return self._database.write_once(
+            lambda connection: succeed_without_result(connection, run, statistics, self._clock.now_ms()),
+            happened,
+            f"whether run {run.run_id} has ended",
+        )
+
+    def fail(self, run: RunRecord, error: str) -> RunRecord:
+        """End a run as failed with the original error; one that has ended already stays as it is (W3)."""
+        with self._database.write() as connection:
+            return fail(connection, run, error, self._clock.now_ms())
+
+    def get(self, run_id: int) -> RunRecord:
+        """Raises NotFound."""
+        with self._database.read() as connection:
+            return get(connection, run_id)
+
+    def last(self, topic_id: int) -> RunRecord | None:
+        """The newest run of the topic, or None: NOT_RUN (S7)."""
+        with self._database.read() as connection:
+            return last(connection, topic_id)
+
+    def of_topic(self, topic_id: int, limit: int) -> list[RunRecord]:
+        """The newest runs of the topic, the newest first."""
+        with self._database.read() as connection:
+            return of_topic(connection, topic_id, limit)
+
+    def has_published(self, topic_id: int, ledger_id: int) -> bool:
+        """Whether the topic has, or once had, that compacted ledger."""
+        with self._database.read() as connection:
+            return has_written(connection, topic_id, ledger_id)
+
+    def newest(
+        self, limit: int, *, topic_id: int | None = None, state: RunState | None = None
+    ) -> list[tuple[TopicName, RunRecord]]:
+        """The newest runs of all topics, or of one, or in one state, with their topics' names; the newest first."""
+        with self._database.read() as connection:
+            return of_all_topics(connection, limit, topic_id, state)

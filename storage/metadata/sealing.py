@@ -16,7 +16,10 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, delete, insert, select, update
 
+from storage.clock import Clock
+from storage.failpoints import Failpoint, failpoint
 from storage.metadata import attempts, row_mapping, segments, topics
+from storage.metadata.engine import Database
 from storage.metadata.invariants import check_seal
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import (
@@ -170,3 +173,68 @@ def _tries(segment: SegmentRecord, claims: Mapping[str, Attempt]) -> int:
     """How often it was tried, without a claim that is open yet although its process lives: that did not die over it."""
     last = claims.get(segment.sealing_attempt_id or "")
     return segment.sealing_tries - (last is not None and is_alive_here(last.holder))
+
+
+class SealingStore:
+    """The rows of sealing, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def claim(
+        self,
+        topic_id: int,
+        holder: str,
+        log_uid: str,
+        stale_ms: int,
+        below: int | None = None,
+        but: Collection[int] = (),
+        *,
+        again: bool = False,
+    ) -> tuple[SegmentRecord, Attempt] | None:
+        """The oldest rolled segment of a log directory that nobody seals, now claimed by a new attempt; None: none.
+
+        `below`: only one that begins below this offset; `but`: none of these ledger ids; `again`: also one that was
+        tried too often.
+        A sealer that claimed it before and sent no heartbeat for `stale_ms` is fenced.
+        """
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            return claim(connection, topic_id, holder, log_uid, stale_ms, now, below, but, again=again)
+
+    def release(self, attempt: Attempt) -> None:
+        """Finish a sealer's attempt that has ended by itself, sealed or not: it is no try. Again changes nothing."""
+        with self._database.write() as connection:
+            let_go(connection, attempt, self._clock.now_ms())
+
+    def seal(self, attempt: Attempt, ledger: LedgerRecord) -> None:
+        """Let a ledger, whose objects exist, stand for the segment of its id, and finish the attempt.
+
+        Raises Fenced if the attempt was given up as dead, or somebody else has claimed or sealed the segment.
+        """
+
+        def change(connection: Connection) -> None:
+            seal(connection, attempt, ledger, self._clock.now_ms())
+            failpoint(Failpoint.SEAL_INSIDE_COMMIT)
+
+        def happened(connection: Connection, _: None) -> bool:
+            topics.locked(connection, attempt.topic_id)
+            return sealed_by(connection, attempt, ledger.ledger_id)
+
+        self._database.write_once(change, happened, f"whether ledger {ledger.ledger_id} was sealed")
+
+    def files(
+        self, log_uid: str, sealed_before: int, topic_id: int | None = None
+    ) -> list[tuple[TopicRecord, SegmentRecord]]:
+        """The segments of a log directory that were sealed at that time (ms) or before: their files may go.
+
+        `topic_id`: only of that topic.
+        """
+        with self._database.snapshot() as connection:
+            return files(connection, log_uid, sealed_before, topic_id)
+
+    def purge(self, topic_id: int, ledger_id: int) -> None:
+        """Delete the row of a sealed segment whose file is gone; nothing happens if the row is gone."""
+        with self._database.write() as connection:
+            forget(connection, topic_id, ledger_id)

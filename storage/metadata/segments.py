@@ -8,14 +8,17 @@ What must hold beforehand is in invariants.py; sealing is in sealing.py. Must no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
 
+from storage.clock import Clock
 from storage.errors import Fenced
+from storage.failpoints import Failpoint, failpoint
 from storage.metadata import leases, ledgers, row_mapping, topics
 from storage.metadata.attempts import AT_ONCE
+from storage.metadata.engine import Database
 from storage.metadata.invariants import check_open_segment, check_roll
 from storage.metadata.liveness import LEASE_TTL_MS, expiring
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord, TopicTail
@@ -236,3 +239,130 @@ def _by_name(connection: Connection, statement: Select[Any]) -> list[TopicRecord
 
 def _set_request(connection: Connection, topic_id: int, at: int | None) -> None:
     connection.execute(update(topics_table).where(topics_table.c.id == topic_id).values(roll_requested_at=at))
+
+
+class SegmentStore:
+    """The rows of segments, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def open(self, lease: Lease, segment: SegmentRecord) -> None:
+        """Make a segment, whose file exists, the topic's open one.
+
+        Raises Fenced if the lease was overtaken or the topic has moved on.
+        """
+        self._write(lease, segment, open_, "opened")
+
+    def take_up(self, lease: Lease, segment: SegmentRecord) -> None:
+        """Make a segment, whose row was lost, the topic's open one again, under the id that its file has.
+
+        Ids that are given out later are above it. Raises Conflict if the id is another's, or below one of the topic's;
+        Fenced as `open`.
+        """
+        self._write(lease, segment, take_up, "taken up")
+
+    def _write(
+        self, lease: Lease, segment: SegmentRecord, write: Callable[[Connection, Lease, SegmentRecord], None], done: str
+    ) -> None:
+
+        def happened(connection: Connection, _: None) -> bool:
+            topics.locked(connection, lease.topic_id)
+            return find(connection, lease.topic_id, segment.ledger_id) is not None
+
+        self._database.write_once(
+            lambda connection: write(connection, lease, segment),
+            happened,
+            f"whether the segment of ledger {segment.ledger_id} was {done}",
+        )
+
+    def roll(self, lease: Lease, ledger_id: int, content: SegmentContent) -> SegmentRecord:
+        """Close the open segment, which is flushed and holds `content`; a wish to roll the topic is fulfilled.
+
+        Again with the same content changes nothing. Raises Fenced if the lease was overtaken.
+        """
+
+        def change(connection: Connection) -> SegmentRecord:
+            rolled = roll(connection, lease, ledger_id, content, self._clock.now_ms())
+            failpoint(Failpoint.ROLL_INSIDE_COMMIT)
+            return rolled
+
+        def happened(connection: Connection, _: SegmentRecord) -> bool:
+            topics.locked(connection, lease.topic_id)
+            found = find(connection, lease.topic_id, ledger_id)
+            return found is not None and found.state is not SegmentState.OPEN
+
+        return self._database.write_once(change, happened, f"whether the segment of ledger {ledger_id} was rolled")
+
+    def drop(self, lease: Lease, ledger_id: int) -> None:
+        """Take back an open segment that holds nothing, and fulfil a wish to roll the topic. Raises Fenced."""
+        with self._database.write() as connection:
+            drop(connection, lease, ledger_id)
+
+    def clear_roll_request(self, lease: Lease) -> None:
+        """Fulfil a wish to roll the topic when there is nothing to roll. Raises Fenced."""
+        with self._database.write() as connection:
+            clear_request(connection, lease)
+
+    def request_roll(self, topic_id: int) -> None:
+        """Ask the topic's writer to roll its open segment."""
+        with self._database.write() as connection:
+            request_roll(connection, topic_id, self._clock.now_ms())
+
+    def roll_requested(self, topic_id: int) -> bool:
+        with self._database.read() as connection:
+            return roll_requested(connection, topic_id)
+
+    def topics_to_roll(self, log_uid: str) -> list[TopicRecord]:
+        """The topics with an open segment in that log directory that somebody wants rolled, by name."""
+        with self._database.read() as connection:
+            return asked_to_roll(connection, log_uid)
+
+    def roll_requests(self, topic_ids: Sequence[int]) -> dict[int, bool]:
+        """Whether somebody wants them to roll, by topic id; a topic that was deleted is not there."""
+        with self._database.read() as connection:
+            return roll_requests(connection, topic_ids)
+
+    def tails(self, topic_ids: Sequence[int]) -> list[TopicTail]:
+        """The topics and their open segments, in a few statements; a topic that was deleted is not there."""
+        with self._database.read() as connection:
+            return tails(connection, topic_ids)
+
+    def check_open(self, lease: Lease, ledger_id: int | None) -> None:
+        """Raises Fenced unless the lease is its holder's and the topic's open segment is that one; None: it has none.
+
+        For the process that has the lock on a segment's file and is about to write: it may have slept since it got the
+        lease.
+        """
+        with self._database.write() as connection:
+            check_open(connection, lease, ledger_id)
+
+    def of_topic(self, topic_id: int) -> list[SegmentRecord]:
+        """All that have a row, also sealed ones whose files wait to be removed; in the order of offsets."""
+        with self._database.read() as connection:
+            return list(of_topic(connection, topic_id))
+
+    def find_open(self, topic_id: int) -> SegmentRecord | None:
+        with self._database.read() as connection:
+            return open_of(connection, topic_id)
+
+    def topics_with(self, states: Collection[SegmentState], log_uid: str | None = None) -> list[TopicRecord]:
+        """The topics that have a segment in one of those states, by name; with `log_uid`, in that log directory."""
+        with self._database.read() as connection:
+            return topics_with(connection, states, log_uid)
+
+    def first_offsets(self, log_uid: str) -> dict[str, set[int]]:
+        """The first offsets of all segments in a log directory that have a row, by the uid of their topic."""
+        with self._database.read() as connection:
+            return named_in(connection, log_uid)
+
+    def rolled_bytes(self, log_uid: str) -> int:
+        """The size of a log directory's segments that wait to be sealed."""
+        with self._database.read() as connection:
+            return rolled_bytes(connection, log_uid)
+
+    def open_without_writer(self, log_uid: str, created_until: int) -> list[tuple[TopicRecord, SegmentRecord]]:
+        """The open segments of a log directory that no writer has, made at that time (ms) or before; oldest first."""
+        with self._database.snapshot() as connection:
+            return open_without_writer(connection, log_uid, created_until, self._clock.now_ms())

@@ -10,11 +10,13 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from storage.clock import Clock
 from storage.errors import Fenced
-from storage.metadata.compaction_state_records import ServiceRecord
+from storage.metadata.engine import Database
 from storage.metadata.liveness import beating, is_held
+from storage.metadata.records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.tables import leadership, services
-from storage.owner import is_dead
+from storage.owner import is_dead, same_process
 
 SCHEDULER = "scheduler"
 """The one role there is."""
@@ -99,3 +101,60 @@ def _locked(connection: Connection) -> Row[tuple[object, ...]]:
 
 def _set(connection: Connection, **values: object) -> None:
     connection.execute(update(leadership).where(leadership.c.role == SCHEDULER).values(**values))
+
+
+_FORGOTTEN_AFTER = 20
+"""Rows of dead services go after so many times the age at which they are held for dead."""
+
+
+class ServiceStore:
+    """The rows of services, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def heartbeat(self, record: ServiceRecord) -> None:
+        """Say that the service lives, now; the time in `record` does not count."""
+        with self._database.write() as connection:
+            beat(connection, record, self._clock.now_ms())
+
+    def live(self, dead_ms: int = SERVICE_DEAD_MS) -> list[ServiceRecord]:
+        """The services that live, by name."""
+        with self._database.read() as connection:
+            return live(connection, dead_ms, self._clock.now_ms())
+
+    def of_owner(self, owner: str) -> ServiceRecord | None:
+        """The service that lives and whose process an owner is (storage/owner.py); None: it is of no service."""
+        return next((one for one in self.live() if same_process(one.name, owner)), None)
+
+    def leave(self, name: str, dead_ms: int = SERVICE_DEAD_MS) -> None:
+        """Say that a service is gone; the rows of those that died long ago go along."""
+        with self._database.write() as connection:
+            remove(connection, name)
+            forget(connection, _FORGOTTEN_AFTER * dead_ms, self._clock.now_ms())
+
+    def purge_dead(self, dead_ms: int = SERVICE_DEAD_MS) -> int:
+        """Delete the rows of services that died long ago, and so could not leave; how many."""
+        with self._database.write() as connection:
+            return forget(connection, _FORGOTTEN_AFTER * dead_ms, self._clock.now_ms())
+
+    def lead(self, name: str, term_ms: int) -> int | None:
+        """Take the leadership for a term, if it is free, expired or ours already; its token, None: another leads."""
+        with self._database.write() as connection:
+            return lead(connection, name, term_ms, self._clock.now_ms())
+
+    def renew(self, token: int, term_ms: int) -> None:
+        """Another term from now on. Raises Fenced if another took the leadership."""
+        with self._database.write() as connection:
+            renew(connection, token, term_ms, self._clock.now_ms())
+
+    def resign(self, token: int) -> None:
+        """Give the leadership back; nothing happens if it was lost."""
+        with self._database.write() as connection:
+            resign(connection, token)
+
+    def leader(self) -> str | None:
+        """The name of the service that leads, if one does."""
+        with self._database.read() as connection:
+            return leader(connection, self._clock.now_ms())

@@ -17,9 +17,9 @@ from storage.metadata import (
     cursors,
     row_mapping,
     segments,
-    tenancy_topics,
     topics,
 )
+from storage.metadata.engine import Database
 from storage.metadata.records import (
     CompactedLedgerRecord,
     CursorRecord,
@@ -121,7 +121,7 @@ def of_topic(connection: Connection, name: TopicName, *, lines: bool, precise: b
         succeeded=succeeded,
         failed=failed,
         lines=_lines(connection, topic.id) if lines else (),
-        properties=tenancy_topics.properties(connection, topic.id) if lines else {},
+        properties=topics.properties(connection, topic.id) if lines else {},
     )
 
 
@@ -209,3 +209,16 @@ def _last_runs(connection: Connection, topic_id: int) -> tuple[RunRecord | None,
     found = [row_mapping.run(row) for row in connection.execute(_LAST_RUNS, {"topic": topic_id}).mappings()]
     succeeded = next((one for one in found if one.state is RunState.SUCCESS), None)
     return succeeded, next((one for one in found if one.state is not RunState.SUCCESS), None)
+
+
+class StatsStore:
+    """The rows of stats, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, name: TopicName, *, lines: bool = False, precise: bool = False) -> TopicStanding:
+        """The topic of one moment. `lines`: a line for each ledger, and properties; `precise`: count single
+        acknowledgements."""
+        with self._database.snapshot() as connection:
+            return of_topic(connection, name, lines=lines, precise=precise)

@@ -17,15 +17,25 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from storage.clock import Clock
 from storage.errors import Conflict, NotFound
-from storage.metadata import topics
+from storage.failpoints import Failpoint, failpoint
+from storage.metadata import cursors, policy_store, topic_deletion, topics
+from storage.metadata.engine import Database
 from storage.metadata.policy_store import namespace_scope
+from storage.metadata.records import (
+    CLUSTER,
+    COMPACTION_CURSOR,
+    DeletedTopic,
+    NamespaceRecord,
+    TenantRecord,
+    TopicRecord,
+)
 from storage.metadata.tables import namespaces as namespaces_table
 from storage.metadata.tables import partitioned_topics, permissions
 from storage.metadata.tables import policies as policies_table
 from storage.metadata.tables import tenants as tenants_table
 from storage.metadata.tables import topics as topics_table
-from storage.metadata.tenancy_records import CLUSTER, NamespaceRecord, TenantRecord
 from storage.model import TopicName
 
 Granted = Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -221,3 +231,170 @@ def _no_tenant(name: str) -> NotFound:
 
 def _no_namespace(name: str) -> NotFound:
     return NotFound(f"the namespace {name} does not exist", "create it first, or check the name")
+
+
+def ensure(connection: Connection, name: TopicName, now: int, defaults: Mapping[str, object]) -> TopicRecord:
+    """The topic of that name, made with tenant and namespace if it does not exist. `defaults`: the broker's policies.
+
+    Raises Conflict if that is a partitioned topic.
+    """
+    existing = topics.find(connection, name)
+    if existing is not None:
+        return existing
+    ensure_namespace(connection, name, now)
+    _check_not_partitioned(connection, name)
+    return make(connection, [name], now, defaults)[0]
+
+
+def create(
+    connection: Connection, name: TopicName, properties: Mapping[str, str], now: int, defaults: Mapping[str, object]
+) -> TopicRecord:
+    """A new topic. Raises NotFound for its namespace, Conflict if it, or a partitioned topic of its name, exists."""
+    locked_namespace(connection, f"{name.tenant}/{name.namespace}")
+    _check_not_partitioned(connection, name)
+    if topics.find(connection, name) is not None:
+        raise Conflict(f"the topic {name} exists already", "nothing was changed; choose another name")
+    (made,) = make(connection, [name], now, defaults)
+    if properties:
+        topics.store_properties(connection, made.id, properties)
+    return made
+
+
+def make(
+    connection: Connection, names: Sequence[TopicName], now: int, defaults: Mapping[str, object]
+) -> list[TopicRecord]:
+    """Topics of one namespace, made if they do not exist; with the cursor `__compaction` where compaction is enabled
+    for new topics (S9)."""
+    around = policy_store.resolved_around(connection, policy_store.scope_around(names[0]), defaults)
+    made = [topics.create(connection, name, now) for name in names]
+    if around.compaction_enabled:
+        for topic in sorted(made, key=lambda one: one.id):  # the order of locks: one may have been made again
+            cursors.create(connection, topic.id, COMPACTION_CURSOR)
+    return made
+
+
+def _check_not_partitioned(connection: Connection, name: TopicName) -> None:
+    statement = select(partitioned_topics.c.partitions).where(partitioned_topics.c.name == str(name))
+    found = connection.execute(statement).scalar_one_or_none()
+    if found is not None:
+        raise Conflict(
+            f"{name} is a partitioned topic of {found} partitions", f"name one of them, {name}-partition-0 for example"
+        )
+
+
+class TenancyStore:
+    """The rows of tenancy, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, object]) -> None:
+        """`defaults`: the broker's policies (PolicyStore)."""
+        self._database = database
+        self._clock = clock
+        self._defaults = defaults
+
+    def ensure_topic(self, name: TopicName) -> TopicRecord:
+        """The topic of that name, made with tenant and namespace if not there. Raises Conflict if it is partitioned."""
+        with self._database.write() as connection:
+            return ensure(connection, name, self._clock.now_ms(), self._defaults)
+
+    def tenants(self) -> list[str]:
+        """All tenants, by name."""
+        with self._database.read() as connection:
+            return tenants(connection)
+
+    def tenant(self, name: str) -> TenantRecord:
+        """Raises NotFound."""
+        with self._database.snapshot() as connection:
+            return tenant(connection, name)
+
+    def create_tenant(self, name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[str]) -> None:
+        """Raises Conflict, InvalidTopicName."""
+        with self._database.write() as connection:
+            create_tenant(connection, name, admin_roles, allowed_clusters, self._clock.now_ms())
+
+    def update_tenant(self, name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[str]) -> None:
+        """Replace both. Raises NotFound."""
+        with self._database.write() as connection:
+            update_tenant(connection, name, admin_roles, allowed_clusters)
+
+    def delete_tenant(self, name: str) -> None:
+        """Raises NotFound, Conflict if it has namespaces."""
+        with self._database.write() as connection:
+            delete_tenant(connection, name)
+
+    def namespaces(self, tenant: str) -> list[str]:
+        """The full names of a tenant's namespaces, in order. Raises NotFound."""
+        with self._database.snapshot() as connection:
+            return namespaces(connection, tenant)
+
+    def namespace(self, name: str) -> NamespaceRecord:
+        """Raises NotFound."""
+        with self._database.snapshot() as connection:
+            return namespace(connection, name)
+
+    def create_namespace(self, name: str) -> None:
+        """Raises NotFound for the tenant, Conflict, InvalidInput."""
+        with self._database.write() as connection:
+            create_namespace(connection, name, self._clock.now_ms())
+
+    def ensure_namespace(self, topic: TopicName) -> None:
+        """The topic's tenant and namespace, made if they do not exist."""
+        with self._database.write() as connection:
+            ensure_namespace(connection, topic, self._clock.now_ms())
+
+    def delete_namespace(self, name: str) -> None:
+        """With its policies and permissions. Raises NotFound, Conflict if it has topics."""
+        with self._database.write() as connection:
+            delete_namespace(connection, name)
+
+    def permit(self, scope: str, role: str, actions: Sequence[str]) -> None:
+        """Let a role do exactly these actions in a tenant, in `tenant/namespace`, or with a topic, by its full name.
+
+        A partitioned topic's count for its partitions. Raises NotFound.
+        """
+        with self._database.write() as connection:
+            permit(connection, scope, role, actions)
+
+    def revoke(self, scope: str, role: str) -> bool:
+        """Take what a role was permitted there; whether that was anything. Raises NotFound for the scope."""
+        with self._database.write() as connection:
+            return revoke(connection, scope, role)
+
+    def topic_permissions(self, names: Sequence[TopicName]) -> Granted:
+        """What was granted for these topics themselves, by full name and role."""
+        with self._database.read() as connection:
+            return topic_permissions(connection, names)
+
+    def topic_permissions_in(self, namespace: str) -> Granted:
+        """What was granted for single topics of `tenant/namespace`, by full name and role."""
+        with self._database.read() as connection:
+            return topic_permissions_in(connection, namespace)
+
+    def create_topic(self, name: TopicName, properties: Mapping[str, str]) -> TopicRecord:
+        """A new topic. Raises Conflict if it exists, NotFound for its namespace, InvalidInput for the properties."""
+        with self._database.write() as connection:
+            return create(connection, name, properties, self._clock.now_ms(), self._defaults)
+
+    def delete_topic(self, topic_id: int, *, force: bool = True) -> DeletedTopic:
+        """End the topic (S8): every row of it is gone, its writers and runs are fenced, its files are garbage.
+
+        Raises LeaseHeld unless forced, if somebody writes it.
+        """
+
+        def delete(connection: Connection) -> DeletedTopic:
+            deleted = topic_deletion.delete_topic(connection, topic_id, self._clock.now_ms(), force=force)
+            failpoint(Failpoint.TOPIC_DELETE_INSIDE_COMMIT)
+            return deleted
+
+        def happened(connection: Connection, deleted: DeletedTopic) -> bool:
+            # Waits for the lost transaction, whose row this is; if that went through, the row is gone.
+            topics.lock_if_there(connection, topic_id)
+            return topic_deletion.find(connection, deleted.uid) is not None
+
+        deleted = self._database.write_once(delete, happened, f"whether the topic with id {topic_id} was deleted")
+        failpoint(Failpoint.TOPIC_DELETED)
+        return deleted
+
+    def deleted_topic(self, uid: str) -> DeletedTopic | None:
+        """The life of that uid if it is over, however long ago; None: the topic lives, or nobody knows of it."""
+        with self._database.read() as connection:
+            return topic_deletion.find(connection, uid)

@@ -19,6 +19,7 @@ from storage.metadata import topics
 from storage.metadata.leases import held
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.policy_store import topic_scope
+from storage.metadata.records import DeletedTopic
 from storage.metadata.tables import (
     METADATA,
     attempts,
@@ -29,7 +30,6 @@ from storage.metadata.tables import (
 )
 from storage.metadata.tables import policies as policies_table
 from storage.metadata.tables import topics as topics_table
-from storage.metadata.tenancy_records import DeletedTopic
 from storage.model import TopicName
 
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, select
+from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import InvalidInput, TopicNotFound
 from storage.metadata import row_mapping
+from storage.metadata.engine import Database
 from storage.metadata.records import TopicRecord, TopicSummary
 from storage.metadata.tables import compacted_ledgers, deleted_topics, leases, ledgers, topics
 from storage.model import DOMAIN, TopicName
@@ -200,3 +201,100 @@ def _gone(connection: Connection, topic_id: int) -> TopicNotFound:
     if name is None:
         return TopicNotFound(f"the topic with id {topic_id} does not exist", _LIST)
     return TopicNotFound(f"the topic {name} was deleted", "create it again if it is still wanted: it will be empty")
+
+
+def properties(connection: Connection, topic_id: int) -> dict[str, str]:
+    """Raises TopicNotFound."""
+    found = connection.execute(select(topics.c.properties).where(topics.c.id == topic_id)).first()
+    if found is None:
+        by_id(connection, topic_id)  # which says so in the topic's words
+        return {}
+    return dict(found[0])
+
+
+def set_properties(connection: Connection, topic_id: int, updates: Mapping[str, str]) -> dict[str, str]:
+    """Add or replace properties; as they are then. Raises TopicNotFound, InvalidInput for what is no text."""
+    locked(connection, topic_id)
+    merged = {**properties(connection, topic_id), **updates}
+    store_properties(connection, topic_id, merged)
+    return merged
+
+
+def remove_property(connection: Connection, topic_id: int, key: str) -> bool:
+    """Whether there was one to remove. Raises TopicNotFound."""
+    locked(connection, topic_id)
+    left = properties(connection, topic_id)
+    if key not in left:
+        return False
+    del left[key]
+    store_properties(connection, topic_id, left)
+    return True
+
+
+def check_properties(given: Mapping[str, str]) -> dict[str, str]:
+    """Texts by name, which every database takes. Raises InvalidInput."""
+    for key, value in given.items():
+        if not isinstance(key, str) or not isinstance(value, str) or not _storable(key + value):
+            raise InvalidInput(f"the property {key!r} is no text", "properties are texts of Unicode, without NUL")
+    return dict(given)
+
+
+def _storable(text: str) -> bool:
+    """No NUL, which PostgreSQL does not take, and no half of a surrogate pair, of which JSON can tell: UTF-8 cannot."""
+    return "\x00" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
+
+
+def store_properties(connection: Connection, topic_id: int, given: Mapping[str, str]) -> None:
+    values = check_properties(given)
+    connection.execute(update(topics).where(topics.c.id == topic_id).values(properties=values))
+
+
+class TopicStore:
+    """The rows of topics, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, name: TopicName) -> TopicRecord:
+        with self._database.read() as connection:
+            return by_name(connection, name)
+
+    def all(self) -> list[TopicRecord]:
+        """All topics, by name."""
+        with self._database.read() as connection:
+            return list_all(connection)
+
+    def in_pages(self, count: int) -> Iterator[list[TopicRecord]]:
+        """All topics, by id, so many at a time; each page is of its own moment."""
+        after = -1
+        while True:
+            with self._database.read() as connection:
+                page = [row_mapping.topic(row) for row in page_rows(connection, after, count)]
+            if not page:
+                return
+            yield page
+            after = page[-1].id
+
+    def in_namespace(self, namespace: str) -> list[TopicRecord]:
+        """The topics of `tenant/namespace`, by name. Raises InvalidInput."""
+        with self._database.read() as connection:
+            return in_namespace(connection, namespace)
+
+    def summaries(self) -> list[TopicSummary]:
+        """All topics, by name, with sums over their raw ledgers."""
+        with self._database.read() as connection:
+            return summaries(connection)
+
+    def properties(self, topic_id: int) -> dict[str, str]:
+        with self._database.read() as connection:
+            return properties(connection, topic_id)
+
+    def set_properties(self, topic_id: int, updates: Mapping[str, str]) -> dict[str, str]:
+        """Add or replace properties; all of them as they are then. Raises InvalidInput."""
+        with self._database.write() as connection:
+            return set_properties(connection, topic_id, updates)
+
+    def remove_property(self, topic_id: int, key: str) -> bool:
+        """Whether there was one to remove."""
+        with self._database.write() as connection:
+            return remove_property(connection, topic_id, key)

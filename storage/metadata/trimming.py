@@ -14,9 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, delete, update
 
+from storage.clock import Clock
 from storage.errors import Conflict
+from storage.failpoints import Failpoint, failpoint
 from storage.metadata import cursors, ledgers, topics
 from storage.metadata.attempts import AT_ONCE
+from storage.metadata.engine import Database
 from storage.metadata.invariants import check_trim
 from storage.metadata.policy_store import ensure_compaction_cursor
 from storage.metadata.records import (
@@ -123,31 +126,6 @@ def forget(connection: Connection, topic_id: int, before_ms: int) -> int:
     return forgotten.rowcount
 
 
-def check_removal(connection: Connection, topic_id: int, name: str) -> None:
-    """Deleting that cursor loses nothing that the next run cannot find in raw (R8). Raises Conflict.
-
-    A compacted ledger without messages knows something, too: which keys were deleted or have expired, which holds
-    against late values in event-time order (P9), and up to where a reader may have missed deletions (R7).
-    """
-    if name != COMPACTION_CURSOR:
-        return
-    topic = topics.locked(connection, topic_id)
-    compacted = cursors.serving_compacted(connection, topic_id)
-    # Segments need no look: what is not sealed is above the horizon.
-    first_raw = min((one.first_offset for one in ledgers.of_topic(connection, topic_id)), default=topic.next_offset)
-    first_raw = max(first_raw, topic.start_offset)  # it may be within a ledger
-    if compacted is None or first_raw == 0:
-        return
-    last = min(first_raw - 1, compacted.horizon.offset)
-    raise Conflict(
-        f"raw messages of {topic.name} are gone up to offset {last}: what is left of offsets 0 to {last} is only in "
-        f"compacted ledger {compacted.ledger_id} ({compacted.messages} messages up to offset "
-        f"{compacted.horizon.offset}), with what it remembers of deleted keys; it goes with the cursor "
-        f"{COMPACTION_CURSOR}",
-        "keep the cursor, or force it to give this up forever",
-    )
-
-
 def _check_cursors(connection: Connection, topic: TopicRecord, gone_below: int) -> None:
     """Nobody needs what is below that offset. Raises Conflict, which names the slowest cursor that does."""
     slowest = min(cursors.of_topic(connection, topic.id), key=_needed, default=None)
@@ -173,3 +151,95 @@ def _mark(connection: Connection, going: Sequence[LedgerRecord], now: int) -> No
     for first in range(0, len(going), AT_ONCE):
         ids = [ledger.ledger_id for ledger in going[first : first + AT_ONCE]]
         connection.execute(update(ledgers_table).where(ledgers_table.c.ledger_id.in_(ids)).values(deleted_at=now))
+
+
+class TrimmingStore:
+    """The rows of trimming, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, object]) -> None:
+        """`defaults`: the broker's policies (PolicyStore)."""
+        self._database = database
+        self._clock = clock
+        self._defaults = defaults
+
+    def trim(
+        self,
+        topic_id: int,
+        start_offset: int,
+        ledger_ids: Collection[int],
+        *,
+        force: bool,
+        keep_start: bool = False,
+    ) -> None:
+        """Begin reads at `start_offset` and mark as deleted the given ledgers, which are wholly below it (C1, C3).
+
+        A topic for which compaction is enabled, and that has no cursor `__compaction`, needs all that it has (S9).
+        The start never goes back. `keep_start`: it stays where it is; the ledgers are the topic's oldest and are at or
+        below the horizon, and what of them survived is in the compacted ledger (C2). `force`: no cursor holds
+        anything back. Raises InvalidInput for an offset beyond the topic's end, Conflict if a cursor needs what would
+        go (it is named), or if a ledger was trimmed already.
+        """
+
+        def change(connection: Connection) -> None:
+            trim(
+                connection,
+                topic_id,
+                start_offset,
+                ledger_ids,
+                self._clock.now_ms(),
+                self._defaults,
+                force=force,
+                keep_start=keep_start,
+            )
+            failpoint(Failpoint.TRIM_INSIDE_COMMIT)
+
+        def happened(connection: Connection, _: None) -> bool:
+            topic = topics.locked(connection, topic_id)
+            moved = keep_start or topic.start_offset >= start_offset
+            return moved and is_trimmed(connection, topic_id, ledger_ids)
+
+        self._database.write_once(change, happened, f"whether the topic with id {topic_id} was trimmed")
+
+    def truncate(self, topic_id: int) -> TopicRecord:
+        """Clear what is below the topic's end of now, raw and compacted, and raise the epoch; offsets go on (C2).
+
+        Roll the open segment before: it stays. The topic as it is then. Called again, it clears what came meanwhile.
+        """
+        return self.truncate_all([topic_id])[0]
+
+    def truncate_all(self, topic_ids: Sequence[int]) -> list[TopicRecord]:
+        """As `truncate`, each of these topics or none; as they are then, in their order."""
+
+        def change(connection: Connection) -> list[TopicRecord]:
+            now = self._clock.now_ms()
+            truncated = {topic_id: truncate(connection, topic_id, now) for topic_id in sorted(topic_ids)}
+            failpoint(Failpoint.TRUNCATE_INSIDE_COMMIT)
+            return [truncated[topic_id] for topic_id in topic_ids]
+
+        def happened(connection: Connection, truncated: list[TopicRecord]) -> bool:
+            return all(_is_truncated(connection, one) for one in sorted(truncated, key=lambda one: one.id))
+
+        truncated = self._database.write_once(change, happened, f"whether topics {topic_ids} were truncated")
+        failpoint(Failpoint.TRUNCATED)
+        return truncated
+
+    def trimmed(self, topic_id: int) -> list[LedgerRecord]:
+        """The ledgers that are marked as deleted and not forgotten, in the order of offsets."""
+        with self._database.read() as connection:
+            return trimmed(connection, topic_id)
+
+    def purge(self, topic_id: int, before_ms: int) -> int:
+        """Delete the rows of ledgers that were marked at that time (ms) or before; how many.
+
+        Afterwards nothing refers to their objects, and garbage collection may delete them.
+        """
+        with self._database.write() as connection:
+            return forget(connection, topic_id, before_ms)
+
+
+def _is_truncated(connection: Connection, truncated: TopicRecord) -> bool:
+    """Whether a topic was cleared as far as that. It is locked from then on."""
+    topic = topics.locked(connection, truncated.id)
+    # a claim may have raised the epoch as far, of a topic of which nothing was cleared
+    cleared = is_cleared(connection, truncated.id, truncated.start_offset)
+    return cleared and topic.epoch >= truncated.epoch and topic.start_offset >= truncated.start_offset

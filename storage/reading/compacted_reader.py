@@ -265,12 +265,12 @@ class CompactedReader:
 
     @contextmanager
     def _pinned(self, ledger_id: int | None) -> Iterator[_Pinned]:
-        snapshot, pin = self._metadata.pin_compacted(self._topic_id, self._holder, TERM_MS, ledger_id)
+        snapshot, pin = self._metadata.pins.take(self._topic_id, self._holder, TERM_MS, ledger_id)
         if pin is None:
             yield _Pinned(self._metadata, self._clock, snapshot, None, None)
             return
         failpoint(Failpoint.PIN_TAKEN)
-        with afterwards(lambda: self._metadata.release_pin(pin)):
+        with afterwards(lambda: self._metadata.pins.release(pin)):
             yield _Pinned(self._metadata, self._clock, snapshot, pin, self._record_of(pin, snapshot))
         failpoint(Failpoint.PIN_RELEASED)
 
@@ -278,7 +278,7 @@ class CompactedReader:
         """The compacted ledger that is pinned; None: the pin expired meanwhile, and it was collected."""
         if snapshot.compacted is not None and snapshot.compacted.ledger_id == pin.ledger_id:
             return snapshot.compacted
-        retired = self._metadata.retired_compacted(self._topic_id)
+        retired = self._metadata.pins.retired(self._topic_id)
         found = next((one for one in retired if one.ledger_id == pin.ledger_id), None)
         if found is None:
             self._look()  # raises TopicNotFound: the row of what is pinned goes with its topic
@@ -306,7 +306,7 @@ class _Pinned:
         """A new TTL if a third of this one is over. Raises Fenced if the compacted ledger was collected meanwhile."""
         if self._pin is not None and self._clock.now_ms() >= self._pin.expires_at - TERM_MS * 2 // 3:
             with suppress(Unavailable):  # the pin lasts; if the database stays away for longer, so do collectors
-                self._pin = self._metadata.renew_pin(self._pin, TERM_MS)
+                self._pin = self._metadata.pins.renew(self._pin, TERM_MS)
                 failpoint(Failpoint.PIN_RENEWED)
 
 

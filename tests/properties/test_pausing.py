@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from compactor.scheduling.pausing import PauseState, Phase, pause_state
 from storage.errors import CompactionPaused, CompactionRunning, Conflict, Fenced
-from storage.metadata.compaction_state_records import RUN_DEAD_MS
-from storage.metadata.records import RunRecord
+from storage.metadata.records import RUN_DEAD_MS, RunRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -48,7 +47,7 @@ class Pausing(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.metadata = MetadataStore(f"sqlite:///{Path(self.folder.name) / 'metadata.db'}", self.clock)
         self.metadata.upgrade()
-        self.topic = self.metadata.create_topic(TopicName.parse("t")).id
+        self.topic = self.metadata.tenancy.ensure_topic(TopicName.parse("t")).id
         self.state = PauseState()
         self.requested = False
         self.run: RunRecord | None = None
@@ -60,7 +59,7 @@ class Pausing(RuleBasedStateMachine):
     @rule()
     def request(self) -> None:
         try:
-            self.metadata.control.request(self.topic, "manual", "me")
+            self.metadata.compaction_state.request(self.topic, "manual", "me")
             assert self.state.phase in (Phase.NONE, Phase.ABORTED)
             assert not self.requested
             assert not self.state.pauses
@@ -73,7 +72,7 @@ class Pausing(RuleBasedStateMachine):
     @rule()
     def begin(self) -> None:
         try:
-            self.run = self.metadata.claim_run(self.topic, "worker", {}, RUN_DEAD_MS)
+            self.run = self.metadata.runs.claim(self.topic, "worker", {}, RUN_DEAD_MS)
             self.state = self.state.begin()
             self.requested = False
         except (CompactionPaused, CompactionRunning):
@@ -84,7 +83,7 @@ class Pausing(RuleBasedStateMachine):
     @rule()
     def work(self) -> None:
         assert self.run is not None
-        fenced = self.metadata.heartbeat_runs([self.run])
+        fenced = self.metadata.runs.heartbeat([self.run])
         assert bool(fenced) == (self.state.phase is Phase.ABORTED)
 
     @precondition(lambda self: self.run is not None)
@@ -93,10 +92,10 @@ class Pausing(RuleBasedStateMachine):
         assert self.run is not None
         if self.state.phase is Phase.ABORTED:
             with pytest.raises(Fenced):
-                self.metadata.finish_run(self.run, {})
-            self.metadata.fail_run(self.run, "it was fenced")
+                self.metadata.runs.finish(self.run, {})
+            self.metadata.runs.fail(self.run, "it was fenced")
         else:
-            self.metadata.finish_run(self.run, {})
+            self.metadata.runs.finish(self.run, {})
         self.run, self.state = None, self.state.end()
 
     @precondition(lambda self: self.run is not None)
@@ -107,20 +106,20 @@ class Pausing(RuleBasedStateMachine):
         if self.state.phase is Phase.ABORTED:
             self.run, self.state = None, self.state.end()
             return
-        assert [one.id for one in self.metadata.control.request_interrupted("leader")] == [self.topic]
-        assert self.metadata.control.request_interrupted("leader") == []
-        self.run = self.metadata.claim_run(self.topic, "next", {}, RUN_DEAD_MS)
+        assert [one.id for one in self.metadata.compaction_state.request_interrupted("leader")] == [self.topic]
+        assert self.metadata.compaction_state.request_interrupted("leader") == []
+        self.run = self.metadata.runs.claim(self.topic, "next", {}, RUN_DEAD_MS)
         assert self.run.cause == "interrupted"
 
     @rule()
     def pause(self) -> None:
-        assert self.metadata.control.pause(self.topic).paused == self.state.pauses + 1
+        assert self.metadata.compaction_state.pause(self.topic).paused == self.state.pauses + 1
         self.state, self.requested = self.state.pause(), False
 
     @rule()
     def resume(self) -> None:
         try:
-            self.metadata.control.resume(self.topic)
+            self.metadata.compaction_state.resume(self.topic)
             self.state = self.state.resume()
         except Conflict:
             with pytest.raises(Conflict):
@@ -128,12 +127,12 @@ class Pausing(RuleBasedStateMachine):
 
     @rule()
     def abort(self) -> None:
-        self.metadata.control.abort(self.topic)
+        self.metadata.compaction_state.abort(self.topic)
         self.state, self.requested = self.state.abort(), False
 
     @invariant()
     def they_agree(self) -> None:
-        activity = self.metadata.control.activity(self.topic)
+        activity = self.metadata.compaction_state.activity(self.topic)
         assert pause_state(activity) == self.state
         assert (activity.control.requested_at is not None) == self.requested
         assert activity.running == (self.requested or self.state.phase is Phase.IN_PROGRESS)

@@ -83,7 +83,7 @@ def collect(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = CollectGar
         found = list(collector.collect_all(wanted.dryRun, wanted.unknownTopics))
     else:
         names = [TopicName.parse(one) for one in dict.fromkeys(wanted.topics)]
-        records = [components.metadata.topic(name) for name in names]
+        records = [components.metadata.topics.get(name) for name in names]
         found = [collector.collect(record, wanted.dryRun) for record in records]
     counted = [one for one in found if one.topic is not None or one.deleted]
     return {

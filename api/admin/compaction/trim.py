@@ -93,7 +93,7 @@ def trim(
     place = None if wanted.before is None else parse_trim_place(str(wanted.before))
     records = resolve.topics(parts, topic)
     components = parts.components
-    if place is not None and components.metadata.tenancy.partitioned(topic) is not None:
+    if place is not None and components.metadata.partitions.find(topic) is not None:
         raise Problem(405, "Trim before a message is not allowed for a partitioned topic: trim its partitions")
     for record in records:
         parts.forwarding.for_reading(record)

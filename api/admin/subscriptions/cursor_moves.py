@@ -60,7 +60,7 @@ def reset_to_time(
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
         topic_read = opened(parts, record)
-        parts.components.metadata.reset_cursor(record.id, name, before_time(topic_read, timestamp))
+        parts.components.metadata.cursors.reset(record.id, name, before_time(topic_read, timestamp))
 
     return each(parts, topic, subscription, reset)
 
@@ -86,7 +86,7 @@ def reset_cursor(
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
         position = position_of(opened(parts, record), place_of(place))
-        parts.components.metadata.reset_cursor(record.id, name, position)
+        parts.components.metadata.cursors.reset(record.id, name, position)
 
     return each(parts, topic, subscription, reset)
 
@@ -180,7 +180,7 @@ def expire_to_position(
 def expire_for_all(parts: Parts, topic: Topic, seconds: Seconds, authoritative: bool = False) -> Response:
     """Acknowledge older messages for all subscriptions but `__compaction`."""
     for record in at_hand(parts, topic):
-        for cursor in parts.components.metadata.cursors(record.id):
+        for cursor in parts.components.metadata.cursors.of_topic(record.id):
             if cursor.name != COMPACTION_CURSOR:
                 _expire(parts, record, cursor.name, seconds)
     return done()

@@ -203,5 +203,5 @@ def refuse_compaction(name: str) -> None:
 
 
 def refuse_partitioned(parts: Service, topic: TopicName, told: str) -> None:
-    if parts.components.metadata.tenancy.partitioned(topic) is not None:
+    if parts.components.metadata.partitions.find(topic) is not None:
         raise Problem(405, told)

@@ -65,7 +65,7 @@ EXISTS = "Subscription already exists for topic"
 def list_subscriptions(parts: Parts, topic: Topic, authoritative: bool = False) -> list[str]:
     """Their names; of a partitioned topic those of all partitions."""
     records = resolve.topics(parts, topic)
-    return sorted({one.name for record in records for one in parts.components.metadata.cursors(record.id)})
+    return sorted({one.name for record in records for one in parts.components.metadata.cursors.of_topic(record.id)})
 
 
 @router.put(
@@ -114,7 +114,7 @@ def delete_subscription(
 ) -> Response:
     """Delete one. With `__compaction` go the compacted ledger and a run that is under way."""
     metadata = parts.components.metadata
-    return each(parts, topic, subscription, lambda record, name: metadata.delete_cursor(record.id, name, force), False)
+    return each(parts, topic, subscription, lambda record, name: metadata.cursors.delete(record.id, name, force), False)
 
 
 @router.get(
@@ -131,7 +131,7 @@ def get_properties(
     name = decoded(subscription)
     for record in resolve.topics(parts, topic):
         with MissingTold(record, name):
-            found |= parts.components.metadata.cursor(record.id, name).properties
+            found |= parts.components.metadata.cursors.get(record.id, name).properties
     return found
 
 
@@ -150,7 +150,7 @@ def set_properties(
     authoritative: bool = False,
 ) -> Response:
     """Set them, instead of those that there were."""
-    cursors = parts.components.metadata.acknowledgements
+    cursors = parts.components.metadata.cursors
     return each(
         parts, topic, subscription, lambda record, name: cursors.replace_properties(record.id, name, properties), False
     )
@@ -180,9 +180,9 @@ def peek(
     record = resolve.topic(parts, topic)
     parts.forwarding.for_reading(record)
     with MissingTold(record, name):
-        parts.components.metadata.cursor(record.id, name)
+        parts.components.metadata.cursors.get(record.id, name)
     if name == COMPACTION_CURSOR:
-        mark = parts.components.metadata.cursor(record.id, name).mark_delete
+        mark = parts.components.metadata.cursors.get(record.id, name).mark_delete
         rows = entries(opened(parts, record), AtOffset(mark.offset + 1 if mark else 0))
     else:
         with Owned(parts, record, name) as owned:
@@ -201,14 +201,14 @@ def _created(parts: Service, record: TopicRecord, name: str, place: ResetCursorD
     metadata = parts.components.metadata
     properties = (place.properties or {}) if isinstance(place, ResetCursorData) else {}
     if name == COMPACTION_CURSOR:
-        if any(one.name == name for one in metadata.cursors(record.id)):
+        if any(one.name == name for one in metadata.cursors.of_topic(record.id)):
             return False
-        metadata.create_cursor(record.id, name)
+        metadata.cursors.ensure(record.id, name)
         if properties:
-            metadata.set_cursor_properties(record.id, name, properties)
+            metadata.cursors.set_properties(record.id, name, properties)
         return True
     try:
-        metadata.acknowledgements.create(record.id, name, position_of(opened(parts, record), place), properties)
+        metadata.cursors.create(record.id, name, position_of(opened(parts, record), place), properties)
     except Conflict:
         return False
     return True

@@ -26,9 +26,8 @@ from api.http.problems import Problem, refusals
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor, waits_for
 from api.service import Parts, Service
-from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, PartitionedTopic
 from storage.metadata.stats import CursorStanding
-from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
 from storage.options.policies import TopicPolicies
 
@@ -132,7 +131,7 @@ def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: 
     found = figures(parts, topic, lines=lines, precise=precise)
     if found is None:
         problem = resolve.not_found(parts, topic)
-        if parts.components.metadata.tenancy.partitioned(topic) is not None:
+        if parts.components.metadata.partitions.find(topic) is not None:
             whole = "it is a partitioned topic, ask for partitioned-stats or partitioned-internalStats"
             raise Problem(404, f"{problem.detail}: {whole}")
         raise problem
@@ -141,7 +140,7 @@ def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: 
 
 def partitioned(parts: Service, topic: TopicName) -> PartitionedTopic:
     """404 for one that is none."""
-    whole = parts.components.metadata.tenancy.partitioned(topic)
+    whole = parts.components.metadata.partitions.find(topic)
     if whole is None:
         raise Problem(404, f"Partitioned Topic not found: {topic} has zero partitions")
     return whole

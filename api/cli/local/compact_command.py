@@ -141,7 +141,9 @@ def compact_topic(
 def _listed(components: Components, namespace: str | None) -> list[TopicName]:
     """The topics of a namespace, or all (None)."""
     metadata = components.metadata
-    names = [one.name for one in (metadata.topics() if namespace is None else metadata.topics_in(namespace))]
+    names = [
+        one.name for one in (metadata.topics.all() if namespace is None else metadata.topics.in_namespace(namespace))
+    ]
     if not names:
         say("There are no topics." if namespace is None else f"The namespace {namespace} has no topics.")
     return names
@@ -239,7 +241,7 @@ class _Work:
                 topic = one.topic(name)
                 snapshot = topic.snapshot()
                 if for_a_run:
-                    check_not_paused(snapshot.topic, one.metadata.control.control(snapshot.topic.id))
+                    check_not_paused(snapshot.topic, one.metadata.compaction_state.get(snapshot.topic.id))
                 policies = self._policies(snapshot.topic)
                 new = not nothing_new(one.metadata, one.store, one.clock, snapshot, policies)
                 new = new or (for_a_run and _has_tail(topic))

@@ -48,7 +48,7 @@ def create_cursor(
     with open_for_writing(context.obj) as components:
         opened = components.topic(name)
         position = mark_delete_before(opened, place)
-        made = components.metadata.acknowledgements.create(opened.record.id, cursor, position, properties)
+        made = components.metadata.cursors.create(opened.record.id, cursor, position, properties)
     put(f"Cursor {cursor} of topic {name} created, {_told(made)}")
 
 
@@ -57,7 +57,7 @@ def list_cursors(context: typer.Context, topic: _TopicArgument, output: _Output 
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
         opened = components.topic(name)
-        found = components.metadata.acknowledgements.summaries(opened.record.id)
+        found = components.metadata.cursors.summaries(opened.record.id)
         reader = opened.snapshot_reader()
         documents = [described(reader, record, summary) for record, summary in found]
     if output is ListingName.JSON:
@@ -88,7 +88,7 @@ def show_cursor(
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
         opened = components.topic(name)
-        found = components.metadata.acknowledgements.summary(opened.record.id, cursor)
+        found = components.metadata.cursors.summary(opened.record.id, cursor)
         document = described(opened.snapshot_reader(), *found)
     if output is ListingName.JSON:
         print(json.dumps(document, indent=2))  # noqa: T201
@@ -115,7 +115,7 @@ def reset_cursor(
     with open_for_writing(context.obj) as components:
         opened = components.topic(name)
         position = mark_delete_before(opened, place)
-        moved = components.metadata.reset_cursor(opened.record.id, cursor, position)
+        moved = components.metadata.cursors.reset(opened.record.id, cursor, position)
     put(f"Cursor {cursor} of topic {name} reset, {_told(moved)}")
 
 
@@ -134,7 +134,7 @@ def delete_cursor(
     """
     name = TopicName.parse(topic)
     with open_for_writing(context.obj) as components:
-        components.metadata.delete_cursor(components.metadata.topic(name).id, cursor, force)
+        components.metadata.cursors.delete(components.metadata.topics.get(name).id, cursor, force)
     put(f"Cursor {cursor} of topic {name} deleted")
 
 

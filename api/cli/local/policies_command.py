@@ -61,7 +61,7 @@ def topic_policies(
                 [scope], {one: policies.shown(one, value) for one, value in wanted.items()}, removed
             )
         found = metadata.policies
-        resolved = found.resolved_around(scope) if name is None else found.resolved(metadata.topic(name))
+        resolved = found.resolved_around(scope) if name is None else found.resolved(metadata.topics.get(name))
     show({**of_what, "policies": policies_document(resolved)}, output)
 
 
@@ -79,7 +79,7 @@ def _scope(metadata: MetadataStore, topic: TopicName | None, namespace: str | No
     from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 
     if topic is not None:
-        return topic_scope(metadata.topic(topic)), {"topic": str(topic)}
+        return topic_scope(metadata.topics.get(topic)), {"topic": str(topic)}
     if namespace is not None:
         return namespace_scope(namespace), {"namespace": namespace}
     return BROKER, {"broker": True}

@@ -43,8 +43,8 @@ def list_topics(context: typer.Context, output: Output = ListingName.TABLE) -> N
         from compactor.scheduling.backlog import unsealed
         from storage.metadata.records import SegmentState
 
-        summaries = components.metadata.topic_summaries()
-        with_tail = components.metadata.log.topics_with_segments([SegmentState.OPEN, SegmentState.ROLLED])
+        summaries = components.metadata.topics.summaries()
+        with_tail = components.metadata.segments.topics_with([SegmentState.OPEN, SegmentState.ROLLED])
         tails = {one.name: unsealed(components.log, components.metadata.snapshot(one.id)).messages for one in with_tail}
     documents = [
         {

@@ -82,16 +82,16 @@ def test_a_compacted_reader_holds_tombstones(compactor_command: Compactor, topic
     compactor_command("cursor", "create", topic, "raw", "--at", "2").done()
     compactor_command("cursor", "create", topic, "compacted", "--at", "4", "--read-compacted").done()
     assert show(compactor_command, topic, "compacted")["properties"] == {"readCompacted": "true"}
-    assert metadata.cursor_floor(metadata.topic(TopicName.parse(topic)).id) == 3
+    assert metadata.cursors.compacted_floor(metadata.topics.get(TopicName.parse(topic)).id) == 3
     metadata.close()
 
 
 def test_list_and_show(compactor_command: Compactor, topic: str, ids: list[str], metadata: MetadataStore) -> None:
     compactor_command("cursor", "create", topic, "b", "--at", "1", "--read-compacted").done()
     compactor_command("cursor", "create", topic, "a", "--at", "earliest").done()
-    topic_id = metadata.topic(TopicName.parse(topic)).id
-    life = metadata.acknowledgements.load(topic_id, "b", 1 << 20).life
-    metadata.acknowledgements.merge(topic_id, "b", life, None, {0: BitMap([3, 4, 7])})
+    topic_id = metadata.topics.get(TopicName.parse(topic)).id
+    life = metadata.cursors.load(topic_id, "b", 1 << 20).life
+    metadata.cursors.merge(topic_id, "b", life, None, {0: BitMap([3, 4, 7])})
     metadata.close()
     documents = json.loads(compactor_command("cursor", "list", topic, "--output", "json").done().stdout)
     stored = documents[1].pop("stored_bytes")
@@ -164,9 +164,9 @@ def test_where_raw_is_trimmed(
 ) -> None:
     """R4: earliest is the start of the compacted ledger. R8: without it, messages would be lost."""
     compactor_command("compact-topic", "--topic", topic).done()
-    record = metadata.topic(TopicName.parse(topic))
-    first, second = metadata.ledgers(record.id)
-    metadata.log.trim(record.id, 6, [first.ledger_id], force=False, keep_start=True)
+    record = metadata.topics.get(TopicName.parse(topic))
+    first, second = metadata.ledgers.of_topic(record.id)
+    metadata.trimming.trim(record.id, 6, [first.ledger_id], force=False, keep_start=True)
     before_second = f"{second.ledger_id}:-1:-1"
     places = {"2": None, ids[2]: None, "6": (before_second, 5), ids[7]: (ids[6], 6), "latest": (ids[8], 8)}
     compactor_command("cursor", "create", topic, "c").done()
@@ -175,7 +175,7 @@ def test_where_raw_is_trimmed(
         shown = show(compactor_command, topic, "c")
         assert (shown["mark_delete"], shown["mark_delete_offset"]) == (mark or (None, None)), place
         assert shown["backlog"] == 3 - (mark[1] - 5 if mark else 0)
-    metadata.log.trim(record.id, 9, [second.ledger_id], force=True, keep_start=True)
+    metadata.trimming.trim(record.id, 9, [second.ledger_id], force=True, keep_start=True)
     compactor_command("cursor", "reset", topic, "c", "--to", "earliest").done()
     compactor_command("cursor", "reset", topic, "c", "--to", "latest").done()
     assert show(compactor_command, topic, "c")["mark_delete"] == ids[8], "nothing of the compacted ledger either"

@@ -286,7 +286,7 @@ class World:
 
     def _observe(self, model: TopicModel, snapshot: TopicSnapshot) -> None:
         self._find_what_was_left(model)
-        cursors = self.observer.cursors(model.record.id)
+        cursors = self.observer.cursors.of_topic(model.record.id)
         model.absorb(snapshot.topic, snapshot.ledgers, cursors, self.clock.now_ms())
         compacted, cursor = snapshot.compacted, snapshot.cursor
         name = model.record.name
@@ -298,7 +298,7 @@ class World:
         if compacted.ledger_id != model.serving:
             (run,) = [
                 run
-                for run in self.observer.runs(model.record.id, 1000)
+                for run in self.observer.runs.of_topic(model.record.id, 1000)
                 if run.compacted_ledger_id == compacted.ledger_id
             ] or [None]
             if run is None:
@@ -382,12 +382,12 @@ class World:
     def _references_of(self, model: TopicModel) -> GcSnapshot:
         version = self._commits.seen()
         if self._references.get(model.record.id, (-1, None))[0] != version:
-            self._references[model.record.id] = version, self.observer.referenced(model.record.id)
+            self._references[model.record.id] = version, self.observer.pins.referenced(model.record.id)
         return self._references[model.record.id][1]
 
     def make_topic(self, name: TopicName) -> TopicModel:
         """A new incarnation of a topic, with a cleanup policy that stays."""
-        record = self.observer.create_topic(name)
+        record = self.observer.tenancy.ensure_topic(name)
         cleanup = self.random.choice(CLEANUP)
         self.observer.policies.set(topic_scope(record), "cleanup.policy", sorted(cleanup))
         self.observer.policies.set(topic_scope(record), "file.delete.delay.ms", DELETE_DELAY_MS)

@@ -62,7 +62,7 @@ class World:
         return self.end
 
     def stored(self) -> Position | None:
-        return self.metadata.cursor(self.topic.id, "s").mark_delete
+        return self.metadata.cursors.get(self.topic.id, "s").mark_delete
 
     def statements(self) -> list[tuple[str, int]]:
         """From now on: the beginning of each statement, and how many rows' parameters it has."""
@@ -80,8 +80,8 @@ def world(tmp_path: Path) -> Iterator[World]:
     clock = ManualClock()
     metadata = MetadataStore(f"sqlite:///{tmp_path / 'metadata.db'}", clock)
     metadata.upgrade()
-    topic = metadata.create_topic(TopicName.parse("orders"))
-    metadata.create_cursor(topic.id, "s")
+    topic = metadata.tenancy.ensure_topic(TopicName.parse("orders"))
+    metadata.cursors.ensure(topic.id, "s")
     yield World(metadata, clock, topic)
     metadata.close()
 
@@ -167,7 +167,7 @@ def test_what_lies_in_the_open_segment_exists(tmp_path: Path) -> None:
     topic = bench.topic()
     with topic.append_log() as log:
         first, second = (log.append(one(b"k", b"%d" % number)).first for number in range(2))
-    bench.metadata.create_cursor(topic.record.id, "s")
+    bench.metadata.cursors.ensure(topic.record.id, "s")
     cursor = Cursor(
         bench.metadata, bench.clock, topic.record, "s", topic.locate, lambda: topic.snapshot_reader().end, MANUAL
     )
@@ -255,9 +255,9 @@ def test_a_million_holes(world: World) -> None:
         cursor.acknowledge(at(offset))
     cursor.flush()
     rows = -(-last // RANGE_OFFSETS)
-    ((record, summary),) = world.metadata.acknowledgements.summaries(world.topic.id)
+    ((record, summary),) = world.metadata.cursors.summaries(world.topic.id)
     assert (record.mark_delete, summary.messages, summary.ranges, summary.rows) == (None, 1_000_000, 1_000_000, rows)
-    loaded = world.metadata.acknowledgements.load(world.topic.id, "s", 1 << 30)
+    loaded = world.metadata.cursors.load(world.topic.id, "s", 1 << 30)
     sizes = [len(one.serialize()) for one in loaded.stretches.values()]
     assert len(sizes) == rows
     assert max(sizes) <= MAX_STRETCH_BYTES <= KIB_64 + 128
@@ -273,7 +273,7 @@ def test_a_million_holes(world: World) -> None:
     assert [one for one in seen if not one[0].startswith(("SELECT", "BEGIN"))] == [("UPDATE cursor_ranges SET", 1)]
     again.acknowledge_cumulative(at(RANGE_OFFSETS + 1))
     again.flush()
-    assert world.metadata.acknowledgements.summary(world.topic.id, "s")[1].rows == rows - 1
+    assert world.metadata.cursors.summary(world.topic.id, "s")[1].rows == rows - 1
 
 
 def test_what_finds_no_room_is_delivered_again_and_counted(world: World) -> None:
@@ -312,7 +312,7 @@ def test_held_bytes_are_never_less_than_the_bitmaps(world: World) -> None:
     assert cursor.forgotten > 0
     estimated = cursor.held_bytes
     cursor.flush()
-    stored = world.metadata.acknowledgements.summary(world.topic.id, "s")[1].stored_bytes
+    stored = world.metadata.cursors.summary(world.topic.id, "s")[1].stored_bytes
     assert stored < cursor.held_bytes <= estimated <= room
 
 
@@ -442,11 +442,11 @@ def test_a_deleted_cursor_does_not_come_back(world: World) -> None:
     cursor = world.open()
     cursor.acknowledge(at(5))
     cursor.flush()
-    world.metadata.delete_cursor(world.topic.id, "s")
+    world.metadata.cursors.delete(world.topic.id, "s")
     cursor.acknowledge(at(7))
     with pytest.raises(NotFound, match="no cursor 's'"):
         cursor.flush()
-    world.metadata.create_cursor(world.topic.id, "s")
+    world.metadata.cursors.ensure(world.topic.id, "s")
     with pytest.raises(Fenced):
         cursor.flush()
     assert list(world.open().unacknowledged(10)) == [range(10)]
@@ -454,7 +454,7 @@ def test_a_deleted_cursor_does_not_come_back(world: World) -> None:
 
 def test_the_compaction_cursor_is_nobodys(world: World) -> None:
     """A4."""
-    world.metadata.create_cursor(world.topic.id, COMPACTION_CURSOR)
+    world.metadata.cursors.ensure(world.topic.id, COMPACTION_CURSOR)
     with pytest.raises(InvalidInput, match="compaction horizon"):
         world.open(name=COMPACTION_CURSOR)
     with pytest.raises(NotFound, match="no cursor 'other'"):
@@ -507,7 +507,7 @@ def test_mark_delete_crosses_the_borders_of_stretches(world: World) -> None:
 
 def test_a_flush_that_failed_is_made_by_the_next_call(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     cursor = world.open(CursorSettings(flush_acknowledgements=2, flush_ms=None))
-    merge = world.metadata.acknowledgements.merge
+    merge = world.metadata.cursors.merge
     happens = [False, True]
 
     def failing(*arguments: Any) -> Any:
@@ -516,7 +516,7 @@ def test_a_flush_that_failed_is_made_by_the_next_call(world: World, monkeypatch:
         raise Unavailable("the database does not answer", "try again")
 
     cursor.acknowledge(at(1))
-    monkeypatch.setattr(world.metadata.acknowledgements, "merge", failing)
+    monkeypatch.setattr(world.metadata.cursors, "merge", failing)
     for _ in range(2):
         with pytest.raises(Unavailable):
             cursor.acknowledge(at(3))

@@ -132,7 +132,7 @@ def test_a_run_never_publishes(bench: Workbench, topic: Topic, step: Failpoint) 
     with observed(at), pytest.raises(TopicNotFound, match=DELETED):
         bench.compactor().compact(topic.name, Policies())
     assert untouched(bench, again[0])
-    assert bench.metadata.all_runs(9) == []
+    assert bench.metadata.runs.newest(9) == []
 
 
 def read_on(reader: TopicReader) -> None:
@@ -219,12 +219,12 @@ def test_a_token_that_pins_a_generation_of_a_deleted_topic_says_so(
     state = topic.page_reader(ReaderState(EARLIEST), read_compacted=True).messages(Limits(messages=1)).next
     bench.append(topic, [content((b"k0", b"newer"))])
     bench.compact(topic)
-    retired = bench.metadata.retired_compacted
+    retired = bench.metadata.pins.retired
 
     def deleted_meanwhile(topic_id: int) -> object:
         delete(bench)
         return retired(topic_id)
 
-    monkeypatch.setattr(bench.metadata, "retired_compacted", deleted_meanwhile)
+    monkeypatch.setattr(bench.metadata.pins, "retired", deleted_meanwhile)
     with pytest.raises(TopicNotFound, match=DELETED):
         topic.page_reader(state, read_compacted=True).messages(Limits())

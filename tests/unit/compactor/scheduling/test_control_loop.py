@@ -17,9 +17,8 @@ from compactor.scheduling.status import compaction_status
 from compactor.scheduling.worker import WorkerSettings
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactionPaused, CompactionRunning, Fenced, LeaseHeld, Unavailable
-from storage.metadata.compaction_state_records import RUN_DEAD_MS
 from storage.metadata.policy_store import BROKER, topic_scope
-from storage.metadata.records import COMPACTION_CURSOR, RunState, TopicRecord
+from storage.metadata.records import COMPACTION_CURSOR, RUN_DEAD_MS, RunState, TopicRecord
 from storage.model import TopicName
 from storage.topic import Topic
 from tests.clocks import ManualClock
@@ -96,7 +95,7 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.bench = Workbench.embedded(folder)
         self.metadata = self.bench.metadata
-        self.control = self.bench.metadata.control
+        self.control = self.bench.metadata.compaction_state
         assert isinstance(self.bench.clock, ManualClock)
         self.clock: ManualClock = self.bench.clock
         self.engines = Engines()
@@ -146,7 +145,7 @@ class Stage:
         assert until(lambda: loop._worker.busy() == (0, 0))
 
     def runs(self, topic: Topic) -> list[RunState]:
-        return [run.state for run in reversed(self.metadata.runs(topic.record.id, 1000))]
+        return [run.state for run in reversed(self.metadata.runs.of_topic(topic.record.id, 1000))]
 
     def status(self, topic: Topic) -> tuple[str, str]:
         return tuple(compaction_status(self.metadata, topic.record.id))  # type: ignore[return-value]
@@ -206,7 +205,9 @@ def test_a_trigger_with_nothing_new_makes_no_run_and_ends(stage: Stage) -> None:
         stage.finish(loop)
         assert stage.status(one_of) == ("SUCCESS", "")
         assert stage.runs(one_of) == [RunState.SUCCESS], "P11"
-        assert [cursor.name for cursor in stage.metadata.cursors(one_of.record.id)] == [COMPACTION_CURSOR], "S9"
+        assert [cursor.name for cursor in stage.metadata.cursors.of_topic(one_of.record.id)] == [COMPACTION_CURSOR], (
+            "S9"
+        )
 
 
 @pytest.mark.parametrize("taken", ["aborted", "by hand"])
@@ -221,14 +222,14 @@ def test_a_request_that_is_gone_before_its_claim_is_no_failure(
         if taken == "aborted":
             stage.control.abort(record.id)
         else:
-            stage.metadata.finish_run(stage.metadata.claim_run(record.id, "hand", {}, RUN_DEAD_MS), {})
+            stage.metadata.runs.finish(stage.metadata.runs.claim(record.id, "hand", {}, RUN_DEAD_MS), {})
         return left
 
     monkeypatch.setattr(TwoPhaseCompactor, "_settle", settled)
     loop.trigger(topic.record)
     loop.look()
     stage.settle(loop)
-    assert stage.control.control(topic.record.id).failures == 0
+    assert stage.control.get(topic.record.id).failures == 0
     assert stage.status(topic) == (("NOT_RUN" if taken == "aborted" else "SUCCESS"), "")
 
 
@@ -255,7 +256,7 @@ def test_a_request_that_is_made_after_the_look_stays(
     loop.look()
     stage.settle(loop)
     assert [str(asked.name.topic) for asked, _ in stage.control.requests()] == ["t"]
-    assert stage.control.control(topic.record.id).failures == int(fails)
+    assert stage.control.get(topic.record.id).failures == int(fails)
     stage.finish(loop)
     assert stage.runs(topic) == [RunState.SUCCESS, RunState.SUCCESS]
     assert stage.control.requests() == []
@@ -264,7 +265,7 @@ def test_a_request_that_is_made_after_the_look_stays(
 def test_the_leader_forgets_services_that_were_killed_long_ago(stage: Stage) -> None:
     killed, loop = stage.service(), stage.lead()
     killed.beat()
-    known = lambda: [one.name for one in stage.metadata.services.services(10**9)]  # noqa: E731
+    known = lambda: [one.name for one in stage.metadata.services.live(10**9)]  # noqa: E731
     assert known() == [killed.name, loop.name]
     for seconds in (60, 239):
         stage.clock.advance(seconds * 1000)
@@ -305,7 +306,7 @@ def test_a_leader_that_lost_its_leadership_rolls_nothing(stage: Stage, monkeypat
     monkeypatch.setattr(loop._worker, "begin", late)
     loop.look()
     stage.settle(loop)
-    assert stage.metadata.log.open_segment_of(topic.record.id) is not None
+    assert stage.metadata.segments.find_open(topic.record.id) is not None
     assert len(stage.control.requests()) == 1
 
 
@@ -329,7 +330,7 @@ def test_only_the_leader_executes_and_anybody_may_ask(stage: Stage) -> None:
     assert stage.engines.opened == 0
     stage.finish(first)
     assert stage.runs(topic) == [RunState.SUCCESS]
-    assert [one.url for one in stage.metadata.services.services()] == ["http://service0", "http://service1"]
+    assert [one.url for one in stage.metadata.services.live()] == ["http://service0", "http://service1"]
 
 
 def test_what_is_due_is_compacted_when_it_is_looked_at(stage: Stage) -> None:
@@ -346,7 +347,7 @@ def test_what_is_due_is_compacted_when_it_is_looked_at(stage: Stage) -> None:
     loop.beat()
     stage.finish(loop)
     assert stage.runs(topic) == [RunState.SUCCESS]
-    (run,) = stage.metadata.runs(topic.record.id, 9)
+    (run,) = stage.metadata.runs.of_topic(topic.record.id, 9)
     assert run.cause == "threshold.messages"
     assert loop.last_check is not None
     assert (loop.last_check.topics, loop.last_check.due) == (1, 1)
@@ -376,7 +377,7 @@ def test_a_topic_is_not_compacted_by_an_order_that_cannot_be_read(stage: Stage) 
         loop.trigger(topic.record)
     stage.finish(loop)
     assert (stage.runs(bad), stage.runs(good)) == ([], [RunState.SUCCESS])
-    error = stage.metadata.control.control(bad.record.id).last_error
+    error = stage.metadata.compaction_state.get(bad.record.id).last_error
     assert "the policy compaction.event-time-order of its topic cannot be read" in error
 
 
@@ -403,7 +404,7 @@ def test_no_more_jobs_at_once_than_lanes_and_small_topics_go_together(stage: Sta
     stage.engines.wait_for(3)
     loop.look()
     assert loop._worker.busy() == (2, 1)
-    assert len(stage.metadata.all_runs(99, state=RunState.RUNNING)) == 2 + 4
+    assert len(stage.metadata.runs.newest(99, state=RunState.RUNNING)) == 2 + 4
     stage.engines.go.set()
     stage.finish(loop)
     assert stage.engines.most <= 3
@@ -422,7 +423,7 @@ def test_a_topic_that_fails_waits_and_never_stops_the_others(stage: Stage) -> No
     assert stage.runs(good) == [RunState.SUCCESS]
     waits = []
     for failures in range(1, 5):
-        control = stage.control.control(bad.record.id)
+        control = stage.control.get(bad.record.id)
         assert control.failures == failures
         assert stage.status(bad) == ("ERROR", control.last_error)
         assert "does not exist" in control.last_error
@@ -431,7 +432,7 @@ def test_a_topic_that_fails_waits_and_never_stops_the_others(stage: Stage) -> No
         stage.clock.advance(waits[-1] - 1)
         loop.beat()
         stage.finish(loop)
-        assert stage.control.control(bad.record.id).failures == failures, "not yet"
+        assert stage.control.get(bad.record.id).failures == failures, "not yet"
         stage.clock.advance(1)
         loop.beat()
         stage.finish(loop)
@@ -439,14 +440,14 @@ def test_a_topic_that_fails_waits_and_never_stops_the_others(stage: Stage) -> No
     for number, wait in enumerate(waits):
         whole = min(worker.retry_most_ms, worker.retry_first_ms * 2**number)
         assert whole / 2 <= wait <= whole
-    before = stage.control.control(bad.record.id).failures
+    before = stage.control.get(bad.record.id).failures
     loop.trigger(bad.record)
     stage.finish(loop)
-    assert stage.control.control(bad.record.id).failures == before + 1, "a trigger does not wait"
+    assert stage.control.get(bad.record.id).failures == before + 1, "a trigger does not wait"
     mend(stage, bad)
     loop.trigger(bad.record)
     stage.finish(loop)
-    assert stage.control.control(bad.record.id).failures == 0
+    assert stage.control.get(bad.record.id).failures == 0
     assert stage.status(bad) == ("SUCCESS", "")
 
 
@@ -479,7 +480,7 @@ def test_a_failure_is_recorded_with_the_end_of_its_run(stage: Stage) -> None:
     good, bad = stage.topic("good"), stage.topic("bad")
     damage(stage, bad)
     stage.bench.store.delete(bad.snapshot().ledgers[0].index.name)  # so that phase one fails
-    failing = lambda: (stage.runs(bad)[-1:], stage.control.control(bad.record.id).failures)  # noqa: E731
+    failing = lambda: (stage.runs(bad)[-1:], stage.control.get(bad.record.id).failures)  # noqa: E731
     engines = Watching(failing)
     loop = stage.service(engines=engines)  # type: ignore[arg-type]
     loop.beat()
@@ -488,7 +489,7 @@ def test_a_failure_is_recorded_with_the_end_of_its_run(stage: Stage) -> None:
     loop.look()
     stage.settle(loop)
     assert engines.seen == [([RunState.RUNNING], 0), ([RunState.ERROR], 1)]
-    control = stage.control.control(bad.record.id)
+    control = stage.control.get(bad.record.id)
     assert control.failures == 1, "and once"
     assert control.retry_at is not None
 
@@ -496,14 +497,16 @@ def test_a_failure_is_recorded_with_the_end_of_its_run(stage: Stage) -> None:
 def test_a_run_that_was_cancelled_before_it_failed_is_no_failure(stage: Stage) -> None:
     bad = stage.topic("bad")
     damage(stage, bad)
-    engines = Watching(lambda: stage.metadata.cancel_run(stage.metadata.runs(bad.record.id, 1)[0].run_id, "ann"))
+    engines = Watching(
+        lambda: stage.metadata.runs.cancel(stage.metadata.runs.of_topic(bad.record.id, 1)[0].run_id, "ann")
+    )
     loop = stage.service(engines=engines)  # type: ignore[arg-type]
     loop.beat()
     loop.trigger(bad.record)
     loop.look()
     stage.settle(loop)
     assert stage.runs(bad) == [RunState.CANCELLED]
-    assert stage.control.control(bad.record.id).failures == 0
+    assert stage.control.get(bad.record.id).failures == 0
 
 
 def test_a_tail_that_a_run_had_to_leave_is_tried_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,7 +541,7 @@ def test_a_failure_that_cannot_be_recorded_is_told(
     def away(*_: Any) -> int:
         raise Unavailable("no database", "try again")
 
-    monkeypatch.setattr(stage.control, "run_failed", away)
+    monkeypatch.setattr(stage.control, "fail_run", away)
     loop.trigger(bad.record)
     loop.look()
     stage.settle(loop)
@@ -577,7 +580,7 @@ def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage, caplog: py
     loop.look()
     stage.settle(loop)
     assert len(stage.control.requests()) == 1
-    assert stage.control.control(topic.record.id).failures == 0
+    assert stage.control.get(topic.record.id).failures == 0
     opened = stage.engines.opened
     loop.look()
     assert stage.engines.opened == opened, "it is held for some seconds"
@@ -632,7 +635,7 @@ def test_a_leader_that_slept_begins_nothing(stage: Stage) -> None:
 def test_a_dead_leaders_runs_and_requests_are_taken_over(stage: Stage) -> None:
     dead, next_one = stage.lead(), stage.service(engines=Engines())
     running, waiting = stage.topic("running"), stage.topic("waiting")
-    run = stage.metadata.claim_run(running.record.id, "host:9:x", {}, RUN_DEAD_MS)  # by a worker that is killed now
+    run = stage.metadata.runs.claim(running.record.id, "host:9:x", {}, RUN_DEAD_MS)  # by a worker that is killed now
     dead.trigger(waiting.record)
     stage.clock.advance(TERM)
     next_one.beat()
@@ -644,7 +647,7 @@ def test_a_dead_leaders_runs_and_requests_are_taken_over(stage: Stage) -> None:
     next_one.beat()
     stage.finish(next_one)
     assert stage.runs(running) == [RunState.ERROR, RunState.SUCCESS]
-    assert "stopped answering" in stage.metadata.run(run.run_id).error
+    assert "stopped answering" in stage.metadata.runs.get(run.run_id).error
     stage.finish(next_one)
     assert stage.runs(running) == [RunState.ERROR, RunState.SUCCESS], "once"
 
@@ -660,7 +663,7 @@ def test_the_end_of_a_service_lets_runs_finish(stage: Stage) -> None:
     assert stage.runs(topic) == [RunState.SUCCESS]
     assert stage.engines.closed
     assert stage.metadata.services.leader() is None
-    assert stage.metadata.services.services() == []
+    assert stage.metadata.services.live() == []
 
 
 def test_what_does_not_finish_in_time_is_handed_over(stage: Stage) -> None:
@@ -705,7 +708,7 @@ def test_what_could_not_be_handed_over_is_not_lost(stage: Stage, monkeypatch: py
     stage.clock.advance(RUN_DEAD_MS)
     stage.finish(stage.lead())
     assert stage.runs(topic)[-1] is RunState.SUCCESS
-    assert stage.control.control(topic.record.id).failures == 0
+    assert stage.control.get(topic.record.id).failures == 0
 
 
 @pytest.mark.parametrize("how", ["pause", "cancel", "abort"])
@@ -722,11 +725,11 @@ def test_a_running_compaction_is_stopped(stage: Stage, how: str) -> None:
     elif how == "abort":
         assert stage.control.abort(topic.record.id).aborting
     else:
-        (run,) = stage.metadata.runs(topic.record.id, 9)
-        stage.metadata.cancel_run(run.run_id, "ann wanted it")
+        (run,) = stage.metadata.runs.of_topic(topic.record.id, 9)
+        stage.metadata.runs.cancel(run.run_id, "ann wanted it")
     stage.settle(loop)  # the heart hears of it and stops the engine, which nobody let go
     assert stage.runs(topic) == [RunState.CANCELLED]
-    control = stage.control.control(topic.record.id)
+    control = stage.control.get(topic.record.id)
     assert (control.aborting, control.failures, control.paused) == (False, 0, int(how == "pause"))
     stage.engines.go.set()
     if how == "pause":
@@ -752,7 +755,7 @@ def test_dirtiest_first_when_there_is_one_lane(stage: Stage) -> None:
     for _ in range(4):
         loop.look()
         stage.settle(loop)
-    order = [name.topic for name, run in reversed(stage.metadata.all_runs(99)) if run.cause == "threshold.messages"]
+    order = [name.topic for name, run in reversed(stage.metadata.runs.newest(99)) if run.cause == "threshold.messages"]
     assert order == ["t1", "t2", "t0"]
 
 
@@ -766,6 +769,6 @@ def test_it_runs_by_itself(stage: Stage) -> None:
     loop.trigger(asked.record)
     assert until(lambda: stage.runs(asked) == [RunState.SUCCESS])
     loop.serve_at("http://moved")
-    assert [one.url for one in stage.metadata.services.services()] == ["http://moved"]
+    assert [one.url for one in stage.metadata.services.live()] == ["http://moved"]
     loop.drain(HOLD_SECONDS)
     assert stage.engines.closed

@@ -12,11 +12,14 @@ from collections.abc import Collection, Mapping
 from sqlalchemy import Connection, RowMapping, Select, bindparam, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from storage.clock import Clock
 from storage.errors import Conflict, InvalidInput, NotFound
 from storage.metadata import tenancy, topic_deletion, topics
+from storage.metadata.engine import Database
+from storage.metadata.records import DeletedTopic, PartitionedTopic
 from storage.metadata.tables import partitioned_topics, permissions
-from storage.metadata.tenancy_records import DeletedTopic, PartitionedTopic
-from storage.metadata.tenancy_topics import check_properties, make
+from storage.metadata.tenancy import make
+from storage.metadata.topics import check_properties
 from storage.model import TopicName
 
 MAX_PARTITIONS = 10_000
@@ -161,3 +164,46 @@ def _check_number(name: TopicName, partitions: int) -> None:
 
 def _record(row: RowMapping) -> PartitionedTopic:
     return PartitionedTopic(TopicName.parse(row["name"]), row["partitions"], dict(row["properties"]), row["created_at"])
+
+
+class PartitionStore:
+    """The rows of partitions, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, object]) -> None:
+        """`defaults`: the broker's policies (PolicyStore)."""
+        self._database = database
+        self._clock = clock
+        self._defaults = defaults
+
+    def find(self, name: TopicName) -> PartitionedTopic | None:
+        """The partitioned topic of that name, if it is one."""
+        with self._database.read() as connection:
+            return find(connection, name)
+
+    def in_namespace(self, namespace: str) -> list[PartitionedTopic]:
+        """Those of `tenant/namespace`, by name. Raises InvalidInput."""
+        topics.parse_namespace(namespace)
+        with self._database.read() as connection:
+            return in_namespace(connection, namespace)
+
+    def create(self, name: TopicName, partitions: int, properties: Mapping[str, str]) -> PartitionedTopic:
+        """With its partitions. Raises NotFound for the namespace, Conflict, InvalidInput."""
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            return create(connection, name, partitions, properties, now, self._defaults)
+
+    def update(self, name: TopicName, partitions: int) -> PartitionedTopic:
+        """Make more of them. Raises NotFound, InvalidInput, Conflict if they were to be fewer."""
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            return update_number(connection, name, partitions, now, self._defaults)
+
+    def set_properties(self, name: TopicName, updates: Mapping[str, str], removed: Collection[str] = ()) -> None:
+        """Add or replace properties, and take those of `removed`; the others stay. Raises NotFound, InvalidInput."""
+        with self._database.write() as connection:
+            set_properties(connection, name, updates, removed)
+
+    def delete(self, name: TopicName, force: bool) -> list[DeletedTopic]:
+        """With its partitions, all or nothing. Raises NotFound; LeaseHeld unless forced, if somebody writes one."""
+        with self._database.write() as connection:
+            return remove(connection, name, self._clock.now_ms(), force=force)
