@@ -57,7 +57,7 @@ async def answered(request: Request, other: Elsewhere) -> Response:
         return await forwarding.forward(request, other.service)
     metadata = request.app.state.service.components.metadata
     looking = pools_of(request)[WaitsFor.DATABASE]
-    partitioned: PartitionedTopic | None = await looking.run(metadata.tenancy.partitioned, whole)
+    partitioned: PartitionedTopic | None = await looking.run(metadata.partitions.find, whole)
     if partitioned is None:
         return await forwarding.forward(request, other.service)
     body = await request.body()

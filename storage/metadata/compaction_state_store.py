@@ -128,7 +128,7 @@ class CompactionStateStore:
             last = runs.last(connection, topic_id)
             if last is not None and _lives(last, self._dead(dead_ms), now):
                 raise runs.is_running(topic, last)
-            cursors.create(connection, topic_id, COMPACTION_CURSOR)
+            cursors.ensure(connection, topic_id, COMPACTION_CURSOR)
             return _request(connection, topic_id, cause, by, now, self._dead(dead_ms))
 
     def withdraw(self, topic_id: int, *, leader: int | None = None, requested_at: int | None = None) -> bool:

@@ -221,7 +221,7 @@ def ensure_compaction_cursor(connection: Connection, topic: TopicRecord, default
     if cursors.find(connection, topic.id, COMPACTION_CURSOR) is not None:
         return
     if resolved(connection, topic, defaults).compaction_enabled:
-        cursors.create(connection, topic.id, COMPACTION_CURSOR)
+        cursors.ensure(connection, topic.id, COMPACTION_CURSOR)
 
 
 def _topics_of(connection: Connection, scopes: Collection[str]) -> dict[str, TopicRecord]:

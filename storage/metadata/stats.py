@@ -98,31 +98,39 @@ class TopicStanding:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-def of_topic(connection: Connection, name: TopicName, *, lines: bool, precise: bool) -> TopicStanding:
-    """Raises TopicNotFound. `lines`: with one for each ledger, and properties; `precise`: with single
-    acknowledgements counted."""
-    topic = topics.by_name(connection, name)
-    records = cursors.of_topic(connection, topic.id)
-    marks = sorted({_mark(record) for record in records})
-    sums, behind = _sums(connection, topic.id, marks)
-    succeeded, failed = _last_runs(connection, topic.id)
-    standing = []
-    for record in records:
-        size, oldest = behind[_mark(record)]
-        above = cursor_ranges.summary(connection, topic, record) if precise else None
-        messages, ranges = (above.messages, above.ranges) if above else (0, 0)
-        standing.append(CursorStanding(record, size, oldest, messages, ranges))
-    return TopicStanding(
-        topic=topic,
-        sums=sums,
-        segments=segments.of_topic(connection, topic.id, segments.TAIL),
-        cursors=tuple(standing),
-        compacted=cursors.serving_compacted(connection, topic.id),
-        succeeded=succeeded,
-        failed=failed,
-        lines=_lines(connection, topic.id) if lines else (),
-        properties=topics.properties(connection, topic.id) if lines else {},
-    )
+class StatsStore:
+    """What stats show, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, name: TopicName, *, lines: bool = False, precise: bool = False) -> TopicStanding:
+        """The topic of one moment. Raises TopicNotFound.
+
+        `lines`: with a line for each ledger, and properties; `precise`: with single acknowledgements counted.
+        """
+        with self._database.snapshot() as connection:
+            topic = topics.by_name(connection, name)
+            records = cursors.of_topic(connection, topic.id)
+            sums, behind = _sums(connection, topic.id, sorted({_mark(record) for record in records}))
+            succeeded, failed = _last_runs(connection, topic.id)
+            standing = []
+            for record in records:
+                size, oldest = behind[_mark(record)]
+                above = cursor_ranges.summary(connection, topic, record) if precise else None
+                messages, ranges = (above.messages, above.ranges) if above else (0, 0)
+                standing.append(CursorStanding(record, size, oldest, messages, ranges))
+            return TopicStanding(
+                topic=topic,
+                sums=sums,
+                segments=segments.of_topic(connection, topic.id, segments.TAIL),
+                cursors=tuple(standing),
+                compacted=cursors.serving_compacted(connection, topic.id),
+                succeeded=succeeded,
+                failed=failed,
+                lines=_lines(connection, topic.id) if lines else (),
+                properties=topics.properties(connection, topic.id) if lines else {},
+            )
 
 
 def _mark(record: CursorRecord) -> int:
@@ -209,16 +217,3 @@ def _last_runs(connection: Connection, topic_id: int) -> tuple[RunRecord | None,
     found = [row_mapping.run(row) for row in connection.execute(_LAST_RUNS, {"topic": topic_id}).mappings()]
     succeeded = next((one for one in found if one.state is RunState.SUCCESS), None)
     return succeeded, next((one for one in found if one.state is not RunState.SUCCESS), None)
-
-
-class StatsStore:
-    """The rows of stats, over the database of a MetadataStore. Safe to share between threads."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def of(self, name: TopicName, *, lines: bool = False, precise: bool = False) -> TopicStanding:
-        """The topic of one moment. `lines`: a line for each ledger, and properties; `precise`: count single
-        acknowledgements."""
-        with self._database.snapshot() as connection:
-            return of_topic(connection, name, lines=lines, precise=precise)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, delete
+from sqlalchemy import delete
 
 from compactor.engines.engine import InProcess
 from compactor.maintenance.garbage import (
@@ -32,6 +32,7 @@ from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.metadata import attempts as attempts_module
 from storage.metadata import pins as pins_module
+from storage.metadata.pins import PinStore
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import AttemptKind, RunState
 from storage.metadata.tables import pins as pins_table
@@ -266,13 +267,14 @@ def test_the_harness_notices_when_pins_are_not_looked_at(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the pin check taken out, test_a_pinned_generation_is_read_to_its_end fails."""
-    real = pins_module.collect
+    real = PinStore.collect
 
-    def blind(connection: Connection, topic_id: int, ledger_id: int, grace_ms: int, now: int) -> bool:
-        connection.execute(delete(pins_table).where(pins_table.c.ledger_id == ledger_id))
-        return real(connection, topic_id, ledger_id, grace_ms, now)
+    def blind(self: PinStore, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
+        with self._database.write() as connection:
+            connection.execute(delete(pins_table).where(pins_table.c.ledger_id == ledger_id))
+        return real(self, topic_id, ledger_id, grace_ms)
 
-    monkeypatch.setattr(pins_module, "collect", blind)
+    monkeypatch.setattr(PinStore, "collect", blind)
     with pytest.raises(AssertionError, match="it keeps the generation"):
         read_a_pinned_generation_to_its_end(bench, topic)
 

@@ -42,7 +42,7 @@ def topic_of_run(request: Request) -> TopicName | None:
     if not re.fullmatch(r"[0-9]{1,18}", number, re.ASCII):
         return None
     try:
-        found: TopicName = metadata.snapshot(metadata.run(int(number)).topic_id).topic.name
+        found: TopicName = metadata.snapshot(metadata.runs.get(int(number)).topic_id).topic.name
     except NotFound:
         return None
     return found

@@ -500,7 +500,7 @@ def test_only_a_sealed_segment_is_forgotten(store: MetadataStore, topic: TopicRe
         open_ = opened(store, lease, topic)
     before = state(store, topic)
     for segment in (closed, open_):
-        with pytest.raises(AssertionError, match="seal it before it is forgotten"):
+        with pytest.raises(AssertionError, match="seal it before its row is purged"):
             store.sealing.purge(topic.id, segment.ledger_id)
     assert state(store, topic) == before
 
