@@ -85,7 +85,7 @@ class Cursor:
         self._resume(metadata.cursors.load(topic.id, name, settings.max_held_bytes))
 
     def _resume(self, loaded: CursorState) -> None:
-        self._life = loaded.life
+        self._life = loaded.incarnation
         self._stored = self._position = loaded.record.mark_delete
         self._offsets = AcknowledgedOffsets(_offset(self._stored), self._settings.max_held_bytes)
         for number, bitmap in loaded.stretches.items():

@@ -102,9 +102,9 @@ class OwnerProxy:
         if segment is not None and segment.log_uid != self._log.known_uid:
             raise Elsewhere(self._having(segment.log_uid, topic), topic)
         lease = self._metadata.leases.current(topic.id)
-        if lease is None or same_process(lease.holder, str(self._owner)):
+        if lease is None or same_process(lease.owner, str(self._owner)):
             return
-        service = self._metadata.services.of_owner(lease.holder)
+        service = self._metadata.services.of_owner(lease.owner)
         if service is not None:
             raise Elsewhere(service, topic)
         raise self.held(lease, topic)
@@ -112,11 +112,11 @@ class OwnerProxy:
     def held(self, lease: Lease, topic: TopicRecord) -> Problem:
         """Why a topic cannot be written now, and what to do."""
         seconds = max(1, -(-(lease.expires_at - self._clock.now_ms()) // 1000))
-        owner = Owner.parse(lease.holder)
+        owner = Owner.parse(lease.owner)
         process = "it" if owner is None else f"the process {owner.pid} on {owner.host}"
         return Problem(
             503,
-            f"{lease.holder} is writing to {topic.name}, and is no service that lives but a `compactor produce`, an "
+            f"{lease.owner} is writing to {topic.name}, and is no service that lives but a `compactor produce`, an "
             f"import or a service that died, which keeps the topic for as long as it runs: end {process}, "
             f"or write through it; if it has ended, try again",
             {"Retry-After": str(seconds)},

@@ -47,5 +47,5 @@ def status_of(activity: Activity) -> StatusAndError:
     if last.state is RunState.SUCCESS:
         return StatusAndError(CompactionStatus.SUCCESS, "")
     if last.state is RunState.RUNNING:
-        return StatusAndError(CompactionStatus.ERROR, f"its worker {last.holder} stopped answering")
+        return StatusAndError(CompactionStatus.ERROR, f"its worker {last.owner} stopped answering")
     return StatusAndError(CompactionStatus.ERROR, last.error)

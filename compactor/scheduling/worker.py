@@ -179,7 +179,7 @@ class Worker:
     def _hand_over(self, job: Job) -> None:
         for run in list(job.runs):
             try:
-                if self._metadata.compaction_state.hand_over(run, ENDING, run.holder):
+                if self._metadata.compaction_state.hand_over(run, ENDING, run.owner):
                     _log.warning("run %d is handed over: it did not end in time", run.run_id)
             except CompactorError as error:  # its heart stops: it is taken for dead, and requested again
                 _log.warning("run %d could not be handed over: %s", run.run_id, error.message)
@@ -305,7 +305,7 @@ class Worker:
             ending = self._ending
         if ending and isinstance(error, Fenced):
             # Its engine was stopped, for all runs of the job; of one that could not be handed over, nobody knows.
-            self._metadata.compaction_state.hand_over(run, ENDING, run.holder)
+            self._metadata.compaction_state.hand_over(run, ENDING, run.owner)
         self._metadata.runs.fail(run, told)
 
     def _retry_at(self, failures: int) -> int:

@@ -128,7 +128,7 @@ class LogManager:
             )
         silent = max(0, self.clock.now_ms() - claim.heartbeat_at)
         return LeaseHeld(
-            f"the segment {segment.ledger_id} of {topic.name} is being sealed by {claim.holder}, which has not "
+            f"the segment {segment.ledger_id} of {topic.name} is being sealed by {claim.owner}, which has not "
             f"finished within {wait_ms} ms and was last heard of {silent} ms ago",
             f"try again; if it died, its claim ends {SEALER_DEAD_MS // 1000} s after its last heartbeat",
         )
@@ -300,7 +300,7 @@ class LogManager:
             one.attempt_id
             for one in self.metadata.attempts.of_topic(topic.id)
             if one.finished_at is None
-            and (is_alive_here(one.holder) or is_alive(one.holder, one.heartbeat_at, SEALER_DEAD_MS, now))
+            and (is_alive_here(one.owner) or is_alive(one.owner, one.heartbeat_at, SEALER_DEAD_MS, now))
         }
         return [one for one in too_often if one.sealing_attempt_id not in living]
 

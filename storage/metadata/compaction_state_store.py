@@ -1,14 +1,13 @@
-"""CompactionStateStore: what is wanted of compactions: requests, pauses, failures. Reached as
-MetadataStore.compaction_state.
+"""CompactionStateStore: what is wanted of compactions: requests, pauses, failures.
 
     None ── a run is claimed ──► InProgress ── pause ──► Aborted(1) ── its worker stops ──► Paused(1)
     Paused(1) ── pause ──► Paused(2) ── resume ──► Paused(1) ── resume ──► None   (S5; Kafka's LogCleanerManager)
 
-A request survives a crash: it is a row, and the leader executes it; `claim_run` takes it in the transaction that
-makes the run. "Running", for users, is a topic whose compaction is requested, or that has a run whose heart beats.
+A request survives a crash: it is a row, and the leader executes it; `runs.claim` takes it in the transaction
+that begins the run. "Running", for users, is a topic whose compaction is requested, or that has a run that is alive.
 
 Each method is one transaction and may raise Unavailable, Misconfigured and TopicNotFound. After Unavailable, `request`
-may have been made; `pause` finds out by itself, by the counts that it left; all others may be called again. Must not
+may have been made; `pause` finds out by itself, by the counts that it wrote; all others may be called again. Must not
 know: when compactions are due.
 """
 
@@ -46,15 +45,15 @@ from storage.metadata.tables import runs as runs_table
 from storage.metadata.tables import topics as topics_table
 
 _NAMED = 3
-"""So many topics are named in an error."""
+"""How many topics an error names at most."""
 _ENDING = "look with `compactor-admin topics compaction-status`, and try again when it has ended"
 
 
 class CompactionStateStore:
-    """The control part of the metadata, over the database of a MetadataStore. Safe to share between threads."""
+    """What is wanted of compactions, over the database of a MetadataStore. Safe to share between threads."""
 
     def __init__(self, database: Database, clock: Clock, dead_ms: int = RUN_DEAD_MS) -> None:
-        """`dead_ms`: a run without a heartbeat for so long is dead, where a method is not told otherwise."""
+        """`dead_ms`: a run without a heartbeat for that long is dead, unless a method is given another value."""
         self._database = database
         self._clock = clock
         self._dead_ms = dead_ms
@@ -62,7 +61,7 @@ class CompactionStateStore:
     def _dead(self, dead_ms: int | None) -> int:
         return self._dead_ms if dead_ms is None else dead_ms
 
-    # Looking
+    # Queries
 
     def get(self, topic_id: int) -> CompactionState:
         """What is wanted of the topic's compaction."""
@@ -75,7 +74,7 @@ class CompactionStateStore:
             return compaction_state.of_all(connection, self._clock.now_ms(), self._dead_ms)
 
     def activity(self, topic_id: int, dead_ms: int | None = None) -> Activity:
-        """The topic's compaction as it is now. `dead_ms`: a run without a heartbeat for so long is dead."""
+        """The topic's compaction as it is now. `dead_ms`: a run without a heartbeat for that long is dead."""
         with self._database.snapshot() as connection:
             now = self._clock.now_ms()
             found = compaction_state.find(connection, topic_id, now, self._dead(dead_ms))
@@ -87,7 +86,7 @@ class CompactionStateStore:
         with self._database.snapshot() as connection:
             found = compaction_state.requested(connection, self._clock.now_ms(), self._dead_ms)
             records = _topics(connection, list(found))
-            return [(records[topic_id], one) for topic_id, one in found.items()]
+            return [(records[topic_id], state) for topic_id, state in found.items()]
 
     def running(self, dead_ms: int | None = None) -> int:
         """How many runs live, of all topics."""
@@ -97,13 +96,17 @@ class CompactionStateStore:
             return int(connection.execute(statement).scalar_one())
 
     def retries(self, most_ms: int) -> list[TopicRecord]:
-        """The failing topics whose time to be tried again has come, and that are not requested or paused.
+        """The failing topics that may be tried again, and are not requested or paused; the longest due first.
 
-        `most_ms`: the longest that one waits.
+        `most_ms`: the longest wait; a time beyond it was written before the clock was set back.
         """
         with self._database.snapshot() as connection:
             now = self._clock.now_ms()
-            found = compaction_state.due_again(connection, now, most_ms)
+            waiting = controls_table.c.requested_at.is_(None) & (controls_table.c.paused == 0)
+            due = (controls_table.c.retry_at <= now) | (controls_table.c.retry_at > now + most_ms)
+            statement = select(controls_table.c.topic_id).where(controls_table.c.failures > 0, due, waiting)
+            ordered = statement.order_by(controls_table.c.retry_at, controls_table.c.topic_id)
+            found = list(connection.execute(ordered).scalars())
             records = _topics(connection, found)
             return [records[topic_id] for topic_id in found]
 
@@ -132,11 +135,11 @@ class CompactionStateStore:
             return _request(connection, topic_id, cause, by, now, self._dead(dead_ms))
 
     def withdraw(self, topic_id: int, *, leader: int | None = None, requested_at: int | None = None) -> bool:
-        """Take a request back, as nothing is new (P11) or nobody wants it any more; whether there was one.
+        """Withdraw a request, as nothing is new (P11) or it is not wanted any more; whether there was one.
 
-        `requested_at`: only the request of that time; one that was made since then stays, as something may be new.
-        `leader`: the token of the leadership that found that nothing is new; Fenced if it was lost, since it may have
-        slept, and the request be another one.
+        `requested_at`: only the request of that time; a later one stays, as something may be new. `leader`: the token
+        of the leadership that found that nothing is new; Fenced if it was lost, since it may have slept, and the
+        request be another one.
         """
         with self._database.write() as connection:
             topics.locked(connection, topic_id)
@@ -180,7 +183,7 @@ class CompactionStateStore:
     def hand_over(self, run: RunRecord, reason: str, by: str) -> bool:
         """End a run as CANCELLED and ask for it again, in one transaction.
 
-        False if it has ended already, or may not publish any more: nobody wants it then.
+        False if it has ended already, or may not publish any more: it is not wanted then.
         """
         with self._database.write() as connection:
             topic = topics.locked(connection, run.topic_id)
@@ -208,15 +211,15 @@ class CompactionStateStore:
                 compaction_state.put(connection, topic_id, paused=found.paused + 1)
             return self._found(connection, topic_ids, dead_ms)
 
-        def happened(connection: Connection, made: list[CompactionState]) -> bool:
+        def happened(connection: Connection, paused: list[CompactionState]) -> bool:
             topics.all_locked(connection, topic_ids)
             found = self._found(connection, topic_ids, dead_ms)
-            return [(one.paused, one.requested_at) for one in found] == [(one.paused, None) for one in made]
+            return [(now.paused, now.requested_at) for now in found] == [(then.paused, None) for then in paused]
 
         return self._database.write_once(pause, happened, f"whether the compaction of topics {topic_ids} was paused")
 
     def resume(self, topic_id: int) -> CompactionState:
-        """Take one pause back. Raises Conflict if the topic is not paused, or a run of it is being aborted still."""
+        """End one pause. Raises Conflict if the topic is not paused, or a run of it is being aborted still."""
         return self.resume_all([topic_id])[0]
 
     def resume_all(self, topic_ids: Sequence[int]) -> list[CompactionState]:
@@ -280,8 +283,8 @@ class CompactionStateStore:
             now = self._clock.now_ms()
             topics.locked(connection, topic_id)
             found = compaction_state.find(connection, topic_id, now, self._dead_ms)
-            told = runs.storable(error)
-            compaction_state.put(connection, topic_id, failures=found.failures + 1, retry_at=retry_at, last_error=told)
+            failures, last_error = found.failures + 1, runs.storable(error)
+            compaction_state.put(connection, topic_id, failures=failures, retry_at=retry_at, last_error=last_error)
             if leader is not None:
                 if requested_at in (None, found.requested_at):
                     compaction_state.put(connection, topic_id, requested_at=None, requested_by="")
@@ -302,10 +305,8 @@ class CompactionStateStore:
             if not counts:
                 return None
             failures = compaction_state.find(connection, run.topic_id, now, self._dead_ms).failures + 1
-            told = runs.storable(error)
-            compaction_state.put(
-                connection, run.topic_id, failures=failures, retry_at=retry_at(failures), last_error=told
-            )
+            values = {"failures": failures, "retry_at": retry_at(failures), "last_error": runs.storable(error)}
+            compaction_state.put(connection, run.topic_id, **values)
             return failures
 
     def record_success(self, topic_id: int) -> None:
@@ -341,7 +342,7 @@ def _stop(connection: Connection, topic_id: int, reason: str, dead_ms: int, now:
 
 
 def _lives(run: RunRecord | None, dead_ms: int, now: int) -> bool:
-    return run is not None and run.state is RunState.RUNNING and is_alive(run.holder, run.heartbeat_at, dead_ms, now)
+    return run is not None and run.state is RunState.RUNNING and is_alive(run.owner, run.heartbeat_at, dead_ms, now)
 
 
 def _topics(connection: Connection, ids: list[int]) -> dict[int, TopicRecord]:

@@ -106,7 +106,7 @@ class CursorStore:
                 )
             cursor = _get(connection, topic, name)
             values = row_mapping.position_values("mark_delete", position)
-            _update(connection, topic_id, name, **values, life=cursor_ranges.new_life())
+            _update(connection, topic_id, name, **values, life=cursor_ranges.new_incarnation())
             cursor_ranges.clear(connection, topic_id, name)
             return CursorRecord(name, position, cursor.properties)
 
@@ -162,14 +162,16 @@ class CursorStore:
             return cursor_ranges.load(connection, topics.by_id(connection, topic_id), name, max_bytes)
 
     def merge(
-        self, topic_id: int, name: str, life: str, mark_delete: Position | None, changed: Mapping[int, BitMap]
+        self, topic_id: int, name: str, incarnation: str, mark_delete: Position | None, changed: Mapping[int, BitMap]
     ) -> Merged:
         """Add what an owner acknowledged to what is stored: mark-delete never goes back, nothing is lost.
 
         Raises NotFound; Fenced if the cursor is not in the incarnation that the owner opened.
         """
         with self._database.write() as connection:
-            return cursor_ranges.merge(connection, topics.kept(connection, topic_id), name, life, mark_delete, changed)
+            return cursor_ranges.merge(
+                connection, topics.kept(connection, topic_id), name, incarnation, mark_delete, changed
+            )
 
     def summaries(self, topic_id: int) -> list[tuple[CursorRecord, RangesSummary]]:
         """All cursors of the topic, by name, with what is acknowledged above their mark-delete; all of one moment."""
@@ -309,6 +311,6 @@ def _update(connection: Connection, topic_id: int, name: str, **values: object) 
 
 def _insert(connection: Connection, topic_id: int, new: CursorRecord) -> CursorRecord:
     position = row_mapping.position_values("mark_delete", new.mark_delete)
-    values = {**position, "properties": dict(new.properties), "life": cursor_ranges.new_life()}
+    values = {**position, "properties": dict(new.properties), "life": cursor_ranges.new_incarnation()}
     connection.execute(insert(cursors).values(topic_id=topic_id, name=new.name, **values))
     return new

@@ -1,7 +1,7 @@
 """The writer lease of a topic: who may append, for how long, and the token that fences the owners before.
 
-Invariants: the token grows by one with each acquisition and never starts again, so an owner that lost the lease can
-be told from the one that has it, however long it slept. Time only decides when a lease may be taken (liveness.py);
+Invariants: the token grows by one with each acquisition and never starts again, so an owner that lost the lease differs
+from the one that has it, however long it slept. Time only decides when a lease may be taken (liveness.py);
 whether a write counts is decided by the token alone (`check`). So a wrong clock costs waiting, or a failed append,
 never two writers.
 """
@@ -69,7 +69,7 @@ class LeaseStore:
         with self._database.write() as connection:
             now = self._clock.now_ms()
             check(connection, lease)
-            renewed = Lease(lease.topic_id, lease.holder, lease.token, now + ttl_ms)
+            renewed = Lease(lease.topic_id, lease.owner, lease.token, now + ttl_ms)
             ours = update(leases).where(leases.c.topic_id == lease.topic_id)
             connection.execute(ours.values(expires_at=renewed.expires_at))
             return renewed
@@ -85,7 +85,7 @@ class LeaseStore:
             ids = [lease.topic_id for lease in owned]
             locking = select(*columns).where(leases.c.topic_id.in_(ids)).with_for_update(skip_locked=True)
             found = {row.topic_id: (row.holder, row.token) for row in connection.execute(locking)}
-            ours = [lease for lease in owned if found.get(lease.topic_id) == (lease.holder, lease.token)]
+            ours = [lease for lease in owned if found.get(lease.topic_id) == (lease.owner, lease.token)]
             if ours:
                 renewed = update(leases).where(leases.c.topic_id.in_([lease.topic_id for lease in ours]))
                 connection.execute(renewed.values(expires_at=now + ttl_ms))
@@ -126,8 +126,8 @@ class LeaseStore:
             lease = Lease(topic_id, row["holder"], row["token"], row["expires_at"])
             if not force:
                 alive = "its owner is alive: stop it, or force it; what it appends from then on fails"
-                if is_alive_here(lease.holder) or any(
-                    same_process(service.name, lease.holder)
+                if is_alive_here(lease.owner) or any(
+                    same_process(service.name, lease.owner)
                     for service in services.live(connection, SERVICE_DEAD_MS, now)
                 ):
                     raise held(connection, topics.by_id(connection, topic_id).name, row, now, alive, alive)
@@ -153,12 +153,12 @@ def held(
 def check(connection: Connection, lease: Lease) -> None:
     """The lease is still its owner's, and stays so until this transaction ends. Raises Fenced."""
     row = _locked(connection, lease.topic_id)
-    if row["token"] == lease.token and row["holder"] == lease.holder:
+    if row["token"] == lease.token and row["holder"] == lease.owner:
         return
     topic = topics.by_id(connection, lease.topic_id)
     now_held = f"{row['holder']} has it now" if row["holder"] is not None else "it was given back"
     raise Fenced(
-        f"{lease.holder} no longer holds the lease of {topic.name} (token {lease.token}): {now_held} "
+        f"{lease.owner} no longer holds the lease of {topic.name} (token {lease.token}): {now_held} "
         f"(token {row['token']})",
         "nothing was written; start again",
     )

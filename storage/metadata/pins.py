@@ -73,7 +73,7 @@ class PinStore:
             topic = topics.locked(connection, pin.topic_id)
             if _find(connection, pin.topic_id, pin.ledger_id) is None:
                 raise Fenced(
-                    f"the pin of {pin.holder} on compacted ledger {pin.ledger_id} of {topic.name} expired, and the "
+                    f"the pin of {pin.owner} on compacted ledger {pin.ledger_id} of {topic.name} expired, and the "
                     "ledger was collected",
                     "go on at the same position with the compacted ledger that serves now",
                 )

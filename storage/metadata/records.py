@@ -24,7 +24,7 @@ READ_COMPACTED_PROPERTY = "readCompacted"
 
 @dataclass(frozen=True)
 class TopicRecord:
-    """A topic. `uid` (32 hex digits) is new for each life of a name; `generation` and `epoch` only ever grow.
+    """A topic. `uid` (32 hex digits) is new for each incarnation of a name; `generation` and `epoch` only ever grow.
 
     `next_offset`: behind the last sealed ledger or rolled segment; an open segment goes on from there. `start_offset`:
     what is below it is gone, or hidden (C1).
@@ -81,7 +81,7 @@ class SegmentContent:
 
 
 MAX_SEALING_TRIES = 5
-"""A segment over which so many sealers have died is given up."""
+"""A segment that as many sealers died over is sealed no more but by hand."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class RunRecord:
     run_id: int
     topic_id: int
     attempt_id: str
-    holder: str
+    owner: str
     epoch: int
     state: RunState
     phase: str
@@ -190,7 +190,7 @@ class Attempt:
     attempt_id: str
     topic_id: int
     kind: AttemptKind
-    holder: str
+    owner: str
     started_at: int
     heartbeat_at: int
     finished_at: int | None = None
@@ -198,10 +198,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to write a topic until `expires_at`; `token` grows with each new holder and fences old ones."""
+    """The right to write a topic until `expires_at`; `token` grows with each new owner and fences the owners before."""
 
     topic_id: int
-    holder: str
+    owner: str
     token: int
     expires_at: int
 
@@ -246,7 +246,7 @@ class Pin:
     pin_id: str
     topic_id: int
     ledger_id: int
-    holder: str
+    owner: str
     expires_at: int
 
 
@@ -372,7 +372,7 @@ class PartitionedTopic:
 
 @dataclass(frozen=True)
 class DeletedTopic:
-    """A life of a topic that is over (S8); its files may still be there."""
+    """A topic that was deleted (S8); its files may still be there."""
 
     uid: str
     name: TopicName

@@ -251,7 +251,7 @@ def lock_running(connection: Connection, topic_ids: Collection[int]) -> None:
 def is_running(topic: TopicRecord, run: RunRecord) -> CompactionRunning:
     """The error that names the run under way."""
     return CompactionRunning(
-        f"run {run.run_id} by {run.holder} is compacting {topic.name} since {shown_time(run.started_at)}",
+        f"run {run.run_id} by {run.owner} is compacting {topic.name} since {shown_time(run.started_at)}",
         f"wait for it to finish; `compactor compactions show {run.run_id}` shows its progress, "
         f"`compactor compactions cancel {run.run_id}` ends it",
     )
@@ -290,7 +290,7 @@ def _claim(
     cause = compaction_state.take_request(connection, topic, requested, now, heartbeat_ttl_ms)
     running = _find(connection, select(runs).where(runs.c.topic_id == topic_id, runs.c.state == RunState.RUNNING.value))
     if running is not None:
-        if is_alive(running.holder, running.heartbeat_at, heartbeat_ttl_ms, now):
+        if is_alive(running.owner, running.heartbeat_at, heartbeat_ttl_ms, now):
             raise is_running(topic, running)
         # Before the insert: at most one row may be RUNNING. The text is completed when the new id is known.
         _end(connection, running, RunState.ERROR, now)
@@ -316,7 +316,7 @@ def _claim(
     assert inserted.inserted_primary_key is not None
     run_id: int = inserted.inserted_primary_key[0]
     if running is not None:
-        error = f"its worker {running.holder} stopped answering; taken over by run {run_id}"
+        error = f"its worker {running.owner} stopped answering; taken over by run {run_id}"
         connection.execute(update(runs).where(runs.c.run_id == running.run_id).values(error=error))
     return get(connection, run_id)
 

@@ -71,7 +71,7 @@ class SealingStore:
             alive = {
                 attempt.attempt_id
                 for attempt in claims.values()
-                if is_alive(attempt.holder, attempt.heartbeat_at, stale_ms, now)
+                if is_alive(attempt.owner, attempt.heartbeat_at, stale_ms, now)
             }
             wanted = (
                 segment
@@ -202,4 +202,4 @@ def _open_claims(connection: Connection, rolled: tuple[SegmentRecord, ...]) -> d
 def _tries(segment: SegmentRecord, claims: Mapping[str, Attempt]) -> int:
     """How often it was tried, without an open claim whose process lives: that process did not die over it."""
     last = claims.get(segment.sealing_attempt_id or "")
-    return segment.sealing_tries - (last is not None and is_alive_here(last.holder))
+    return segment.sealing_tries - (last is not None and is_alive_here(last.owner))

@@ -21,7 +21,7 @@ from storage.owner import is_dead, same_process
 SCHEDULER = "scheduler"
 """The one role there is."""
 _PURGED_AFTER = 20
-"""Rows of dead services are purged after so many times the age at which they count as dead."""
+"""Rows of dead services are purged at this many times the age at which they count as dead."""
 
 
 class ServiceStore:

@@ -1,7 +1,7 @@
 """What stats show of a topic, in few statements: sums over its ledgers, no row of a ledger and no index directory.
 
 Everything is of one moment. A look costs the topic's own rows only, however many topics there are: statements go by
-`topic_id`, and of the runs the newest `RUNS_SEEN` are looked at. Must not know: files, objects, JSON.
+`topic_id`, and of the runs the newest `RUNS_SEEN` are read. Must not know: files, objects, JSON.
 """
 
 from __future__ import annotations

@@ -50,6 +50,6 @@ def release_lease(parts: Parts, topic: Topic, wanted: Annotated[ReleaseLease, Bo
     found = []
     for record in resolve.topics(parts, topic):
         lease = parts.components.metadata.leases.end(record.id, force=wanted.force, dry_run=wanted.dryRun)
-        owner, until = (None, None) if lease is None else (lease.holder, lease.expires_at)
+        owner, until = (None, None) if lease is None else (lease.owner, lease.expires_at)
         found.append(LeaseReport(topic=str(record.name), dry_run=wanted.dryRun, owner=owner, expires_at=until))
     return found

@@ -78,5 +78,5 @@ def _holder(parts: Service, topic: TopicName) -> str | None:
         lease = metadata.leases.current(metadata.topics.get(topic).id)
     except TopicNotFound:
         return None
-    service = None if lease is None else metadata.services.of_owner(lease.holder)
+    service = None if lease is None else metadata.services.of_owner(lease.owner)
     return None if service is None else service.url

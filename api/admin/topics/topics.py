@@ -179,7 +179,7 @@ def written_by_a_service(parts: Service, topic_id: int) -> bool:
     lease = metadata.leases.current(topic_id)
     if lease is None:
         return False
-    return same_process(lease.holder, owner_name()) or metadata.services.of_owner(lease.holder) is not None
+    return same_process(lease.owner, owner_name()) or metadata.services.of_owner(lease.owner) is not None
 
 
 def connected(producers: int = 1) -> str:

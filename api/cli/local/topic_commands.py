@@ -106,7 +106,7 @@ def release_lease(
                 continue
             held = True
             verb = "released" if yes else "would be released"
-            put(f"Topic {record.name}: the lease of {lease.holder}, until {shown_time(lease.expires_at)}, {verb}")
+            put(f"Topic {record.name}: the lease of {lease.owner}, until {shown_time(lease.expires_at)}, {verb}")
     if held and not yes:
         say("Nothing was released: make sure that the owner is dead, and give --yes")
 

@@ -113,7 +113,7 @@ def test_show_a_run_that_is_done(compactor_command: Compactor, history: str, in_
         "horizon_offset": 5,
         "epoch": 1,
         "attempt": run.attempt_id,
-        "holder": run.holder,
+        "holder": run.owner,
         "policies": run.policies,
         "statistics": run.statistics,
     }
@@ -269,12 +269,12 @@ def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
 
     last_sign(-60_000)
     assert not expired()
-    compactor_command("compact-topic", "--topic", topic).refused(4, "run 1", run.holder)
+    compactor_command("compact-topic", "--topic", topic).refused(4, "run 1", run.owner)
     last_sign(HEARTBEAT_MS)
     assert expired()
     done = compactor_command("compact-topic", "--topic", topic).done()
     assert " complete. Compacted to ledger " in done.stdout
     assert states(compactor_command) == [(2, "SUCCESS"), (1, "ERROR")]
     shown = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
-    assert shown["error"] == f"its worker {run.holder} stopped answering; taken over by run 2"
+    assert shown["error"] == f"its worker {run.owner} stopped answering; taken over by run 2"
     assert len(compactor_command("read", topic, "--read-compacted").messages) == 300

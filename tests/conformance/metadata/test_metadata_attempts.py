@@ -56,7 +56,7 @@ def test_attempts_that_stopped_beating_are_given_up(
     assert store.runs.expire_attempts(topic.id, TTL) == [dead.attempt_id]
     clock.advance(5)
     assert store.runs.expire_attempts(topic.id, 10 * TTL) == []
-    found = {attempt.holder: attempt.finished_at for attempt in store.attempts.of_topic(topic.id)}
+    found = {attempt.owner: attempt.finished_at for attempt in store.attempts.of_topic(topic.id)}
     assert found == {"dead": ended_at, "done": done.started_at, "alive": None}
     store.attempts.heartbeat(alive)
     store.attempts.heartbeat(elsewhere)

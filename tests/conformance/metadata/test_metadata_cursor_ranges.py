@@ -33,7 +33,7 @@ def life(store: MetadataStore, topic: TopicRecord) -> str:
 
 
 def life_of(store: MetadataStore, topic: TopicRecord) -> str:
-    return store.cursors.load(topic.id, "s", MUCH).life
+    return store.cursors.load(topic.id, "s", MUCH).incarnation
 
 
 def stretches(store: MetadataStore, topic: TopicRecord) -> dict[int, BitMap]:
@@ -52,7 +52,7 @@ def test_what_was_merged_is_loaded(store: MetadataStore, topic: TopicRecord, lif
     assert merged.mark_delete == at(4)
     assert merged.stretches == {0: BitMap([6, 9]), far: BitMap([RANGE_OFFSETS - 1])}
     loaded = store.cursors.load(topic.id, "s", MUCH)
-    assert (loaded.record.mark_delete, loaded.life, loaded.left_out) == (at(4), life, 0)
+    assert (loaded.record.mark_delete, loaded.incarnation, loaded.left_out) == (at(4), life, 0)
     assert loaded.record.mark_delete is not None
     assert loaded.record.mark_delete.message_id.partition == 3
     assert loaded.stretches == merged.stretches
@@ -128,7 +128,7 @@ def test_ranges_across_rows_are_one(store: MetadataStore, topic: TopicRecord, li
 
 def test_a_reset_clears_and_fences(store: MetadataStore, topic: TopicRecord, life: str) -> None:
     store.cursors.create(topic.id, "t", None, {})
-    theirs = store.cursors.load(topic.id, "t", MUCH).life
+    theirs = store.cursors.load(topic.id, "t", MUCH).incarnation
     for name, its_life in (("s", life), ("t", theirs)):
         store.cursors.merge(topic.id, name, its_life, at(9), {0: BitMap([20]), 5: BitMap([1])})
     store.cursors.set_properties(topic.id, "s", {"a": "b"})
@@ -277,4 +277,4 @@ def test_topics_do_not_share_cursors(store: MetadataStore, topic: TopicRecord, l
     store.cursors.merge(topic.id, "s", life, at(9), {0: BitMap([20])})
     loaded = store.cursors.load(other.id, "s", MUCH)
     assert (loaded.record.mark_delete, dict(loaded.stretches)) == (None, {})
-    assert loaded.life != life
+    assert loaded.incarnation != life

@@ -27,7 +27,7 @@ def test_a_claim(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
     assert store.runs.get(run.run_id) == store.runs.last(topic.id) == store.snapshot(topic.id).last_run == run
     attempt = store.attempts.find(run.attempt_id)
     assert attempt is not None
-    assert (attempt.kind, attempt.holder, attempt.finished_at) == (AttemptKind.RUN, "worker", None)
+    assert (attempt.kind, attempt.owner, attempt.finished_at) == (AttemptKind.RUN, "worker", None)
 
 
 def test_a_second_claim_names_the_run(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:

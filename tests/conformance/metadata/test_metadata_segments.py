@@ -65,7 +65,7 @@ def test_the_life_of_a_segment(store: MetadataStore, topic: TopicRecord, clock: 
     clock.advance(5)
     mine, attempt = claimed(store, topic)
     assert mine == replace(closed, sealing_attempt_id=attempt.attempt_id, sealing_tries=1)
-    assert (attempt.kind, attempt.holder, attempt.finished_at) == (AttemptKind.SEAL, "sealer", None)
+    assert (attempt.kind, attempt.owner, attempt.finished_at) == (AttemptKind.SEAL, "sealer", None)
     made = ledger_of(mine, attempt)
     store.sealing.seal(attempt, made)
     after = store.snapshot(topic.id)

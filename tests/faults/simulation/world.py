@@ -339,7 +339,7 @@ class World:
         """The row of a retired compacted ledger is gone: nobody had pinned it (A3)."""
         for pin in [pin for pin in self.pins.values() if pin.ledger_id == ledger_id]:
             if pin.expires_at > self.clock.now_ms():
-                self.violated(f"compacted ledger {ledger_id} is collected, and {pin.holder} has pinned it (A3)")
+                self.violated(f"compacted ledger {ledger_id} is collected, and {pin.owner} has pinned it (A3)")
             del self.pins[pin.pin_id]
 
     def before_delete(self, process: Process, name: str) -> None:
@@ -360,7 +360,7 @@ class World:
                 self.violated(f"{told}, which compacted ledger {compacted.ledger_id} refers to")
         for pin in self.pins.values():
             if pin.expires_at > self.clock.now_ms() and name in self.manifests.get(pin.ledger_id, set()):
-                self.violated(f"{told}, which compacted ledger {pin.ledger_id} refers to, and {pin.holder} has pinned")
+                self.violated(f"{told}, which compacted ledger {pin.ledger_id} refers to, and {pin.owner} has pinned")
         if not process.name.startswith("g"):
             return
         if name in model.trimmed:
