@@ -1,9 +1,8 @@
-"""Requests, pauses, failures, backlogs, services and their leader, on every database (S1, S4, S5, S6)."""
+"""Requests, pauses and failures, on every database (S4, S5, S6)."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,14 +14,9 @@ from storage.metadata import services, topics
 from storage.metadata.records import (
     COMPACTION_CURSOR,
     RUN_DEAD_MS,
-    SERVICE_DEAD_MS,
-    BacklogRecord,
     CompactionState,
     Retry,
     RunState,
-    SegmentRecord,
-    SegmentState,
-    ServiceRecord,
     TopicRecord,
 )
 from storage.metadata.store import MetadataStore
@@ -30,16 +24,57 @@ from storage.model import TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, append, at_once, claim, compacted, end_of, publish_all
 from tests.conformance.metadata.conftest import OpenStore
-from tests.conformance.metadata.log_builders import broken_link, content
+from tests.conformance.metadata.log_builders import broken_link
 from tests.servers.cut_link import Cut
 
-TERM = 10_000
+TTL_MS = 10_000
 
 
 def leading(store: MetadataStore, name: str = "host:1:a") -> int:
-    token = store.services.lead(name, TERM)
+    token = store.services.lead(name, TTL_MS)
     assert token is not None
     return token
+
+
+def test_a_leader_claims_only_what_is_requested_and_while_it_leads(
+    store: MetadataStore, topic: TopicRecord, clock: ManualClock
+) -> None:
+    token = leading(store)
+    with pytest.raises(Fenced, match="not requested any more"):
+        store.runs.claim(topic.id, "worker", {}, TTL, leader=token)
+    store.compaction_state.request(topic.id, "manual", "ann")
+    clock.advance(TTL_MS)
+    following = leading(store, "host:2:b")
+    with pytest.raises(Fenced, match="host:2:b leads now"):
+        store.runs.claim(topic.id, "worker", {}, TTL, leader=token)
+    with pytest.raises(Fenced):
+        store.compaction_state.withdraw(topic.id, leader=token)
+    with pytest.raises(Fenced):
+        store.compaction_state.record_failure(topic.id, "no", 5, leader=token)
+    assert len(store.compaction_state.requests()) == 1
+    assert store.runs.last(topic.id) is None
+    assert store.runs.claim(topic.id, "worker", {}, TTL, leader=following).state is RunState.RUNNING
+
+
+def test_a_leader_waits_for_no_topic(database_url: URL, open_store: OpenStore) -> None:
+    """S6: a claim that must wait for a topic's row does not keep the leader from renewing meanwhile."""
+    if database_url.get_backend_name() != "postgresql":
+        pytest.skip("SQLite has one lock for everything")
+    one, other = open_store(database_url), open_store(database_url)
+    topic = one.tenancy.ensure_topic(TopicName.parse("t"))
+    token = leading(one)
+    one.compaction_state.request(topic.id, "manual", "ann")
+    with ThreadPoolExecutor(1) as pool:
+        with other.database.write() as stuck:
+            topics.locked(stuck, topic.id)
+            claimed = pool.submit(one.runs.claim, topic.id, "worker", {}, TTL, leader=token)
+            with other.database.read() as looking:
+                while not looking.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one():
+                    assert not claimed.done()
+            with one.database.write() as renewing:
+                renewing.execute(text("SET LOCAL lock_timeout = '1s'"))
+                services._locked(renewing)  # as renewing does
+        assert claimed.result().state is RunState.RUNNING
 
 
 def test_a_request_is_kept_until_its_run_is_claimed(
@@ -77,47 +112,6 @@ def test_of_many_triggers_one_is_taken(database_url: URL, open_store: OpenStore)
     token = leading(stores[0])
     claimed = at_once([partial(one.runs.claim, topic.id, "worker", {}, TTL, leader=token) for one in stores])
     assert sorted(type(one).__name__ for one in claimed) == ["Fenced"] * 3 + ["RunRecord"]
-
-
-def test_a_leader_claims_only_what_is_requested_and_while_it_leads(
-    store: MetadataStore, topic: TopicRecord, clock: ManualClock
-) -> None:
-    token = leading(store)
-    with pytest.raises(Fenced, match="not requested any more"):
-        store.runs.claim(topic.id, "worker", {}, TTL, leader=token)
-    store.compaction_state.request(topic.id, "manual", "ann")
-    clock.advance(TERM)
-    following = leading(store, "host:2:b")
-    with pytest.raises(Fenced, match="host:2:b leads now"):
-        store.runs.claim(topic.id, "worker", {}, TTL, leader=token)
-    with pytest.raises(Fenced):
-        store.compaction_state.withdraw(topic.id, leader=token)
-    with pytest.raises(Fenced):
-        store.compaction_state.record_failure(topic.id, "no", 5, leader=token)
-    assert len(store.compaction_state.requests()) == 1
-    assert store.runs.last(topic.id) is None
-    assert store.runs.claim(topic.id, "worker", {}, TTL, leader=following).state is RunState.RUNNING
-
-
-def test_a_leader_waits_for_no_topic(database_url: URL, open_store: OpenStore) -> None:
-    """S6: a claim that must wait for a topic's row does not keep the leader from renewing meanwhile."""
-    if database_url.get_backend_name() != "postgresql":
-        pytest.skip("SQLite has one lock for everything")
-    one, other = open_store(database_url), open_store(database_url)
-    topic = one.tenancy.ensure_topic(TopicName.parse("t"))
-    token = leading(one)
-    one.compaction_state.request(topic.id, "manual", "ann")
-    with ThreadPoolExecutor(1) as pool:
-        with other.database.write() as stuck:
-            topics.locked(stuck, topic.id)
-            claimed = pool.submit(one.runs.claim, topic.id, "worker", {}, TTL, leader=token)
-            with other.database.read() as looking:
-                while not looking.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one():
-                    assert not claimed.done()
-            with one.database.write() as renewing:
-                renewing.execute(text("SET LOCAL lock_timeout = '1s'"))
-                services._locked(renewing)  # as renewing does
-        assert claimed.result().state is RunState.RUNNING
 
 
 def test_a_claim_by_hand_takes_the_request_too(store: MetadataStore, topic: TopicRecord) -> None:
@@ -381,104 +375,6 @@ def test_live_runs_are_counted(store: MetadataStore, topic: TopicRecord, clock: 
     assert store.compaction_state.running() == 2
     clock.advance(1)
     assert store.compaction_state.running() == 1
-
-
-def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
-    """Of a topic with nothing, one never compacted, one compacted with ledgers behind, and with a tail.
-
-    What the rolled segment holds says to be from after the roll: it counts as published then.
-    """
-    empty, never, behind = (store.tenancy.ensure_topic(TopicName.parse(f"t{number}")) for number in range(3))
-    made = append(store, never, 3, 4)
-    append(store, behind, 5)
-    publish_all(store, behind)
-    append(store, behind, 7)
-    lease = store.leases.acquire(behind.id, "writer", TTL)
-    rolled = SegmentRecord(store.ledgers.allocate_ids(1), 12, "ab" * 16, SegmentState.OPEN, created_at=1)
-    store.segments.open(lease, rolled)
-    holds = content(rolled, 2)
-    store.segments.roll(lease, rolled.ledger_id, holds)
-    opened = SegmentRecord(store.ledgers.allocate_ids(1), 14, "ab" * 16, SegmentState.OPEN, created_at=2)
-    store.segments.open(lease, opened)
-
-    found = store.backlogs.of([empty.id, never.id, behind.id])
-    now = {one.topic.name: store.topics.get(one.topic.name) for one in found}
-    assert found == [
-        BacklogRecord(now[empty.name]),
-        BacklogRecord(
-            now[never.name],
-            closed_bytes=700,
-            closed_messages=7,
-            oldest=made[0].min_publish_time,
-            soonest=made[0].max_publish_time,
-        ),
-        BacklogRecord(
-            now[behind.name],
-            horizon=4,
-            clean_bytes=200,
-            closed_bytes=700 + holds.logical_bytes,
-            closed_messages=9,
-            oldest=clock.now_ms(),
-            soonest=made[0].max_publish_time,
-            open_segment=opened,
-        ),
-    ]
-    assert store.backlogs.of([never.id, 10**6]) == [found[1]]
-    assert store.backlogs.of([]) == []
-    assert list(store.backlogs.in_pages(2)) == [found[:2], found[2:]]
-    assert [[one.id for one in page] for page in store.topics.in_pages(1)] == [[empty.id], [never.id], [behind.id]]
-
-
-def test_a_ledger_that_straddles_the_horizon_counts_by_its_share(store: MetadataStore, topic: TopicRecord) -> None:
-    (first, *_) = append(store, topic, 4, 8)
-    run = claim(store, topic)
-    from tests.conformance.metadata.builders import compacted, end_of
-
-    inside = replace(end_of(first), offset=5)
-    store.publishing.publish(run, 0, compacted(store, run, 1, inside), {})
-    (found,) = store.backlogs.of([topic.id])
-    assert (found.horizon, found.closed_messages, found.closed_bytes) == (5, 6, 600)
-
-
-def test_services_beat_and_leave(store: MetadataStore, clock: ManualClock) -> None:
-    began = clock.now_ms()
-    first = ServiceRecord("host:1:a", "http://one", None, began, began)
-    store.services.heartbeat(first)
-    clock.advance(SERVICE_DEAD_MS - 1)
-    second = ServiceRecord("host:2:b", "http://two", "cd" * 16, began, clock.now_ms())
-    store.services.heartbeat(second)
-    assert store.services.live() == [first, second]
-    clock.advance(1)
-    assert store.services.live() == [second]
-    store.services.heartbeat(replace(first, url="http://moved", log_uid="ef" * 16))
-    moved = ServiceRecord("host:1:a", "http://moved", "ef" * 16, began, clock.now_ms())
-    assert store.services.live() == [moved, second]
-    store.services.leave(second.name)
-    store.services.leave(second.name)
-    assert store.services.live() == [moved]
-    assert store.services.purge_dead() == 0
-    clock.advance(100 * SERVICE_DEAD_MS)
-    assert store.services.purge_dead() == 1
-    assert store.services.live(10**9) == []
-
-
-def test_of_many_candidates_one_leads(database_url: str, open_store: OpenStore, clock: ManualClock) -> None:
-    stores = [open_store(database_url) for _ in range(4)]
-    names = [f"host:{number}:x" for number in range(4)]
-    tokens = at_once([partial(one.services.lead, name, TERM) for one, name in zip(stores, names, strict=True)])
-    (token,) = [one for one in tokens if one is not None]
-    assert token == 1
-    leader = names[tokens.index(token)]
-    assert stores[0].services.leader() == leader
-    clock.advance(TERM)
-    stores[0].services.renew(1, TERM)
-    assert stores[0].services.leader() == leader, "late, but nobody took it"
-    stores[0].services.resign(7)
-    assert stores[0].services.leader() == leader
-    stores[0].services.resign(1)
-    assert stores[0].services.leader() is None
-    with pytest.raises(Fenced, match="it was given back"):
-        stores[0].services.renew(1, TERM)
 
 
 def test_a_topic_that_is_deleted_takes_its_control_along(store: MetadataStore, topic: TopicRecord) -> None:
