@@ -90,7 +90,7 @@ def test_list_and_show(compactor_command: Compactor, topic: str, ids: list[str],
     compactor_command("cursor", "create", topic, "b", "--at", "1", "--read-compacted").done()
     compactor_command("cursor", "create", topic, "a", "--at", "earliest").done()
     topic_id = metadata.topics.get(TopicName.parse(topic)).id
-    life = metadata.cursors.load(topic_id, "b", 1 << 20).life
+    life = metadata.cursors.load(topic_id, "b", 1 << 20).incarnation
     metadata.cursors.merge(topic_id, "b", life, None, {0: BitMap([3, 4, 7])})
     metadata.close()
     documents = json.loads(compactor_command("cursor", "list", topic, "--output", "json").done().stdout)

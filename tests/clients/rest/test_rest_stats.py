@@ -109,7 +109,7 @@ def test_backlogs_are_counted_as_they_are_asked_for(rest_topic: RestTopic) -> No
     metadata = rest_topic.served.service.components.metadata
     record = rest_topic.served.topic(rest_topic.name).record
     metadata.cursors.create(record.id, "s", None, {"readCompacted": "true"})
-    life = metadata.cursors.load(record.id, "s", 1 << 20).life
+    life = metadata.cursors.load(record.id, "s", 1 << 20).incarnation
     metadata.cursors.merge(record.id, "s", life, None, {0: BitMap([2, 3, 7])})
     plain = _stats(rest_topic)["subscriptions"]["s"]
     assert (plain["msgBacklog"], plain["earliestMsgPublishTimeInBacklog"]) == (10, 0)

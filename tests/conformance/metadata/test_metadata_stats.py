@@ -64,7 +64,7 @@ def test_single_acknowledgements_are_counted_if_asked_for(store: MetadataStore, 
 
     append(store, topic, 10)
     store.cursors.create(topic.id, "s", None, {})
-    life = store.cursors.load(topic.id, "s", 1 << 20).life
+    life = store.cursors.load(topic.id, "s", 1 << 20).incarnation
     store.cursors.merge(topic.id, "s", life, None, {0: BitMap([2, 3, 7])})
     (precise,) = store.stats.of(topic.name, precise=True).cursors
     (quick,) = store.stats.of(topic.name).cursors

@@ -39,7 +39,7 @@ def filled(store: MetadataStore, name: str) -> TopicRecord:
     publish_all(store, topic)
     store.pins.take(topic.id, "reader", TTL)
     store.cursors.create(topic.id, "mine", None, {})
-    life = store.cursors.load(topic.id, "mine", 99).life
+    life = store.cursors.load(topic.id, "mine", 99).incarnation
     store.cursors.merge(topic.id, "mine", life, None, {0: BitMap([1])})
     with leased(store, topic) as lease:
         store.segments.roll(lease, (segment := opened(store, lease, topic)).ledger_id, content(segment, 2))
@@ -97,7 +97,7 @@ def at_work(store: MetadataStore, topic: TopicRecord) -> dict[str, Callable[[], 
     _, pin = store.pins.take(topic.id, "reader", TTL)
     assert pin is not None
     store.cursors.create(topic.id, "mine", None, {})
-    life = store.cursors.load(topic.id, "mine", 99).life
+    life = store.cursors.load(topic.id, "mine", 99).incarnation
     lease = store.leases.acquire(topic.id, "writer", TTL)
     segment = opened(store, lease, topic)
     rolled = store.segments.roll(lease, segment.ledger_id, content(segment, 2))
@@ -221,7 +221,7 @@ def test_racing_with_everybody_at_work(database_url: URL, open_store: OpenStore,
     before = rows(stores[0])
     topic = filled(stores[0], f"t{seed}")
     run = claim(stores[0], topic)
-    life = stores[0].cursors.load(topic.id, "mine", 99).life
+    life = stores[0].cursors.load(topic.id, "mine", 99).incarnation
     one, other = stores
     calls: list[Callable[[], object]] = [
         lambda: one.attempts.begin(topic.id, AttemptKind.IMPORT, "import"),
