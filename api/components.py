@@ -96,7 +96,7 @@ def _log_directory(settings: Settings, metadata: MetadataStore, clock: Clock) ->
 
     def rolled_bytes() -> int:
         uid = bare.known_uid
-        return metadata.log.rolled_bytes(uid) if uid is not None else 0
+        return metadata.segments.rolled_bytes(uid) if uid is not None else 0
 
     room = Room(
         clock,

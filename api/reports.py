@@ -46,7 +46,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = 
         **going,
         "started_at": run.started_at,
         "heartbeat_at": run.heartbeat_at,
-        "heartbeat_expired": not is_alive(run.holder, run.heartbeat_at, HEARTBEAT_MS, now) if running else None,
+        "heartbeat_expired": not is_alive(run.owner, run.heartbeat_at, HEARTBEAT_MS, now) if running else None,
         "finished_at": run.finished_at,
         "error": shown_error(run.error, in_full=in_full),
         "compacted_ledger": run.compacted_ledger_id,
@@ -54,7 +54,7 @@ def run_document(topic: TopicName, run: RunRecord, now: int, *, in_full: bool = 
         "horizon_offset": None if run.horizon is None else run.horizon.offset,
         "epoch": run.epoch,
         "attempt": run.attempt_id,
-        "holder": run.holder,
+        "holder": run.owner,
         "policies": dict(run.policies),
         "statistics": statistics,
     }

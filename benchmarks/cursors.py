@@ -27,7 +27,7 @@ def run(acknowledgements: int, folder: str | None = None) -> list[tuple[str, int
     with tempfile.TemporaryDirectory(dir=folder) as place:
         metadata = MetadataStore(f"sqlite:///{Path(place) / 'metadata.db'}", SystemClock())
         metadata.upgrade()
-        topic = metadata.create_topic(TopicName.parse("cursors"))
+        topic = metadata.tenancy.ensure_topic(TopicName.parse("cursors"))
         for what, step, batch, count in (
             ("in order, a transaction each", 1, 1, min(SINGLE, acknowledgements)),
             ("in order, 1,000 a transaction", 1, 1000, acknowledgements),
@@ -35,7 +35,7 @@ def run(acknowledgements: int, folder: str | None = None) -> list[tuple[str, int
         ):
             positions = [Position(1 + step * n, MessageId(1, 1 + step * n)) for n in range(count)]
             name = f"cursor-{len(results)}"
-            metadata.acknowledgements.create(topic.id, name, Position(0, MessageId(1, 0)) if step == 1 else None, {})
+            metadata.cursors.create(topic.id, name, Position(0, MessageId(1, 0)) if step == 1 else None, {})
             cursor = Cursor(
                 metadata, SystemClock(), topic, name, lambda offset: None, lambda: 1 << 40, CursorSettings(batch, None)
             )

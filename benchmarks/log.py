@@ -81,14 +81,14 @@ class Bench:
     def appending(self, flush: bool) -> Iterator[tuple[TopicLog, TopicRecord]]:
         """The log of a new topic, with its lease, as a producer has it."""
         self._next += 1
-        topic = self._metadata.create_topic(TopicName.parse(f"t{self._next}"))
+        topic = self._metadata.tenancy.ensure_topic(TopicName.parse(f"t{self._next}"))
         self._metadata.policies.set(topic_scope(topic), "flush.messages", 1 if flush else 2**62)
         with TopicLog(self._metadata, SystemClock(), self._log, topic, f"benchmark-{self._next}") as log:
             yield log, topic
 
     def entries(self, topic: TopicRecord) -> Iterator[StoredEntry]:
         """Those of all the topic's segments."""
-        for segment in self._metadata.log.segments(topic.id):
+        for segment in self._metadata.segments.of_topic(topic.id):
             end = segment.content.size if segment.content else None
             yield from SegmentReader(LocalSegment.of(self._log, topic, segment), end).entries()
 

@@ -115,7 +115,7 @@ def fill(place: dict[str, str], topics: int) -> None:
     with open_components(settings) as components:
         first = compacted_topic(components)
         for number in range(1, topics):
-            components.metadata.create_topic(name_of(number))
+            components.metadata.tenancy.ensure_topic(name_of(number))
         with components.metadata.database.write() as connection:
             copy_rows(connection, first)
 

@@ -168,7 +168,7 @@ class ThisJob:
 
     def forget(self) -> None:
         """Delete the compacted ledger, its cursor and its objects; raw stays."""
-        self.metadata.delete_cursor(self.topic.record.id, COMPACTION_CURSOR)
+        self.metadata.cursors.delete(self.topic.record.id, COMPACTION_CURSOR)
         for stored in list(self.store.list(names.topic_prefix(self.topic.record.uid))):
             parsed = names.parse(stored.name)
             if parsed is None or parsed.kind not in (names.ObjectKind.LEDGER_ROWS, names.ObjectKind.LEDGER_INDEX):

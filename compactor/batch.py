@@ -307,7 +307,7 @@ class Batch:
         if not active:
             return
         progress = {job.run.run_id: job.progress for job in active}
-        fenced = set(self.metadata.heartbeat_runs([job.run for job in active], progress))
+        fenced = set(self.metadata.runs.heartbeat([job.run for job in active], progress))
         for job in active:
             job.fenced = job.fenced or job.run.run_id in fenced
         if all(job.fenced for job in active):
@@ -320,7 +320,7 @@ class Batch:
     def _why_fenced(self, run: RunRecord) -> CompactorError:
         """The database knows by whom a run was overtaken."""
         try:
-            self.metadata.update_run(run)
+            self.metadata.runs.update(run)
         except CompactorError as error:
             return error
         return Fenced(f"run {run.run_id} was stopped", "start it again if it is still wanted")
@@ -330,7 +330,7 @@ class Batch:
         try:
             told = recorded(error)
             if self.on_failed is None:
-                self.metadata.fail_run(run, told)
+                self.metadata.runs.fail(run, told)
             else:
                 self.on_failed(run, error, told)
         except CompactorError as second:

@@ -62,12 +62,12 @@ from storage.log.directory import LogDirectory
 from storage.log.lease import afterwards
 from storage.log.log_manager import LogManager
 from storage.log.lost_ids import keep_lost_ids
-from storage.metadata.compaction_state_records import Retry
 from storage.metadata.records import (
     Attempt,
     AttemptKind,
     CompactedLedgerRecord,
     Pin,
+    Retry,
     RunRecord,
     TopicRecord,
     TopicSnapshot,
@@ -145,22 +145,22 @@ class TwoPhaseCompactor:
         attempt of its own keeps its objects meanwhile.
         """
         StoreIdentity(self.metadata, self.store).require()
-        topic = self.metadata.topic(name)
+        topic = self.metadata.topics.get(name)
         holder = owner_name()
-        attempt = self.metadata.begin_attempt(topic.id, AttemptKind.RUN, holder)
+        attempt = self.metadata.attempts.begin(topic.id, AttemptKind.RUN, holder)
         with afterwards(lambda: self._forget(topic.uid, attempt)):
-            snapshot, pin = self.metadata.pin_compacted(topic.id, holder, HEARTBEAT_MS)
+            snapshot, pin = self.metadata.pins.take(topic.id, holder, HEARTBEAT_MS)
             with (
-                afterwards(lambda: None if pin is None else self.metadata.release_pin(pin)),
+                afterwards(lambda: None if pin is None else self.metadata.pins.release(pin)),
                 Heartbeat(lambda: self._stay(attempt, pin), HEARTBEAT_MS / 5000, self.engine.cancel),
             ):
                 return self._estimate(snapshot, attempt, _policies_of(snapshot.topic, policies))
 
     def _stay(self, attempt: Attempt, pin: Pin | None) -> None:
         """A dry run's heartbeat: neither what it writes nor what it reads is collected meanwhile."""
-        self.metadata.heartbeat_attempt(attempt)
+        self.metadata.attempts.heartbeat(attempt)
         if pin is not None:
-            self.metadata.renew_pin(pin, HEARTBEAT_MS)
+            self.metadata.pins.renew(pin, HEARTBEAT_MS)
 
     def _estimate(self, snapshot: TopicSnapshot, attempt: Attempt, policies: RunPolicies) -> dict[str, object]:
         now = self.clock.now_ms()
@@ -184,21 +184,21 @@ class TwoPhaseCompactor:
         """Delete what a dry run wrote; what is left by a failure, garbage collection finds."""
         for stored in list(self.store.list(names.run_prefix(topic_uid, attempt.attempt_id))):
             self.store.delete(stored.name)
-        self.metadata.finish_attempt(attempt.attempt_id)
+        self.metadata.attempts.finish(attempt.attempt_id)
 
     def _claim(self, name: TopicName, wanted: RunPolicies | PoliciesOf) -> Job | None:
         """A run that is ready to be driven, or None if nothing is new (P11)."""
         if self.leader is not None:
             self.leader()  # before the tail is rolled for nothing
         StoreIdentity(self.metadata, self.store).require()
-        topic = self.metadata.topic(name)
+        topic = self.metadata.topics.get(name)
         tail_left = self._settle(topic)
         snapshot = self.metadata.snapshot(topic.id)
         policies = _policies_of(snapshot.topic, wanted)
         if nothing_new(self.metadata, self.store, self.clock, snapshot, policies):
             return None
         token = None if self.leader is None else self.leader()
-        run = self.metadata.claim_run(topic.id, owner_name(), asdict(policies), self.heartbeat_ms, leader=token)
+        run = self.metadata.runs.claim(topic.id, owner_name(), asdict(policies), self.heartbeat_ms, leader=token)
         failpoint(Failpoint.RUN_CLAIMED)
         self.on_claimed(run)
         return Job(name, run, self._run(run, policies, tail_left))
@@ -228,8 +228,8 @@ class TwoPhaseCompactor:
         horizon = run_input.end_position(snapshot, policies, run.started_at)
         failpoint(Failpoint.RUN_SNAPSHOT_TAKEN)
         if horizon is None:
-            return self.metadata.finish_run(run, {"messages_in": 0, "messages_out": 0})
-        run = self.metadata.update_run(run, phase="phase one", horizon=horizon, statistics=said)
+            return self.metadata.runs.finish(run, {"messages_in": 0, "messages_out": 0})
+        run = self.metadata.runs.update(run, phase="phase one", horizon=horizon, statistics=said)
         with self._not_lost(snapshot, run):
             planned = yield from self._decide(snapshot, run.attempt_id, policies, run.started_at, timer)
             made = yield from self._carry_out(planned)
@@ -237,7 +237,7 @@ class TwoPhaseCompactor:
         made.check()
         manifest = made.manifest(
             snapshot.topic.name,
-            self.metadata.allocate_ledger_ids(1),
+            self.metadata.ledgers.allocate_ids(1),
             snapshot.topic.generation + 1,
             run.run_id,
             self.clock.now_ms(),
@@ -258,8 +258,8 @@ class TwoPhaseCompactor:
             yield
         except DataLoss as error:
             if run is not None:
-                self.metadata.update_run(run)
-            listed = {ledger.ledger_id for ledger in self.metadata.ledgers(before.topic.id)}
+                self.metadata.runs.update(run)
+            listed = {ledger.ledger_id for ledger in self.metadata.ledgers.of_topic(before.topic.id)}
             for ledger in run_input.dirty_ledgers(before, RunPolicies(), self.clock.now_ms()):
                 if ledger.ledger_id not in listed:
                     raise Conflict(
@@ -280,7 +280,7 @@ class TwoPhaseCompactor:
         """Scan, phase one and layout: row sets and an index level are made, which nothing refers to."""
         previous = self._previous(snapshot)
         topic = snapshot.topic
-        floor = self.metadata.cursor_floor(topic.id) if policies.tombstones_wait_for_cursors else None
+        floor = self.metadata.cursors.compacted_floor(topic.id) if policies.tombstones_wait_for_cursors else None
         plan = run_input.first_plan(
             self.store.location,
             snapshot,
@@ -377,7 +377,7 @@ class TwoPhaseCompactor:
             created_at=manifest.created_at,
         )
         statistics = made.statistics(manifest) | timer.lap("publish")
-        return self.metadata.publish(run, snapshot.topic.generation, compacted, statistics, retry)
+        return self.metadata.publishing.publish(run, snapshot.topic.generation, compacted, statistics, retry)
 
     def _clean_up(self, ranges: Sequence[RangeResult]) -> None:
         """Row sets are between the two phases of this run alone; no other process knows them."""
@@ -405,7 +405,7 @@ def nothing_new(
         return False
     if snapshot.compacted is None or not run_input.goes_by_time(snapshot, policies):
         return True
-    floor = metadata.cursor_floor(snapshot.topic.id) if policies.tombstones_wait_for_cursors else None
+    floor = metadata.cursors.compacted_floor(snapshot.topic.id) if policies.tombstones_wait_for_cursors else None
     try:
         manifest = read_manifest(store, snapshot.compacted.manifest)
     except DataLoss:

@@ -82,10 +82,10 @@ class Cursor:
         self._state = threading.Lock()
         self._flushing = threading.Lock()
         self._fenced: Fenced | None = None
-        self._resume(metadata.acknowledgements.load(topic.id, name, settings.max_held_bytes))
+        self._resume(metadata.cursors.load(topic.id, name, settings.max_held_bytes))
 
     def _resume(self, loaded: CursorState) -> None:
-        self._incarnation = loaded.life
+        self._incarnation = loaded.incarnation
         self._stored = self._position = loaded.record.mark_delete
         self._offsets = AcknowledgedOffsets(_offset(self._stored), self._settings.max_held_bytes)
         for number, bitmap in loaded.stretches.items():
@@ -201,8 +201,8 @@ class Cursor:
         with self._flushing:
             with self._state:
                 self._check()
-            self._metadata.reset_cursor(self._topic.id, self.name, position)
-            loaded = self._metadata.acknowledgements.load(self._topic.id, self.name, self._settings.max_held_bytes)
+            self._metadata.cursors.reset(self._topic.id, self.name, position)
+            loaded = self._metadata.cursors.load(self._topic.id, self.name, self._settings.max_held_bytes)
             with self._state:
                 self._resume(loaded)
 
@@ -237,7 +237,7 @@ class Cursor:
             try:
                 if end > _offset(position) and end != self._gone:
                     position = self._found(end, highest) or position
-                merged = self._metadata.acknowledgements.merge(self._topic.id, self.name, incarnation, position, taken)
+                merged = self._metadata.cursors.merge(self._topic.id, self.name, incarnation, position, taken)
                 written = True
             except Fenced as error:
                 self._fenced = error

@@ -75,7 +75,7 @@ class Topic:
         log: LogDirectory | None = None,
     ) -> Topic:
         """The topic of that name. Raises TopicNotFound."""
-        return cls(metadata, store, clock, metadata.topic(name), log=log)
+        return cls(metadata, store, clock, metadata.topics.get(name), log=log)
 
     @classmethod
     def create(
@@ -87,7 +87,7 @@ class Topic:
         log: LogDirectory | None = None,
     ) -> Topic:
         """The topic of that name; created if it does not exist."""
-        return cls(metadata, store, clock, metadata.create_topic(name), log=log)
+        return cls(metadata, store, clock, metadata.tenancy.ensure_topic(name), log=log)
 
     @property
     def name(self) -> TopicName:

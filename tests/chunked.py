@@ -54,14 +54,14 @@ def append(bench: Workbench, topic: Topic, given: Sequence[Row], hasher: KeyHash
     """Append rows as one sealed ledger; they, chunks by themselves."""
     metadata, record = bench.metadata, topic.record
     with writer_lease(metadata, bench.clock, record.id, "test", 1000) as lease:
-        attempt = metadata.begin_attempt(record.id, AttemptKind.IMPORT, "test")
+        attempt = metadata.attempts.begin(record.id, AttemptKind.IMPORT, "test")
         hashes = hasher or Xxh3KeyHasher(record.hash_seed)
         sealer = Sealer(bench.store, record.uid, -1, hashes, attempt.attempt_id)
-        ledger_id = metadata.allocate_ledger_ids(1)
+        ledger_id = metadata.ledgers.allocate_ids(1)
         now = bench.clock.now_ms()
-        table = table_of(given, ledger_id, metadata.topic(record.name).next_offset, now)
-        metadata.append_ledgers(lease, [sealer.seal(table, ledger_id, now)])
-        metadata.finish_attempt(attempt.attempt_id)
+        table = table_of(given, ledger_id, metadata.topics.get(record.name).next_offset, now)
+        metadata.ledgers.append(lease, [sealer.seal(table, ledger_id, now)])
+        metadata.attempts.finish(attempt.attempt_id)
     return list(row_messages(iter(table.to_batches()), -1))
 
 

@@ -50,7 +50,7 @@ class World:
         return self.end
 
     def stored(self) -> Position | None:
-        return self.metadata.cursor(self.topic.id, "s").mark_delete
+        return self.metadata.cursors.get(self.topic.id, "s").mark_delete
 
     def statements(self) -> list[tuple[str, int]]:
         """From now on: the beginning of each statement, and how many rows' parameters it has."""

@@ -63,13 +63,13 @@ class Served:
         components = self.service.components
         metadata = components.metadata
         compactor = TwoPhaseCompactor(metadata, components.store, components.clock, self.engine, log=components.log)
-        for topic, _ in metadata.control.requests():
+        for topic, _ in metadata.compaction_state.requests():
             try:
                 compactor.compact(topic.name, lambda record: stored_policies(metadata, record))
             except CompactorError:
                 continue  # the run's row tells it
             finally:
-                metadata.control.withdraw(topic.id)
+                metadata.compaction_state.withdraw(topic.id)
 
 
 @contextmanager

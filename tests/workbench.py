@@ -69,7 +69,7 @@ class Workbench:
 
     def topic(self, name: str = "t", hasher: KeyHasher | None = None) -> Topic:
         """A topic, made if need be. `hashing_alike` says how its keys are hashed the same in each run."""
-        record = self.metadata.create_topic(TopicName.parse(name))
+        record = self.metadata.tenancy.ensure_topic(TopicName.parse(name))
         return Topic(self.metadata, self.store, self.clock, record, hasher, self.log)
 
     def advance(self, milliseconds: int) -> None:

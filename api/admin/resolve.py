@@ -10,8 +10,7 @@ from api.http.problems import Problem, not_found_as
 from api.service import Service
 from storage.errors import TopicNotFound
 from storage.metadata.policy_store import topic_scope
-from storage.metadata.records import TopicRecord
-from storage.metadata.tenancy_records import PartitionedTopic
+from storage.metadata.records import PartitionedTopic, TopicRecord
 from storage.model import TopicName
 from storage.options import policies
 
@@ -21,14 +20,14 @@ NO_PARTITION_POLICY = "Not allowed to set/get topic policy for a partition"
 def topic(parts: Service, name: TopicName) -> TopicRecord:
     """The topic, or partition, of that name. 404 for a missing one, also for a partitioned topic itself."""
     try:
-        return parts.components.metadata.topic(name)
+        return parts.components.metadata.topics.get(name)
     except TopicNotFound as error:
         raise not_found(parts, name) from error
 
 
 def topics(parts: Service, name: TopicName) -> list[TopicRecord]:
     """The topic alone, or the partitions of the partitioned topic of that name, in order. 404."""
-    whole = parts.components.metadata.tenancy.partitioned(name)
+    whole = parts.components.metadata.partitions.find(name)
     if whole is None:
         return [topic(parts, name)]
     found = partitions(parts, whole)
@@ -55,7 +54,7 @@ def local_topics(parts: Service, name: TopicName) -> list[TopicRecord]:
 
 def refuse_partitioned(parts: Service, name: TopicName, reason: str) -> None:
     """Raises Problem (405) for a partitioned topic."""
-    if parts.components.metadata.tenancy.partitioned(name) is not None:
+    if parts.components.metadata.partitions.find(name) is not None:
         raise Problem(405, reason)
 
 
@@ -64,7 +63,7 @@ def partitions(parts: Service, whole: PartitionedTopic) -> list[TopicRecord]:
     found = []
     for one in partition_names(whole):
         try:
-            found.append(parts.components.metadata.topic(one))
+            found.append(parts.components.metadata.topics.get(one))
         except TopicNotFound:
             continue
     return found
@@ -115,6 +114,6 @@ def not_found(parts: Service, name: TopicName) -> Problem:
     whole = name.whole
     if whole is None:
         return Problem(404, f"Topic {name} not found")
-    if parts.components.metadata.tenancy.partitioned(whole) is None:
+    if parts.components.metadata.partitions.find(whole) is None:
         return Problem(404, f"Partitioned Topic not found: {name} has zero partitions")
     return Problem(404, "Topic partitions were not yet created")

@@ -113,7 +113,7 @@ class MaintenanceLoop:
     def _roll(self, here: str) -> None:
         """A run in another process wants a tail that is here; if its log is open here, its lease renewer does it."""
         parts = self._components
-        for topic in parts.metadata.log.asked_to_roll(here):
+        for topic in parts.metadata.segments.topics_to_roll(here):
             try:
                 LogManager(parts.metadata, parts.store, parts.clock, parts.log, owner_name()).roll(topic, 0)
             except LeaseHeld:
@@ -132,5 +132,5 @@ class MaintenanceLoop:
         if self._checked_at is not None and self._checked_at <= now < self._checked_at + self._seal_ms:
             return
         self._checked_at = now
-        if self._components.metadata.log.topics_with_segments([SegmentState.ROLLED], here):
+        if self._components.metadata.segments.topics_with([SegmentState.ROLLED], here):
             self.wake()

@@ -133,7 +133,7 @@ class _Sealing:
         here = self._components.log.known_uid
         if here is None:
             return
-        for topic in self._components.metadata.log.topics_with_segments([SegmentState.ROLLED], here):
+        for topic in self._components.metadata.segments.topics_with([SegmentState.ROLLED], here):
             wait = self._again_at.get(topic.id, 0) - self._components.clock.now_ms()
             if last or not 0 < wait <= RETRY_SECONDS * 1000:  # longer: the clock was set back
                 self._seal_alone(topic)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from api.http.tokens import Verifier
     from api.settings.settings import Settings
     from storage.clock import Clock
-    from storage.metadata.tenancy_store import TenancyStore
+    from storage.metadata.tenancy import TenancyStore
 
 
 class Action(StrEnum):

@@ -115,7 +115,7 @@ class LongPolls:
 
     async def _ends_of(self, topic_ids: Sequence[int]) -> dict[int, _End]:
         """By topic. Each part waits in its own threads: a log disk that hangs holds none of the database's."""
-        tails = await self._pools[WaitsFor.DATABASE].run(self._metadata.log.tails, topic_ids)
+        tails = await self._pools[WaitsFor.DATABASE].run(self._metadata.segments.tails, topic_ids)
         if all(tail.open is None for tail in tails):
             return {tail.topic.id: (tail, None) for tail in tails}
         return await self._pools[WaitsFor.LOG].run(self._with_open_ends, tails)

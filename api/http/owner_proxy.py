@@ -29,8 +29,7 @@ from api.http.problems import Problem, answer
 from storage.clock import Clock
 from storage.ledger.seek import StartPosition
 from storage.log.directory import LogDirectory
-from storage.metadata.compaction_state_records import ServiceRecord
-from storage.metadata.records import Lease, SegmentState, TopicRecord
+from storage.metadata.records import Lease, SegmentState, ServiceRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.owner import Owner, same_process
 from storage.reading.snapshot_reader import may_come_to
@@ -99,13 +98,13 @@ class OwnerProxy:
 
     def for_writing(self, topic: TopicRecord) -> None:
         """Raises NotTheOwner, or Problem (503), unless this service may try to write the topic."""
-        segment = self._metadata.log.open_segment_of(topic.id)
+        segment = self._metadata.segments.find_open(topic.id)
         if segment is not None and segment.log_uid != self._log.known_uid:
             raise NotTheOwner(self._having(segment.log_uid, topic), topic)
-        lease = self._metadata.log.lease_of(topic.id)
-        if lease is None or same_process(lease.holder, str(self._owner)):
+        lease = self._metadata.leases.current(topic.id)
+        if lease is None or same_process(lease.owner, str(self._owner)):
             return
-        service = self._metadata.services.of_owner(lease.holder)
+        service = self._metadata.services.of_owner(lease.owner)
         if service is not None:
             raise NotTheOwner(service, topic)
         raise self.held(lease, topic)
@@ -113,11 +112,11 @@ class OwnerProxy:
     def held(self, lease: Lease, topic: TopicRecord) -> Problem:
         """Why a topic cannot be written now, and what to do."""
         seconds = max(1, -(-(lease.expires_at - self._clock.now_ms()) // 1000))
-        owner = Owner.parse(lease.holder)
+        owner = Owner.parse(lease.owner)
         process = "it" if owner is None else f"the process {owner.pid} on {owner.host}"
         return Problem(
             503,
-            f"{lease.holder} is writing to {topic.name}, and is no live service but a `compactor produce`, an "
+            f"{lease.owner} is writing to {topic.name}, and is no live service but a `compactor produce`, an "
             f"import or a service that died, which keeps the topic for as long as it runs: end {process}, "
             f"or write through it; if it has ended, try again",
             {"Retry-After": str(seconds)},
@@ -128,14 +127,14 @@ class OwnerProxy:
 
         `start`: where the read begins; None: it needs the newest messages.
         """
-        unsealed = [one for one in self._metadata.log.segments(topic.id) if one.state is not SegmentState.SEALED]
+        unsealed = [one for one in self._metadata.segments.of_topic(topic.id) if one.state is not SegmentState.SEALED]
         if not unsealed:
             return
         here = self._log.known_uid
         if all(one.log_uid == here for one in unsealed):
             return
         wanted = unsealed[::-1] if start is None else [one for one in unsealed if may_come_to(start, one)][:1]
-        living = {one.log_uid: one for one in self._metadata.services.services() if one.url}
+        living = {one.log_uid: one for one in self._metadata.services.live() if one.url}
         for segment in wanted:
             if segment.log_uid == here:
                 return
@@ -143,7 +142,7 @@ class OwnerProxy:
                 raise NotTheOwner(living[segment.log_uid], topic)
 
     def _having(self, log_uid: str, topic: TopicRecord) -> ServiceRecord:
-        for service in self._metadata.services.services():
+        for service in self._metadata.services.live():
             if service.log_uid == log_uid and service.url:
                 return service
         raise Problem(

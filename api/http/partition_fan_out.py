@@ -24,8 +24,7 @@ from api.http.paths import segment
 from api.http.problems import Problem, answer
 from api.http.thread_pools import WaitsFor, pools_of
 from storage.errors import TopicNotFound
-from storage.metadata.records import TopicRecord
-from storage.metadata.tenancy_records import PartitionedTopic
+from storage.metadata.records import PartitionedTopic, TopicRecord
 from storage.model import TopicName
 
 if TYPE_CHECKING:

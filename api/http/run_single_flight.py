@@ -55,6 +55,6 @@ class RunSingleFlight:
 
     def _read(self, run_id: int) -> dict[str, Any]:
         self.reads += 1
-        run = self._metadata.run(run_id)
+        run = self._metadata.runs.get(run_id)
         name = self._metadata.snapshot(run.topic_id).topic.name
         return run_document(name, run, self._clock.now_ms(), in_full=False)

@@ -27,7 +27,7 @@ from compactor.scheduling.due import Check
 from storage.clock import Clock
 from storage.errors import CompactorError
 from storage.metadata.metrics_store import MetricsStore, Standing
-from storage.metadata.tenancy_records import CLUSTER
+from storage.metadata.records import CLUSTER
 
 LOG = logging.getLogger(__name__)
 REFRESH_MS = 2_000

@@ -267,7 +267,7 @@ class BacklogLimits:
 
     def _cursors(self, topic: TopicRecord) -> list[CursorRecord]:
         """The subscriptions that limits are for."""
-        return [one for one in self.metadata.cursors(topic.id) if one.name != COMPACTION_CURSOR]
+        return [one for one in self.metadata.cursors.of_topic(topic.id) if one.name != COMPACTION_CURSOR]
 
 
 def _next_offset(cursor: CursorRecord) -> int:

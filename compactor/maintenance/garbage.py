@@ -43,9 +43,8 @@ from storage.ledger.manifest import read_manifest
 from storage.ledger.names import ObjectKind, ParsedName
 from storage.metadata.liveness import beating
 from storage.metadata.policy_store import namespace_scope
-from storage.metadata.records import CompactedLedgerRecord, GcSnapshot, TopicRecord
+from storage.metadata.records import CompactedLedgerRecord, DeletedTopic, GcSnapshot, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.metadata.tenancy_records import DeletedTopic
 from storage.model import LedgerRecord, TopicName
 from storage.objects.interface import ObjectInfo, ObjectStore
 from storage.store_identity import StoreIdentity
@@ -114,11 +113,11 @@ class GarbageCollector:
         counted: they may be another database's. Raises Misconfigured for a store that is.
         """
         self._refuse_other_store(dry_run)
-        known = {topic.uid: topic for topic in self.metadata.topics()}
+        known = {topic.uid: topic for topic in self.metadata.topics.all()}
         seen = set()
         for uid, listed in self._by_topic():
             if uid not in known:  # a new topic, or one whose row is gone: rows come before objects, and go before
-                known = {topic.uid: topic for topic in self.metadata.topics()}
+                known = {topic.uid: topic for topic in self.metadata.topics.all()}
             seen.add(uid)
             if uid in known:
                 yield self._alone(known[uid], listed, dry_run)
@@ -148,15 +147,15 @@ class GarbageCollector:
     def _collect(self, topic: TopicRecord, listed: list[ObjectInfo], dry_run: bool) -> Collected:
         failpoint(Failpoint.GC_LISTED)
         now = self.clock.now_ms()
-        if self._is_clean(self.metadata.referenced(topic.id), listed, now):
+        if self._is_clean(self.metadata.pins.referenced(topic.id), listed, now):
             return Collected(topic.name, topic.uid, not dry_run, foreign=_foreign(listed))
-        given_up = 0 if dry_run else len(self.metadata.expire_attempts(topic.id, self.grace_ms))
+        given_up = 0 if dry_run else len(self.metadata.runs.expire_attempts(topic.id, self.grace_ms))
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
         retired = 0 if dry_run else self._collect_retired(topic)
         marked_before = now - self.metadata.policies.effective(topic).file_delete_delay_ms
-        going = [one for one in self.metadata.log.trimmed_ledgers(topic.id) if _was_marked(one, marked_before)]
+        going = [one for one in self.metadata.trimming.trimmed(topic.id) if _was_marked(one, marked_before)]
         trimmed = len(going) if dry_run else self._purge_trimmed(topic, marked_before)
-        snapshot = self.metadata.referenced(topic.id)
+        snapshot = self.metadata.pins.referenced(topic.id)
         kept = list(snapshot.compacted)
         if dry_run:
             given_up = sum(
@@ -171,7 +170,7 @@ class GarbageCollector:
         objects = self._delete(garbage, dry_run, self.on_object)
         if not dry_run:
             left = _attempts_of({info.name for info in listed} - {info.name for info, _ in garbage})
-            self.metadata.forget_attempts(topic.id, now - self.grace_ms, keep=left)
+            self.metadata.attempts.purge(topic.id, now - self.grace_ms, keep=left)
         failpoint(Failpoint.GC_DONE)
         foreign = _foreign(listed)
         return Collected(topic.name, topic.uid, not dry_run, objects, given_up, retired, foreign, trimmed)
@@ -191,21 +190,21 @@ class GarbageCollector:
     def _collect_retired(self, topic: TopicRecord) -> int:
         """The rows go first, each in one transaction that checks the pins; then no reader can pin them any more."""
         collected = 0
-        for compacted in self.metadata.retired_compacted(topic.id):
-            if self.metadata.collect_compacted(topic.id, compacted.ledger_id, self.grace_ms):
+        for compacted in self.metadata.pins.retired(topic.id):
+            if self.metadata.pins.collect(topic.id, compacted.ledger_id, self.grace_ms):
                 collected += 1
                 failpoint(Failpoint.GC_COMPACTED_COLLECTED)
         return collected
 
     def _purge_trimmed(self, topic: TopicRecord, marked_before: int) -> int:
         """Readers that began before these ledgers were marked had the delay to finish."""
-        forgotten = self.metadata.log.forget_trimmed(topic.id, marked_before)
+        forgotten = self.metadata.trimming.purge(topic.id, marked_before)
         if forgotten:
             failpoint(Failpoint.TRIM_FORGOTTEN)
         return forgotten
 
     def _may_go(self, snapshot: GcSnapshot, compacted: CompactedLedgerRecord, now: int) -> bool:
-        """For a dry run: what `collect_compacted` would say."""
+        """For a dry run: what `pins.collect` would say."""
         pinned = any(pin.ledger_id == compacted.ledger_id for pin in snapshot.pins)
         return compacted.retired_at is not None and now - compacted.retired_at >= self.grace_ms and not pinned
 

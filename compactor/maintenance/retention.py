@@ -136,11 +136,11 @@ class Retention:
     def _cursors(self, topic: TopicRecord, policies: Resolved, dry_run: bool) -> list[CursorRecord]:
         """The topic's cursors. One for which compaction is enabled has `__compaction`, which is made here if it is
         enabled around the topic (S9)."""
-        cursors = self.metadata.cursors(topic.id)
+        cursors = self.metadata.cursors.of_topic(topic.id)
         if not policies.compaction_enabled or any(cursor.name == COMPACTION_CURSOR for cursor in cursors):
             return cursors
         missing = CursorRecord(COMPACTION_CURSOR, None, {})
-        return [*cursors, missing if dry_run else self.metadata.create_cursor(topic.id, COMPACTION_CURSOR)]
+        return [*cursors, missing if dry_run else self.metadata.cursors.ensure(topic.id, COMPACTION_CURSOR)]
 
     def _mark(self, topic: TopicRecord, plan: TrimPlan, force: bool) -> None:
         """Two transactions at most; between them the topic is as it would be had only the first been asked for."""
@@ -148,11 +148,11 @@ class Retention:
         below = [extent.ledger_id for extent in going if extent.last_offset < plan.start_offset]
         compacted = [extent.ledger_id for extent in going if extent.last_offset >= plan.start_offset]
         if below or plan.start_offset > topic.start_offset:
-            self.metadata.log.trim(topic.id, plan.start_offset, below, force=force)
+            self.metadata.trimming.trim(topic.id, plan.start_offset, below, force=force)
             failpoint(Failpoint.TRIM_MARKED)
         if compacted:
             end = max(extent.last_offset + 1 for extent in going)
-            self.metadata.log.trim(topic.id, end, compacted, force=force, keep_start=True)
+            self.metadata.trimming.trim(topic.id, end, compacted, force=force, keep_start=True)
             failpoint(Failpoint.TRIM_MARKED)
 
     def _roll_and_seal(self, topic: TopicRecord) -> str:

@@ -167,7 +167,7 @@ class Maintenance:
     def _topics(self) -> Iterator[tuple[TopicRecord, TopicPolicies]]:
         """All topics with their policies, a page at a time, until the process stops."""
         resolver = self._metadata.policies.resolver()
-        for page in paced(self._metadata.topics_in_pages(TOPICS_AT_ONCE), self._clock, self._rest):
+        for page in paced(self._metadata.topics.in_pages(TOPICS_AT_ONCE), self._clock, self._rest):
             for topic in page:
                 if self._stopping():
                     return
@@ -202,7 +202,9 @@ class Maintenance:
         Rolled segments before them may wait in another log directory to be sealed.
         """
         unsealed = [
-            segment for segment in self._metadata.log.segments(topic.id) if segment.state is not SegmentState.SEALED
+            segment
+            for segment in self._metadata.segments.of_topic(topic.id)
+            if segment.state is not SegmentState.SEALED
         ]
         return unsealed[-1].log_uid == self._log.known_uid if unsealed else leads
 

@@ -56,7 +56,7 @@ class Truncation:
         for topic in topics:
             LogManager(self.metadata, self.store, self.clock, self.log, owner_name()).roll(topic, wait_ms)
         before = [_of(self.metadata.snapshot(topic.id), truncated=True) for topic in topics]
-        after = self.metadata.log.truncate_all([topic.id for topic in topics])
+        after = self.metadata.trimming.truncate_all([topic.id for topic in topics])
         return [replace(one, topic=topic) for one, topic in zip(before, after, strict=True)]
 
 

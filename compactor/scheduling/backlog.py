@@ -19,9 +19,8 @@ from compactor.scheduling.throttle import TOPICS_AT_ONCE, Rest, paced
 from storage.clock import Clock
 from storage.log.directory import LogDirectory
 from storage.log.unsealed_messages import OpenSegments
-from storage.metadata.compaction_state_records import BacklogRecord
 from storage.metadata.policy_store import PolicyResolver
-from storage.metadata.records import TopicRecord, TopicSnapshot
+from storage.metadata.records import BacklogRecord, TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.options.resolution import Triggers
 
@@ -85,14 +84,14 @@ class Backlogs:
     def of(self, topic_ids: Collection[int]) -> list[Backlog]:
         """Of these topics; those that are gone are left out."""
         resolver = self._metadata.policies.resolver()
-        return list(self._measured(self._metadata.control.backlogs(topic_ids), resolver, all_open=True))
+        return list(self._measured(self._metadata.backlogs.of(topic_ids), resolver, all_open=True))
 
     def of_all(self, clock: Clock, rest: Rest = lambda _: None) -> list[Backlog]:
         """Of all topics for which something can become due. `rest` waits between pages of them (throttle.py)."""
         measured: list[Backlog] = []
         opened: set[int] = set()
         resolver = self._metadata.policies.resolver()
-        for page in paced(self._metadata.control.backlogs_in_pages(TOPICS_AT_ONCE), clock, rest):
+        for page in paced(self._metadata.backlogs.in_pages(TOPICS_AT_ONCE), clock, rest):
             opened |= {record.open_segment.ledger_id for record in page if record.open_segment is not None}
             measured += self._measured(page, resolver, all_open=False)
         if self._open is not None:

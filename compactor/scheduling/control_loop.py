@@ -34,8 +34,7 @@ from compactor.scheduling.worker import Worker, WorkerSettings
 from storage.clock import Clock
 from storage.errors import CompactionPaused, CompactionRunning, CompactorError
 from storage.log.directory import LogDirectory
-from storage.metadata.compaction_state_records import SERVICE_DEAD_MS, CompactionState, ServiceRecord
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import SERVICE_DEAD_MS, CompactionState, ServiceRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
 from storage.options.policies import Unreadable
@@ -115,17 +114,17 @@ class ControlLoop:
     def trigger(self, topic: TopicRecord, cause: str = "manual", by: str = "") -> CompactionState:
         """Ask for a compaction; whichever service leads executes it. Raises CompactionRunning, CompactionPaused."""
         dead_ms = self._settings.worker.run_dead_ms
-        state = self._metadata.control.request(topic.id, cause, by or self.name, dead_ms)
+        state = self._metadata.compaction_state.request(topic.id, cause, by or self.name, dead_ms)
         self.wake()
         return state
 
     def pause(self, topic: TopicRecord, wait_seconds: float = 0.0) -> CompactionState:
         """Pause the topic's compaction (S5), and wait up to `wait_seconds` for a running one to end."""
-        state = self._metadata.control.pause(topic.id, self._settings.worker.run_dead_ms)
+        state = self._metadata.compaction_state.pause(topic.id, self._settings.worker.run_dead_ms)
         deadline = self._clock.now_ms() + wait_seconds * 1000
         while state.aborting and self._clock.now_ms() < deadline:
             self._clock.wait(_PAUSE_POLL_SECONDS)
-            state = self._metadata.control.control(topic.id)
+            state = self._metadata.compaction_state.get(topic.id)
         return state
 
     def wake(self) -> None:
@@ -218,7 +217,7 @@ class ControlLoop:
         if token is None:
             self._due, self._led = [], None
             return
-        control = self._metadata.control
+        control = self._metadata.compaction_state
         control.request_interrupted(self.name, self._settings.worker.run_dead_ms)
         for topic in control.retries(self._settings.worker.retry_most_ms):
             self._request(topic, "retry")
@@ -227,10 +226,10 @@ class ControlLoop:
         waits = self._checked_at <= now < self._checked_at + self._settings.monitor_interval_ms
         if token != self._led or not waits:
             self._led, self._checked_at = token, now
-            self._guarded(lambda: self._metadata.services.forget_dead(self._settings.service_dead_ms))
+            self._guarded(lambda: self._metadata.services.purge_dead(self._settings.service_dead_ms))
             unreadable = self._unreadable_policies()
             if self._settings.automatic:
-                backlogs, controls = self._backlogs.of_all(self._clock, self._rest), control.controls()
+                backlogs, controls = self._backlogs.of_all(self._clock, self._rest), control.all()
                 self._due = due(backlogs, controls, now)
                 self.last_check = Check.of(backlogs, controls, len(self._due), now, unreadable)
         self._begin()
@@ -256,7 +255,7 @@ class ControlLoop:
         if large + small >= self._slots.count:
             return
         unavailable = self._worker.unavailable()
-        requested = [topic.id for topic, _ in self._metadata.control.requests() if topic.id not in unavailable]
+        requested = [topic.id for topic, _ in self._metadata.compaction_state.requests() if topic.id not in unavailable]
         self._due = without(self._due, unavailable.union(requested))
         if not requested and not self._due:
             return
@@ -274,7 +273,7 @@ class ControlLoop:
     def _request(self, topic: TopicRecord, cause: str) -> bool:
         """Request a compaction that is due; whether it is requested now."""
         try:
-            self._metadata.control.request(topic.id, cause, self.name, self._settings.worker.run_dead_ms)
+            self._metadata.compaction_state.request(topic.id, cause, self.name, self._settings.worker.run_dead_ms)
         except (CompactionRunning, CompactionPaused):
             return False
         except CompactorError as error:
@@ -285,7 +284,7 @@ class ControlLoop:
     def _send_heartbeat(self) -> None:
         uid = self._log.known_uid if self._log is not None else None
         now = self._clock.now_ms()
-        self._metadata.services.beat(ServiceRecord(self.name, self._url, uid, self._started_at, now))
+        self._metadata.services.heartbeat(ServiceRecord(self.name, self._url, uid, self._started_at, now))
 
     def _warm_up(self) -> None:
         """Start the engines' machinery, beside everything else, so that the first run need not wait for it."""

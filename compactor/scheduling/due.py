@@ -17,8 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.scheduling.backlog import Backlog
-from storage.metadata.compaction_state_records import CompactionState
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import CompactionState, TopicRecord
 
 CLEAN_FOR_DIRTY = 16
 """A topic is not small if its compacted ledger is so many times larger than the dirty bytes that a small one may have.

@@ -10,8 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from storage.metadata.compaction_state_records import Activity
-from storage.metadata.records import RunState
+from storage.metadata.records import Activity, RunState
 from storage.metadata.store import MetadataStore
 
 
@@ -33,7 +32,7 @@ class StatusAndError(NamedTuple):
 
 def compaction_status(metadata: MetadataStore, topic_id: int, dead_ms: int | None = None) -> StatusAndError:
     """The status of a topic's compaction now. Raises Unavailable."""
-    return status_of(metadata.control.activity(topic_id, dead_ms))
+    return status_of(metadata.compaction_state.activity(topic_id, dead_ms))
 
 
 def status_of(activity: Activity) -> StatusAndError:
@@ -48,5 +47,5 @@ def status_of(activity: Activity) -> StatusAndError:
     if last.state is RunState.SUCCESS:
         return StatusAndError(CompactionStatus.SUCCESS, "")
     if last.state is RunState.RUNNING:
-        return StatusAndError(CompactionStatus.ERROR, f"its worker {last.holder} stopped answering")
+        return StatusAndError(CompactionStatus.ERROR, f"its worker {last.owner} stopped answering")
     return StatusAndError(CompactionStatus.ERROR, last.error)

@@ -46,8 +46,7 @@ from storage.errors import (
     recorded,
 )
 from storage.log.directory import LogDirectory
-from storage.metadata.compaction_state_records import RUN_DEAD_MS
-from storage.metadata.records import RunRecord, TopicRecord
+from storage.metadata.records import RUN_DEAD_MS, RunRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectStore
 from storage.objects.throttled import Rates
@@ -180,7 +179,7 @@ class Worker:
     def _hand_over(self, job: TopicGroup) -> None:
         for run in list(job.runs):
             try:
-                if self._metadata.control.hand_over(run, ENDING, run.holder):
+                if self._metadata.compaction_state.hand_over(run, ENDING, run.owner):
                     _log.warning("run %d is handed over to the next leader: it did not end in time", run.run_id)
             except CompactorError as error:  # its heartbeat stops: it counts as dead, and is requested again
                 _log.warning("run %d could not be handed over: %s", run.run_id, error.message)
@@ -206,7 +205,9 @@ class Worker:
             self._hold(job.topics)
             return
         try:
-            requested = {topic.id: control.requested_at for topic, control in self._metadata.control.requests()}
+            requested = {
+                topic.id: control.requested_at for topic, control in self._metadata.compaction_state.requests()
+            }
             job.requested_at = {topic.id: at for topic in job.topics if (at := requested.get(topic.id)) is not None}
             compactor = self._compactor(job, job.engine)
             for outcome in compactor.compact_all(by_name, partial(stored_policies, self._metadata)):
@@ -257,8 +258,8 @@ class Worker:
             if error is None and outcome.run is None:
                 if requested_at is not None:
                     leader = self._leadership.required_token()
-                    self._metadata.control.withdraw(topic.id, leader=leader, requested_at=requested_at)
-                self._metadata.control.succeeded(topic.id)
+                    self._metadata.compaction_state.withdraw(topic.id, leader=leader, requested_at=requested_at)
+                self._metadata.compaction_state.record_success(topic.id)
             elif isinstance(error, CompactionRunning):
                 self._hold([topic])
             elif error is not None and outcome.run is None and not isinstance(error, _NO_FAILURES):
@@ -274,11 +275,13 @@ class Worker:
 
     def _fail(self, topic: TopicRecord, requested_at: int | None, error: Exception) -> None:
         """Record a failure that came before a run was claimed; the request is still there."""
-        failures = self._metadata.control.control(topic.id).failures + 1
+        failures = self._metadata.compaction_state.get(topic.id).failures + 1
         leader = self._leadership.required_token() if requested_at is not None else None
         text = recorded(error)
         retry_at = self._retry_at(failures)
-        self._metadata.control.failed(topic.id, text, retry_at, leader=leader, requested_at=requested_at)
+        self._metadata.compaction_state.record_failure(
+            topic.id, text, retry_at, leader=leader, requested_at=requested_at
+        )
         _log_failure(topic, None, failures, error)
 
     def _run_failed(self, topics: Mapping[int, TopicRecord], run: RunRecord, error: BaseException, text: str) -> None:
@@ -295,7 +298,7 @@ class Worker:
 
     def _end_failed(self, topic: TopicRecord, run: RunRecord, error: BaseException, text: str) -> None:
         if not isinstance(error, _NO_FAILURES):
-            failures = self._metadata.control.run_failed(run, text, self._retry_at)
+            failures = self._metadata.compaction_state.fail_run(run, text, self._retry_at)
             if failures is not None:
                 _log_failure(topic, run, failures, error)
             return
@@ -303,8 +306,8 @@ class Worker:
             ending = self._ending
         if ending and isinstance(error, Fenced):
             # Its engine was stopped, for all runs of the job; this one may not have been handed over.
-            self._metadata.control.hand_over(run, ENDING, run.holder)
-        self._metadata.fail_run(run, text)
+            self._metadata.compaction_state.hand_over(run, ENDING, run.owner)
+        self._metadata.runs.fail(run, text)
 
     def _retry_at(self, failures: int) -> int:
         settings, chance = self._settings, self._random.random()

@@ -74,14 +74,14 @@ class Verifier:
 
     def verify(self, name: TopicName) -> Report:
         """Check all of a topic. Raises TopicNotFound, Fenced (the pin was lost), Unavailable; damage is reported."""
-        topic = self.metadata.topic(name)
-        snapshot, pin = self.metadata.pin_compacted(topic.id, owner_name(), PIN_MS)
+        topic = self.metadata.topics.get(name)
+        snapshot, pin = self.metadata.pins.take(topic.id, owner_name(), PIN_MS)
         if pin is None:
             return self._verify(snapshot)
         lost: list[bool] = []
-        renew = partial(self.metadata.renew_pin, pin, PIN_MS)
+        renew = partial(self.metadata.pins.renew, pin, PIN_MS)
         with (
-            afterwards(lambda: self.metadata.release_pin(pin)),
+            afterwards(lambda: self.metadata.pins.release(pin)),
             Heartbeat(renew, PIN_MS / 4000, lambda: lost.append(True)),
         ):
             report = self._verify(snapshot)
@@ -94,7 +94,7 @@ class Verifier:
     def _verify(self, snapshot: TopicSnapshot) -> Report:
         findings = Findings(self.limit)
         manifest = self._manifest(snapshot, findings)
-        runs = self.metadata.runs(snapshot.topic.id, RUNS) if snapshot.compacted else []
+        runs = self.metadata.runs.of_topic(snapshot.topic.id, RUNS) if snapshot.compacted else []
         check_metadata(snapshot, manifest, runs, findings)
         plan = VerifyPlan(
             self.store.location,
@@ -158,7 +158,7 @@ class Verifier:
         """A raw ledger that was trimmed during the verification is not damage."""
         if not builder.findings.counts.get(DifferenceKind.DAMAGED):
             return
-        there = {ledger.ledger_id for ledger in self.metadata.ledgers(snapshot.topic.id)}
+        there = {ledger.ledger_id for ledger in self.metadata.ledgers.of_topic(snapshot.topic.id)}
         for ledger in snapshot.ledgers:
             if ledger.ledger_id not in there:
                 builder.findings.forgive({ledger.rows.name, ledger.index.name})

@@ -102,17 +102,17 @@ class BulkAppend:
         ) as lease:
             failpoint(Failpoint.IMPORT_LEASE_TAKEN)
             self._roll(lease)
-            attempt = self.metadata.begin_attempt(self.topic.id, AttemptKind.IMPORT, self.owner)
+            attempt = self.metadata.attempts.begin(self.topic.id, AttemptKind.IMPORT, self.owner)
             failpoint(Failpoint.IMPORT_ATTEMPT_BEGUN)
-            with afterwards(lambda: self.metadata.finish_attempt(attempt.attempt_id)):
+            with afterwards(lambda: self.metadata.attempts.finish(attempt.attempt_id)):
                 sealer = Sealer(self.store, self.topic.uid, self.topic.name.partition, self.hasher, attempt.attempt_id)
-                with Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), HEARTBEAT_SECONDS):
+                with Heartbeat(lambda: self.metadata.attempts.heartbeat(attempt), HEARTBEAT_SECONDS):
                     # No other process moves it while we hold the lease: read after taking it, not before.
-                    next_offset = self.metadata.topic(self.topic.name).next_offset
+                    next_offset = self.metadata.topics.get(self.topic.name).next_offset
                     ledgers = tuple(self._seal_all(sealer, next_offset, tables))
                 if ledgers:
                     failpoint(Failpoint.IMPORT_BEFORE_COMMIT)
-                    self.metadata.append_ledgers(lease, ledgers)
+                    self.metadata.ledgers.append(lease, ledgers)
                     failpoint(Failpoint.IMPORT_AFTER_COMMIT)
             failpoint(Failpoint.IMPORT_ATTEMPT_FINISHED)
         failpoint(Failpoint.IMPORT_LEASE_RELEASED)
@@ -123,7 +123,7 @@ class BulkAppend:
         database has lost."""
         if self.log is not None:
             keep_lost_ids(self.metadata, self.log)
-        segment = self.metadata.log.open_segment_of(self.topic.id)
+        segment = self.metadata.segments.find_open(self.topic.id)
         if segment is None and (self.log is None or not behind(self.log.of_topic(self.topic.uid), 0)):
             return
         if self.log is None:
@@ -145,7 +145,7 @@ class BulkAppend:
                     _check_times(content, now, max_ahead_ms)
                     if len(running) >= self.workers:
                         yield running.popleft().result()
-                    ledger_id = self.metadata.allocate_ledger_ids(1)
+                    ledger_id = self.metadata.ledgers.allocate_ids(1)
                     table = to_rows(content, ledger_id, next_offset, now)
                     next_offset += len(table)
                     running.append(pool.submit(sealer.seal, table, ledger_id, now))

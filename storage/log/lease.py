@@ -1,6 +1,6 @@
 """Holding a topic's writer lease for as long as a piece of work takes.
 
-The lease lives in SQL (`MetadataStore.acquire_lease`): it has a TTL, and a token that grows with each owner and fences
+The lease lives in SQL (`MetadataStore.leases`): it has a TTL, and a token that grows with each owner and fences
 the owners before. Here it is waited for, renewed every third of its TTL, and given back.
 """
 
@@ -41,10 +41,10 @@ def writer_lease(
     """
     lease = _acquire(metadata, clock, topic_id, owner, wait_ms, on_held)
     with (
-        afterwards(lambda: metadata.release_lease(lease)),
+        afterwards(lambda: metadata.leases.release(lease)),
         renewing(lease, on_fenced)
         if renewing is not None
-        else Heartbeat(lambda: metadata.renew_lease(lease, LEASE_TTL_MS), LEASE_TTL_MS / 3000, on_fenced),
+        else Heartbeat(lambda: metadata.leases.renew(lease, LEASE_TTL_MS), LEASE_TTL_MS / 3000, on_fenced),
     ):
         yield lease
 
@@ -73,7 +73,7 @@ def _acquire(metadata: MetadataStore, clock: Clock, topic_id: int, owner: str, w
     waiting = False
     while True:
         try:
-            return metadata.acquire_lease(topic_id, owner, LEASE_TTL_MS)
+            return metadata.leases.acquire(topic_id, owner, LEASE_TTL_MS)
         except LeaseHeld as error:
             if clock.now_ms() >= deadline:
                 raise

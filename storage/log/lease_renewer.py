@@ -126,7 +126,7 @@ class LeaseRenewer:
     def poll(self) -> list[Future[None]]:
         """Poll for all open logs once; the work that begins. Raises Unavailable, Misconfigured."""
         logs = [log for log in self._watched_of(_OpenLog) if not log.busy]
-        requested = self._metadata.log.roll_requests([log.topic_id for log in logs]) if logs else {}
+        requested = self._metadata.segments.roll_requests([log.topic_id for log in logs]) if logs else {}
         begun: list[Future[None] | None] = []
         for log in logs:
             if log.topic_id not in requested:
@@ -196,7 +196,7 @@ class LeaseRenewer:
         for first in range(0, len(held), AT_ONCE):
             batch = held[first : first + AT_ONCE]
             try:
-                lost, busy = self._metadata.log.renew_leases([watched.lease for watched in batch], LEASE_TTL_MS)
+                lost, busy = self._metadata.leases.renew_many([watched.lease for watched in batch], LEASE_TTL_MS)
             except Exception as error:  # the next ones may be luckier, and these the next time
                 _log.warning("%d leases cannot be renewed now: %s", len(batch), error)
                 continue

@@ -120,7 +120,9 @@ class LogManager:
     def _unsealed(self, topic: TopicRecord, segment: SegmentRecord, wait_ms: int) -> LeaseHeld:
         """Why a segment is not sealed yet though its sealer was waited for."""
         claims = {
-            attempt.attempt_id: attempt for attempt in self.metadata.attempts(topic.id) if attempt.finished_at is None
+            attempt.attempt_id: attempt
+            for attempt in self.metadata.attempts.of_topic(topic.id)
+            if attempt.finished_at is None
         }
         claim = claims.get(segment.sealing_attempt_id or "")
         if claim is None:
@@ -130,7 +132,7 @@ class LogManager:
             )
         silent = max(0, self.clock.now_ms() - claim.heartbeat_at)
         return LeaseHeld(
-            f"the segment {segment.ledger_id} of {topic.name} is being sealed by {claim.holder}, which has not "
+            f"the segment {segment.ledger_id} of {topic.name} is being sealed by {claim.owner}, which has not "
             f"finished within {wait_ms} ms and was last heard of {silent} ms ago",
             f"try again; if it died, its claim ends {SEALER_DEAD_MS // 1000} s after its last heartbeat",
         )
@@ -146,7 +148,7 @@ class LogManager:
         """
         deadline = self.clock.now_ms() + wait_ms
         asked: int | None = None
-        while (segment := self.metadata.log.open_segment_of(topic.id)) is not None:
+        while (segment := self.metadata.segments.find_open(topic.id)) is not None:
             if asked is not None and segment.ledger_id != asked:
                 return  # it was rolled, and the writer has gone on
             try:
@@ -167,7 +169,7 @@ class LogManager:
                         "try again when it has ended or answers",
                     ) from error
             if asked is None:
-                self.metadata.log.request_roll(topic.id)
+                self.metadata.segments.request_roll(topic.id)
                 asked = segment.ledger_id
             self.clock.wait(_POLL_SECONDS)
         if self._is_behind_its_log(topic):
@@ -183,7 +185,7 @@ class LogManager:
         if uid is None:
             return 0
         now = self.clock.now_ms()
-        idle = self.metadata.log.open_without_writer(uid, now - self.metadata.policies.least("segment.ms"))
+        idle = self.metadata.segments.open_without_writer(uid, now - self.metadata.policies.least("segment.ms"))
         resolver = self.metadata.policies.resolver() if idle else None
         rolled = 0
         for topic, segment in idle:
@@ -205,10 +207,10 @@ class LogManager:
         if not files:
             return False
         try:
-            now = self.metadata.topic(topic.name)
+            now = self.metadata.topics.get(topic.name)
         except TopicNotFound:
             return False
-        named = {segment.first_offset for segment in self.metadata.log.segments(topic.id)}
+        named = {segment.first_offset for segment in self.metadata.segments.of_topic(topic.id)}
         return now.uid == topic.uid and any(first >= now.next_offset and first not in named for first in files)
 
     def _is_kept_elsewhere(self, segment: SegmentRecord) -> bool:
@@ -216,7 +218,7 @@ class LogManager:
         what it is asked to, whether it has the topic's log open or not (api/background/maintenance_loop.py)."""
         if segment.log_uid == self.log.known_uid:
             return False
-        return any(service.log_uid == segment.log_uid for service in self.metadata.services.services())
+        return any(service.log_uid == segment.log_uid for service in self.metadata.services.live())
 
     def seal(self, topic: TopicRecord, *, again: bool = False) -> Iterator[LedgerRecord]:
         """Seal what of a topic is rolled now, the oldest first; segments that another sealer has are left to it.
@@ -280,7 +282,7 @@ class LogManager:
         uid = self.log.known_uid
         assert uid is not None, "a segment is in it"
         StoreIdentity(self.metadata, self.store).require()
-        claimed = self.metadata.log.claim_sealing(topic.id, self.owner, uid, SEALER_DEAD_MS, end, others, again=again)
+        claimed = self.metadata.sealing.claim(topic.id, self.owner, uid, SEALER_DEAD_MS, end, others, again=again)
         if claimed is not None:
             failpoint(Failpoint.SEAL_CLAIMED)
         return claimed
@@ -305,9 +307,9 @@ class LogManager:
         now = self.clock.now_ms()
         living = {
             attempt.attempt_id
-            for attempt in self.metadata.attempts(topic.id)
+            for attempt in self.metadata.attempts.of_topic(topic.id)
             if attempt.finished_at is None
-            and (is_alive_here(attempt.holder) or is_alive(attempt.holder, attempt.heartbeat_at, SEALER_DEAD_MS, now))
+            and (is_alive_here(attempt.owner) or is_alive(attempt.owner, attempt.heartbeat_at, SEALER_DEAD_MS, now))
         }
         return [segment for segment in too_often if segment.sealing_attempt_id not in living]
 
@@ -316,13 +318,13 @@ class LogManager:
     ) -> RecoveredLedger:
         with (
             self._trying(attempt),
-            Heartbeat(lambda: self.metadata.heartbeat_attempt(attempt), _HEARTBEAT_SECONDS),
+            Heartbeat(lambda: self.metadata.attempts.heartbeat(attempt), _HEARTBEAT_SECONDS),
         ):
             hasher = Xxh3KeyHasher(topic.hash_seed)
             sealer = Sealer(self.store, topic.uid, topic.name.partition, hasher, attempt.attempt_id)
             table, lost = self._rows(topic, segment, accept_loss)
             ledger = sealer.seal(table, segment.ledger_id, self.clock.now_ms())
-            self.metadata.log.seal_segment(attempt, ledger)
+            self.metadata.sealing.seal(attempt, ledger)
         failpoint(Failpoint.SEGMENT_SEALED)
         return RecoveredLedger(ledger, lost)
 
@@ -336,9 +338,9 @@ class LogManager:
 
         def finish() -> None:
             if ran_out:
-                self.metadata.finish_attempt(attempt.attempt_id)
+                self.metadata.attempts.finish(attempt.attempt_id)
             else:
-                self.metadata.log.let_go_of_sealing(attempt)
+                self.metadata.sealing.release(attempt)
 
         with afterwards(finish):
             try:
@@ -380,7 +382,7 @@ class LogManager:
         """The segments that wait to be sealed; with `end`, of those that begin below this offset."""
         return tuple(
             segment
-            for segment in self.metadata.log.segments(topic.id)
+            for segment in self.metadata.segments.of_topic(topic.id)
             if segment.state is SegmentState.ROLLED and (end is None or segment.first_offset < end)
         )
 

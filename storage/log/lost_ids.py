@@ -32,12 +32,12 @@ def keep_lost_ids(metadata: MetadataStore, log: LogDirectory) -> None:
     uid = log.known_uid
     if uid is None or log.ids_are_kept.is_set():
         return
-    named = metadata.log.named_segments(uid)
+    named = metadata.segments.first_offsets(uid)
     ids = [
         header.ledger_id for folder in log.topic_folders() for header in _unnamed(folder, named.get(folder.name, ()))
     ]
     if ids:
-        metadata.log.keep_ledger_ids(max(ids))
+        metadata.ledgers.skip_ids(max(ids))
     log.ids_are_kept.set()
 
 

@@ -76,7 +76,7 @@ class TopicSegments:
     def _taken_up(self, writer: SegmentWriter | None, accept_loss: bool) -> SegmentWriter | None:
         folder = self._log.of_topic(self._topic.uid)
         while files := behind(folder, 0):
-            end = writer.next_offset if writer else self._metadata.topic(self._topic.name).next_offset
+            end = writer.next_offset if writer else self._metadata.topics.get(self._topic.name).next_offset
             files = [first for first in files if first >= end]
             if not files:
                 break
@@ -105,7 +105,7 @@ class TopicSegments:
         try:
             written_at = min(self._clock.now_ms(), int(files.log.stat().st_mtime * 1000))
             row = SegmentRecord(found.ledger_id, end, self._log.uid, SegmentState.OPEN, written_at)
-            self._metadata.log.take_up_segment(self._lease, row)
+            self._metadata.segments.take_up(self._lease, row)
         except BaseException as error:
             writer.close()
             if isinstance(error, Conflict) and not isinstance(error, Fenced):
@@ -139,14 +139,14 @@ class TopicSegments:
         segment = LocalSegment.of(self._log, self._topic, row)
         with SegmentFile.damaged(segment, self._options, self._checking(row.ledger_id)) as content:
             if content is None:
-                self._metadata.log.drop_segment(self._lease, row.ledger_id)
+                self._metadata.segments.drop(self._lease, row.ledger_id)
                 return 0
-            self._metadata.log.roll_segment(self._lease, row.ledger_id, content)
+            self._metadata.segments.roll(self._lease, row.ledger_id, content)
             return content.size
 
     def _open_row(self) -> SegmentRecord | None:
         """The row of the open segment, whose file is there. Raises ObjectMissing, Misconfigured."""
-        row = self._metadata.log.open_segment_of(self._topic.id)
+        row = self._metadata.segments.find_open(self._topic.id)
         if row is None:
             return None
         self._log.check(self._topic.name, row)
@@ -162,15 +162,15 @@ class TopicSegments:
         """A new segment, for an entry that it can take. Raises InvalidRecord."""
         self._policies = self._metadata.policies.effective(self._topic)
         self._options.checked(entry, self._clock.now_ms())
-        first_offset = self._metadata.topic(self._topic.name).next_offset
-        ledger_id = self._metadata.allocate_ledger_ids(1)
+        first_offset = self._metadata.topics.get(self._topic.name).next_offset
+        ledger_id = self._metadata.ledgers.allocate_ids(1)
         now = self._clock.now_ms()
         log_uid = self._log.uid  # before its first file
         row = SegmentRecord(ledger_id, first_offset, log_uid, SegmentState.OPEN, now)
         segment = LocalSegment.of(self._log, self._topic, row)
         writer = self._writer(SegmentFile.create(segment, self._options, self._checking(None)))
         try:
-            self._metadata.log.open_segment(self._lease, row)
+            self._metadata.segments.open(self._lease, row)
             failpoint(Failpoint.SEGMENT_OPENED)
         except BaseException:
             writer.close()
@@ -181,16 +181,16 @@ class TopicSegments:
     def roll(self, writer: SegmentWriter | None) -> SegmentRecord | None:
         """Close a segment; None: there was none, or it held nothing."""
         if writer is None:
-            self._metadata.log.clear_roll_request(self._lease)
+            self._metadata.segments.clear_roll_request(self._lease)
             return None
         try:
             writer.finish()
             failpoint(Failpoint.ROLL_FLUSHED)
             content = writer.content()
             if content is None:
-                self._metadata.log.drop_segment(self._lease, writer.ledger_id)
+                self._metadata.segments.drop(self._lease, writer.ledger_id)
                 return None
-            rolled = self._metadata.log.roll_segment(self._lease, writer.ledger_id, content)
+            rolled = self._metadata.segments.roll(self._lease, writer.ledger_id, content)
             failpoint(Failpoint.SEGMENT_ROLLED)
             return rolled
         finally:
@@ -214,7 +214,7 @@ class TopicSegments:
 
     def _checking(self, ledger_id: int | None) -> BeforeWrite:
         """Checks, under the file's lock, that this segment is the open one, or that there is none."""
-        return lambda: self._metadata.log.check_open_segment(self._lease, ledger_id)
+        return lambda: self._metadata.segments.check_open(self._lease, ledger_id)
 
     @property
     def _options(self) -> WriterOptions:
@@ -248,10 +248,10 @@ def roll_open_segment(
             raise
         segments.damaged()
     except ObjectMissing:
-        lost = metadata.log.open_segment_of(topic.id)
+        lost = metadata.segments.find_open(topic.id)
         if not accept_loss or lost is None:
             raise
-        metadata.log.drop_segment(lease, lost.ledger_id)
+        metadata.segments.drop(lease, lost.ledger_id)
     last = segments.taken_up(None, accept_loss=accept_loss)
     if last is not None:
         segments.roll(last)

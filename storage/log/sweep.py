@@ -44,7 +44,7 @@ class LogSweep:
             return 0
         removed = 0
         now = self.clock.now_ms()
-        for owner, segment in self.metadata.log.sealed_files(uid, now, topic.id if topic else None):
+        for owner, segment in self.metadata.sealing.files(uid, now, topic.id if topic else None):
             delay = self.metadata.policies.effective(owner).file_delete_delay_ms
             if segment.sealed_at is not None and segment.sealed_at <= now - delay:
                 with _noted(str(owner.name), failed):
@@ -54,11 +54,11 @@ class LogSweep:
                         sync_folder(files.folder)  # a file that a power cut brings back must find its row
                     failpoint(Failpoint.SEGMENT_FILE_REMOVED)
                     with suppress(TopicNotFound):  # deleted meanwhile, and its rows with it
-                        self.metadata.log.forget_segment(owner.id, segment.ledger_id)
+                        self.metadata.sealing.purge(owner.id, segment.ledger_id)
                     failpoint(Failpoint.SEGMENT_FORGOTTEN)
                     removed += 1
         if topic is None:
-            living = {each.uid: each for each in self.metadata.topics()}
+            living = {each.uid: each for each in self.metadata.topics.all()}
             for folder in self.log.topic_folders():
                 owner_now = living.get(folder.name)
                 with _noted(str(owner_now.name) if owner_now else folder.name, failed):
@@ -104,7 +104,7 @@ class LogSweep:
         """
         folder = self.log.of_topic(topic.uid)
         found = segments_in(folder)
-        named = {segment.first_offset for segment in self.metadata.log.segments(topic.id)}
+        named = {segment.first_offset for segment in self.metadata.segments.of_topic(topic.id)}
         removed = 0
         for first, size in found.items():
             files = SegmentFiles(folder, first)

@@ -154,7 +154,7 @@ class TopicLog:
         """Roll if the segment is old, or a roll was requested. Called every `POLL_SECONDS` if no renewer does."""
         with self._lock:
             old = self._is_old()
-        if old or self._metadata.log.roll_requested(self._topic.id):
+        if old or self._metadata.segments.roll_requested(self._topic.id):
             self.roll()
 
     def _polling(self) -> AbstractContextManager[object]:
@@ -219,7 +219,7 @@ class TopicLog:
 
     def _why_fenced(self) -> CompactorError:
         try:
-            self._metadata.log.roll_requested(self._topic.id)
+            self._metadata.segments.roll_requested(self._topic.id)
         except TopicNotFound as error:
             return TopicNotFound(error.message, error.remedy)
         except CompactorError:

@@ -1,8 +1,8 @@
-"""Attempts: somebody at work who may write objects, known before the first object and until the end.
+"""Attempts: pieces of work that may write objects, known before the first object and until the end.
 
 Invariant: objects of an attempt become part of a topic only while the attempt is not finished (`check_open`). So
-the garbage collector finishes them first (`expire`), and no late commit can name an object that
-is gone. A row may be forgotten once its attempt is finished: an attempt that nobody knows counts as finished.
+the garbage collector finishes them first (`expire`), and no late commit can name an object that is gone. The row of a
+finished attempt may be purged: an attempt without a row counts as finished.
 
 Rows of several attempts are locked in the order of their ids, so that two transactions never wait for each other.
 """
@@ -14,8 +14,10 @@ from collections.abc import Collection, Set
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
+from storage.clock import Clock
 from storage.errors import Fenced
 from storage.metadata import row_mapping, topics
+from storage.metadata.engine import Database
 from storage.metadata.liveness import beating
 from storage.metadata.records import Attempt, AttemptKind
 from storage.metadata.tables import attempts
@@ -29,16 +31,67 @@ _OF_TOPIC = (
 )
 
 
-def begin(connection: Connection, topic_id: int, kind: AttemptKind, holder: str, now: int) -> Attempt:
+class AttemptStore:
+    """Attempts, over the database of a MetadataStore. Safe to share between threads. RunStore expires them."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def begin(self, topic_id: int, kind: AttemptKind, owner: str) -> Attempt:
+        """A new attempt, before its first object is written. Raises TopicNotFound."""
+        with self._database.write() as connection:
+            return begin(connection, topic_id, kind, owner, self._clock.now_ms())
+
+    def heartbeat(self, attempt: Attempt) -> None:
+        """The attempt is alive. Raises Fenced if it was finished as dead."""
+        with self._database.write() as connection:
+            heartbeat(connection, attempt.attempt_id, self._clock.now_ms())
+
+    def finish(self, attempt_id: str) -> None:
+        """No more objects come; nothing happens if the attempt is finished."""
+        with self._database.write() as connection:
+            finish(connection, [attempt_id], self._clock.now_ms())
+
+    def find(self, attempt_id: str) -> Attempt | None:
+        """None: it was purged, or never begun."""
+        with self._database.read() as connection:
+            found = connection.execute(select(attempts).where(attempts.c.attempt_id == attempt_id)).mappings()
+            row = found.one_or_none()
+            return row_mapping.attempt(row) if row is not None else None
+
+    def of_topic(self, topic_id: int) -> list[Attempt]:
+        """The topic's attempts that have a row, finished or not, the oldest first."""
+        with self._database.read() as connection:
+            return list(of_topic(connection, topic_id))
+
+    def purge(self, topic_id: int, finished_before: int, keep: Set[str] = frozenset()) -> int:
+        """Delete the rows of attempts that were finished before that time (ms), but for the ids in `keep`; how many.
+
+        `keep`: ids of those that have objects yet. Raises TopicNotFound.
+        """
+        with self._database.write() as connection:
+            topics.locked(connection, topic_id)
+            finished = select(attempts.c.attempt_id).where(
+                attempts.c.topic_id == topic_id, attempts.c.finished_at < finished_before
+            )
+            purged = sorted(set(connection.execute(finished).scalars()) - keep)
+            for first in range(0, len(purged), AT_ONCE):
+                ids = purged[first : first + AT_ONCE]
+                connection.execute(delete(attempts).where(attempts.c.attempt_id.in_(ids)))
+            return len(purged)
+
+
+def begin(connection: Connection, topic_id: int, kind: AttemptKind, owner: str, now: int) -> Attempt:
     """Raises TopicNotFound."""
     topics.kept(connection, topic_id)
-    attempt = Attempt(uuid.uuid4().hex, topic_id, kind, holder, started_at=now, heartbeat_at=now)
+    attempt = Attempt(uuid.uuid4().hex, topic_id, kind, owner, started_at=now, heartbeat_at=now)
     connection.execute(
         insert(attempts).values(
             attempt_id=attempt.attempt_id,
             topic_id=topic_id,
             kind=kind.value,
-            holder=holder,
+            holder=owner,
             started_at=now,
             heartbeat_at=now,
         )
@@ -46,13 +99,8 @@ def begin(connection: Connection, topic_id: int, kind: AttemptKind, holder: str,
     return attempt
 
 
-def find(connection: Connection, attempt_id: str) -> Attempt | None:
-    row = connection.execute(select(attempts).where(attempts.c.attempt_id == attempt_id)).mappings().one_or_none()
-    return row_mapping.attempt(row) if row is not None else None
-
-
 def heartbeat(connection: Connection, attempt_id: str, now: int) -> None:
-    """Say that the attempt is alive. Raises Fenced if it was finished by somebody else."""
+    """The attempt is alive. Raises Fenced if it is finished."""
     check_open(connection, [attempt_id])
     connection.execute(update(attempts).where(attempts.c.attempt_id == attempt_id).values(heartbeat_at=now))
 
@@ -88,17 +136,15 @@ def finish(connection: Connection, attempt_ids: Collection[str], now: int) -> No
 
 
 def of_topic(connection: Connection, topic_id: int) -> tuple[Attempt, ...]:
-    """All that are known, finished or not, the oldest first."""
+    """All that have a row, finished or not, the oldest first."""
     return tuple(row_mapping.attempt(row) for row in connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings())
 
 
 def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) -> list[str]:
     """Finish the topic's attempts whose heartbeat is that old, or of a clock that ran ahead; their ids.
 
-    Raises TopicNotFound.
-
-    Their runs are for the caller to end (runs.give_up). One that beats at the same moment is either seen in time or
-    told at its next beat.
+    Their runs are for the caller to end (runs.py). An attempt with a heartbeat at the same moment is either seen as
+    alive, or fenced at its next heartbeat. Raises TopicNotFound.
     """
     topics.locked(connection, topic_id)
     statement = (
@@ -114,19 +160,3 @@ def expire(connection: Connection, topic_id: int, older_than_ms: int, now: int) 
     expired = list(connection.execute(statement).scalars())
     finish(connection, expired, now)
     return expired
-
-
-def forget(connection: Connection, topic_id: int, finished_before: int, keep: Set[str]) -> int:
-    """Delete the rows of the topic's attempts that were finished before that time, but for `keep`; how many.
-
-    Raises TopicNotFound.
-    """
-    topics.locked(connection, topic_id)
-    finished = select(attempts.c.attempt_id).where(
-        attempts.c.topic_id == topic_id, attempts.c.finished_at < finished_before
-    )
-    forgotten = sorted(set(connection.execute(finished).scalars()) - keep)
-    for first in range(0, len(forgotten), AT_ONCE):
-        some = forgotten[first : first + AT_ONCE]
-        connection.execute(delete(attempts).where(attempts.c.attempt_id.in_(some)))
-    return len(forgotten)

@@ -7,19 +7,48 @@ the share of its offsets; its messages are offsets, so they are exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, RowMapping, Select, bindparam, case, func, literal, select
 
 from storage.metadata import row_mapping, topics
-from storage.metadata.compaction_state_records import BacklogRecord
-from storage.metadata.records import SegmentState
+from storage.metadata.engine import Database
+from storage.metadata.records import BacklogRecord, SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments
 from storage.metadata.tables import topics as topics_table
 
 _AT_ONCE = 1000
+
+
+class BacklogStore:
+    """Backlogs, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, topic_ids: Collection[int]) -> list[BacklogRecord]:
+        """What is behind the horizon of these topics (S1), by id; ids that are gone are left out."""
+        found = []
+        ids = sorted(topic_ids)
+        with self._database.snapshot() as connection:
+            for first in range(0, len(ids), _AT_ONCE):
+                these = {"ids": ids[first : first + _AT_ONCE]}
+                found += _of_rows(connection, connection.execute(_THESE, these).mappings(), _LISTED, these)
+        return found
+
+    def in_pages(self, count: int) -> Iterator[list[BacklogRecord]]:
+        """What is behind the horizon of all topics, by id, `count` at a time; each page is of its own moment."""
+        after = -1
+        while True:
+            with self._database.snapshot() as connection:
+                rows = topics.page_rows(connection, after, count)
+                if not rows:
+                    return
+                page = _of_rows(connection, rows, _RANGE, {"first": rows[0]["id"], "last": rows[-1]["id"]})
+            yield page
+            after = page[-1].topic.id
 
 
 class _Statements:
@@ -40,22 +69,6 @@ class _Statements:
         )
         opened = segments.c.state == SegmentState.OPEN.value
         self.opened = select(segments).where(opened, these(segments.c.topic_id))
-
-
-def of(connection: Connection, topic_ids: Collection[int]) -> list[BacklogRecord]:
-    """The backlogs of these topics, by id; ids that are gone are left out."""
-    found = []
-    ids = sorted(topic_ids)
-    for first in range(0, len(ids), _AT_ONCE):
-        these = {"ids": ids[first : first + _AT_ONCE]}
-        found += _of_rows(connection, connection.execute(_THESE, these).mappings(), _LISTED, these)
-    return found
-
-
-def page(connection: Connection, after: int, count: int) -> list[BacklogRecord]:
-    """The backlogs of the next `count` topics whose ids are greater than `after`, by id."""
-    rows = topics.page_rows(connection, after, count)
-    return _of_rows(connection, rows, _RANGE, {"first": rows[0]["id"], "last": rows[-1]["id"]}) if rows else []
 
 
 def _of_rows(

@@ -1,8 +1,8 @@
-"""Rows of control: what is wanted of a topic's compaction (S4, S5, S6).
+"""Rows of compaction state: what is wanted of a topic's compaction (S4, S5, S6).
 
 Invariants: a request is taken by the transaction that claims its run, so it is executed once, whichever process
 executes it or dies; a paused topic has no request. Every change is made while the topic's row is locked. A topic that
-was never asked for has no row; that is the same as a row of zeros. How pausing and requesting go together with runs is
+was never requested has no row; that is the same as a row of zeros. How pausing and requesting go together with runs is
 in compaction_state_store.py.
 """
 
@@ -11,9 +11,8 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from storage.errors import CompactionPaused, CompactionRunning, Fenced
-from storage.metadata.compaction_state_records import CompactionState
 from storage.metadata.liveness import is_alive
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import CompactionState, TopicRecord
 from storage.metadata.tables import controls, runs
 from storage.metadata.tables import topics as topics_table
 
@@ -29,7 +28,7 @@ _OF_TOPIC = _ROWS.where(controls.c.topic_id == bindparam("topic"))
 
 
 def find(connection: Connection, topic_id: int, now: int, dead_ms: int) -> CompactionState:
-    """What is wanted of the topic. `dead_ms`: a run without a heartbeat for so long is dead."""
+    """What is wanted of the topic. `dead_ms`: a run without a heartbeat for that long is dead."""
     row = connection.execute(_OF_TOPIC, {"topic": topic_id}).one_or_none()
     return _record(row, now, dead_ms) if row is not None else CompactionState()
 
@@ -46,26 +45,15 @@ def requested(connection: Connection, now: int, dead_ms: int) -> dict[int, Compa
     return {row.topic_id: _record(row, now, dead_ms) for row in found}
 
 
-def due_again(connection: Connection, now: int, most_ms: int) -> list[int]:
-    """Ids of failing topics that may be tried again, the longest due first.
-
-    `most_ms`: nobody waits longer than that; a time beyond it was written before the clock was set back.
-    """
-    waiting = controls.c.requested_at.is_(None) & (controls.c.paused == 0)
-    due = (controls.c.retry_at <= now) | (controls.c.retry_at > now + most_ms)
-    statement = select(controls.c.topic_id).where(controls.c.failures > 0, due, waiting)
-    return list(connection.execute(statement.order_by(controls.c.retry_at, controls.c.topic_id)).scalars())
-
-
 def put(connection: Connection, topic_id: int, **values: object) -> None:
-    """Change the topic's row, which is made if need be. The topic is locked."""
+    """Change the topic's row, which is created if need be. The topic is locked."""
     changed = connection.execute(update(controls).where(controls.c.topic_id == topic_id).values(**values))
     if not changed.rowcount:
         connection.execute(insert(controls).values(topic_id=topic_id, **values))
 
 
 def request_again(connection: Connection, topic_id: int, by: str, now: int) -> None:
-    """Ask for what was interrupted, unless somebody has asked already, or the topic is paused. The topic is locked."""
+    """Request what was interrupted, unless it is requested already, or the topic is paused. The topic is locked."""
     found = connection.execute(_OF_TOPIC, {"topic": topic_id}).one_or_none()
     if found is None or (found.requested_at is None and not found.paused):
         put(connection, topic_id, requested_at=now, cause="interrupted", requested_by=by)
@@ -131,7 +119,7 @@ def _record(row: Row[tuple[object, ...]], now: int, dead_ms: int) -> CompactionS
         failures=row.failures,
         retry_at=row.retry_at,
         last_error=row.last_error,
-        # A worker that died says nothing any more.
+        # A worker that died does not report its end.
         aborting=at is not None and is_alive(row.aborting_owner, at, dead_ms, now),
         requested_by=row.requested_by,
     )

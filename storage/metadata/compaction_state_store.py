@@ -1,19 +1,19 @@
-"""CompactionStateStore: what is wanted of compactions: requests, pauses, failures. Reached as MetadataStore.control.
+"""CompactionStateStore: what is wanted of compactions: requests, pauses, failures.
 
     None ── a run is claimed ──► InProgress ── pause ──► Aborted(1) ── its worker stops ──► Paused(1)
     Paused(1) ── pause ──► Paused(2) ── resume ──► Paused(1) ── resume ──► None   (S5; Kafka's LogCleanerManager)
 
-A request survives a crash: it is a row, and the leader executes it; `claim_run` takes it in the transaction that
-makes the run. "Running", for users, is a topic whose compaction is requested, or that has a run whose heart beats.
+A request survives a crash: it is a row, and the leader executes it; `runs.claim` takes it in the transaction
+that begins the run. "Running", for users, is a topic whose compaction is requested, or that has a run that is alive.
 
 Each method is one transaction and may raise Unavailable, Misconfigured and TopicNotFound. After Unavailable, `request`
-may have been made; `pause` finds out by itself, by the counts that it left; all others may be called again. Must not
+may have been made; `pause` finds out by itself, by the counts that it wrote; all others may be called again. Must not
 know: when compactions are due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from sqlalchemy import Connection, func, select
@@ -21,7 +21,6 @@ from sqlalchemy import Connection, func, select
 from storage.clock import Clock
 from storage.errors import CompactionRunning, Conflict, TopicNotFound
 from storage.metadata import (
-    backlogs,
     compaction_state,
     cursors,
     row_mapping,
@@ -29,30 +28,32 @@ from storage.metadata import (
     services,
     topics,
 )
-from storage.metadata.compaction_state_records import (
-    RUN_DEAD_MS,
-    Activity,
-    BacklogRecord,
-    CompactionState,
-)
 from storage.metadata.engine import Database
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import beating, is_alive
-from storage.metadata.records import COMPACTION_CURSOR, RunRecord, RunState, TopicRecord
+from storage.metadata.records import (
+    COMPACTION_CURSOR,
+    RUN_DEAD_MS,
+    Activity,
+    CompactionState,
+    RunRecord,
+    RunState,
+    TopicRecord,
+)
 from storage.metadata.tables import controls as controls_table
 from storage.metadata.tables import runs as runs_table
 from storage.metadata.tables import topics as topics_table
 
 _NAMED = 3
-"""So many topics are named in an error."""
+"""How many topics an error names at most."""
 _ENDING = "look with `compactor-admin topics compaction-status`, and try again when it has ended"
 
 
 class CompactionStateStore:
-    """The control part of the metadata, over the database of a MetadataStore. Safe to share between threads."""
+    """What is wanted of compactions, over the database of a MetadataStore. Safe to share between threads."""
 
     def __init__(self, database: Database, clock: Clock, dead_ms: int = RUN_DEAD_MS) -> None:
-        """`dead_ms`: a run without a heartbeat for so long is dead, where a method is not told otherwise."""
+        """`dead_ms`: a run without a heartbeat for that long is dead, unless a method is given another value."""
         self._database = database
         self._clock = clock
         self._dead_ms = dead_ms
@@ -60,20 +61,20 @@ class CompactionStateStore:
     def _dead(self, dead_ms: int | None) -> int:
         return self._dead_ms if dead_ms is None else dead_ms
 
-    # Looking
+    # Queries
 
-    def control(self, topic_id: int) -> CompactionState:
+    def get(self, topic_id: int) -> CompactionState:
         """What is wanted of the topic's compaction."""
         with self._database.read() as connection:
             return compaction_state.find(connection, topic_id, self._clock.now_ms(), self._dead_ms)
 
-    def controls(self) -> Mapping[int, CompactionState]:
+    def all(self) -> Mapping[int, CompactionState]:
         """By topic id; a topic that is not there wants nothing."""
         with self._database.read() as connection:
             return compaction_state.of_all(connection, self._clock.now_ms(), self._dead_ms)
 
     def activity(self, topic_id: int, dead_ms: int | None = None) -> Activity:
-        """The topic's compaction as it is now. `dead_ms`: a run without a heartbeat for so long is dead."""
+        """The topic's compaction as it is now. `dead_ms`: a run without a heartbeat for that long is dead."""
         with self._database.snapshot() as connection:
             now = self._clock.now_ms()
             found = compaction_state.find(connection, topic_id, now, self._dead(dead_ms))
@@ -85,7 +86,7 @@ class CompactionStateStore:
         with self._database.snapshot() as connection:
             found = compaction_state.requested(connection, self._clock.now_ms(), self._dead_ms)
             records = _topics(connection, list(found))
-            return [(records[topic_id], one) for topic_id, one in found.items()]
+            return [(records[topic_id], state) for topic_id, state in found.items()]
 
     def running(self, dead_ms: int | None = None) -> int:
         """How many runs live, of all topics."""
@@ -94,30 +95,18 @@ class CompactionStateStore:
             statement = select(func.count()).where(runs_table.c.state == RunState.RUNNING.value, alive)
             return int(connection.execute(statement).scalar_one())
 
-    def backlogs(self, topic_ids: Collection[int]) -> list[BacklogRecord]:
-        """What is behind the horizon of these topics, in a few statements (S1)."""
-        with self._database.snapshot() as connection:
-            return backlogs.of(connection, topic_ids)
-
-    def backlogs_in_pages(self, count: int) -> Iterator[list[BacklogRecord]]:
-        """What is behind the horizon of all topics, by id, so many at a time; each page is of its own moment."""
-        after = -1
-        while True:
-            with self._database.snapshot() as connection:
-                page = backlogs.page(connection, after, count)
-            if not page:
-                return
-            yield page
-            after = page[-1].topic.id
-
     def retries(self, most_ms: int) -> list[TopicRecord]:
-        """The failing topics whose time to be tried again has come, and that are not requested or paused.
+        """The failing topics that may be tried again, and are not requested or paused; the longest due first.
 
-        `most_ms`: the longest that one waits.
+        `most_ms`: the longest wait; a time beyond it was written before the clock was set back.
         """
         with self._database.snapshot() as connection:
             now = self._clock.now_ms()
-            found = compaction_state.due_again(connection, now, most_ms)
+            waiting = controls_table.c.requested_at.is_(None) & (controls_table.c.paused == 0)
+            due = (controls_table.c.retry_at <= now) | (controls_table.c.retry_at > now + most_ms)
+            statement = select(controls_table.c.topic_id).where(controls_table.c.failures > 0, due, waiting)
+            ordered = statement.order_by(controls_table.c.retry_at, controls_table.c.topic_id)
+            found = list(connection.execute(ordered).scalars())
             records = _topics(connection, found)
             return [records[topic_id] for topic_id in found]
 
@@ -142,15 +131,15 @@ class CompactionStateStore:
             last = runs.last(connection, topic_id)
             if last is not None and _lives(last, self._dead(dead_ms), now):
                 raise runs.is_running(topic, last)
-            cursors.create(connection, topic_id, COMPACTION_CURSOR)
+            cursors.ensure(connection, topic_id, COMPACTION_CURSOR)
             return _request(connection, topic_id, cause, by, now, self._dead(dead_ms))
 
     def withdraw(self, topic_id: int, *, leader: int | None = None, requested_at: int | None = None) -> bool:
-        """Take a request back, as nothing is new (P11) or nobody wants it any more; whether there was one.
+        """Withdraw a request, as nothing is new (P11) or it is not wanted any more; whether there was one.
 
-        `requested_at`: only the request of that time; one that was made since then stays, as something may be new.
-        `leader`: the token of the leadership that found that nothing is new; Fenced if it was lost, since it may have
-        slept, and the request be another one.
+        `requested_at`: only the request of that time; a later one stays, as something may be new. `leader`: the token
+        of the leadership that found that nothing is new; Fenced if it was lost, since it may have slept, and the
+        request be another one.
         """
         with self._database.write() as connection:
             topics.locked(connection, topic_id)
@@ -194,7 +183,7 @@ class CompactionStateStore:
     def hand_over(self, run: RunRecord, reason: str, by: str) -> bool:
         """End a run as CANCELLED and ask for it again, in one transaction.
 
-        False if it has ended already, or may not publish any more: nobody wants it then.
+        False if it has ended already, or may not publish any more: it is not wanted then.
         """
         with self._database.write() as connection:
             topic = topics.locked(connection, run.topic_id)
@@ -222,15 +211,15 @@ class CompactionStateStore:
                 compaction_state.put(connection, topic_id, paused=found.paused + 1)
             return self._found(connection, topic_ids, dead_ms)
 
-        def happened(connection: Connection, made: list[CompactionState]) -> bool:
+        def happened(connection: Connection, paused: list[CompactionState]) -> bool:
             topics.all_locked(connection, topic_ids)
             found = self._found(connection, topic_ids, dead_ms)
-            return [(one.paused, one.requested_at) for one in found] == [(one.paused, None) for one in made]
+            return [(now.paused, now.requested_at) for now in found] == [(then.paused, None) for then in paused]
 
         return self._database.write_once(pause, happened, f"whether the compaction of topics {topic_ids} was paused")
 
     def resume(self, topic_id: int) -> CompactionState:
-        """Take one pause back. Raises Conflict if the topic is not paused, or a run of it is being aborted still."""
+        """End one pause. Raises Conflict if the topic is not paused, or a run of it is being aborted still."""
         return self.resume_all([topic_id])[0]
 
     def resume_all(self, topic_ids: Sequence[int]) -> list[CompactionState]:
@@ -277,7 +266,7 @@ class CompactionStateStore:
 
     # Failures
 
-    def failed(
+    def record_failure(
         self,
         topic_id: int,
         error: str,
@@ -294,15 +283,15 @@ class CompactionStateStore:
             now = self._clock.now_ms()
             topics.locked(connection, topic_id)
             found = compaction_state.find(connection, topic_id, now, self._dead_ms)
-            told = runs.storable(error)
-            compaction_state.put(connection, topic_id, failures=found.failures + 1, retry_at=retry_at, last_error=told)
+            failures, last_error = found.failures + 1, runs.storable(error)
+            compaction_state.put(connection, topic_id, failures=failures, retry_at=retry_at, last_error=last_error)
             if leader is not None:
                 if requested_at in (None, found.requested_at):
                     compaction_state.put(connection, topic_id, requested_at=None, requested_by="")
                 services.check_leader(connection, leader)
             return compaction_state.find(connection, topic_id, now, self._dead_ms)
 
-    def run_failed(self, run: RunRecord, error: str, retry_at: Callable[[int], int]) -> int | None:
+    def fail_run(self, run: RunRecord, error: str, retry_at: Callable[[int], int]) -> int | None:
         """The worker of a run has stopped, with this error: the run ends as ERROR, and its topic is tried again (S6).
 
         In one transaction, so a kill between the two loses nothing. `retry_at`: when, by the number of
@@ -316,13 +305,11 @@ class CompactionStateStore:
             if not counts:
                 return None
             failures = compaction_state.find(connection, run.topic_id, now, self._dead_ms).failures + 1
-            told = runs.storable(error)
-            compaction_state.put(
-                connection, run.topic_id, failures=failures, retry_at=retry_at(failures), last_error=told
-            )
+            values = {"failures": failures, "retry_at": retry_at(failures), "last_error": runs.storable(error)}
+            compaction_state.put(connection, run.topic_id, **values)
             return failures
 
-    def succeeded(self, topic_id: int) -> None:
+    def record_success(self, topic_id: int) -> None:
         """The topic does not fail any more. A run that succeeds says so by itself."""
         with self._database.write() as connection:
             topics.locked(connection, topic_id)
@@ -355,7 +342,7 @@ def _stop(connection: Connection, topic_id: int, reason: str, dead_ms: int, now:
 
 
 def _lives(run: RunRecord | None, dead_ms: int, now: int) -> bool:
-    return run is not None and run.state is RunState.RUNNING and is_alive(run.holder, run.heartbeat_at, dead_ms, now)
+    return run is not None and run.state is RunState.RUNNING and is_alive(run.owner, run.heartbeat_at, dead_ms, now)
 
 
 def _topics(connection: Connection, ids: list[int]) -> dict[int, TopicRecord]:

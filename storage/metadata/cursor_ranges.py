@@ -3,9 +3,9 @@
 A row is a Roaring bitmap (storage/ack_ranges.py), at most 64 KiB. Its number is the stretch's, so the rows of a
 cursor are as many as the stretches in which something above mark-delete is acknowledged.
 
-Invariants: in one life of a cursor nothing that was acknowledged is lost. Owners may be several: what one writes is
-merged with what is there, and mark-delete only grows. A reset, or another cursor of the same name, is another life; an
-owner from before it is Fenced. `__compaction` is moved by `publishing` alone (A4).
+Invariants: in one incarnation of a cursor nothing that was acknowledged is lost. Owners may be several: what one writes
+is merged with what is there, and mark-delete only grows. A reset, or another cursor of the same name, is another one;
+an owner from before it is Fenced. `__compaction` is moved by `publishing` alone (A4).
 
 A transaction that changes a cursor's rows holds the row in `cursors` until the transaction ends; the topic's row is not
 needed, so acknowledging never waits for appends or publishing. May go wrong: ObjectDamaged for a row that is no bitmap.
@@ -45,7 +45,7 @@ class CursorState:
     """A cursor as an owner opens it. `left_out`: stored bitmaps that went beyond the bytes that it may hold."""
 
     record: CursorRecord
-    life: str
+    incarnation: str
     stretches: Mapping[int, BitMap]
     left_out: int
 
@@ -68,7 +68,7 @@ class RangesSummary:
     stored_bytes: int
 
 
-def new_life() -> str:
+def new_incarnation() -> str:
     return uuid.uuid4().hex
 
 
@@ -101,7 +101,7 @@ def merge(
     connection: Connection,
     topic: TopicRecord,
     name: str,
-    life: str,
+    incarnation: str,
     mark_delete: Position | None,
     changed: Mapping[int, BitMap],
 ) -> Merged:
@@ -116,7 +116,7 @@ def merge(
     )
     if row is None:
         raise _gone(topic, name)
-    if row["life"] != life:
+    if row["life"] != incarnation:
         raise Fenced(
             f"the cursor {name!r} of {topic.name} was reset, or deleted and made again, by somebody else",
             "open the cursor again and read from where it is now; what was not flushed is delivered again",

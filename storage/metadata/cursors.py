@@ -3,7 +3,7 @@
 Invariants: the mark-delete position of `__compaction` and its property `CompactedTopicLedger` are written by
 `publishing` alone. Here they are never moved, changed or lost (A2, A4): other properties are merged beside them.
 Deleting the cursor takes the compacted ledger out of service with it and raises the epoch, so a run that is still at
-work cannot publish into the topic's new life (S8). With a cursor go its ranges, at a reset too (cursor_ranges.py).
+work cannot publish into what comes after (S8). With a cursor go its ranges, at a reset too (cursor_ranges.py).
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 
+from pyroaring import BitMap
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
+from storage.clock import Clock
 from storage.errors import Conflict, InvalidInput, NotFound
-from storage.metadata import cursor_ranges, row_mapping, topics
+from storage.metadata import cursor_ranges, ledgers, row_mapping, topics
+from storage.metadata.cursor_ranges import CursorState, Merged, RangesSummary
+from storage.metadata.engine import Database
 from storage.metadata.records import (
     COMPACTED_LEDGER_PROPERTY,
     COMPACTION_CURSOR,
@@ -35,8 +39,158 @@ _SERVING = select(compacted_ledgers).where(
 )
 
 
-def create(connection: Connection, topic_id: int, name: str) -> CursorRecord:
-    """The cursor of that name; made, with nothing acknowledged, if it does not exist. Raises TopicNotFound."""
+class CursorStore:
+    """Cursors, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    # Cursors
+
+    def create(
+        self, topic_id: int, name: str, mark_delete: Position | None, properties: Mapping[str, str]
+    ) -> CursorRecord:
+        """A new cursor, at a position and with properties from the first moment.
+
+        Raises Conflict if there is one of that name, InvalidInput for `__compaction` and names that cannot be.
+        """
+        with self._database.write() as connection:
+            topic = topics.locked(connection, topic_id)
+            if name == COMPACTION_CURSOR:
+                raise InvalidInput(
+                    f"the cursor {COMPACTION_CURSOR} of {topic.name} is made by compactions: it is their horizon",
+                    "compact the topic",
+                )
+            unprintable = any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
+            if not name or unprintable or len(name.encode()) > MAX_NAME_BYTES:
+                raise InvalidInput(
+                    f"the cursor name {name[:64]!r} is empty, longer than {MAX_NAME_BYTES} bytes, or holds a control "
+                    "character",
+                    "choose another one",
+                )
+            if find(connection, topic_id, name) is not None:
+                raise Conflict(
+                    f"the topic {topic.name} has a cursor {name!r} already",
+                    "reset it to move it, or choose another name",
+                )
+            return _insert(connection, topic_id, CursorRecord(name, mark_delete, properties))
+
+    def ensure(self, topic_id: int, name: str) -> CursorRecord:
+        """The cursor of that name, created with nothing acknowledged if it does not exist."""
+        with self._database.write() as connection:
+            return ensure(connection, topic_id, name)
+
+    def get(self, topic_id: int, name: str) -> CursorRecord:
+        """Raises NotFound."""
+        with self._database.read() as connection:
+            return _get(connection, topics.by_id(connection, topic_id), name)
+
+    def of_topic(self, topic_id: int) -> list[CursorRecord]:
+        """By name, in the order of code points."""
+        with self._database.read() as connection:
+            return of_topic(connection, topic_id)
+
+    def reset(self, topic_id: int, name: str, position: Position | None) -> CursorRecord:
+        """Move a cursor, in a new incarnation: nothing above `position` is acknowledged then; None: nothing at all.
+
+        Raises InvalidInput for `__compaction` (A4), NotFound.
+        """
+        with self._database.write() as connection:
+            topic = topics.locked(connection, topic_id)
+            if name == COMPACTION_CURSOR:
+                raise InvalidInput(
+                    f"the cursor {COMPACTION_CURSOR} of {topic.name} cannot be reset or skipped: it is the compaction "
+                    "horizon",
+                    "compact the topic to move it on, or delete the cursor to give up the compacted ledger",
+                )
+            cursor = _get(connection, topic, name)
+            values = row_mapping.position_values("mark_delete", position)
+            _update(connection, topic_id, name, **values, life=cursor_ranges.new_incarnation())
+            cursor_ranges.clear(connection, topic_id, name)
+            return CursorRecord(name, position, cursor.properties)
+
+    def set_properties(self, topic_id: int, name: str, updates: Mapping[str, str]) -> CursorRecord:
+        """Merge properties. Raises InvalidInput for a change of `CompactedTopicLedger` (A2), NotFound."""
+        with self._database.write() as connection:
+            return set_properties(connection, topic_id, name, updates)
+
+    def replace_properties(self, topic_id: int, name: str, properties: Mapping[str, str]) -> CursorRecord:
+        """Set a cursor's properties instead of those that it has; `CompactedTopicLedger` stays (A2).
+
+        Raises NotFound; InvalidInput for a change of it.
+        """
+        with self._database.write() as connection:
+            topic = topics.locked(connection, topic_id)
+            cursor = _get(connection, topic, name)
+            pointer = cursor.properties.get(COMPACTED_LEDGER_PROPERTY)
+            if name == COMPACTION_CURSOR:
+                _check_pointer(topic, pointer, properties.get(COMPACTED_LEDGER_PROPERTY, pointer))
+                properties = dict(properties) if pointer is None else {**properties, COMPACTED_LEDGER_PROPERTY: pointer}
+            _update(connection, topic_id, name, properties=dict(properties))
+            return CursorRecord(name, cursor.mark_delete, properties)
+
+    def delete(self, topic_id: int, name: str, force: bool = False) -> None:
+        """Delete a cursor; `__compaction` takes compacted ledger and run along.
+
+        Raises NotFound; Conflict, unless forced, if the next run could not find in raw what it loses (R8).
+        """
+        with self._database.write() as connection:
+            if not force:
+                _check_removal(connection, topic_id, name)
+            remove(connection, topic_id, name, self._clock.now_ms())
+
+    def compacted_floor(self, topic_id: int) -> int | None:
+        """The offset that the slowest cursor of a compacted reader has acknowledged (T1); None: there is none.
+
+        -1 if one has acknowledged nothing. Such a cursor has the property `readCompacted` = "true"; `__compaction`, the
+        compactor's own, does not count.
+        """
+        with self._database.read() as connection:
+            readers = [
+                cursor
+                for cursor in of_topic(connection, topic_id)
+                if cursor.name != COMPACTION_CURSOR and cursor.properties.get(READ_COMPACTED_PROPERTY) == "true"
+            ]
+        return min((cursor.mark_delete.offset if cursor.mark_delete else -1 for cursor in readers), default=None)
+
+    # What they have acknowledged (cursor_ranges.py)
+
+    def load(self, topic_id: int, name: str, max_bytes: int) -> CursorState:
+        """A cursor with at most `max_bytes` of bitmaps, the lowest. Raises NotFound; InvalidInput: `__compaction`."""
+        with self._database.snapshot() as connection:
+            return cursor_ranges.load(connection, topics.by_id(connection, topic_id), name, max_bytes)
+
+    def merge(
+        self, topic_id: int, name: str, incarnation: str, mark_delete: Position | None, changed: Mapping[int, BitMap]
+    ) -> Merged:
+        """Add what an owner acknowledged to what is stored: mark-delete never goes back, nothing is lost.
+
+        Raises NotFound; Fenced if the cursor is not in the incarnation that the owner opened.
+        """
+        with self._database.write() as connection:
+            return cursor_ranges.merge(
+                connection, topics.kept(connection, topic_id), name, incarnation, mark_delete, changed
+            )
+
+    def summaries(self, topic_id: int) -> list[tuple[CursorRecord, RangesSummary]]:
+        """All cursors of the topic, by name, with what is acknowledged above their mark-delete; all of one moment."""
+        with self._database.snapshot() as connection:
+            topic = topics.by_id(connection, topic_id)
+            return [
+                (record, cursor_ranges.summary(connection, topic, record)) for record in of_topic(connection, topic_id)
+            ]
+
+    def summary(self, topic_id: int, name: str) -> tuple[CursorRecord, RangesSummary]:
+        """Raises NotFound."""
+        with self._database.snapshot() as connection:
+            topic = topics.by_id(connection, topic_id)
+            record = _get(connection, topic, name)
+            return record, cursor_ranges.summary(connection, topic, record)
+
+
+def ensure(connection: Connection, topic_id: int, name: str) -> CursorRecord:
+    """The cursor of that name; created, with nothing acknowledged, if it does not exist. Raises TopicNotFound."""
     topics.locked(connection, topic_id)
     existing = find(connection, topic_id, name)
     if existing is not None:
@@ -44,42 +198,9 @@ def create(connection: Connection, topic_id: int, name: str) -> CursorRecord:
     return _insert(connection, topic_id, CursorRecord(name, None, {}))
 
 
-def create_at(connection: Connection, topic_id: int, new: CursorRecord) -> CursorRecord:
-    """A new cursor, at a position and with properties from the first moment.
-
-    Raises Conflict if it exists, InvalidInput for `__compaction` and names that cannot be, TopicNotFound.
-    """
-    topic = topics.locked(connection, topic_id)
-    if new.name == COMPACTION_CURSOR:
-        raise InvalidInput(
-            f"the cursor {COMPACTION_CURSOR} of {topic.name} is made by compactions: it is their horizon",
-            "compact the topic",
-        )
-    unprintable = any(unicodedata.category(one) in ("Cc", "Cs") for one in new.name)
-    if not new.name or unprintable or len(new.name.encode()) > MAX_NAME_BYTES:
-        raise InvalidInput(
-            f"the cursor name {new.name[:64]!r} is empty, longer than {MAX_NAME_BYTES} bytes, or holds a control "
-            "character",
-            "choose another one",
-        )
-    if find(connection, topic_id, new.name) is not None:
-        raise Conflict(
-            f"the topic {topic.name} has a cursor {new.name!r} already", "reset it to move it, or choose another name"
-        )
-    return _insert(connection, topic_id, new)
-
-
 def find(connection: Connection, topic_id: int, name: str) -> CursorRecord | None:
     row = connection.execute(_FIND, {"topic": topic_id, "name": name}).mappings().one_or_none()
     return row_mapping.cursor(row) if row is not None else None
-
-
-def get(connection: Connection, topic: TopicRecord, name: str) -> CursorRecord:
-    """Raises NotFound."""
-    cursor = find(connection, topic.id, name)
-    if cursor is None:
-        raise NotFound(f"the topic {topic.name} has no cursor {name!r}", "create it first, or check its name")
-    return cursor
 
 
 def of_topic(connection: Connection, topic_id: int) -> list[CursorRecord]:
@@ -88,28 +209,10 @@ def of_topic(connection: Connection, topic_id: int) -> list[CursorRecord]:
     return sorted((row_mapping.cursor(row) for row in found), key=lambda cursor: cursor.name)
 
 
-def reset(connection: Connection, topic_id: int, name: str, position: Position | None) -> CursorRecord:
-    """Move a cursor, into another life: nothing above `position` is acknowledged then; None: nothing at all.
-
-    Raises InvalidInput for `__compaction` (A4), NotFound, TopicNotFound.
-    """
-    topic = topics.locked(connection, topic_id)
-    if name == COMPACTION_CURSOR:
-        raise InvalidInput(
-            f"the cursor {COMPACTION_CURSOR} of {topic.name} cannot be reset or skipped: it is the compaction horizon",
-            "compact the topic to move it on, or delete the cursor to give up the compacted ledger",
-        )
-    cursor = get(connection, topic, name)
-    life = cursor_ranges.new_life()
-    _update(connection, topic_id, name, **row_mapping.position_values("mark_delete", position), life=life)
-    cursor_ranges.clear(connection, topic_id, name)
-    return CursorRecord(name, position, cursor.properties)
-
-
 def set_properties(connection: Connection, topic_id: int, name: str, updates: Mapping[str, str]) -> CursorRecord:
     """Merge `updates` into a cursor's properties. Raises InvalidInput, NotFound, TopicNotFound."""
     topic = topics.locked(connection, topic_id)
-    cursor = get(connection, topic, name)
+    cursor = _get(connection, topic, name)
     merged = {**cursor.properties, **updates}
     pointer = cursor.properties.get(COMPACTED_LEDGER_PROPERTY)
     if name == COMPACTION_CURSOR:
@@ -118,34 +221,10 @@ def set_properties(connection: Connection, topic_id: int, name: str, updates: Ma
     return CursorRecord(name, cursor.mark_delete, merged)
 
 
-def replace_properties(connection: Connection, topic_id: int, name: str, properties: Mapping[str, str]) -> CursorRecord:
-    """Set a cursor's properties instead of those that it has; the pointer of `__compaction` stays (A2).
-
-    Raises InvalidInput, NotFound, TopicNotFound.
-    """
-    topic = topics.locked(connection, topic_id)
-    cursor = get(connection, topic, name)
-    pointer = cursor.properties.get(COMPACTED_LEDGER_PROPERTY)
-    if name == COMPACTION_CURSOR:
-        _check_pointer(topic, pointer, properties.get(COMPACTED_LEDGER_PROPERTY, pointer))
-        properties = dict(properties) if pointer is None else {**properties, COMPACTED_LEDGER_PROPERTY: pointer}
-    _update(connection, topic_id, name, properties=dict(properties))
-    return CursorRecord(name, cursor.mark_delete, properties)
-
-
-def _check_pointer(topic: TopicRecord, pointer: str | None, wanted: str | None) -> None:
-    if wanted != pointer:
-        raise InvalidInput(
-            f"the property {COMPACTED_LEDGER_PROPERTY} of {topic.name} cannot be set by hand: it names the compacted "
-            "ledger that serves",
-            "leave it out; a compaction sets it",
-        )
-
-
 def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
     """Delete a cursor; with `__compaction` goes the compacted ledger. Raises NotFound, TopicNotFound."""
     topic = topics.locked(connection, topic_id)
-    get(connection, topic, name)
+    _get(connection, topic, name)
     connection.execute(delete(cursors).where(cursors.c.topic_id == topic_id, cursors.c.name == name))
     cursor_ranges.clear(connection, topic_id, name)
     if name == COMPACTION_CURSOR:
@@ -153,20 +232,6 @@ def remove(connection: Connection, topic_id: int, name: str, now: int) -> None:
             update(topics_table).where(topics_table.c.id == topic_id).values(epoch=topics_table.c.epoch + 1)
         )
         retire_compacted(connection, topic_id, now)
-
-
-def compacted_floor(connection: Connection, topic_id: int) -> int | None:
-    """The offset that the slowest cursor of a compacted reader has acknowledged (T1); None: there is no such cursor.
-
-    -1 if one has acknowledged nothing. Such a cursor has the property `readCompacted` = "true"; `__compaction`, the
-    compactor's own, does not count.
-    """
-    readers = [
-        cursor
-        for cursor in of_topic(connection, topic_id)
-        if cursor.name != COMPACTION_CURSOR and cursor.properties.get(READ_COMPACTED_PROPERTY) == "true"
-    ]
-    return min((cursor.mark_delete.offset if cursor.mark_delete else -1 for cursor in readers), default=None)
 
 
 def serving_compacted(connection: Connection, topic_id: int) -> CompactedLedgerRecord | None:
@@ -186,7 +251,7 @@ def retire_compacted(connection: Connection, topic_id: int, now: int) -> None:
 
 def move_horizon(connection: Connection, topic_id: int, horizon: Position, compacted_ledger_id: int) -> None:
     """Set mark-delete and pointer of `__compaction` together; all other properties stay (A1, A2)."""
-    cursor = create(connection, topic_id, COMPACTION_CURSOR)
+    cursor = ensure(connection, topic_id, COMPACTION_CURSOR)
     _update(
         connection,
         topic_id,
@@ -196,12 +261,56 @@ def move_horizon(connection: Connection, topic_id: int, horizon: Position, compa
     )
 
 
+def _get(connection: Connection, topic: TopicRecord, name: str) -> CursorRecord:
+    """Raises NotFound."""
+    cursor = find(connection, topic.id, name)
+    if cursor is None:
+        raise NotFound(f"the topic {topic.name} has no cursor {name!r}", "create it first, or check its name")
+    return cursor
+
+
+def _check_removal(connection: Connection, topic_id: int, name: str) -> None:
+    """Deleting that cursor loses nothing that the next run cannot find in raw (R8). Raises Conflict.
+
+    A compacted ledger without messages knows something, too: which keys were deleted or have expired, which holds
+    against late values in event-time order (P9), and up to where a reader may have missed deletions (R7).
+    """
+    if name != COMPACTION_CURSOR:
+        return
+    topic = topics.locked(connection, topic_id)
+    compacted = serving_compacted(connection, topic_id)
+    # Segments need no look: what is not sealed is above the horizon.
+    first_raw = min(
+        (ledger.first_offset for ledger in ledgers.of_topic(connection, topic_id)), default=topic.next_offset
+    )
+    first_raw = max(first_raw, topic.start_offset)  # it may be within a ledger
+    if compacted is None or first_raw == 0:
+        return
+    last = min(first_raw - 1, compacted.horizon.offset)
+    raise Conflict(
+        f"raw messages of {topic.name} are gone up to offset {last}: what is left of offsets 0 to {last} is only in "
+        f"compacted ledger {compacted.ledger_id} ({compacted.messages} messages up to offset "
+        f"{compacted.horizon.offset}), with what it remembers of deleted keys; it goes with the cursor "
+        f"{COMPACTION_CURSOR}",
+        "keep the cursor, or force it to give this up forever",
+    )
+
+
+def _check_pointer(topic: TopicRecord, pointer: str | None, wanted: str | None) -> None:
+    if wanted != pointer:
+        raise InvalidInput(
+            f"the property {COMPACTED_LEDGER_PROPERTY} of {topic.name} cannot be set by hand: it names the compacted "
+            "ledger that serves",
+            "leave it out; a compaction sets it",
+        )
+
+
 def _update(connection: Connection, topic_id: int, name: str, **values: object) -> None:
     connection.execute(update(cursors).where(cursors.c.topic_id == topic_id, cursors.c.name == name).values(**values))
 
 
 def _insert(connection: Connection, topic_id: int, new: CursorRecord) -> CursorRecord:
     position = row_mapping.position_values("mark_delete", new.mark_delete)
-    values = {**position, "properties": dict(new.properties), "life": cursor_ranges.new_life()}
+    values = {**position, "properties": dict(new.properties), "life": cursor_ranges.new_incarnation()}
     connection.execute(insert(cursors).values(topic_id=topic_id, name=new.name, **values))
     return new

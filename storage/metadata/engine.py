@@ -2,7 +2,7 @@
 
     read      what one statement sees
     snapshot  everything as of one moment, over several statements
-    write     all or nothing; a row that was looked at with `FOR UPDATE` stays as it is until the end
+    write     all or nothing; a row that was read with `FOR UPDATE` stays as it is until the end
 
 PostgreSQL: READ COMMITTED with row locks for writes, REPEATABLE READ (read-only) for snapshots. SQLite: one writer at
 a time, by BEGIN IMMEDIATE, so that what a write reads is what it changes and a lock is waited for at the start, where
@@ -103,7 +103,7 @@ class Database:
     def write_once(
         self, change: Callable[[Connection], Answer], happened: Callable[[Connection, Answer], bool], what: str
     ) -> Answer:
-        """Like `write`, for a change that must not be told as failed when only the answer to its COMMIT was lost.
+        """Like `write`, for a change that must not count as failed when only the answer to its COMMIT was lost.
 
         If the COMMIT fails as Unavailable, `happened` looks once, in a transaction of its own, whether the change is
         there. It must first lock a row that `change` has locked: the lost transaction may still be about to end.
@@ -199,7 +199,7 @@ def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -
         for pragma in ("synchronous = FULL", "foreign_keys = ON"):
             connection.execute(f"PRAGMA {pragma}").close()
     except sqlite3.Error:
-        connection.close()  # not the pool's yet, so nobody else would
+        connection.close()  # the pool does not have it yet, so it would not
         raise
 
 

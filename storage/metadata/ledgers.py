@@ -1,6 +1,6 @@
 """Raw ledgers: their ids, and appending them to a topic all at once.
 
-Invariants: a ledger id is given out once, over all topics, raw and compacted ledgers together; ledgers of one append
+Invariants: a ledger id is allocated once, over all topics, raw and compacted ledgers together; ledgers of one append
 become visible together or never; see invariants.check_append for how they must follow each other. A ledger that was
 trimmed is not listed; its row stays for a while (trimming.py). Ledgers of sealed segments come by sealing.py.
 """
@@ -11,8 +11,11 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
+from storage.clock import Clock
 from storage.errors import Conflict
+from storage.failpoints import Failpoint, failpoint
 from storage.metadata import attempts, leases, row_mapping, topics
+from storage.metadata.engine import Database
 from storage.metadata.invariants import check_append
 from storage.metadata.records import Lease, SegmentState
 from storage.metadata.tables import compacted_ledgers, ledgers, segments, sequences
@@ -24,23 +27,63 @@ LEDGER_SEQUENCE = "ledger"
 _OF_TOPIC = select(ledgers).where(ledgers.c.topic_id == bindparam("topic")).order_by(ledgers.c.first_offset)
 
 
-def allocate_ids(connection: Connection, count: int) -> int:
-    """The first of `count` consecutive ids. An id that was given out and not used is lost, not reused."""
-    if count < 1:
-        raise ValueError(f"{count} ledger ids cannot be allocated")
-    after = connection.execute(
-        update(sequences)
-        .where(sequences.c.name == LEDGER_SEQUENCE)
-        .values(next_value=sequences.c.next_value + count)
-        .returning(sequences.c.next_value)
-    ).scalar_one()
-    return int(after) - count
+class LedgerStore:
+    """Raw ledgers and their ids, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def allocate_ids(self, count: int) -> int:
+        """The first of `count` consecutive ledger ids. No id is allocated twice; one that is not used is lost."""
+        if count < 1:
+            raise ValueError(f"{count} ledger ids cannot be allocated")
+        with self._database.write() as connection:
+            after = connection.execute(
+                update(sequences)
+                .where(sequences.c.name == LEDGER_SEQUENCE)
+                .values(next_value=sequences.c.next_value + count)
+                .returning(sequences.c.next_value)
+            ).scalar_one()
+            return int(after) - count
+
+    def skip_ids(self, highest: int) -> None:
+        """Allocate no id up to that one any more: files have them whose rows were lost."""
+        with self._database.write() as connection:
+            _skip_ids(connection, highest)
+
+    def append(self, lease: Lease, new: Sequence[LedgerRecord]) -> None:
+        """Make sealed ledgers part of the topic, all at once, and finish their attempts.
+
+        Raises Fenced if the lease was overtaken (a mere expiry does no harm), the topic has moved on, or an attempt
+        was finished as dead.
+        """
+
+        def append(connection: Connection) -> None:
+            _append(connection, lease, new, self._clock.now_ms())
+            failpoint(Failpoint.IMPORT_INSIDE_COMMIT)
+
+        def happened(connection: Connection, _: None) -> bool:
+            topics.locked(connection, lease.topic_id)
+            ours = (ledgers.c.topic_id == lease.topic_id) & (ledgers.c.ledger_id == new[-1].ledger_id)
+            return connection.execute(select(ledgers.c.ledger_id).where(ours)).first() is not None
+
+        self._database.write_once(
+            append,
+            happened,
+            f"whether ledger {new[-1].ledger_id if new else None} and those with it were appended",
+        )
+
+    def of_topic(self, topic_id: int) -> tuple[LedgerRecord, ...]:
+        """Those that are not trimmed, in the order of offsets."""
+        with self._database.read() as connection:
+            return of_topic(connection, topic_id)
 
 
 def take_id(connection: Connection, topic_id: int, ledger_id: int) -> None:
-    """Use an id that was given out before the database was restored; it is not given out again.
+    """Use an id that was allocated before the database was restored; it is not allocated again.
 
-    Raises Conflict if somebody has it, or the topic has gone on to a higher one.
+    Raises Conflict if another ledger has it, or the topic has a higher one.
     """
     for table in (ledgers, segments, compacted_ledgers):
         if connection.execute(select(table.c.topic_id).where(table.c.ledger_id == ledger_id)).first() is not None:
@@ -48,11 +91,11 @@ def take_id(connection: Connection, topic_id: int, ledger_id: int) -> None:
     last = last_id(connection, topic_id)
     if last is not None and last >= ledger_id:
         raise Conflict(f"its ledger id {ledger_id} is below {last}, which the topic has reached", "use another id")
-    keep_ids(connection, ledger_id)
+    _skip_ids(connection, ledger_id)
 
 
-def keep_ids(connection: Connection, highest: int) -> None:
-    """Give out no id up to that one any more."""
+def _skip_ids(connection: Connection, highest: int) -> None:
+    """Allocate no id up to that one any more."""
     connection.execute(
         update(sequences)
         .where(sequences.c.name == LEDGER_SEQUENCE, sequences.c.next_value <= highest)
@@ -60,11 +103,7 @@ def keep_ids(connection: Connection, highest: int) -> None:
     )
 
 
-def append(connection: Connection, lease: Lease, new: Sequence[LedgerRecord], now: int) -> None:
-    """Make sealed ledgers part of the topic, and finish their attempts.
-
-    Raises Fenced if the lease was overtaken, the topic has moved on, or an attempt was given up as dead.
-    """
+def _append(connection: Connection, lease: Lease, new: Sequence[LedgerRecord], now: int) -> None:
     leases.check(connection, lease)
     topic = topics.locked(connection, lease.topic_id)
     open_row = connection.execute(
@@ -79,12 +118,6 @@ def append(connection: Connection, lease: Lease, new: Sequence[LedgerRecord], no
         update(topics_table).where(topics_table.c.id == topic.id).values(next_offset=new[-1].last_offset + 1)
     )
     attempts.finish(connection, attempt_ids, now)
-
-
-def contains(connection: Connection, topic_id: int, ledger_id: int) -> bool:
-    """Whether the ledger is part of the topic."""
-    statement = select(ledgers.c.ledger_id).where(ledgers.c.topic_id == topic_id, ledgers.c.ledger_id == ledger_id)
-    return connection.execute(statement).first() is not None
 
 
 def last_id(connection: Connection, topic_id: int) -> int | None:
@@ -102,5 +135,5 @@ def of_topic(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
 
 
 def with_trimmed(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:
-    """Also those that are trimmed and not forgotten, in the order of offsets."""
+    """Also those that are trimmed and not purged, in the order of offsets."""
     return tuple(row_mapping.ledger(row) for row in connection.execute(_OF_TOPIC, {"topic": topic_id}).mappings())

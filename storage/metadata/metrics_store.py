@@ -1,4 +1,4 @@
-"""MetricsStore: the numbers that a scrape of /metrics shows, in few statements. Reached as MetadataStore.metrics.
+"""MetricsStore: the numbers that a scrape of /metrics shows, in few statements.
 
 Each method is one read, may be called again, and may raise Unavailable and Misconfigured. Nothing here grows with the
 number of ledgers; runs are read once each, page by page, by the process that keeps their sums

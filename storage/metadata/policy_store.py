@@ -1,13 +1,13 @@
-"""PolicyStore: policies that somebody has set, by scope. Reached as MetadataStore.policies.
+"""PolicyStore: policies that users have set, by scope.
 
-Scopes: the broker, a namespace, a topic's life (its uid, so a topic made again begins without). What is set is
-checked here and kept as JSON under the policy's own name; how a topic's policies are resolved is said in
-storage/options/resolution.py. Below them all are the broker's defaults, which the settings file of a process says and
-SQL never holds; processes with different files see different ones.
+Scopes: the broker, a namespace, an incarnation of a topic (its uid, so a topic made again begins without). What is set
+is checked here and kept as JSON under the policy's own name; how a topic's policies are resolved is in
+storage/options/resolution.py. Below them all are the broker's defaults, which the settings file of a process holds and
+SQL never does; processes with different files see different ones.
 
-Whether compaction is enabled for a topic follows from all of them (Resolved.compaction_enabled). Who makes a topic, or
-sets its own policies, makes its cursor `__compaction` in the same transaction, and who trims it asks for it (S9). What
-is set for a namespace or the broker concerns any number of topics, and makes none. No policy ever moves a cursor (A2).
+Whether compaction is enabled for a topic follows from all of them (Resolved.compaction_enabled). The transaction that
+creates a topic, or sets its own policies, creates its cursor `__compaction`, and a trim checks for it (S9). What is set
+for a namespace or the broker concerns any number of topics, and creates none. No policy ever moves a cursor (A2).
 
 Each method is one transaction, may be called again, and may raise Unavailable and Misconfigured. A policy of a name
 that this version does not know is left alone and counts for nothing. A stored value that this version cannot read is
@@ -158,7 +158,7 @@ class PolicyStore:
                 if isinstance(value, Unreadable)
             ]
             words = {scope: _in_words(connection, scope) for scope, _, _ in found}
-        return [UnreadablePolicy(said, name, value) for scope, name, value in found if (said := words[scope])]
+        return [UnreadablePolicy(words[scope], name, value) for scope, name, value in found if words[scope]]
 
     def _ensure_cursor(self, connection: Connection, topic: TopicRecord | None) -> None:
         if topic is not None:
@@ -232,7 +232,7 @@ def ensure_compaction_cursor(connection: Connection, topic: TopicRecord, default
     if cursors.find(connection, topic.id, COMPACTION_CURSOR) is not None:
         return
     if resolved(connection, topic, defaults).compaction_enabled:
-        cursors.create(connection, topic.id, COMPACTION_CURSOR)
+        cursors.ensure(connection, topic.id, COMPACTION_CURSOR)
 
 
 def _topics_of(connection: Connection, scopes: Collection[str]) -> dict[str, TopicRecord]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, insert, update
 
+from storage.clock import Clock
 from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
 from storage.metadata import (
@@ -22,9 +23,9 @@ from storage.metadata import (
     runs,
     topics,
 )
-from storage.metadata.compaction_state_records import Retry
+from storage.metadata.engine import Database
 from storage.metadata.invariants import RERUN, check_publish
-from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, RunRecord
+from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, Retry, RunRecord, RunState
 from storage.metadata.tables import compacted_ledgers
 from storage.metadata.tables import topics as topics_table
 
@@ -72,3 +73,41 @@ def _swap(connection: Connection, topic_id: int, expected_generation: int, epoch
         .values(generation=topics_table.c.generation + 1)
     )
     return swapped.rowcount == 1
+
+
+class PublishingStore:
+    """The rows of publishing, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def publish(
+        self,
+        run: RunRecord,
+        expected_generation: int,
+        compacted: CompactedLedgerRecord,
+        statistics: Mapping[str, object],
+        retry: Retry | None = None,
+    ) -> RunRecord:
+        """The commit point (A1): let `compacted` serve, move the horizon, end the run.
+
+        `retry`: the topic is to be tried again all the same.
+        Raises Fenced if run, epoch or generation are not the topic's any more; nothing has changed then.
+        """
+
+        def happened(connection: Connection, _: RunRecord) -> bool:
+            topics.locked(connection, run.topic_id)
+            found = runs.get(connection, run.run_id)
+            return found.state is RunState.SUCCESS and found.compacted_ledger_id == compacted.ledger_id
+
+        failpoint(Failpoint.PUBLISH_BEFORE_TRANSACTION)
+        published = self._database.write_once(
+            lambda connection: publish(
+                connection, run, expected_generation, compacted, statistics, retry, self._clock.now_ms()
+            ),
+            happened,
+            f"whether run {run.run_id} published compacted ledger {compacted.ledger_id}",
+        )
+        failpoint(Failpoint.PUBLISH_AFTER_COMMIT)
+        return published

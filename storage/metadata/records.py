@@ -24,7 +24,7 @@ READ_COMPACTED_PROPERTY = "readCompacted"
 
 @dataclass(frozen=True)
 class TopicRecord:
-    """A topic. `uid` (32 hex digits) is new for each life of a name; `generation` and `epoch` only ever grow.
+    """A topic. `uid` (32 hex digits) is new for each incarnation of a name; `generation` and `epoch` only ever grow.
 
     `next_offset`: behind the last sealed ledger or rolled segment; an open segment goes on from there. `start_offset`:
     what is below it is gone, or hidden (C1).
@@ -81,7 +81,7 @@ class SegmentContent:
 
 
 MAX_SEALING_TRIES = 5
-"""A segment over which so many sealers have died is given up."""
+"""A segment that as many sealers died over is sealed no more but by hand."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class RunRecord:
     run_id: int
     topic_id: int
     attempt_id: str
-    holder: str
+    owner: str
     epoch: int
     state: RunState
     phase: str
@@ -190,7 +190,7 @@ class Attempt:
     attempt_id: str
     topic_id: int
     kind: AttemptKind
-    holder: str
+    owner: str
     started_at: int
     heartbeat_at: int
     finished_at: int | None = None
@@ -198,10 +198,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to write a topic until `expires_at`; `token` grows with each new holder and fences old ones."""
+    """The right to write a topic until `expires_at`; `token` grows with each new owner and fences the owners before."""
 
     topic_id: int
-    holder: str
+    owner: str
     token: int
     expires_at: int
 
@@ -246,7 +246,7 @@ class Pin:
     pin_id: str
     topic_id: int
     ledger_id: int
-    holder: str
+    owner: str
     expires_at: int
 
 
@@ -263,3 +263,117 @@ class GcSnapshot:
     compacted: tuple[CompactedLedgerRecord, ...]
     attempts: tuple[Attempt, ...]
     pins: tuple[Pin, ...]
+
+
+RUN_DEAD_MS = 30_000
+"""A run whose heartbeat is older than this is held for dead, unless a caller says otherwise."""
+SERVICE_DEAD_MS = 15_000
+"""A service whose heartbeat is older than this is held for dead, unless a caller says otherwise."""
+
+
+@dataclass(frozen=True)
+class CompactionState:
+    """What is wanted of a topic's compaction. `requested_at`: it waits for a run since then, for `cause`.
+
+    `paused`: how many pauses want a resume. `aborting`: a run was ended by a pause or an abort, and its worker has not
+    stopped yet. `failures`: since the last success; the next try comes at `retry_at` (S6).
+    """
+
+    requested_at: int | None = None
+    cause: str = ""
+    paused: int = 0
+    failures: int = 0
+    retry_at: int | None = None
+    last_error: str = ""
+    aborting: bool = False
+    requested_by: str = ""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """A topic is tried again at `at`, because of `error`."""
+
+    error: str
+    at: int
+
+
+@dataclass(frozen=True)
+class Activity:
+    """A topic's compaction as of one moment. `running`: it is requested, or a run of it lives."""
+
+    control: CompactionState
+    last_run: RunRecord | None
+    running: bool
+
+
+@dataclass(frozen=True)
+class ServiceRecord:
+    """A service process. `name`: an owner (storage/owner.py); `log_uid`: of its log directory, if that exists yet."""
+
+    name: str
+    url: str
+    log_uid: str | None
+    started_at: int
+    heartbeat_at: int
+
+
+@dataclass(frozen=True)
+class BacklogRecord:
+    """What SQL knows of what is behind a topic's horizon (offset `horizon`; -1: never compacted).
+
+    `clean_bytes`: logical bytes of the compacted ledger. `closed_…`: of sealed ledgers and rolled segments behind the
+    horizon; `oldest`: the earliest publish time there, `soonest`: by when the first of them was published whole.
+    `open_segment` is for the process that has its file to count.
+    """
+
+    topic: TopicRecord
+    horizon: int = -1
+    clean_bytes: int = 0
+    closed_bytes: int = 0
+    closed_messages: int = 0
+    oldest: int | None = None
+    soonest: int | None = None
+    open_segment: SegmentRecord | None = None
+
+
+CLUSTER = "standalone"
+"""The one cluster that there is, under the name that Pulsar's standalone broker gives it."""
+
+
+@dataclass(frozen=True)
+class TenantRecord:
+    """A tenant. `admin_roles` may administer all its namespaces."""
+
+    name: str
+    admin_roles: tuple[str, ...]
+    allowed_clusters: tuple[str, ...]
+    permissions: Mapping[str, tuple[str, ...]]
+    created_at: int
+
+
+@dataclass(frozen=True)
+class NamespaceRecord:
+    """A namespace; `name` is the full one, `tenant/namespace`."""
+
+    name: str
+    permissions: Mapping[str, tuple[str, ...]]
+    created_at: int
+
+
+@dataclass(frozen=True)
+class PartitionedTopic:
+    """A topic of several: `partitions` topics named `name-partition-0` and on."""
+
+    name: TopicName
+    partitions: int
+    properties: Mapping[str, str]
+    created_at: int
+
+
+@dataclass(frozen=True)
+class DeletedTopic:
+    """A topic that was deleted (S8); its files may still be there."""
+
+    uid: str
+    name: TopicName
+    deleted_at: int

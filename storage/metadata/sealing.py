@@ -5,9 +5,9 @@ never in neither. A segment is sealed by the attempt that has claimed it last: t
 stopped answering finishes that one's attempt, so a late commit finds itself fenced. The ledger holds exactly what the
 segment holds (invariants.check_seal); it is below the topic's end, so it is inserted here and not by ledgers.append. A
 claim is counted when it is made, so a segment that kills its sealers is known. It is taken back when its sealer ends by
-itself (`let_go`), or else, as the sealer could not say so or stood still, when the next one finds its process alive.
+itself (`release`), or else, as the sealer could not say so or stood still, when the next one finds its process alive.
 
-A sealed segment's row stays until its file is gone, and tells who has to remove that. Must not know: files, objects.
+A sealed segment's row stays until its file is gone, and says which log directory has it. Must not know: files, objects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, delete, insert, select, update
 
+from storage.clock import Clock
+from storage.failpoints import Failpoint, failpoint
 from storage.metadata import attempts, row_mapping, segments, topics
+from storage.metadata.engine import Database
 from storage.metadata.invariants import check_seal
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import (
@@ -35,70 +38,137 @@ from storage.model import LedgerRecord
 from storage.owner import is_alive_here
 
 
-def claim(
-    connection: Connection,
-    topic_id: int,
-    holder: str,
-    log_uid: str,
-    stale_ms: int,
-    now: int,
-    below: int | None = None,
-    but: Collection[int] = (),
-    *,
-    again: bool = False,
-) -> tuple[SegmentRecord, Attempt] | None:
-    """Claim the oldest rolled segment of a log directory that nobody seals, under a new attempt; None: there is none.
+class SealingStore:
+    """Sealing, over the database of a MetadataStore. Safe to share between threads."""
 
-    `below`: only one that begins below this offset; `but`: none of these ledger ids. An attempt whose heartbeat is
-    `stale_ms` old seals nothing any more. Each claim is a try, until `let_go`, or until the next claim if the process
-    of the one before lives; one that was tried too often is claimed only `again`. Raises TopicNotFound.
-    """
-    topics.locked(connection, topic_id)
-    rolled = segments.of_topic(connection, topic_id, [SegmentState.ROLLED])
-    claims = _open_claims(connection, rolled)
-    alive = {one.attempt_id for one in claims.values() if is_alive(one.holder, one.heartbeat_at, stale_ms, now)}
-    wanted = (
-        one
-        for one in rolled
-        if one.log_uid == log_uid
-        and one.ledger_id not in but
-        and (below is None or one.first_offset < below)
-        and (again or not _tries(one, claims) >= MAX_SEALING_TRIES)
-    )
-    free = next((one for one in wanted if one.sealing_attempt_id not in alive), None)
-    if free is None:
-        return None
-    if free.sealing_attempt_id is not None:
-        attempts.finish(connection, [free.sealing_attempt_id], now)
-    attempt = attempts.begin(connection, topic_id, AttemptKind.SEAL, holder, now)
-    connection.execute(
-        update(segments_table)
-        .where(segments_table.c.ledger_id == free.ledger_id)
-        .values(sealing_attempt_id=attempt.attempt_id, sealing_tries=_tries(free, claims) + 1)
-    )
-    claimed = segments.find(connection, topic_id, free.ledger_id)
-    assert claimed is not None
-    return claimed, attempt
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
 
+    def claim(
+        self,
+        topic_id: int,
+        owner: str,
+        log_uid: str,
+        stale_ms: int,
+        below: int | None = None,
+        but: Collection[int] = (),
+        *,
+        again: bool = False,
+    ) -> tuple[SegmentRecord, Attempt] | None:
+        """Claim the oldest unclaimed rolled segment of a log directory, by a new attempt; None: there is none.
 
-def let_go(connection: Connection, attempt: Attempt, now: int) -> None:
-    """Finish an attempt that ends by itself, and does not count as a try of its segment. Again changes nothing."""
-    topics.locked(connection, attempt.topic_id)
-    if not attempts.lock_open(connection, [attempt.attempt_id]):
-        return
-    connection.execute(
-        update(segments_table)
-        .where(
-            segments_table.c.topic_id == attempt.topic_id,
-            segments_table.c.sealing_attempt_id == attempt.attempt_id,
+        `below`: only one that begins below this offset; `but`: none of these ledger ids. An attempt whose heartbeat is
+        `stale_ms` old is finished, and seals nothing any more. Each claim is a try, until `release`, or until the next
+        claim if the process of the one before lives; `again`: also a segment that was tried too often. Raises
+        TopicNotFound.
+        """
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            topics.locked(connection, topic_id)
+            rolled = segments.of_topic(connection, topic_id, [SegmentState.ROLLED])
+            claims = _open_claims(connection, rolled)
+            alive = {
+                attempt.attempt_id
+                for attempt in claims.values()
+                if is_alive(attempt.owner, attempt.heartbeat_at, stale_ms, now)
+            }
+            wanted = (
+                segment
+                for segment in rolled
+                if segment.log_uid == log_uid
+                and segment.ledger_id not in but
+                and (below is None or segment.first_offset < below)
+                and (again or not _tries(segment, claims) >= MAX_SEALING_TRIES)
+            )
+            free = next((segment for segment in wanted if segment.sealing_attempt_id not in alive), None)
+            if free is None:
+                return None
+            if free.sealing_attempt_id is not None:
+                attempts.finish(connection, [free.sealing_attempt_id], now)
+            attempt = attempts.begin(connection, topic_id, AttemptKind.SEAL, owner, now)
+            connection.execute(
+                update(segments_table)
+                .where(segments_table.c.ledger_id == free.ledger_id)
+                .values(sealing_attempt_id=attempt.attempt_id, sealing_tries=_tries(free, claims) + 1)
+            )
+            claimed = segments.find(connection, topic_id, free.ledger_id)
+            assert claimed is not None
+            return claimed, attempt
+
+    def release(self, attempt: Attempt) -> None:
+        """Finish a sealer's attempt that has ended by itself, sealed or not: it is no try. Again changes nothing."""
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            topics.locked(connection, attempt.topic_id)
+            if not attempts.lock_open(connection, [attempt.attempt_id]):
+                return
+            connection.execute(
+                update(segments_table)
+                .where(
+                    segments_table.c.topic_id == attempt.topic_id,
+                    segments_table.c.sealing_attempt_id == attempt.attempt_id,
+                )
+                .values(sealing_tries=segments_table.c.sealing_tries - 1)
+            )
+            attempts.finish(connection, [attempt.attempt_id], now)
+
+    def seal(self, attempt: Attempt, ledger: LedgerRecord) -> None:
+        """Let a ledger, whose objects exist, stand for the segment of its id, and finish the attempt.
+
+        Raises TopicNotFound; Fenced if the attempt was finished as dead, or another has claimed or sealed the segment.
+        """
+
+        def change(connection: Connection) -> None:
+            seal(connection, attempt, ledger, self._clock.now_ms())
+            failpoint(Failpoint.SEAL_INSIDE_COMMIT)
+
+        def happened(connection: Connection, _: None) -> bool:
+            topics.locked(connection, attempt.topic_id)
+            return sealed_by(connection, attempt, ledger.ledger_id)
+
+        self._database.write_once(change, happened, f"whether ledger {ledger.ledger_id} was sealed")
+
+    def files(
+        self, log_uid: str, sealed_until: int, topic_id: int | None = None
+    ) -> list[tuple[TopicRecord, SegmentRecord]]:
+        """The segments of a log directory that were sealed at that time (ms) or before: their files may go.
+
+        The oldest first, with their topics. `topic_id`: only of that topic.
+        """
+        statement = (
+            select(segments_table)
+            .where(
+                segments_table.c.log_uid == log_uid,
+                segments_table.c.state == SegmentState.SEALED.value,
+                segments_table.c.sealed_at <= sealed_until,
+            )
+            .order_by(segments_table.c.sealed_at, segments_table.c.ledger_id)
         )
-        .values(sealing_tries=segments_table.c.sealing_tries - 1)
-    )
-    attempts.finish(connection, [attempt.attempt_id], now)
+        if topic_id is not None:
+            statement = statement.where(segments_table.c.topic_id == topic_id)
+        with self._database.snapshot() as connection:
+            rows = connection.execute(statement).mappings().all()
+            having = select(topics_table).where(topics_table.c.id.in_({row["topic_id"] for row in rows}))
+            by_id = {row["id"]: row_mapping.topic(row) for row in connection.execute(having).mappings()}
+            return [(by_id[row["topic_id"]], row_mapping.segment(row)) for row in rows]
+
+    def purge(self, topic_id: int, ledger_id: int) -> None:
+        """Delete the row of a sealed segment whose file is gone; nothing happens without one. Raises TopicNotFound."""
+        with self._database.write() as connection:
+            topic = topics.locked(connection, topic_id)
+            found = segments.find(connection, topic_id, ledger_id)
+            if found is not None and found.state is not SegmentState.SEALED:
+                raise AssertionError(
+                    f"the segment of ledger {ledger_id} of {topic.name} is {found.state.value}; seal it before its row "
+                    "is purged"
+                )
+            ours = (segments_table.c.topic_id == topic_id) & (segments_table.c.ledger_id == ledger_id)
+            connection.execute(delete(segments_table).where(ours))
 
 
 def seal(connection: Connection, attempt: Attempt, ledger: LedgerRecord, now: int) -> None:
-    """Let the ledger stand for the segment of its id, and finish the attempt. Raises Fenced, TopicNotFound."""
+    """What `SealingStore.seal` changes."""
     topic = topics.locked(connection, attempt.topic_id)
     attempts.check_open(connection, [attempt.attempt_id])
     check_seal(topic, attempt, segments.find(connection, topic.id, ledger.ledger_id), ledger)
@@ -121,52 +191,15 @@ def sealed_by(connection: Connection, attempt: Attempt, ledger_id: int) -> bool:
     return connection.execute(statement).first() is not None
 
 
-def files(
-    connection: Connection, log_uid: str, sealed_until: int, topic_id: int | None = None
-) -> list[tuple[TopicRecord, SegmentRecord]]:
-    """Segments in that log directory that were sealed at that time or before, oldest first, with their topics.
-
-    `topic_id`: only of that topic.
-    """
-    statement = (
-        select(segments_table)
-        .where(
-            segments_table.c.log_uid == log_uid,
-            segments_table.c.state == SegmentState.SEALED.value,
-            segments_table.c.sealed_at <= sealed_until,
-        )
-        .order_by(segments_table.c.sealed_at, segments_table.c.ledger_id)
-    )
-    if topic_id is not None:
-        statement = statement.where(segments_table.c.topic_id == topic_id)
-    rows = connection.execute(statement).mappings().all()
-    having = select(topics_table).where(topics_table.c.id.in_({row["topic_id"] for row in rows}))
-    by_id = {row["id"]: row_mapping.topic(row) for row in connection.execute(having).mappings()}
-    return [(by_id[row["topic_id"]], row_mapping.segment(row)) for row in rows]
-
-
-def forget(connection: Connection, topic_id: int, ledger_id: int) -> None:
-    """Delete the row of a sealed segment; nothing happens if it is gone. Raises TopicNotFound."""
-    topic = topics.locked(connection, topic_id)
-    found = segments.find(connection, topic_id, ledger_id)
-    if found is not None and found.state is not SegmentState.SEALED:
-        raise AssertionError(
-            f"the segment of ledger {ledger_id} of {topic.name} is {found.state.value}; seal it before it is forgotten"
-        )
-    connection.execute(
-        delete(segments_table).where(segments_table.c.topic_id == topic_id, segments_table.c.ledger_id == ledger_id)
-    )
-
-
 def _open_claims(connection: Connection, rolled: tuple[SegmentRecord, ...]) -> dict[str, Attempt]:
-    """The attempts at work on those segments, by id; they are locked, so none beats meanwhile."""
-    claimed = {one.sealing_attempt_id for one in rolled if one.sealing_attempt_id is not None}
-    open_ones = attempts.lock_open(connection, claimed)
-    found = connection.execute(select(attempts_table).where(attempts_table.c.attempt_id.in_(open_ones))).mappings()
+    """The open attempts on those segments, by id; they are locked, so none gets a heartbeat meanwhile."""
+    claimed = {segment.sealing_attempt_id for segment in rolled if segment.sealing_attempt_id is not None}
+    open_ids = attempts.lock_open(connection, claimed)
+    found = connection.execute(select(attempts_table).where(attempts_table.c.attempt_id.in_(open_ids))).mappings()
     return {row["attempt_id"]: row_mapping.attempt(row) for row in found}
 
 
 def _tries(segment: SegmentRecord, claims: Mapping[str, Attempt]) -> int:
-    """How often it was tried, without a claim that is open yet although its process lives: that did not die over it."""
+    """How often it was tried, without an open claim whose process lives: that process did not die over it."""
     last = claims.get(segment.sealing_attempt_id or "")
-    return segment.sealing_tries - (last is not None and is_alive_here(last.holder))
+    return segment.sealing_tries - (last is not None and is_alive_here(last.owner))

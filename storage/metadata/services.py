@@ -10,27 +10,104 @@ from __future__ import annotations
 from sqlalchemy import Connection, Row, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from storage.clock import Clock
 from storage.errors import Fenced
-from storage.metadata.compaction_state_records import ServiceRecord
+from storage.metadata.engine import Database
 from storage.metadata.liveness import beating, is_held
+from storage.metadata.records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.tables import leadership, services
-from storage.owner import is_dead
+from storage.owner import is_dead, same_process
 
 SCHEDULER = "scheduler"
 """The one role there is."""
+_PURGED_AFTER = 20
+"""Rows of dead services are purged at this many times the age at which they count as dead."""
 
 
-def beat(connection: Connection, record: ServiceRecord, now: int) -> None:
-    """Say that the service lives."""
-    values = {"url": record.url, "log_uid": record.log_uid, "heartbeat_at": now}
-    ours = update(services).where(services.c.name == record.name)
-    if connection.execute(ours.values(**values)).rowcount:
-        return
-    try:
-        with connection.begin_nested():
-            connection.execute(insert(services).values(name=record.name, started_at=record.started_at, **values))
-    except IntegrityError:  # another thread of the same service was first
-        connection.execute(ours.values(**values))
+class ServiceStore:
+    """Services and their leader, over the database of a MetadataStore. Safe to share between threads.
+
+    TTLs are counted by the caller's clock: services of one database should agree on it within a fraction of a TTL; if
+    they do not, a leader may be overtaken early, and is then fenced.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    # Services
+
+    def heartbeat(self, record: ServiceRecord) -> None:
+        """The service lives now; the time in `record` does not count."""
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            values = {"url": record.url, "log_uid": record.log_uid, "heartbeat_at": now}
+            ours = update(services).where(services.c.name == record.name)
+            if connection.execute(ours.values(**values)).rowcount:
+                return
+            try:
+                with connection.begin_nested():
+                    new = insert(services).values(name=record.name, started_at=record.started_at, **values)
+                    connection.execute(new)
+            except IntegrityError:  # another thread of the same service was first
+                connection.execute(ours.values(**values))
+
+    def live(self, dead_ms: int = SERVICE_DEAD_MS) -> list[ServiceRecord]:
+        """The services that live, by name."""
+        with self._database.read() as connection:
+            return live(connection, dead_ms, self._clock.now_ms())
+
+    def of_owner(self, owner: str) -> ServiceRecord | None:
+        """The service that lives and whose process an owner is (storage/owner.py); None: it is of no service."""
+        return next((service for service in self.live() if same_process(service.name, owner)), None)
+
+    def leave(self, name: str, dead_ms: int = SERVICE_DEAD_MS) -> None:
+        """A service is gone; the rows of those that died long ago go along."""
+        with self._database.write() as connection:
+            connection.execute(delete(services).where(services.c.name == name))
+            self._purge_dead(connection, dead_ms)
+
+    def purge_dead(self, dead_ms: int = SERVICE_DEAD_MS) -> int:
+        """Delete the rows of services that died long ago, and so could not leave; how many."""
+        with self._database.write() as connection:
+            return self._purge_dead(connection, dead_ms)
+
+    def _purge_dead(self, connection: Connection, dead_ms: int) -> int:
+        alive = beating(_PURGED_AFTER * dead_ms, self._clock.now_ms()).where(services.c.heartbeat_at)
+        return connection.execute(delete(services).where(~alive)).rowcount
+
+    # Their leader
+
+    def lead(self, name: str, ttl_ms: int) -> int | None:
+        """Take the leadership for a TTL, if it is free, expired or ours already; its token, None: another leads."""
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            row = _locked(connection)
+            if row.holder != name and is_held(row.holder, row.expires_at, ttl_ms, now):
+                return None
+            token = int(row.token) + 1
+            _set(connection, holder=name, token=token, expires_at=now + ttl_ms)
+            return token
+
+    def renew(self, token: int, ttl_ms: int) -> None:
+        """A new TTL from now on, also after the old one if no other took the leadership. Raises Fenced."""
+        with self._database.write() as connection:
+            now = self._clock.now_ms()
+            _check(_locked(connection), token)
+            _set(connection, expires_at=now + ttl_ms)
+
+    def resign(self, token: int) -> None:
+        """End the leadership; nothing happens if it was lost."""
+        with self._database.write() as connection:
+            if _locked(connection).token == token:
+                _set(connection, holder=None, expires_at=0)
+
+    def leader(self) -> str | None:
+        """The name of the service that leads, if one does."""
+        with self._database.read() as connection:
+            row = connection.execute(select(leadership).where(leadership.c.role == SCHEDULER)).one()
+            leads = row.holder is not None and row.expires_at > self._clock.now_ms()
+            return str(row.holder) if leads else None
 
 
 def live(connection: Connection, dead_ms: int, now: int) -> list[ServiceRecord]:
@@ -38,44 +115,6 @@ def live(connection: Connection, dead_ms: int, now: int) -> list[ServiceRecord]:
     alive = beating(dead_ms, now).where(services.c.heartbeat_at)
     found = connection.execute(select(services).where(alive).order_by(services.c.name)).mappings()
     return [ServiceRecord(**row) for row in found if not is_dead(row["name"])]
-
-
-def remove(connection: Connection, name: str) -> None:
-    """Nothing happens if it is gone."""
-    connection.execute(delete(services).where(services.c.name == name))
-
-
-def forget(connection: Connection, dead_ms: int, now: int) -> int:
-    """Delete the rows of services whose heartbeat is `dead_ms` old, or of a clock that ran ahead; how many."""
-    return connection.execute(delete(services).where(~beating(dead_ms, now).where(services.c.heartbeat_at))).rowcount
-
-
-def lead(connection: Connection, name: str, term_ms: int, now: int) -> int | None:
-    """Take the leadership if it is free, expired or ours; its token, or None if another has it."""
-    row = _locked(connection)
-    if row.holder != name and is_held(row.holder, row.expires_at, term_ms, now):
-        return None
-    token = int(row.token) + 1
-    _set(connection, holder=name, token=token, expires_at=now + term_ms)
-    return token
-
-
-def renew(connection: Connection, token: int, term_ms: int, now: int) -> None:
-    """Another term, also after the old one if nobody took the leadership. Raises Fenced."""
-    _check(_locked(connection), token)
-    _set(connection, expires_at=now + term_ms)
-
-
-def resign(connection: Connection, token: int) -> None:
-    """Nothing happens if the leadership was lost."""
-    if _locked(connection).token == token:
-        _set(connection, holder=None, expires_at=0)
-
-
-def leader(connection: Connection, now: int) -> str | None:
-    """Who leads."""
-    row = connection.execute(select(leadership).where(leadership.c.role == SCHEDULER)).one()
-    return str(row.holder) if row.holder is not None and row.expires_at > now else None
 
 
 def check_leader(connection: Connection, token: int) -> None:

@@ -1,7 +1,7 @@
 """What stats show of a topic, in few statements: sums over its ledgers, no row of a ledger and no index directory.
 
 Everything is of one moment. A look costs the topic's own rows only, however many topics there are: statements go by
-`topic_id`, and of the runs the newest `RUNS_SEEN` are looked at. Must not know: files, objects, JSON.
+`topic_id`, and of the runs the newest `RUNS_SEEN` are read. Must not know: files, objects, JSON.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from storage.metadata import (
     cursors,
     row_mapping,
     segments,
-    tenancy_topics,
     topics,
 )
+from storage.metadata.engine import Database
 from storage.metadata.records import (
     CompactedLedgerRecord,
     CursorRecord,
@@ -98,31 +98,39 @@ class TopicStanding:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-def of_topic(connection: Connection, name: TopicName, *, lines: bool, precise: bool) -> TopicStanding:
-    """Raises TopicNotFound. `lines`: with one for each ledger, and properties; `precise`: with single
-    acknowledgements counted."""
-    topic = topics.by_name(connection, name)
-    records = cursors.of_topic(connection, topic.id)
-    marks = sorted({_mark(record) for record in records})
-    sums, behind = _sums(connection, topic.id, marks)
-    succeeded, failed = _last_runs(connection, topic.id)
-    standing = []
-    for record in records:
-        size, oldest = behind[_mark(record)]
-        above = cursor_ranges.summary(connection, topic, record) if precise else None
-        messages, ranges = (above.messages, above.ranges) if above else (0, 0)
-        standing.append(CursorStanding(record, size, oldest, messages, ranges))
-    return TopicStanding(
-        topic=topic,
-        sums=sums,
-        segments=segments.of_topic(connection, topic.id, segments.TAIL),
-        cursors=tuple(standing),
-        compacted=cursors.serving_compacted(connection, topic.id),
-        succeeded=succeeded,
-        failed=failed,
-        lines=_lines(connection, topic.id) if lines else (),
-        properties=tenancy_topics.properties(connection, topic.id) if lines else {},
-    )
+class StatsStore:
+    """What stats show, over the database of a MetadataStore. Safe to share between threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, name: TopicName, *, lines: bool = False, precise: bool = False) -> TopicStanding:
+        """The topic of one moment. Raises TopicNotFound.
+
+        `lines`: with a line for each ledger, and properties; `precise`: with single acknowledgements counted.
+        """
+        with self._database.snapshot() as connection:
+            topic = topics.by_name(connection, name)
+            records = cursors.of_topic(connection, topic.id)
+            sums, behind = _sums(connection, topic.id, sorted({_mark(record) for record in records}))
+            succeeded, failed = _last_runs(connection, topic.id)
+            standing = []
+            for record in records:
+                size, oldest = behind[_mark(record)]
+                above = cursor_ranges.summary(connection, topic, record) if precise else None
+                messages, ranges = (above.messages, above.ranges) if above else (0, 0)
+                standing.append(CursorStanding(record, size, oldest, messages, ranges))
+            return TopicStanding(
+                topic=topic,
+                sums=sums,
+                segments=segments.of_topic(connection, topic.id, segments.TAIL),
+                cursors=tuple(standing),
+                compacted=cursors.serving_compacted(connection, topic.id),
+                succeeded=succeeded,
+                failed=failed,
+                lines=_lines(connection, topic.id) if lines else (),
+                properties=topics.properties(connection, topic.id) if lines else {},
+            )
 
 
 def _mark(record: CursorRecord) -> int:

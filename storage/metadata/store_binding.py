@@ -1,4 +1,4 @@
-"""StoreBinding: the identity of the object store that this database uses. Reached as MetadataStore.store_binding.
+"""StoreBinding: the identity of the object store that this database uses.
 
 One row: the uid that the store holds, too (storage/store_identity.py compares them), and where the store was. The row
 comes before the store's object, unconfirmed, so that the next process finishes what one left that was cut off.

@@ -72,8 +72,8 @@ topics = Table(
     Column("properties", JSON, nullable=False, server_default="{}"),
     sqlite_autoincrement=True,
 )
-"""`start_offset`: where reads begin; it only grows. `roll_requested_at`: when somebody asked to roll the tail.
-`properties`: what users said of the topic; text by text."""
+"""`start_offset`: where reads begin; it only grows. `roll_requested_at`: when a roll of the active segment was
+requested. `properties`: of users; text by text."""
 
 deleted_topics = Table(
     "deleted_topics",
@@ -140,7 +140,7 @@ leases = Table(
     Column("token", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
 )
-"""One row a topic, made with it. `holder` null: nobody; the token stays, so that it never starts again."""
+"""One row a topic, made with it. `holder` null: it is free; the token stays, so that it never starts again."""
 
 attempts = Table(
     "attempts",
@@ -225,7 +225,7 @@ policies = Table(
     Column("name", String, primary_key=True),
     Column("value", JSON, nullable=False),
 )
-"""Policies that somebody has set, by scope: `broker`, `namespace:tenant/namespace`, `topic:<topic uid>`."""
+"""Policies that users have set, by scope: `broker`, `namespace:tenant/namespace`, `topic:<topic uid>`."""
 
 cursors = Table(
     "cursors",
@@ -236,7 +236,7 @@ cursors = Table(
     Column("properties", JSON, nullable=False),
     Column("life", String(32), nullable=False, server_default=""),
 )
-"""`life`: another one after each reset, and for each making, so that an owner from before it is told."""
+"""`life`: the incarnation: a new one at creation and after each reset, which fences the owners before."""
 
 cursor_ranges = Table(
     "cursor_ranges",
@@ -333,7 +333,7 @@ controls = Table(
     Index(None, "requested_at"),
 )
 """What is wanted of a topic's compaction; a topic without a row wants nothing. `aborting_run_id`: a run that a pause or
-an abort has ended, and whose worker has not said yet that it has stopped."""
+an abort has ended, and whose worker has not stopped yet."""
 
 store_bindings = Table(
     "store_bindings",

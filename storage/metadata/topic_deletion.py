@@ -3,7 +3,7 @@
 After it, nothing that was begun before can become part of anything: lease, attempts and runs are gone, so a writer, an
 import, a sealer or a run that goes on finds itself fenced or its topic not found, and can publish nothing. What was
 written, or is still being written, is under the uid in the object store and in log directories. It is garbage, and
-`deleted_topics` is what tells garbage collection and the log managers so. A topic that is made again
+`deleted_topics` is how garbage collection and the log managers know. A topic that is made again
 under the name has another id and uid, and shares nothing with it.
 
 Any table that refers to `topics` by a column `topic_id` is covered: it is found, not listed.
@@ -19,6 +19,7 @@ from storage.metadata import topics
 from storage.metadata.leases import held
 from storage.metadata.liveness import LEASE_TTL_MS, is_held
 from storage.metadata.policy_store import topic_scope
+from storage.metadata.records import DeletedTopic
 from storage.metadata.tables import (
     METADATA,
     attempts,
@@ -29,14 +30,13 @@ from storage.metadata.tables import (
 )
 from storage.metadata.tables import policies as policies_table
 from storage.metadata.tables import topics as topics_table
-from storage.metadata.tenancy_records import DeletedTopic
 from storage.model import TopicName
 
 
 def delete_topic(connection: Connection, topic_id: int, now: int, *, force: bool) -> DeletedTopic:
     """Delete the topic and all that is known of it.
 
-    Raises TopicNotFound; without `force` LeaseHeld if somebody writes it.
+    Raises TopicNotFound; without `force` LeaseHeld if it has a writer.
     """
     deleted = delete_topics(connection, [topic_id], now, force=force)
     if not deleted:
@@ -47,7 +47,7 @@ def delete_topic(connection: Connection, topic_id: int, now: int, *, force: bool
 def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, *, force: bool) -> list[DeletedTopic]:
     """Delete those of the topics that there are, and all that is known of them; as many statements as for one.
 
-    Raises LeaseHeld without `force` if somebody writes one of them.
+    Raises LeaseHeld without `force` if one of them has a writer.
     """
     # In the order of locks of topics.py, of all topics together, since a heartbeat locks attempts of many: so this
     # waits for others and never they for it in a circle.
@@ -76,7 +76,7 @@ def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, 
 
 
 def find(connection: Connection, uid: str) -> DeletedTopic | None:
-    """The life of that uid if it is over."""
+    """The deleted topic of that uid."""
     row = connection.execute(select(deleted_topics).where(deleted_topics.c.uid == uid)).mappings().one_or_none()
     return DeletedTopic(row["uid"], TopicName.parse(row["name"]), row["deleted_at"]) if row is not None else None
 

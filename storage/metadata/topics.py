@@ -1,4 +1,4 @@
-"""Topics: made once a name, found, locked, listed.
+"""Topics: made once a name, found, locked, listed, and their properties.
 
 Every change that must not race with another change of the same topic begins with `locked`: it holds the topic's row
 until the transaction ends, so writers of one topic form a queue and writers of different topics do not meet.
@@ -14,23 +14,119 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, select
+from sqlalchemy import Connection, RowMapping, Select, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import InvalidInput, TopicNotFound
 from storage.metadata import row_mapping
+from storage.metadata.engine import Database
 from storage.metadata.records import TopicRecord, TopicSummary
 from storage.metadata.tables import compacted_ledgers, deleted_topics, leases, ledgers, topics
 from storage.model import DOMAIN, TopicName
 
 _LIST = "see `compactor topics list`"
-# Here and beside it, statements of every request are made once: making one costs more than asking it.
+# Here and elsewhere, statements of every request are made once: making one costs more than executing it.
 _BY_NAME = select(topics).where(topics.c.name == bindparam("topic_name"))
 _BY_ID = select(topics).where(topics.c.id == bindparam("topic"))
 _LOCKED = _BY_ID.with_for_update(key_share=True)
 _KEPT = _BY_ID.with_for_update(read=True, key_share=True)
+
+
+class TopicStore:
+    """Topics, over the database of a MetadataStore. Safe to share between threads.
+
+    TenancyStore makes and deletes them, in their namespaces.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, name: TopicName) -> TopicRecord:
+        """Raises TopicNotFound."""
+        with self._database.read() as connection:
+            return by_name(connection, name)
+
+    def all(self) -> list[TopicRecord]:
+        """All topics, by name, in the order of code points: databases sort text each in their own way."""
+        with self._database.read() as connection:
+            found = [row_mapping.topic(row) for row in connection.execute(select(topics)).mappings()]
+        return sorted(found, key=lambda topic: str(topic.name))
+
+    def in_pages(self, count: int) -> Iterator[list[TopicRecord]]:
+        """All topics, by id, `count` at a time; each page is of its own moment."""
+        after = -1
+        while True:
+            with self._database.read() as connection:
+                page = [row_mapping.topic(row) for row in page_rows(connection, after, count)]
+            if not page:
+                return
+            yield page
+            after = page[-1].id
+
+    def in_namespace(self, namespace: str) -> list[TopicRecord]:
+        """The topics of `tenant/namespace`, by name; none is no error. Raises InvalidInput for anything else."""
+        with self._database.read() as connection:
+            return in_namespace(connection, namespace)
+
+    def summaries(self) -> list[TopicSummary]:
+        """All topics, by name, with sums over their ledgers that are not trimmed; one statement for all topics."""
+        sums = (
+            select(
+                ledgers.c.topic_id,
+                func.count().label("ledgers"),
+                func.sum(ledgers.c.messages).label("messages"),
+                func.sum(ledgers.c.logical_bytes).label("logical_bytes"),
+            )
+            .where(ledgers.c.deleted_at.is_(None))
+            .group_by(ledgers.c.topic_id)
+            .subquery()
+        )
+        serving = (compacted_ledgers.c.topic_id == topics.c.id) & compacted_ledgers.c.retired_at.is_(None)
+        statement = (
+            select(
+                topics.c.name,
+                func.coalesce(sums.c.ledgers, 0),
+                func.coalesce(sums.c.messages, 0),
+                func.coalesce(sums.c.logical_bytes, 0),
+                compacted_ledgers.c.ledger_id,
+            )
+            .select_from(topics)
+            .outerjoin(sums, sums.c.topic_id == topics.c.id)
+            .outerjoin(compacted_ledgers, serving)
+        )
+        with self._database.read() as connection:
+            found = [
+                # int(): PostgreSQL's sum of BIGINT is a decimal.
+                TopicSummary(TopicName.parse(name), int(count), int(messages), int(size), compacted)
+                for name, count, messages, size, compacted in connection.execute(statement)
+            ]
+        return sorted(found, key=lambda summary: str(summary.name))
+
+    def properties(self, topic_id: int) -> dict[str, str]:
+        """Raises TopicNotFound."""
+        with self._database.read() as connection:
+            return properties(connection, topic_id)
+
+    def set_properties(self, topic_id: int, updates: Mapping[str, str]) -> dict[str, str]:
+        """Add or replace properties; all of them as they are then. Raises TopicNotFound, InvalidInput."""
+        with self._database.write() as connection:
+            locked(connection, topic_id)
+            merged = {**properties(connection, topic_id), **updates}
+            store_properties(connection, topic_id, merged)
+            return merged
+
+    def remove_property(self, topic_id: int, key: str) -> bool:
+        """Whether there was one to remove. Raises TopicNotFound."""
+        with self._database.write() as connection:
+            locked(connection, topic_id)
+            found = properties(connection, topic_id)
+            if key not in found:
+                return False
+            del found[key]
+            store_properties(connection, topic_id, found)
+            return True
 
 
 def create(connection: Connection, name: TopicName, now: int) -> TopicRecord:
@@ -40,7 +136,7 @@ def create(connection: Connection, name: TopicName, now: int) -> TopicRecord:
         return existing
     try:
         with connection.begin_nested():
-            made = connection.execute(
+            inserted = connection.execute(
                 insert(topics).values(
                     uid=uuid.uuid4().hex,
                     name=str(name),
@@ -51,11 +147,11 @@ def create(connection: Connection, name: TopicName, now: int) -> TopicRecord:
                     created_at=now,
                 )
             )
-            assert made.inserted_primary_key is not None
-            topic_id: int = made.inserted_primary_key[0]
+            assert inserted.inserted_primary_key is not None
+            topic_id: int = inserted.inserted_primary_key[0]
             connection.execute(insert(leases).values(topic_id=topic_id, holder=None, token=0, expires_at=0))
     except IntegrityError:
-        # Somebody else made it between our look and our insert; theirs is as good.
+        # Another transaction made it between the select and the insert.
         return by_name(connection, name)
     return by_id(connection, topic_id)
 
@@ -81,21 +177,21 @@ def by_name(connection: Connection, name: TopicName) -> TopicRecord:
 
 def by_id(connection: Connection, topic_id: int) -> TopicRecord:
     """Raises TopicNotFound."""
-    return _one(connection, _BY_ID, topic_id)
+    return _found(connection, _BY_ID, topic_id)
 
 
 def locked(connection: Connection, topic_id: int) -> TopicRecord:
-    """The topic, whose row nobody else changes until this transaction ends. Raises TopicNotFound."""
+    """The topic, whose row no other transaction changes until this one ends. Raises TopicNotFound."""
     # NO KEY: rows that refer to the topic may still be inserted by others (an attempt, say).
-    return _one(connection, _LOCKED, topic_id)
+    return _found(connection, _LOCKED, topic_id)
 
 
 def kept(connection: Connection, topic_id: int) -> TopicRecord:
     """The topic, which others may change but not delete until this transaction ends. Raises TopicNotFound.
 
-    For who adds rows that refer to it, or locks some, without the topic's lock.
+    For a transaction that adds rows that refer to it, or locks some, without the topic's lock.
     """
-    return _one(connection, _KEPT, topic_id)
+    return _found(connection, _KEPT, topic_id)
 
 
 def all_locked(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
@@ -105,8 +201,9 @@ def all_locked(connection: Connection, topic_ids: Collection[int]) -> list[Topic
 
 
 def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[TopicRecord]:
-    """Those of the topics that there are, by id; nobody even adds rows to them until this transaction ends: for
-    deleting them.
+    """Those of the topics that there are, by id, for deleting them: no other transaction adds rows to them.
+
+    Until this transaction ends.
     """
     statement = _of_ids(topic_ids).with_for_update()
     return [row_mapping.topic(row) for row in connection.execute(statement).mappings()]
@@ -115,12 +212,6 @@ def locked_whole(connection: Connection, topic_ids: Collection[int]) -> list[Top
 def lock_if_there(connection: Connection, topic_id: int) -> bool:
     """Like `locked_whole`, also for a topic that may be gone; whether it is there."""
     return connection.execute(select(topics.c.id).where(topics.c.id == topic_id).with_for_update()).first() is not None
-
-
-def list_all(connection: Connection) -> list[TopicRecord]:
-    """By name, in the order of code points: databases sort text each in their own way."""
-    found = [row_mapping.topic(row) for row in connection.execute(select(topics)).mappings()]
-    return sorted(found, key=lambda topic: str(topic.name))
 
 
 def page_rows(connection: Connection, after: int, count: int) -> Sequence[RowMapping]:
@@ -135,8 +226,8 @@ def in_namespace(connection: Connection, namespace: str) -> list[TopicRecord]:
     like = topics.c.name.startswith(f"{DOMAIN}://{namespace}/", autoescape=True)
     found = [row_mapping.topic(row) for row in connection.execute(select(topics).where(like)).mappings()]
     # Again here: SQLite's LIKE does not tell large letters from small ones.
-    ours = [topic for topic in found if (topic.name.tenant, topic.name.namespace) == (tenant, local)]
-    return sorted(ours, key=lambda topic: str(topic.name))
+    exact = [topic for topic in found if (topic.name.tenant, topic.name.namespace) == (tenant, local)]
+    return sorted(exact, key=lambda topic: str(topic.name))
 
 
 def parse_namespace(namespace: str) -> tuple[str, str]:
@@ -147,38 +238,32 @@ def parse_namespace(namespace: str) -> tuple[str, str]:
     return tenant, local
 
 
-def summaries(connection: Connection) -> list[TopicSummary]:
-    """All topics, by name, with sums over their ledgers that are not trimmed; one statement for all topics."""
-    sums = (
-        select(
-            ledgers.c.topic_id,
-            func.count().label("ledgers"),
-            func.sum(ledgers.c.messages).label("messages"),
-            func.sum(ledgers.c.logical_bytes).label("logical_bytes"),
-        )
-        .where(ledgers.c.deleted_at.is_(None))
-        .group_by(ledgers.c.topic_id)
-        .subquery()
-    )
-    serving = (compacted_ledgers.c.topic_id == topics.c.id) & compacted_ledgers.c.retired_at.is_(None)
-    statement = (
-        select(
-            topics.c.name,
-            func.coalesce(sums.c.ledgers, 0),
-            func.coalesce(sums.c.messages, 0),
-            func.coalesce(sums.c.logical_bytes, 0),
-            compacted_ledgers.c.ledger_id,
-        )
-        .select_from(topics)
-        .outerjoin(sums, sums.c.topic_id == topics.c.id)
-        .outerjoin(compacted_ledgers, serving)
-    )
-    found = [
-        # int(): PostgreSQL's sum of BIGINT is a decimal.
-        TopicSummary(TopicName.parse(name), int(count), int(messages), int(size), compacted)
-        for name, count, messages, size, compacted in connection.execute(statement)
-    ]
-    return sorted(found, key=lambda summary: str(summary.name))
+def properties(connection: Connection, topic_id: int) -> dict[str, str]:
+    """Raises TopicNotFound."""
+    found = connection.execute(select(topics.c.properties).where(topics.c.id == topic_id)).first()
+    if found is None:
+        by_id(connection, topic_id)  # which raises TopicNotFound in the topic's words
+        return {}
+    return dict(found[0])
+
+
+def store_properties(connection: Connection, topic_id: int, given: Mapping[str, str]) -> None:
+    """Set the topic's properties instead of those that it has. Raises InvalidInput."""
+    values = check_properties(given)
+    connection.execute(update(topics).where(topics.c.id == topic_id).values(properties=values))
+
+
+def check_properties(given: Mapping[str, str]) -> dict[str, str]:
+    """Texts by name, which every database takes. Raises InvalidInput."""
+    for key, value in given.items():
+        if not isinstance(key, str) or not isinstance(value, str) or not _storable(key + value):
+            raise InvalidInput(f"the property {key!r} is no text", "properties are texts of Unicode, without NUL")
+    return dict(given)
+
+
+def _storable(text: str) -> bool:
+    """No NUL, which PostgreSQL does not take, and no half of a surrogate pair, of which JSON can tell: UTF-8 cannot."""
+    return "\x00" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _of_ids(topic_ids: Collection[int]) -> Select[tuple[object, ...]]:
@@ -186,7 +271,7 @@ def _of_ids(topic_ids: Collection[int]) -> Select[tuple[object, ...]]:
     return select(topics).where(topics.c.id.in_(topic_ids)).order_by(topics.c.id)
 
 
-def _one(connection: Connection, statement: Select[tuple[object, ...]], topic_id: int) -> TopicRecord:
+def _found(connection: Connection, statement: Select[tuple[object, ...]], topic_id: int) -> TopicRecord:
     row = connection.execute(statement, {"topic": topic_id}).mappings().one_or_none()
     if row is None:
         raise _gone(connection, topic_id)
@@ -194,7 +279,7 @@ def _one(connection: Connection, statement: Select[tuple[object, ...]], topic_id
 
 
 def _gone(connection: Connection, topic_id: int) -> TopicNotFound:
-    """In the words that its users know it by, if it was there."""
+    """With the name of the topic, if it was deleted."""
     over = select(deleted_topics.c.name).where(deleted_topics.c.topic_id == topic_id)
     name = connection.execute(over).scalar_one_or_none()
     if name is None:

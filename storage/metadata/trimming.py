@@ -2,7 +2,7 @@
 
 Invariants: what a durable cursor still has to read, and what is above the horizon of a topic that is compacted, is
 not trimmed unless forced; `start_offset` only grows; a marked ledger is never listed again. Its row stays until it is
-forgotten, and as long its objects count as referenced, so its readers may finish.
+purged, and until then its objects count as referenced, so its readers may finish.
 
 A cursor below the topic's start needs nothing below that start any more. Must not know: objects; which ledgers go is
 decided by the caller.
@@ -14,9 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Connection, delete, update
 
+from storage.clock import Clock
 from storage.errors import Conflict
+from storage.failpoints import Failpoint, failpoint
 from storage.metadata import cursors, ledgers, topics
 from storage.metadata.attempts import AT_ONCE
+from storage.metadata.engine import Database
 from storage.metadata.invariants import check_trim
 from storage.metadata.policy_store import ensure_compaction_cursor
 from storage.metadata.records import (
@@ -34,47 +37,101 @@ from storage.metadata.tables import topics as topics_table
 from storage.model import LedgerRecord
 
 
-def trim(
-    connection: Connection,
-    topic_id: int,
-    start_offset: int,
-    ledger_ids: Collection[int],
-    now: int,
-    defaults: Mapping[str, object],
-    *,
-    force: bool,
-    keep_start: bool,
-) -> None:
-    """Mark ledgers that are below `start_offset`, and begin reads there. `defaults`: the broker's policies.
+class TrimmingStore:
+    """Trims and truncations, over the database of a MetadataStore. Safe to share between threads."""
 
-    `keep_start`: the start stays, and the ledgers must be the topic's oldest and are at or below the horizon.
-    Raises InvalidInput, Conflict.
-    """
-    topic = topics.locked(connection, topic_id)
-    present = ledgers.of_topic(connection, topic_id)
-    compacted = cursors.serving_compacted(connection, topic_id)
-    check_trim(topic, start_offset, ledger_ids, present, compacted.horizon if compacted else None, keep_start)
-    going = [ledger for ledger in present if ledger.ledger_id in set(ledger_ids)]
-    if not force:
-        ensure_compaction_cursor(connection, topic, defaults)
-        gone_below = start_offset if not keep_start else max((one.last_offset + 1 for one in going), default=0)
-        _check_cursors(connection, topic, gone_below)
-    _mark(connection, going, now)
-    if not keep_start:
-        connection.execute(
-            update(topics_table)
-            .where(topics_table.c.id == topic_id)
-            .values(start_offset=max(topic.start_offset, start_offset))
-        )
+    def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, object]) -> None:
+        """`defaults`: the broker's policies (PolicyStore)."""
+        self._database = database
+        self._clock = clock
+        self._defaults = defaults
+
+    def trim(
+        self,
+        topic_id: int,
+        start_offset: int,
+        ledger_ids: Collection[int],
+        *,
+        force: bool,
+        keep_start: bool = False,
+    ) -> None:
+        """Begin reads at `start_offset` and mark as deleted the given ledgers, which are wholly below it (C1, C3).
+
+        A topic for which compaction is enabled, and that has no cursor `__compaction`, needs all that it has (S9).
+        The start never goes back. `keep_start`: it stays where it is; the ledgers are the topic's oldest and are at or
+        below the horizon, and what of them survived is in the compacted ledger (C2). `force`: no cursor holds
+        anything back. Raises InvalidInput for an offset beyond the topic's end, Conflict if a cursor needs what would
+        go (it is named), or if a ledger was trimmed already.
+        """
+
+        def change(connection: Connection) -> None:
+            now = self._clock.now_ms()
+            topic = topics.locked(connection, topic_id)
+            present = ledgers.of_topic(connection, topic_id)
+            compacted = cursors.serving_compacted(connection, topic_id)
+            check_trim(topic, start_offset, ledger_ids, present, compacted.horizon if compacted else None, keep_start)
+            going = [ledger for ledger in present if ledger.ledger_id in set(ledger_ids)]
+            if not force:
+                ensure_compaction_cursor(connection, topic, self._defaults)
+                end = max((ledger.last_offset + 1 for ledger in going), default=0)
+                _check_cursors(connection, topic, end if keep_start else start_offset)
+            _mark(connection, going, now)
+            if not keep_start:
+                trimmed = update(topics_table).where(topics_table.c.id == topic_id)
+                connection.execute(trimmed.values(start_offset=max(topic.start_offset, start_offset)))
+            failpoint(Failpoint.TRIM_INSIDE_COMMIT)
+
+        def happened(connection: Connection, _: None) -> bool:
+            topic = topics.locked(connection, topic_id)
+            moved = keep_start or topic.start_offset >= start_offset
+            listed = {ledger.ledger_id for ledger in ledgers.of_topic(connection, topic_id)}
+            return moved and not listed & set(ledger_ids)
+
+        self._database.write_once(change, happened, f"whether the topic with id {topic_id} was trimmed")
+
+    def truncate(self, topic_id: int) -> TopicRecord:
+        """Clear what is below the topic's present end, raw and compacted, also what cursors need; offsets go on (C2).
+
+        The topic as it is then. An open segment stays: it begins at that end, so roll it before. Rolled ones count as
+        sealed, so their files go as those do. The epoch is over, so a run that goes on publishes nothing;
+        `__compaction` has no horizon any more. Called again, it clears what came meanwhile. Raises TopicNotFound.
+        """
+        return self.truncate_all([topic_id])[0]
+
+    def truncate_all(self, topic_ids: Sequence[int]) -> list[TopicRecord]:
+        """As `truncate`, each of these topics or none; as they are then, in their order."""
+
+        def change(connection: Connection) -> list[TopicRecord]:
+            now = self._clock.now_ms()
+            truncated = {topic_id: truncate(connection, topic_id, now) for topic_id in sorted(topic_ids)}
+            failpoint(Failpoint.TRUNCATE_INSIDE_COMMIT)
+            return [truncated[topic_id] for topic_id in topic_ids]
+
+        def happened(connection: Connection, truncated: list[TopicRecord]) -> bool:
+            return all(_is_truncated(connection, topic) for topic in sorted(truncated, key=lambda topic: topic.id))
+
+        truncated = self._database.write_once(change, happened, f"whether topics {topic_ids} were truncated")
+        failpoint(Failpoint.TRUNCATED)
+        return truncated
+
+    def trimmed(self, topic_id: int) -> list[LedgerRecord]:
+        """The ledgers that are marked as deleted and not purged, in the order of offsets."""
+        with self._database.read() as connection:
+            return [ledger for ledger in ledgers.with_trimmed(connection, topic_id) if ledger.deleted_at is not None]
+
+    def purge(self, topic_id: int, before_ms: int) -> int:
+        """Delete the rows of ledgers that were marked at that time (ms) or before; how many. Raises TopicNotFound.
+
+        Afterwards nothing refers to their objects, and garbage collection may delete them.
+        """
+        with self._database.write() as connection:
+            topics.locked(connection, topic_id)
+            marked = (ledgers_table.c.topic_id == topic_id) & (ledgers_table.c.deleted_at <= before_ms)
+            return connection.execute(delete(ledgers_table).where(marked)).rowcount
 
 
 def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
-    """Clear what is below the topic's end of now, raw and compacted, also what cursors need; the topic as it is then
-    (C2).
-
-    An open segment stays: it begins at that end. Rolled ones count as sealed, so their files go as those do. The epoch
-    is over, so a run that goes on publishes nothing; `__compaction` has no horizon any more. Raises TopicNotFound.
-    """
+    """What `TrimmingStore.truncate` changes."""
     topic = topics.locked(connection, topic_id)
     _mark(connection, ledgers.of_topic(connection, topic_id), now)
     connection.execute(
@@ -86,7 +143,7 @@ def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
     if cursor is not None:
         cursors.remove(connection, topic_id, COMPACTION_CURSOR, now)
         kept = {name: value for name, value in cursor.properties.items() if name != COMPACTED_LEDGER_PROPERTY}
-        cursors.create(connection, topic_id, COMPACTION_CURSOR)
+        cursors.ensure(connection, topic_id, COMPACTION_CURSOR)
         cursors.set_properties(connection, topic_id, COMPACTION_CURSOR, kept)
     connection.execute(
         update(topics_table)
@@ -96,60 +153,24 @@ def truncate(connection: Connection, topic_id: int, now: int) -> TopicRecord:
     return topics.by_id(connection, topic_id)
 
 
-def is_trimmed(connection: Connection, topic_id: int, ledger_ids: Collection[int]) -> bool:
-    """Whether none of those ledgers is listed."""
-    return not {ledger.ledger_id for ledger in ledgers.of_topic(connection, topic_id)} & set(ledger_ids)
+def _is_truncated(connection: Connection, truncated: TopicRecord) -> bool:
+    """Whether a topic was cleared as far as that. It is locked from then on."""
+    topic = topics.locked(connection, truncated.id)
+    # a claim may have raised the epoch as far, of a topic of which nothing was cleared
+    cleared = _is_cleared(connection, truncated.id, truncated.start_offset)
+    return cleared and topic.epoch >= truncated.epoch and topic.start_offset >= truncated.start_offset
 
 
-def is_cleared(connection: Connection, topic_id: int, below: int) -> bool:
+def _is_cleared(connection: Connection, topic_id: int, below: int) -> bool:
     """Whether nothing that is below an offset, raw or compacted, can be read."""
     compacted = cursors.serving_compacted(connection, topic_id)
-    raw = min((one.first_offset for one in ledgers.of_topic(connection, topic_id)), default=below)
-    rolled = min((one.first_offset for one in segments_of(connection, topic_id, TAIL)), default=below)
+    raw = min((ledger.first_offset for ledger in ledgers.of_topic(connection, topic_id)), default=below)
+    rolled = min((segment.first_offset for segment in segments_of(connection, topic_id, TAIL)), default=below)
     return min(raw, rolled) >= below and (compacted is None or compacted.horizon.offset >= below)
 
 
-def trimmed(connection: Connection, topic_id: int) -> list[LedgerRecord]:
-    """The ledgers that are marked and not forgotten, in the order of offsets."""
-    return [ledger for ledger in ledgers.with_trimmed(connection, topic_id) if ledger.deleted_at is not None]
-
-
-def forget(connection: Connection, topic_id: int, before_ms: int) -> int:
-    """Delete the rows of ledgers that were marked at that time or before; how many. Raises TopicNotFound."""
-    topics.locked(connection, topic_id)
-    forgotten = connection.execute(
-        delete(ledgers_table).where(ledgers_table.c.topic_id == topic_id, ledgers_table.c.deleted_at <= before_ms)
-    )
-    return forgotten.rowcount
-
-
-def check_removal(connection: Connection, topic_id: int, name: str) -> None:
-    """Deleting that cursor loses nothing that the next run cannot find in raw (R8). Raises Conflict.
-
-    A compacted ledger without messages knows something, too: which keys were deleted or have expired, which holds
-    against late values in event-time order (P9), and up to where a reader may have missed deletions (R7).
-    """
-    if name != COMPACTION_CURSOR:
-        return
-    topic = topics.locked(connection, topic_id)
-    compacted = cursors.serving_compacted(connection, topic_id)
-    # Segments need no look: what is not sealed is above the horizon.
-    first_raw = min((one.first_offset for one in ledgers.of_topic(connection, topic_id)), default=topic.next_offset)
-    first_raw = max(first_raw, topic.start_offset)  # it may be within a ledger
-    if compacted is None or first_raw == 0:
-        return
-    last = min(first_raw - 1, compacted.horizon.offset)
-    raise Conflict(
-        f"raw messages of {topic.name} are gone up to offset {last}: what is left of offsets 0 to {last} is only in "
-        f"compacted ledger {compacted.ledger_id} ({compacted.messages} messages up to offset "
-        f"{compacted.horizon.offset}), with what it remembers of deleted keys; it goes with the cursor "
-        f"{COMPACTION_CURSOR}",
-        "keep the cursor, or force it to give this up forever",
-    )
-
-
 def _check_cursors(connection: Connection, topic: TopicRecord, gone_below: int) -> None:
-    """Nobody needs what is below that offset. Raises Conflict, which names the slowest cursor that does."""
+    """No cursor needs what is below that offset. Raises Conflict, which names the slowest one that does."""
     slowest = min(cursors.of_topic(connection, topic.id), key=_needed, default=None)
     if slowest is None or max(_needed(slowest), topic.start_offset) >= gone_below:
         return

@@ -261,12 +261,12 @@ class CompactedReader:
 
     @contextmanager
     def _pinned(self, ledger_id: int | None) -> Iterator[_Pinned]:
-        snapshot, pin = self._metadata.pin_compacted(self._topic_id, self._owner, PIN_TTL_MS, ledger_id)
+        snapshot, pin = self._metadata.pins.take(self._topic_id, self._owner, PIN_TTL_MS, ledger_id)
         if pin is None:
             yield _Pinned(self._metadata, self._clock, snapshot)
             return
         failpoint(Failpoint.PIN_TAKEN)
-        with afterwards(lambda: self._metadata.release_pin(pin)):
+        with afterwards(lambda: self._metadata.pins.release(pin)):
             yield _Pinned(self._metadata, self._clock, snapshot, pin, self._record_of(pin, snapshot))
         failpoint(Failpoint.PIN_RELEASED)
 
@@ -274,7 +274,7 @@ class CompactedReader:
         """The compacted ledger that is pinned; None: the pin expired meanwhile, and it was collected."""
         if snapshot.compacted is not None and snapshot.compacted.ledger_id == pin.ledger_id:
             return snapshot.compacted
-        retired = self._metadata.retired_compacted(self._topic_id)
+        retired = self._metadata.pins.retired(self._topic_id)
         found = next((record for record in retired if record.ledger_id == pin.ledger_id), None)
         if found is None:
             self._take_snapshot()  # raises TopicNotFound: the row of what is pinned goes with its topic
@@ -295,7 +295,7 @@ class _Pinned:
         """A new TTL if a third of this one is over. Raises Fenced if the compacted ledger was collected meanwhile."""
         if self.pin is not None and self.clock.now_ms() >= self.pin.expires_at - PIN_TTL_MS * 2 // 3:
             with suppress(Unavailable):  # the pin lasts; if the database stays away for longer, so do collectors
-                self.pin = self.metadata.renew_pin(self.pin, PIN_TTL_MS)
+                self.pin = self.metadata.pins.renew(self.pin, PIN_TTL_MS)
                 failpoint(Failpoint.PIN_RENEWED)
 
 

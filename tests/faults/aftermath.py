@@ -117,7 +117,7 @@ def check_pieces(bench: Workbench) -> None:
     assert [first for first, _ in bounds[1:]] == [last + 1 for _, last in bounds[:-1]]
     assert bounds[-1][1] + 1 == snapshot.topic.next_offset
     assert [one.offset for one in everything] == list(range(snapshot.topic.start_offset, everything[-1].offset + 1))
-    rows = bench.metadata.log.segments(topic.record.id)
+    rows = bench.metadata.segments.of_topic(topic.record.id)
     known = {ledger.ledger_id for ledger in snapshot.ledgers}
     assert all((one.ledger_id in known) == (one.state is SegmentState.SEALED) for one in rows)
 
@@ -131,7 +131,7 @@ def check_files(bench: Workbench) -> None:
     needed = {SegmentFiles(folder, one.first_offset).log.name for one in topic.snapshot().segments}
     assert {path.name for path in folder.glob("*.log")} == needed
     assert {path.with_suffix(".log").name for path in folder.iterdir()} == needed
-    assert len(bench.metadata.log.segments(topic.record.id)) == len(needed)
+    assert len(bench.metadata.segments.of_topic(topic.record.id)) == len(needed)
 
 
 def check_reads(bench: Workbench, *, trimmed: bool = False) -> None:
@@ -194,9 +194,9 @@ def check_recovery(bench: Workbench, written: Written = NOTHING, *, trimmed: boo
     assert snapshot.horizon is not None
     assert snapshot.horizon.offset == everything[-1].offset
     if dead is not None and dead.state is RunState.RUNNING:
-        assert bench.metadata.run(dead.run_id).state is RunState.ERROR
+        assert bench.metadata.runs.get(dead.run_id).state is RunState.ERROR
         with pytest.raises(Fenced):
-            bench.metadata.publish(dead, snapshot.topic.generation, snapshot.compacted, {})
+            bench.metadata.publishing.publish(dead, snapshot.topic.generation, snapshot.compacted, {})
 
 
 def check_garbage_collection(bench: Workbench, *, trimmed: bool = False) -> None:
@@ -261,7 +261,7 @@ def check_explicit_loss(bench: Workbench) -> None:
     with pytest.raises(DataLoss, match=lost):
         list(topic.messages(read_compacted=True))
     assert raw(topic) == everything
-    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
     assert topic.snapshot().horizon is None
     compact(bench)
     assert raw(topic) == everything
@@ -273,7 +273,7 @@ def check_leftovers(bench: Workbench) -> None:
     for name in listed(bench) - referenced(bench):
         parsed = names.parse(name)
         assert parsed is not None
-        assert bench.metadata.attempt(parsed.attempt_id) is not None, name
+        assert bench.metadata.attempts.find(parsed.attempt_id) is not None, name
 
 
 def check_no_temporary_files(store: LocalStore) -> None:

@@ -153,11 +153,11 @@ def littered(bench: Workbench) -> None:
     compact(bench)
     topic = the_topic(bench).record
     for number in range(2):
-        dead = bench.metadata.begin_attempt(topic.id, AttemptKind.IMPORT, f"dead-{number}")
-        ledger_id = bench.metadata.allocate_ledger_ids(1)
+        dead = bench.metadata.attempts.begin(topic.id, AttemptKind.IMPORT, f"dead-{number}")
+        ledger_id = bench.metadata.ledgers.allocate_ids(1)
         bench.store.put(names.ledger_rows(topic.uid, ledger_id, dead.attempt_id), b"left by a dead import")
         bench.store.put(names.ledger_index(topic.uid, ledger_id, dead.attempt_id), b"left by a dead import")
-    bench.metadata.finish_attempt(dead.attempt_id)
+    bench.metadata.attempts.finish(dead.attempt_id)
 
 
 def tailed(bench: Workbench) -> None:

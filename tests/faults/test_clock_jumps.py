@@ -11,9 +11,8 @@ import pytest
 from sqlalchemy import URL
 
 from storage.errors import Fenced, LeaseHeld
-from storage.metadata.compaction_state_records import ServiceRecord
 from storage.metadata.liveness import LEASE_TTL_MS, LONGEST_TERMS
-from storage.metadata.records import AttemptKind, RunState, TopicRecord
+from storage.metadata.records import AttemptKind, RunState, ServiceRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -33,31 +32,31 @@ def jump(request: pytest.FixtureRequest) -> int:
 
 def test_two_writers_never_both_append(store: MetadataStore, topic: TopicRecord, clock: ManualClock, jump: int) -> None:
     """Whoever holds the lease by its token appends; the other, if there is one, is fenced."""
-    holder = store.acquire_lease(topic.id, "holder", TTL)
-    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "holder")
-    mine = ledger(store.allocate_ledger_ids(1), 0, 3, attempt.attempt_id)
+    holder = store.leases.acquire(topic.id, "holder", TTL)
+    attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "holder")
+    mine = ledger(store.ledgers.allocate_ids(1), 0, 3, attempt.attempt_id)
     clock.advance(jump)
-    other = store.acquire_lease(topic.id, "other", TTL)
+    other = store.leases.acquire(topic.id, "other", TTL)
     clock.advance(-jump)
-    for late in (lambda: store.append_ledgers(holder, [mine]), lambda: store.renew_lease(holder, TTL)):
+    for late in (lambda: store.ledgers.append(holder, [mine]), lambda: store.leases.renew(holder, TTL)):
         with pytest.raises(Fenced, match="other has it now"):
             late()
-    assert store.ledgers(topic.id) == ()
-    store.release_lease(holder)  # not his any more
-    theirs = store.begin_attempt(topic.id, AttemptKind.IMPORT, "other")
-    store.append_ledgers(other, [ledger(store.allocate_ledger_ids(1), 0, 1, theirs.attempt_id)])
+    assert store.ledgers.of_topic(topic.id) == ()
+    store.leases.release(holder)  # not his any more
+    theirs = store.attempts.begin(topic.id, AttemptKind.IMPORT, "other")
+    store.ledgers.append(other, [ledger(store.ledgers.allocate_ids(1), 0, 1, theirs.attempt_id)])
 
 
 def test_a_lease_from_a_fast_clock_is_set_right_by_its_holder(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
     clock.advance(YEAR)
-    lease = store.acquire_lease(topic.id, "holder", TTL)
+    lease = store.leases.acquire(topic.id, "holder", TTL)
     clock.advance(-YEAR)
-    lease = store.renew_lease(lease, TTL)
+    lease = store.leases.renew(lease, TTL)
     assert lease.expires_at == clock.now_ms() + TTL
     clock.advance(TTL)
-    assert store.acquire_lease(topic.id, "next", TTL).token == lease.token + 1
+    assert store.leases.acquire(topic.id, "next", TTL).token == lease.token + 1
 
 
 def test_a_run_is_taken_over_and_one_publishes(
@@ -69,12 +68,12 @@ def test_a_run_is_taken_over_and_one_publishes(
     clock.advance(jump)
     winner = claim(store, topic, "second")
     clock.advance(-jump)
-    assert store.heartbeat_runs([loser, winner]) == [loser.run_id]
+    assert store.runs.heartbeat([loser, winner]) == [loser.run_id]
     with pytest.raises(Fenced, match="taken over"):
-        store.publish(loser, 0, compacted(store, loser, 1, end_of(made[0])), {})
-    store.publish(winner, 0, compacted(store, winner, 1, end_of(made[0])), {})
-    assert store.topic(topic.name).generation == 1
-    assert [found.state for found in store.runs(topic.id, 9)].count(RunState.SUCCESS) == 1
+        store.publishing.publish(loser, 0, compacted(store, loser, 1, end_of(made[0])), {})
+    store.publishing.publish(winner, 0, compacted(store, winner, 1, end_of(made[0])), {})
+    assert store.topics.get(topic.name).generation == 1
+    assert [found.state for found in store.runs.of_topic(topic.id, 9)].count(RunState.SUCCESS) == 1
 
 
 def test_a_beat_sets_a_run_right_after_a_jump(
@@ -83,15 +82,15 @@ def test_a_beat_sets_a_run_right_after_a_jump(
     """Heartbeats are what the clock says now, also if that is less than before: a later death is seen in time."""
     run = claim(store, topic)
     clock.advance(jump)
-    assert store.heartbeat_runs([run]) == []
+    assert store.runs.heartbeat([run]) == []
     clock.advance(-jump)
-    assert store.heartbeat_runs([run]) == []
-    assert store.run(run.run_id).heartbeat_at == clock.now_ms()
-    attempt = store.attempt(run.attempt_id)
+    assert store.runs.heartbeat([run]) == []
+    assert store.runs.get(run.run_id).heartbeat_at == clock.now_ms()
+    attempt = store.attempts.find(run.attempt_id)
     assert attempt is not None
     assert attempt.heartbeat_at == clock.now_ms()
     clock.advance(TTL)
-    assert store.expire_attempts(topic.id, TTL) == [run.attempt_id]
+    assert store.runs.expire_attempts(topic.id, TTL) == [run.attempt_id]
 
 
 def test_what_a_dead_process_holds_by_a_fast_clock_is_free_at_once(
@@ -101,72 +100,72 @@ def test_what_a_dead_process_holds_by_a_fast_clock_is_free_at_once(
     append(store, topic, 3)
     publish_all(store, topic)
     rolled(store, topic, 2)
-    other = store.create_topic(TopicName.parse("other"))
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     clock.advance(YEAR)
-    store.acquire_lease(topic.id, "dead", TTL)
+    store.leases.acquire(topic.id, "dead", TTL)
     run = claim(store, other, "dead")
-    claimed = store.log.claim_sealing(topic.id, "dead", LOG_UID, TTL)
+    claimed = store.sealing.claim(topic.id, "dead", LOG_UID, TTL)
     assert claimed is not None
-    pin = store.pin_compacted(topic.id, "dead", TTL)[1]
+    pin = store.pins.take(topic.id, "dead", TTL)[1]
     assert pin is not None
-    store.services.beat(ServiceRecord("dead:1:aa", "http://dead", LOG_UID, 0, 0))
+    store.services.heartbeat(ServiceRecord("dead:1:aa", "http://dead", LOG_UID, 0, 0))
     clock.advance(-YEAR)
-    assert store.log.lease_of(topic.id) is None
-    store.release_lease(store.acquire_lease(topic.id, "next", TTL))
-    assert not store.control.activity(other.id, TTL).running
+    assert store.leases.current(topic.id) is None
+    store.leases.release(store.leases.acquire(topic.id, "next", TTL))
+    assert not store.compaction_state.activity(other.id, TTL).running
     assert claim(store, other, "next").epoch == run.epoch + 1
-    again = store.log.claim_sealing(topic.id, "next", LOG_UID, TTL)
+    again = store.sealing.claim(topic.id, "next", LOG_UID, TTL)
     assert again is not None
     assert again[0].ledger_id == claimed[0].ledger_id
     clock.advance(YEAR)
-    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "dead")
+    attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "dead")
     clock.advance(-YEAR)
-    assert store.expire_attempts(topic.id, GRACE) == [attempt.attempt_id]
+    assert store.runs.expire_attempts(topic.id, GRACE) == [attempt.attempt_id]
     publish_all(store, topic)
     clock.advance(GRACE)
-    assert store.referenced(topic.id).pins == ()
-    assert store.collect_compacted(topic.id, pin.ledger_id, GRACE)
-    assert store.services.services() == []
-    assert store.services.forget_dead() == 1
+    assert store.pins.referenced(topic.id).pins == ()
+    assert store.pins.collect(topic.id, pin.ledger_id, GRACE)
+    assert store.services.live() == []
+    assert store.services.purge_dead() == 1
 
 
 def test_a_clock_a_little_ahead_costs_waiting(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     ahead = (LONGEST_TERMS - 1) * LEASE_TTL_MS
     clock.advance(ahead)
-    store.acquire_lease(topic.id, "ahead", LEASE_TTL_MS)
+    store.leases.acquire(topic.id, "ahead", LEASE_TTL_MS)
     clock.advance(-ahead)
     with pytest.raises(LeaseHeld, match="ahead"):
-        store.acquire_lease(topic.id, "next", LEASE_TTL_MS)
+        store.leases.acquire(topic.id, "next", LEASE_TTL_MS)
     clock.advance(ahead + LEASE_TTL_MS)
-    store.acquire_lease(topic.id, "next", LEASE_TTL_MS)
+    store.leases.acquire(topic.id, "next", LEASE_TTL_MS)
 
 
 def test_an_attempt_that_was_given_up_too_early_leaves_nothing_half_done(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock, jump: int
 ) -> None:
     """A collector whose clock is wrong gives up what is alive; then its objects may go, for it can never commit."""
-    lease = store.acquire_lease(topic.id, "importer", TTL)
-    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "importer")
-    mine = ledger(store.allocate_ledger_ids(1), 0, 3, attempt.attempt_id)
+    lease = store.leases.acquire(topic.id, "importer", TTL)
+    attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "importer")
+    mine = ledger(store.ledgers.allocate_ids(1), 0, 3, attempt.attempt_id)
     clock.advance(jump)
-    expired = store.expire_attempts(topic.id, TTL)
+    expired = store.runs.expire_attempts(topic.id, TTL)
     clock.advance(-jump)
     assert expired == [attempt.attempt_id]
     with pytest.raises(Fenced, match="given up as dead"):
-        store.append_ledgers(lease, [mine])
-    assert store.ledgers(topic.id) == ()
+        store.ledgers.append(lease, [mine])
+    assert store.ledgers.of_topic(topic.id) == ()
 
 
 def test_grace_is_not_over_in_the_past(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
     publish_all(store, topic)
-    (retired,) = store.retired_compacted(topic.id)
+    (retired,) = store.pins.retired(topic.id)
     clock.advance(-YEAR)
     for grace in (0, GRACE):
-        assert not store.collect_compacted(topic.id, retired.ledger_id, grace)
+        assert not store.pins.collect(topic.id, retired.ledger_id, grace)
     clock.advance(YEAR + GRACE)
-    assert store.collect_compacted(topic.id, retired.ledger_id, GRACE)
+    assert store.pins.collect(topic.id, retired.ledger_id, GRACE)
 
 
 def test_what_serves_stays_whatever_the_time(
@@ -177,12 +176,12 @@ def test_what_serves_stays_whatever_the_time(
     before = store.snapshot(topic.id)
     assert before.compacted is not None
     clock.advance(jump)
-    assert not store.collect_compacted(topic.id, before.compacted.ledger_id, 0)
-    store.expire_attempts(topic.id, 0)
-    store.forget_attempts(topic.id, clock.now_ms())
+    assert not store.pins.collect(topic.id, before.compacted.ledger_id, 0)
+    store.runs.expire_attempts(topic.id, 0)
+    store.attempts.purge(topic.id, clock.now_ms())
     clock.advance(-jump)
     assert store.snapshot(topic.id) == before
-    assert store.pin_compacted(topic.id, "reader", TTL)[0] == before
+    assert store.pins.take(topic.id, "reader", TTL)[0] == before
 
 
 def test_a_reader_that_lost_its_pin_to_a_fast_clock_is_told(
@@ -191,19 +190,19 @@ def test_a_reader_that_lost_its_pin_to_a_fast_clock_is_told(
     """Nothing can keep what a wrong clock says is long over; but the reader learns of it, and pins what serves."""
     append(store, topic, 3)
     publish_all(store, topic)
-    pin = store.pin_compacted(topic.id, "reader", TTL)[1]
+    pin = store.pins.take(topic.id, "reader", TTL)[1]
     assert pin is not None
     publish_all(store, topic)
     clock.advance(jump)
-    collected = store.collect_compacted(topic.id, pin.ledger_id, GRACE)
+    collected = store.pins.collect(topic.id, pin.ledger_id, GRACE)
     clock.advance(-jump)
     assert collected == (jump > 0)
     if collected:
         with pytest.raises(Fenced, match="was collected"):
-            store.renew_pin(pin, TTL)
+            store.pins.renew(pin, TTL)
     else:
-        assert store.renew_pin(pin, TTL).ledger_id == pin.ledger_id
-    snapshot, newer = store.pin_compacted(topic.id, "reader", TTL)
+        assert store.pins.renew(pin, TTL).ledger_id == pin.ledger_id
+    snapshot, newer = store.pins.take(topic.id, "reader", TTL)
     assert newer is not None
     assert snapshot.compacted is not None
     assert newer.ledger_id == snapshot.compacted.ledger_id != pin.ledger_id
@@ -214,24 +213,24 @@ def test_a_pin_outlives_a_jump_that_nobody_collects_in(
 ) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
-    pin = store.pin_compacted(topic.id, "reader", TTL)[1]
+    pin = store.pins.take(topic.id, "reader", TTL)[1]
     assert pin is not None
     publish_all(store, topic)
     clock.advance(jump)
-    pin = store.renew_pin(pin, TTL)
+    pin = store.pins.renew(pin, TTL)
     clock.advance(-jump)
-    pin = store.renew_pin(pin, TTL)
+    pin = store.pins.renew(pin, TTL)
     clock.advance(TTL - 1)
-    assert not store.collect_compacted(topic.id, pin.ledger_id, 0)
+    assert not store.pins.collect(topic.id, pin.ledger_id, 0)
     clock.advance(1)
-    assert store.collect_compacted(topic.id, pin.ledger_id, 0)
+    assert store.pins.collect(topic.id, pin.ledger_id, 0)
 
 
 def test_two_machines_a_year_apart_publish_one_after_the_other(database_url: URL) -> None:
     """Generation, epoch and horizon only grow, though the times in the rows go up and down."""
     clocks = [ManualClock(), ManualClock(1_700_000_000_000 + YEAR)]
     stores = [MetadataStore(database_url, clock) for clock in clocks]
-    topic = stores[0].create_topic(TopicName.parse("orders"))
+    topic = stores[0].tenancy.ensure_topic(TopicName.parse("orders"))
     horizon = -1
     for number in range(6):
         worker = stores[number % 2]
@@ -239,12 +238,12 @@ def test_two_machines_a_year_apart_publish_one_after_the_other(database_url: URL
         run = claim(worker, topic)
         snapshot = worker.snapshot(topic.id)
         assert (snapshot.topic.generation, snapshot.topic.epoch) == (number, number + 1)
-        worker.publish(run, number, compacted(worker, run, number + 1, end_of(made[0])), {})
+        worker.publishing.publish(run, number, compacted(worker, run, number + 1, end_of(made[0])), {})
         after = stores[0].snapshot(topic.id)
         assert after.horizon is not None
         assert after.horizon.offset > horizon
         horizon = after.horizon.offset
-        assert stores[0].last_run(topic.id) == stores[1].run(run.run_id)
-    assert [one.generation for one in stores[0].retired_compacted(topic.id)] == [1, 2, 3, 4, 5]
+        assert stores[0].runs.last(topic.id) == stores[1].runs.get(run.run_id)
+    assert [one.generation for one in stores[0].pins.retired(topic.id)] == [1, 2, 3, 4, 5]
     for store in stores:
         store.close()

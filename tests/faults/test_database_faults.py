@@ -45,13 +45,13 @@ class World:
     witness: MetadataStore
 
     def state(self) -> tuple[TopicSnapshot, GcSnapshot]:
-        return self.witness.snapshot(self.topic.id), self.witness.referenced(self.topic.id)
+        return self.witness.snapshot(self.topic.id), self.witness.pins.referenced(self.topic.id)
 
 
 @pytest.fixture
 def world(database_url: URL, open_store: OpenStore) -> Iterator[World]:
     witness = open_store(database_url)
-    topic = witness.create_topic(TopicName.parse("orders"))
+    topic = witness.tenancy.ensure_topic(TopicName.parse("orders"))
     append(witness, topic, 3)
     publish_all(witness, topic)
     append(witness, topic, 4)
@@ -74,9 +74,9 @@ def publication(world: World) -> tuple[RunRecord, int, CompactedLedgerRecord]:
 
 def import_(world: World) -> tuple[Lease, list[LedgerRecord]]:
     """Two ledgers that are about to be appended, and the lease for it."""
-    lease = world.witness.acquire_lease(world.topic.id, "importer", TTL)
-    attempt = world.witness.begin_attempt(world.topic.id, AttemptKind.IMPORT, "importer")
-    first = world.witness.allocate_ledger_ids(2)
+    lease = world.witness.leases.acquire(world.topic.id, "importer", TTL)
+    attempt = world.witness.attempts.begin(world.topic.id, AttemptKind.IMPORT, "importer")
+    first = world.witness.ledgers.allocate_ids(2)
     return lease, [ledger(first, 7, 2, attempt.attempt_id), ledger(first + 1, 9, 2, attempt.attempt_id)]
 
 
@@ -85,18 +85,18 @@ def test_a_publish_that_was_not_committed_can_be_done_again(world: World) -> Non
     before = world.state()
     world.link.cut(Cut.BEFORE)
     with pytest.raises(Unavailable) as told:
-        world.store.publish(run, generation, new, {})
+        world.store.publishing.publish(run, generation, new, {})
     assert world.link.cuts == 1
     assert "not known" not in told.value.message
     assert world.state() == before
-    assert world.store.publish(run, generation, new, {}).state is RunState.SUCCESS
+    assert world.store.publishing.publish(run, generation, new, {}).state is RunState.SUCCESS
     assert world.witness.snapshot(world.topic.id).compacted == new
 
 
 def test_a_publish_whose_answer_was_lost_is_a_success(world: World) -> None:
     run, generation, new = publication(world)
     world.link.cut(Cut.AFTER)
-    ended = world.store.publish(run, generation, new, {"survivors": 2})
+    ended = world.store.publishing.publish(run, generation, new, {"survivors": 2})
     assert world.link.cuts == 1
     assert (ended.state, ended.compacted_ledger_id) == (RunState.SUCCESS, new.ledger_id)
     after = world.witness.snapshot(world.topic.id)
@@ -109,11 +109,11 @@ def test_a_run_that_found_nothing_to_do_is_told_as_it_ended(world: World, cut: C
     world.link.cut(cut)
     if cut is Cut.BEFORE:
         with pytest.raises(Unavailable):
-            world.store.finish_run(run, {})
-        assert world.witness.run(run.run_id).state is RunState.RUNNING
+            world.store.runs.finish(run, {})
+        assert world.witness.runs.get(run.run_id).state is RunState.RUNNING
     else:
-        ended = world.store.finish_run(run, {})
-        assert (ended.state, ended) == (RunState.SUCCESS, world.witness.run(run.run_id))
+        ended = world.store.runs.finish(run, {})
+        assert (ended.state, ended) == (RunState.SUCCESS, world.witness.runs.get(run.run_id))
     assert world.link.cuts == 1
 
 
@@ -123,7 +123,7 @@ def test_a_publish_of_which_nothing_is_known_says_so(world: World, cut: Cut) -> 
     before = world.state()
     world.link.cut(cut, stays_down=True)
     with pytest.raises(Unavailable) as told:
-        world.store.publish(run, generation, new, {})
+        world.store.publishing.publish(run, generation, new, {})
     assert type(told.value) is Unavailable
     assert told.value.message.startswith(
         f"whether run {run.run_id} published compacted ledger {new.ledger_id} is not known: "
@@ -131,7 +131,7 @@ def test_a_publish_of_which_nothing_is_known_says_so(world: World, cut: Cut) -> 
     assert "before doing it again" in told.value.remedy
     world.link.restore()
     # What the caller does next: it records its failure, which a run that has published does not take.
-    ended = world.store.fail_run(run, str(told.value))
+    ended = world.store.runs.fail(run, str(told.value))
     if cut is Cut.BEFORE:
         assert ended.state is RunState.ERROR
         assert world.witness.snapshot(world.topic.id).compacted == before[0].compacted
@@ -151,11 +151,11 @@ def test_a_commit_that_is_still_under_way_is_waited_for(world: World, monkeypatc
     world.link.cut(Cut.HELD)
     monkeypatch.setattr("storage.metadata.engine.LOCK_WAIT_SECONDS", 0.001)
     with pytest.raises(Unavailable, match=f"whether run {run.run_id} published .* is not known"):
-        world.store.publish(run, generation, new, {})
+        world.store.publishing.publish(run, generation, new, {})
     assert world.link.cuts == 1
-    assert world.witness.run(run.run_id).state is RunState.RUNNING
+    assert world.witness.runs.get(run.run_id).state is RunState.RUNNING
     world.link.deliver()
-    assert world.witness.run(run.run_id).compacted_ledger_id == new.ledger_id
+    assert world.witness.runs.get(run.run_id).compacted_ledger_id == new.ledger_id
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -165,14 +165,14 @@ def test_an_append_is_done_once(world: World, cut: Cut) -> None:
     world.link.cut(cut)
     if cut is Cut.BEFORE:
         with pytest.raises(Unavailable):
-            world.store.append_ledgers(lease, ledgers)
+            world.store.ledgers.append(lease, ledgers)
         assert world.state() == before
-        world.store.append_ledgers(lease, ledgers)
+        world.store.ledgers.append(lease, ledgers)
     else:
-        world.store.append_ledgers(lease, ledgers)
+        world.store.ledgers.append(lease, ledgers)
     assert world.link.cuts == 1
-    assert world.witness.ledgers(world.topic.id) == (*before[0].ledgers, *ledgers)
-    attempt = world.witness.attempt(ledgers[0].attempt_id)
+    assert world.witness.ledgers.of_topic(world.topic.id) == (*before[0].ledgers, *ledgers)
+    attempt = world.witness.attempts.find(ledgers[0].attempt_id)
     assert attempt is not None
     assert attempt.finished_at is not None
 
@@ -182,9 +182,9 @@ def test_an_append_of_which_nothing_is_known_says_so(world: World, cut: Cut) -> 
     lease, ledgers = import_(world)
     world.link.cut(cut, stays_down=True)
     with pytest.raises(Unavailable, match=rf"whether ledger {ledgers[1].ledger_id} and those with it .* is not known"):
-        world.store.append_ledgers(lease, ledgers)
+        world.store.ledgers.append(lease, ledgers)
     world.link.restore()
-    assert world.store.topic(world.topic.name).next_offset == (7 if cut is Cut.BEFORE else 11)
+    assert world.store.topics.get(world.topic.name).next_offset == (7 if cut is Cut.BEFORE else 11)
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -198,8 +198,8 @@ def test_a_claim_leaves_no_run_without_a_worker(world: World, cut: Cut) -> None:
         claim(world.store, world.topic)
     else:
         run = claim(world.store, world.topic)
-        assert world.witness.last_run(world.topic.id) == run
-        assert world.store.heartbeat_runs([run]) == []
+        assert world.witness.runs.last(world.topic.id) == run
+        assert world.store.runs.heartbeat([run]) == []
     assert world.link.cuts == 1
     with pytest.raises(CompactionRunning):
         claim(world.witness, world.topic)
@@ -216,7 +216,7 @@ def test_a_claim_that_was_refused_is_not_looked_for(world: World) -> None:
 
 def cancelled(store: MetadataStore, run: RunRecord) -> object:
     try:
-        return store.cancel_run(run.run_id, "enough")
+        return store.runs.cancel(run.run_id, "enough")
     except Conflict as ended:
         return ended
 
@@ -224,18 +224,18 @@ def cancelled(store: MetadataStore, run: RunRecord) -> object:
 Change = Callable[[MetadataStore, TopicRecord, RunRecord], object]
 
 CHANGES: dict[str, Change] = {
-    "begin an attempt": lambda store, topic, run: store.begin_attempt(topic.id, AttemptKind.IMPORT, "me"),
-    "beat": lambda store, topic, run: store.heartbeat_runs([run], {run.run_id: {"parts": 1}}),
+    "begin an attempt": lambda store, topic, run: store.attempts.begin(topic.id, AttemptKind.IMPORT, "me"),
+    "beat": lambda store, topic, run: store.runs.heartbeat([run], {run.run_id: {"parts": 1}}),
     "cancel": lambda store, topic, run: cancelled(store, run),
-    "collect": lambda store, topic, run: store.collect_compacted(
-        topic.id, store.referenced(topic.id).compacted[0].ledger_id, 0
+    "collect": lambda store, topic, run: store.pins.collect(
+        topic.id, store.pins.referenced(topic.id).compacted[0].ledger_id, 0
     ),
-    "delete the cursor": lambda store, topic, run: store.delete_cursor(topic.id, "__compaction"),
-    "fail": lambda store, topic, run: store.fail_run(run, "broken"),
-    "give up": lambda store, topic, run: store.expire_attempts(topic.id, 0),
-    "pin": lambda store, topic, run: store.pin_compacted(topic.id, "reader", TTL),
-    "set a property": lambda store, topic, run: store.set_cursor_properties(topic.id, "__compaction", {"a": "b"}),
-    "update": lambda store, topic, run: store.update_run(run, phase="phase one"),
+    "delete the cursor": lambda store, topic, run: store.cursors.delete(topic.id, "__compaction"),
+    "fail": lambda store, topic, run: store.runs.fail(run, "broken"),
+    "give up": lambda store, topic, run: store.runs.expire_attempts(topic.id, 0),
+    "pin": lambda store, topic, run: store.pins.take(topic.id, "reader", TTL),
+    "set a property": lambda store, topic, run: store.cursors.set_properties(topic.id, "__compaction", {"a": "b"}),
+    "update": lambda store, topic, run: store.runs.update(run, phase="phase one"),
 }
 """Other changes of a topic, each in one transaction: told as Unavailable, whatever became of them."""
 
@@ -263,10 +263,10 @@ def test_a_connection_lost_in_the_middle_changes_nothing(world: World, what: str
     """Before each statement of the transaction in turn: the whole of it, or nothing. SQLite has none to lose."""
     if what == "publish":
         run, generation, new = publication(world)
-        call: Callable[[], object] = lambda: world.store.publish(run, generation, new, {})  # noqa: E731
+        call: Callable[[], object] = lambda: world.store.publishing.publish(run, generation, new, {})  # noqa: E731
     elif what == "append":
         lease, ledgers = import_(world)
-        call = lambda: world.store.append_ledgers(lease, ledgers)  # noqa: E731
+        call = lambda: world.store.ledgers.append(lease, ledgers)  # noqa: E731
     else:
         call = lambda: claim(world.store, world.topic)  # noqa: E731
     before = world.state()

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, delete
+from sqlalchemy import delete
 
 from compactor.engines.engine import InProcess
 from compactor.maintenance.garbage import SKEW_MS, Collected, GarbageCollector
@@ -28,6 +28,7 @@ from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.metadata import attempts as attempts_module
 from storage.metadata import pins as pins_module
+from storage.metadata.pins import PinStore
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import AttemptKind, RunState
 from storage.metadata.tables import pins as pins_table
@@ -54,9 +55,9 @@ def collect(bench: Workbench, topic: Topic, skew_ms: int = SKEW_MS) -> Collected
 
 def beat(bench: Workbench, topic: Topic) -> None:
     """The heartbeat of whatever is at work."""
-    for attempt in bench.metadata.attempts(topic.record.id):
+    for attempt in bench.metadata.attempts.of_topic(topic.record.id):
         if attempt.finished_at is None:
-            bench.metadata.heartbeat_attempt(attempt)
+            bench.metadata.attempts.heartbeat(attempt)
 
 
 def collect_for_hours(bench: Workbench, topic: Topic, alive: bool) -> None:
@@ -133,7 +134,7 @@ def test_a_run_without_a_heartbeat_is_fenced_before_its_objects_go(bench: Workbe
     with pytest.raises(Fenced):
         run_beside_collections(bench, topic, alive=False)
     assert topic.snapshot().compacted == before
-    last = bench.metadata.last_run(topic.record.id)
+    last = bench.metadata.runs.last(topic.record.id)
     assert last is not None
     assert last.state is RunState.ERROR
     bench.advance(2 * GRACE_MS)
@@ -150,9 +151,9 @@ def test_what_is_published_between_two_steps_of_a_collection_stays(bench: Workbe
         Failpoint.GC_REFERENCES_READ,
         Failpoint.GC_BEFORE_DELETE,
     ):
-        dead = bench.metadata.begin_attempt(topic.record.id, AttemptKind.RUN, "dead")
+        dead = bench.metadata.attempts.begin(topic.record.id, AttemptKind.RUN, "dead")
         bench.store.put(names.part(topic.record.uid, dead.attempt_id, 0), b"left behind")
-        bench.metadata.finish_attempt(dead.attempt_id)
+        bench.metadata.attempts.finish(dead.attempt_id)
         bench.append(topic, [content(*((key, str(step).encode()) for key in KEYS))])
         bench.compact(topic)
         bench.advance(GRACE_MS)
@@ -191,8 +192,8 @@ def publish_twice_and_collect(bench: Workbench, topic: Topic) -> None:
 def kept_pinned(bench: Workbench, topic: Topic) -> Iterator[None]:
     """What a reader does that asks for its next message before its TTL is over; here once for a long time."""
     with patch.object(pins_module, "PIN_TTL_MS", 10 * GRACE_MS):
-        for pin in bench.metadata.referenced(topic.record.id).pins:
-            bench.metadata.renew_pin(pin, 10 * GRACE_MS)
+        for pin in bench.metadata.pins.referenced(topic.record.id).pins:
+            bench.metadata.pins.renew(pin, 10 * GRACE_MS)
         yield
 
 
@@ -256,13 +257,14 @@ def test_the_harness_notices_when_pins_are_not_looked_at(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the pin check taken out, test_a_pinned_generation_is_read_to_its_end fails."""
-    real = pins_module.collect
+    real = PinStore.collect
 
-    def blind(connection: Connection, topic_id: int, ledger_id: int, grace_ms: int, now: int) -> bool:
-        connection.execute(delete(pins_table).where(pins_table.c.ledger_id == ledger_id))
-        return real(connection, topic_id, ledger_id, grace_ms, now)
+    def blind(self: PinStore, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
+        with self._database.write() as connection:
+            connection.execute(delete(pins_table).where(pins_table.c.ledger_id == ledger_id))
+        return real(self, topic_id, ledger_id, grace_ms)
 
-    monkeypatch.setattr(pins_module, "collect", blind)
+    monkeypatch.setattr(PinStore, "collect", blind)
     with pytest.raises(AssertionError, match="it keeps the generation"):
         read_a_pinned_generation_to_its_end(bench, topic)
 
@@ -281,13 +283,13 @@ def test_the_harness_notices_when_unfinished_attempts_lose_their_objects(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every attempt taken for long finished, a living import loses its ledgers."""
-    real = bench.metadata.referenced
+    real = bench.metadata.pins.referenced
 
     def all_finished(topic_id: int) -> Any:
         snapshot = real(topic_id)
         return replace(snapshot, attempts=tuple(replace(one, finished_at=0) for one in snapshot.attempts))
 
-    monkeypatch.setattr(bench.metadata, "referenced", all_finished)
+    monkeypatch.setattr(bench.metadata.pins, "referenced", all_finished)
     import_beside_collections(bench, topic, alive=True)
     with pytest.raises(Exception, match="does not exist"):
         raw(topic)

@@ -39,7 +39,9 @@ def play(stores: list[MetadataStore], topic: TopicRecord, rounds: int) -> None:
             candidates.append(compacted(stores[0], run, generation + 1, horizon))
         results = at_once(
             [
-                lambda store=store, new=new, run=run, generation=generation: store.publish(run, generation, new, {})
+                lambda store=store, new=new, run=run, generation=generation: store.publishing.publish(
+                    run, generation, new, {}
+                )
                 for store, new in zip(stores, candidates, strict=True)
             ]
         )
@@ -48,7 +50,7 @@ def play(stores: list[MetadataStore], topic: TopicRecord, rounds: int) -> None:
         assert [type(result) for result in results if not isinstance(result, RunRecord)] == [Fenced] * (len(stores) - 1)
         check_serves(stores[0], topic, run, winners[0], before.horizon)
         if before.compacted is not None:
-            assert stores[0].collect_compacted(topic.id, before.compacted.ledger_id, 0)
+            assert stores[0].pins.collect(topic.id, before.compacted.ledger_id, 0)
 
 
 def check_serves(
@@ -127,16 +129,16 @@ def test_the_swap_alone_stops_a_stale_generation_and_a_stale_epoch(
     monkeypatch.setattr(publishing, "check_publish", lambda *_arguments: None)
     monkeypatch.setattr(attempts, "check_open", lambda *_arguments: None)
     first = claim(store, topic)
-    store.publish(first, 0, compacted(store, first, 1, horizon), {})
+    store.publishing.publish(first, 0, compacted(store, first, 1, horizon), {})
 
     second = claim(store, topic)
     before = store.snapshot(topic.id)
     with pytest.raises(Fenced, match=r"generation or epoch of .*orders moved"):
-        store.publish(second, 0, compacted(store, second, 2, horizon), {})
+        store.publishing.publish(second, 0, compacted(store, second, 2, horizon), {})
     with pytest.raises(Fenced, match=r"generation or epoch of .*orders moved"):
-        store.publish(first, 1, compacted(store, first, 2, horizon), {})
+        store.publishing.publish(first, 1, compacted(store, first, 2, horizon), {})
     assert store.snapshot(topic.id) == before
-    store.publish(second, 1, compacted(store, second, 2, horizon), {})
+    store.publishing.publish(second, 1, compacted(store, second, 2, horizon), {})
 
 
 def test_a_stale_epoch_has_no_effect_whatever_it_tries(
@@ -148,25 +150,25 @@ def test_a_stale_epoch_has_no_effect_whatever_it_tries(
     for round_number in range(10):
         claimed = [claim(store, topic, ttl_ms=0) for store in stores]
         *zombies, current = claimed
-        generation = stores[0].topic(topic.name).generation
+        generation = stores[0].topics.get(topic.name).generation
         horizon = Position(10 * round_number, MessageId(ledger.ledger_id, 10 * round_number))
         candidates = [
             compacted(store, run, generation + 1, horizon) for store, run in zip(stores, claimed, strict=True)
         ]
         calls = [
             lambda store=store, run=run, new=new, generation=generation: (
-                store.publish(run, generation, new, {})
+                store.publishing.publish(run, generation, new, {})
                 if run.run_id % 3 == 0
-                else store.finish_run(run, {})
+                else store.runs.finish(run, {})
                 if run.run_id % 3 == 1
-                else store.update_run(run, phase="awake")
+                else store.runs.update(run, phase="awake")
             )
             for store, run, new in zip(stores[:-1], zombies, candidates[:-1], strict=True)
         ]
         *late, won = at_once(
             [
                 *calls,
-                lambda new=candidates[-1], run=current, generation=generation: stores[-1].publish(
+                lambda new=candidates[-1], run=current, generation=generation: stores[-1].publishing.publish(
                     run, generation, new, {}
                 ),
             ]
@@ -174,5 +176,5 @@ def test_a_stale_epoch_has_no_effect_whatever_it_tries(
         assert isinstance(won, RunRecord)
         assert [type(result) for result in late] == [Fenced] * len(zombies)
         assert stores[0].snapshot(topic.id).compacted == candidates[-1]
-        assert stores[0].heartbeat_runs(claimed) == [run.run_id for run in claimed]
-    assert stores[0].topic(topic.name).generation == 10
+        assert stores[0].runs.heartbeat(claimed) == [run.run_id for run in claimed]
+    assert stores[0].topics.get(topic.name).generation == 10

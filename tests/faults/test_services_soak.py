@@ -232,7 +232,7 @@ def test_every_topic_is_compacted_rightly_and_once_at_a_time(
         assert view(list(topic.messages(read_compacted=True))) == model, topic.name
         assert {message.key: message.payload for message in compacted_only(topic)} == model, topic.name
 
-    named = world.metadata.all_runs(1_000_000)
+    named = world.metadata.runs.newest(1_000_000)
     by_hand = Counter(name for name, run in named if run.cause == "manual")
     assert by_hand - world.tries == Counter(), "runs for which nobody asked, or two for one trigger"
     history = [run for _, run in named]
@@ -246,9 +246,9 @@ def test_every_topic_is_compacted_rightly_and_once_at_a_time(
         f"{sum(world.last.values()) + len(world.last)} messages, {len(world.accepted)} triggers accepted, "
         f"{world.refused} refused, runs {states}, {taken_over} taken over; {services[0].starts} starts of the first"
     )
-    until(lambda: len(world.metadata.services.services()) == len(services), "those that were killed are forgotten")
+    until(lambda: len(world.metadata.services.live()) == len(services), "those that were killed are forgotten")
     assert [service.end(signal.SIGTERM) for service in services] == [0] * len(services)
-    assert world.metadata.services.services() == []
+    assert world.metadata.services.live() == []
     assert world.metadata.services.leader() is None
 
 
@@ -282,9 +282,9 @@ def live_through(world: World, services: list[OneService], seed: int) -> None:
 
 def is_quiet(world: World) -> bool:
     """Nothing is requested, runs or fails."""
-    control = world.metadata.control
-    failing = [one for one in control.controls().values() if one.failures]
-    running = world.metadata.all_runs(1, state=RunState.RUNNING)
+    control = world.metadata.compaction_state
+    failing = [one for one in control.all().values() if one.failures]
+    running = world.metadata.runs.newest(1, state=RunState.RUNNING)
     return not (control.requests() or running or failing)
 
 

@@ -48,7 +48,7 @@ def asleep_before(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Callable
 
         monkeypatch.setattr(SegmentWriter, method, staticmethod(late))
 
-    monkeypatch.setattr(topic_log, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(topic_log, "POLL_SECONDS", 3600.0)
     return arrange
 
 
@@ -104,7 +104,7 @@ def test_a_late_writer_cannot_open_a_segment_that_is_being_rolled(
     bench: Workbench, topic: Topic, empty: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between its last flush and the commit that says how long it is; one that holds nothing is dropped, not rolled."""
-    monkeypatch.setattr(topic_log, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(topic_log, "POLL_SECONDS", 3600.0)
     assert isinstance(bench.clock, ManualClock)
     acknowledged: list[bytes] = []
 

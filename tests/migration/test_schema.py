@@ -109,14 +109,14 @@ def test_an_older_schema_is_brought_up_to_date_with_what_is_in_it(empty: list[Da
     upgrade(database)
     check(database)
     store = MetadataStore(database.url, ManualClock())
-    (topic,) = store.topics()
-    snapshot, pin = store.pin_compacted(topic.id, "reader", 1)
+    (topic,) = store.topics.all()
+    snapshot, pin = store.pins.take(topic.id, "reader", 1)
     assert snapshot.compacted is not None
     assert pin is not None
     assert (str(topic.name), snapshot.compacted.generation, pin.ledger_id) == ("persistent://t/n/old", 4, 77)
     assert store.tenancy.tenants() == ["public", "t"]
     assert store.tenancy.namespaces("t") == ["t/n"]
-    assert store.tenancy.topic_properties(topic.id) == {}
+    assert store.topics.properties(topic.id) == {}
     assert store.tenancy.delete_topic(topic.id).uid == "ab"
     store.close()
 
@@ -147,17 +147,17 @@ def test_the_log_comes_to_a_database_with_topics(empty: list[Database]) -> None:
 
     clock = ManualClock()
     store = MetadataStore(database.url, clock)
-    (topic,) = store.topics()
+    (topic,) = store.topics.all()
     snapshot = store.snapshot(topic.id)
     assert (topic.start_offset, topic.next_offset, snapshot.segments) == (0, 100, ())
     assert [(one.ledger_id, one.last_offset, one.deleted_at) for one in snapshot.ledgers] == [(5, 99, None)]
     assert snapshot.cursor is not None
     assert snapshot.cursor.properties == {"CompactedTopicLedger": "77"}
-    assert not store.log.roll_requested(topic.id)
+    assert not store.segments.roll_requested(topic.id)
     assert store.policies.effective(topic) == TopicPolicies()
-    lease = store.acquire_lease(topic.id, "writer", 1)
-    segment = SegmentRecord(store.allocate_ledger_ids(1), 100, "ab" * 16, SegmentState.OPEN, created_at=1)
-    store.log.open_segment(lease, segment)
+    lease = store.leases.acquire(topic.id, "writer", 1)
+    segment = SegmentRecord(store.ledgers.allocate_ids(1), 100, "ab" * 16, SegmentState.OPEN, created_at=1)
+    store.segments.open(lease, segment)
     assert store.snapshot(topic.id).segments == (segment,)
     store.close()
 

@@ -73,7 +73,7 @@ class Life:
         assert set(range(LOW, mark.offset + 1)) <= acknowledged
 
     def check_stored(self) -> None:
-        mark = self.metadata.cursor(self.topic.id, "s").mark_delete
+        mark = self.metadata.cursors.get(self.topic.id, "s").mark_delete
         assert mark is not None
         assert set(range(LOW, mark.offset + 1)) <= self.stored, "mark-delete passed what was acknowledged"
         assert mark.offset >= self.floor, "mark-delete went back"
@@ -144,8 +144,8 @@ def test_random_lives(tmp_path: Path) -> None:
     metadata.upgrade()
     for seed in range(LIVES):
         random = Random(seed)
-        topic = metadata.create_topic(TopicName.parse(f"t{seed}"))
-        metadata.acknowledgements.create(topic.id, "s", at(LOW - 1), {})
+        topic = metadata.tenancy.ensure_topic(TopicName.parse(f"t{seed}"))
+        metadata.cursors.create(topic.id, "s", at(LOW - 1), {})
         gone = set(random.sample(range(LOW, HIGH), random.choice([0, 0, 5, 40])))
         try:
             Life(metadata, topic, random, gone).run()

@@ -116,13 +116,13 @@ class Schedule:
 
     def clear(self) -> None:
         if self.topic.snapshot().cursor is not None and len(raw(self.topic)) == len(self.everything):
-            self.bench.metadata.delete_cursor(self.topic.record.id, COMPACTION_CURSOR)
+            self.bench.metadata.cursors.delete(self.topic.record.id, COMPACTION_CURSOR)
 
     def leave_garbage(self) -> None:
-        attempt = self.bench.metadata.begin_attempt(self.topic.record.id, AttemptKind.RUN, "dead")
+        attempt = self.bench.metadata.attempts.begin(self.topic.record.id, AttemptKind.RUN, "dead")
         self.bench.store.put(names.part(self.topic.record.uid, attempt.attempt_id, 0), b"left behind")
         if self.random.random() < 0.5:
-            self.bench.metadata.finish_attempt(attempt.attempt_id)
+            self.bench.metadata.attempts.finish(attempt.attempt_id)
 
     def let_time_go_by(self) -> None:
         self.clock.advance(self.random.choice(TIMES))
@@ -158,7 +158,7 @@ class Schedule:
 
     def needed(self) -> set[str]:
         """What is referred to, pinned, young or at work now: written apart from the collector."""
-        snapshot, now = self.bench.metadata.referenced(self.topic.record.id), self.clock.now_ms()
+        snapshot, now = self.bench.metadata.pins.referenced(self.topic.record.id), self.clock.now_ms()
         delay = self.bench.metadata.policies.effective(self.topic.record).file_delete_delay_ms
         stays, goes = set[str](), set[str]()
         for ledger in snapshot.ledgers:

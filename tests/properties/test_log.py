@@ -39,6 +39,7 @@ from storage.log.directory import LogDirectory
 from storage.log.group_commit import Answer
 from storage.log.segment import AppendResult
 from storage.log.topic_log import TopicLog
+from storage.metadata.leases import LeaseStore
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR
 from storage.metadata.store import MetadataStore
@@ -321,7 +322,7 @@ class LogMachine(RuleBasedStateMachine):
         """What a living writer does all the time."""
         if self.log is not None:
             segments = self.log._open_segments
-            self.bench.metadata.renew_lease(segments._lease, 15_000)
+            self.bench.metadata.leases.renew(segments._lease, 15_000)
             self.log.poll()
 
     def close_writer(self) -> None:
@@ -385,7 +386,7 @@ class LogMachine(RuleBasedStateMachine):
                 log._writer.flush()
         answers: list[Answer | None] = [ticket.answer for ticket in tickets]
         writer = log._writer
-        with mock.patch.object(MetadataStore, "release_lease"):
+        with mock.patch.object(LeaseStore, "release"):
             if writer is not None:
                 writer.abandon()
             self.log, log._writer = None, None
@@ -484,7 +485,7 @@ class LogMachine(RuleBasedStateMachine):
         snapshot = self.topic.snapshot()
         self.start = max(self.start, round(where * snapshot.topic.next_offset))
         going = [ledger for ledger in snapshot.ledgers if ledger.last_offset < self.start]
-        self.bench.metadata.log.trim(
+        self.bench.metadata.trimming.trim(
             self.topic.record.id, self.start, [ledger.ledger_id for ledger in going], force=True
         )
         self.kept = max([self.kept, *(ledger.last_offset + 1 for ledger in going)])
@@ -506,7 +507,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def truncate(self) -> None:
-        self.bench.metadata.log.truncate(self.topic.record.id)
+        self.bench.metadata.trimming.truncate(self.topic.record.id)
         self.start = self.kept = self.topic.snapshot().topic.start_offset
         self.state, self.horizon = [], -1
         self.trimmed()
@@ -514,7 +515,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.horizon >= 0)
     @rule()
     def delete_the_compaction_cursor(self) -> None:
-        self.bench.metadata.delete_cursor(self.topic.record.id, COMPACTION_CURSOR, force=True)
+        self.bench.metadata.cursors.delete(self.topic.record.id, COMPACTION_CURSOR, force=True)
         self.state, self.horizon = [], -1
         self.trimmed()
 

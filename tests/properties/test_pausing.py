@@ -22,8 +22,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from storage.errors import CompactionPaused, CompactionRunning, Conflict, Fenced
-from storage.metadata.compaction_state_records import RUN_DEAD_MS
-from storage.metadata.records import RunRecord, RunState
+from storage.metadata.records import RUN_DEAD_MS, RunRecord, RunState
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock
@@ -33,7 +32,7 @@ NONE, IN_PROGRESS, ABORTED, PAUSED = "None", "InProgress", "Aborted", "Paused"
 
 def state_of(metadata: MetadataStore, topic_id: int) -> tuple[str, int]:
     """The state that the service goes by: its name in the drawing, and how many resumes it waits for."""
-    activity = metadata.control.activity(topic_id)
+    activity = metadata.compaction_state.activity(topic_id)
     control, last = activity.control, activity.last_run
     if control.aborting:
         return ABORTED, control.paused
@@ -44,11 +43,11 @@ def state_of(metadata: MetadataStore, topic_id: int) -> tuple[str, int]:
 
 def test_the_states_by_hand(metadata: MetadataStore) -> None:
     """Each arrow of the drawing, and what is refused in each state."""
-    topic = metadata.create_topic(TopicName.parse("t")).id
-    control = metadata.control
+    topic = metadata.tenancy.ensure_topic(TopicName.parse("t")).id
+    control = metadata.compaction_state
 
     def begin() -> RunRecord:
-        return metadata.claim_run(topic, "worker", {}, RUN_DEAD_MS)
+        return metadata.runs.claim(topic, "worker", {}, RUN_DEAD_MS)
 
     with pytest.raises(Conflict):
         control.resume(topic)
@@ -63,7 +62,7 @@ def test_the_states_by_hand(metadata: MetadataStore) -> None:
         begin()
     with pytest.raises(Conflict):
         control.resume(topic)
-    metadata.fail_run(run, "it was fenced")
+    metadata.runs.fail(run, "it was fenced")
     assert state_of(metadata, topic) == (PAUSED, 2)
     with pytest.raises(CompactionPaused):
         begin()
@@ -77,7 +76,7 @@ def test_the_states_by_hand(metadata: MetadataStore) -> None:
     assert state_of(metadata, topic) == (ABORTED, 0)
     with pytest.raises(CompactionRunning):
         begin()
-    metadata.fail_run(run, "it was fenced")
+    metadata.runs.fail(run, "it was fenced")
     assert state_of(metadata, topic) == (NONE, 0)
 
 
@@ -98,7 +97,7 @@ class Pausing(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.metadata = MetadataStore(f"sqlite:///{Path(self.folder.name) / 'metadata.db'}", self.clock)
         self.metadata.upgrade()
-        self.topic = self.metadata.create_topic(TopicName.parse("t")).id
+        self.topic = self.metadata.tenancy.ensure_topic(TopicName.parse("t")).id
         self.phase, self.pauses = NONE, 0
         self.requested = False
         self.run: RunRecord | None = None
@@ -110,7 +109,7 @@ class Pausing(RuleBasedStateMachine):
     @rule()
     def request(self) -> None:
         try:
-            self.metadata.control.request(self.topic, "manual", "me")
+            self.metadata.compaction_state.request(self.topic, "manual", "me")
             assert self.phase in (NONE, ABORTED)
             assert not self.requested
             assert not self.pauses
@@ -123,7 +122,7 @@ class Pausing(RuleBasedStateMachine):
     @rule()
     def begin(self) -> None:
         try:
-            self.run = self.metadata.claim_run(self.topic, "worker", {}, RUN_DEAD_MS)
+            self.run = self.metadata.runs.claim(self.topic, "worker", {}, RUN_DEAD_MS)
             assert self.phase == NONE
             self.phase, self.requested = IN_PROGRESS, False
         except (CompactionPaused, CompactionRunning):
@@ -133,7 +132,7 @@ class Pausing(RuleBasedStateMachine):
     @rule()
     def work(self) -> None:
         assert self.run is not None
-        fenced = self.metadata.heartbeat_runs([self.run])
+        fenced = self.metadata.runs.heartbeat([self.run])
         assert bool(fenced) == (self.phase == ABORTED)
 
     @precondition(lambda self: self.run is not None)
@@ -142,10 +141,10 @@ class Pausing(RuleBasedStateMachine):
         assert self.run is not None
         if self.phase == ABORTED:
             with pytest.raises(Fenced):
-                self.metadata.finish_run(self.run, {})
-            self.metadata.fail_run(self.run, "it was fenced")
+                self.metadata.runs.finish(self.run, {})
+            self.metadata.runs.fail(self.run, "it was fenced")
         else:
-            self.metadata.finish_run(self.run, {})
+            self.metadata.runs.finish(self.run, {})
         self._ended()
 
     @precondition(lambda self: self.run is not None)
@@ -156,9 +155,9 @@ class Pausing(RuleBasedStateMachine):
         if self.phase == ABORTED:
             self._ended()
             return
-        assert [topic.id for topic in self.metadata.control.request_interrupted("leader")] == [self.topic]
-        assert self.metadata.control.request_interrupted("leader") == []
-        self.run = self.metadata.claim_run(self.topic, "next", {}, RUN_DEAD_MS)
+        assert [topic.id for topic in self.metadata.compaction_state.request_interrupted("leader")] == [self.topic]
+        assert self.metadata.compaction_state.request_interrupted("leader") == []
+        self.run = self.metadata.runs.claim(self.topic, "next", {}, RUN_DEAD_MS)
         assert self.run.cause == "interrupted"
 
     def _ended(self) -> None:
@@ -167,14 +166,14 @@ class Pausing(RuleBasedStateMachine):
     @rule()
     def pause(self) -> None:
         self.pauses += 1
-        assert self.metadata.control.pause(self.topic).paused == self.pauses
+        assert self.metadata.compaction_state.pause(self.topic).paused == self.pauses
         self.phase = ABORTED if self.phase in (IN_PROGRESS, ABORTED) else PAUSED
         self.requested = False
 
     @rule()
     def resume(self) -> None:
         try:
-            self.metadata.control.resume(self.topic)
+            self.metadata.compaction_state.resume(self.topic)
             assert self.phase == PAUSED
             self.pauses -= 1
             self.phase = PAUSED if self.pauses else NONE
@@ -183,13 +182,13 @@ class Pausing(RuleBasedStateMachine):
 
     @rule()
     def abort(self) -> None:
-        self.metadata.control.abort(self.topic)
+        self.metadata.compaction_state.abort(self.topic)
         self.phase = ABORTED if self.phase == IN_PROGRESS else self.phase
         self.requested = False
 
     @invariant()
     def they_agree(self) -> None:
-        activity = self.metadata.control.activity(self.topic)
+        activity = self.metadata.compaction_state.activity(self.topic)
         assert state_of(self.metadata, self.topic) == (self.phase, self.pauses)
         assert (activity.control.requested_at is not None) == self.requested
         assert activity.running == (self.requested or self.phase == IN_PROGRESS)

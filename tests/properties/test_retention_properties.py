@@ -178,8 +178,8 @@ def _step(bench: Workbench, topic: Topic, what: str, value: Any) -> None:
         messages = list(topic.messages())
         if messages:
             chosen = messages[int(value * (len(messages) - 1))]
-            bench.metadata.create_cursor(topic.record.id, "reader")
-            bench.metadata.reset_cursor(topic.record.id, "reader", topic.locate(chosen.offset))
+            bench.metadata.cursors.ensure(topic.record.id, "reader")
+            bench.metadata.cursors.reset(topic.record.id, "reader", topic.locate(chosen.offset))
     elif what == "compact":
         bench.compactor().compact(topic.name, lambda record: stored_policies(bench.metadata, record))
     elif what == "apply":
@@ -194,7 +194,7 @@ def _trimmed(bench: Workbench, topic: Topic, share: float | None, *, force: bool
     before, cleanup = topic.snapshot(), bench.metadata.policies.effective(topic.record).cleanup_policy
     raw_before = [message.offset for message in topic.messages()]
     view_before = list(topic.messages(read_compacted=True))
-    cursors = bench.metadata.cursors(topic.record.id)
+    cursors = bench.metadata.cursors.of_topic(topic.record.id)
     needed = min((one.mark_delete.offset + 1 if one.mark_delete else 0 for one in cursors), default=2**62)
 
     if share is None:

@@ -102,7 +102,7 @@ def _replay(bench: Workbench, topic: Topic, hasher: Any, schedule: list[dict[str
         if step["acknowledged"] is not None and everything:
             acknowledge(bench, topic, everything[int(step["acknowledged"] * (len(everything) - 1))])
         used = step["policies"] or used
-        floor = bench.metadata.cursor_floor(topic.record.id) if used.tombstones_wait_for_cursors else None
+        floor = bench.metadata.cursors.compacted_floor(topic.record.id) if used.tombstones_wait_for_cursors else None
 
         end = last_old_enough(topic, used, clock.now_ms(), horizon)
         added = [message for message in everything if horizon < message.offset <= end]
@@ -154,9 +154,9 @@ def value_of(key: bytes, state: reference.State, tail: list[Message], used: RunP
 
 def acknowledge(bench: Workbench, topic: Topic, message: Message) -> None:
     """Move the one compacted cursor there."""
-    bench.metadata.create_cursor(topic.record.id, "slow")
-    bench.metadata.set_cursor_properties(topic.record.id, "slow", {"readCompacted": "true"})
-    bench.metadata.reset_cursor(topic.record.id, "slow", Position(message.offset, message.message_id))
+    bench.metadata.cursors.ensure(topic.record.id, "slow")
+    bench.metadata.cursors.set_properties(topic.record.id, "slow", {"readCompacted": "true"})
+    bench.metadata.cursors.reset(topic.record.id, "slow", Position(message.offset, message.message_id))
 
 
 def last_old_enough(topic: Topic, used: RunPolicies, now: int, horizon: int) -> int:

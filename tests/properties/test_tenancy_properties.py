@@ -89,7 +89,7 @@ class Tenancy(RuleBasedStateMachine):
     @rule(tenant=TENANTS, namespace=NAMESPACES, topic=TOPICS)
     def import_topic(self, tenant: str, namespace: str, topic: str) -> None:
         name = TopicName(tenant, namespace, topic)
-        if self.check(lambda: self.store.create_topic(name), False, name in self.partitioned):
+        if self.check(lambda: self.store.tenancy.ensure_topic(name), False, name in self.partitioned):
             there = self.tree.setdefault(tenant, {}).setdefault(namespace, {})
             if topic not in there:
                 self.made(name)
@@ -98,7 +98,9 @@ class Tenancy(RuleBasedStateMachine):
     def delete_topic(self, tenant: str, namespace: str, topic: str) -> None:
         there = self.tree.get(tenant, {}).get(namespace, {})
         name = TopicName(tenant, namespace, topic)
-        if self.check(lambda: self.store.tenancy.delete_topic(self.store.topic(name).id), topic not in there, False):
+        if self.check(
+            lambda: self.store.tenancy.delete_topic(self.store.topics.get(name).id), topic not in there, False
+        ):
             self.ended.add(there.pop(topic))
 
     @rule(tenant=TENANTS, namespace=NAMESPACES, topic=PLAIN, partitions=st.integers(1, 3))
@@ -107,7 +109,7 @@ class Tenancy(RuleBasedStateMachine):
         name = TopicName(tenant, namespace, topic)
         new = [f"{topic}-partition-{n}" for n in range(partitions)]
         taken = bool({topic, *new} & set(there or {})) or name in self.partitioned
-        if self.check(lambda: self.store.tenancy.create_partitioned(name, partitions, {}), there is None, taken):
+        if self.check(lambda: self.store.partitions.create(name, partitions, {}), there is None, taken):
             self.partitioned[name] = partitions
             for one in new:
                 self.made(TopicName(tenant, namespace, one))
@@ -119,7 +121,7 @@ class Tenancy(RuleBasedStateMachine):
         there = self.tree.get(tenant, {}).get(namespace, {})
         taken = any(f"{topic}-partition-{n}" in there for n in range(before or 0, partitions))
         refused = partitions < (before or 0) or taken
-        if self.check(lambda: self.store.tenancy.update_partitions(name, partitions), before is None, refused):
+        if self.check(lambda: self.store.partitions.update(name, partitions), before is None, refused):
             self.partitioned[name] = partitions
             for number in range(partitions):
                 if f"{topic}-partition-{number}" not in there:
@@ -129,7 +131,7 @@ class Tenancy(RuleBasedStateMachine):
     def delete_partitioned(self, tenant: str, namespace: str, topic: str) -> None:
         name = TopicName(tenant, namespace, topic)
         number = self.partitioned.get(name)
-        if self.check(lambda: self.store.tenancy.delete_partitioned(name, False), number is None, False):
+        if self.check(lambda: self.store.partitions.delete(name, False), number is None, False):
             there = self.tree[tenant][namespace]
             self.ended |= {
                 there.pop(one) for one in [f"{topic}-partition-{n}" for n in range(number or 0)] if one in there
@@ -137,7 +139,7 @@ class Tenancy(RuleBasedStateMachine):
             del self.partitioned[name]
 
     def made(self, name: TopicName) -> None:
-        uid = self.store.topic(name).uid
+        uid = self.store.topics.get(name).uid
         assert uid not in self.ended
         self.tree[name.tenant][name.namespace][name.topic] = uid
 
@@ -146,7 +148,7 @@ class Tenancy(RuleBasedStateMachine):
         tenancy = self.store.tenancy
         found = {
             tenant: {
-                full.partition("/")[2]: {one.name.topic: one.uid for one in self.store.topics_in(full)}
+                full.partition("/")[2]: {one.name.topic: one.uid for one in self.store.topics.in_namespace(full)}
                 for full in tenancy.namespaces(tenant)
             }
             for tenant in tenancy.tenants()
@@ -154,7 +156,7 @@ class Tenancy(RuleBasedStateMachine):
         assert found == self.tree
         everywhere = [full for tenant in self.tree for full in tenancy.namespaces(tenant)]
         assert {
-            one.name: one.partitions for full in everywhere for one in tenancy.partitioned_in(full)
+            one.name: one.partitions for full in everywhere for one in self.store.partitions.in_namespace(full)
         } == self.partitioned
         assert all(tenancy.deleted_topic(uid) is not None for uid in self.ended)
 

@@ -60,7 +60,7 @@ def _replay(
         if deed == "trim" and not trimmed:
             trimmed = trim_one(bench, topic)
         elif deed == "delete the cursor" and not trimmed and topic.snapshot().compacted is not None:
-            bench.metadata.delete_cursor(topic.record.id, "__compaction", force=True)
+            bench.metadata.cursors.delete(topic.record.id, "__compaction", force=True)
         verifier = Verifier(bench.metadata, bench.store, clock, bench.engine, sizing=step["sizing"])
         report = (verifier if hasher is None else replace(verifier, hasher=lambda _: hasher)).verify(topic.name)
         assert report.differences == ()
@@ -81,7 +81,7 @@ def cut(bench: Workbench, topic: Topic) -> None:
     if snapshot.ledgers:
         newest = snapshot.ledgers[-1]
         start = max(snapshot.topic.start_offset, (newest.first_offset + newest.last_offset + 1) // 2)
-        bench.metadata.log.trim(topic.record.id, start, [], force=True)
+        bench.metadata.trimming.trim(topic.record.id, start, [], force=True)
 
 
 def trim_one(bench: Workbench, topic: Topic) -> bool:

@@ -44,7 +44,7 @@ def _written(parts: Service, seldom: Seldom) -> Generator[str, None, None]:
     between = ""
     for namespace in _namespaces(parts):
         by_bundle: dict[str, list[TopicName]] = {}
-        for record in parts.components.metadata.topics_in(namespace):
+        for record in parts.components.metadata.topics.in_namespace(namespace):
             by_bundle.setdefault(bundle_of(record.name), []).append(record.name)
         if not by_bundle:
             continue

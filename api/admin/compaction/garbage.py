@@ -73,7 +73,7 @@ def collect_garbage(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = Co
         found = list(collector.collect_all(wanted.dry_run, wanted.unknown_topics))
     else:
         names = [TopicName.parse(one) for one in dict.fromkeys(wanted.topics)]
-        records = [components.metadata.topic(name) for name in names]
+        records = [components.metadata.topics.get(name) for name in names]
         found = [collector.collect(record, wanted.dry_run) for record in records]
     counted = [one for one in found if one.topic is not None or one.deleted]
     return {

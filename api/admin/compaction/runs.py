@@ -19,8 +19,7 @@ from api.http.routes import Routes
 from api.reports import run_document, shown_error
 from api.service import Parts, Service
 from storage.errors import NotFound
-from storage.metadata.compaction_state_records import CompactionState
-from storage.metadata.records import RunRecord, RunState, TopicRecord
+from storage.metadata.records import CompactionState, RunRecord, RunState, TopicRecord
 from storage.model import TopicName
 
 router = Routes("compactions", known_query=True)
@@ -37,7 +36,7 @@ def topic_of_run(request: Request) -> TopicName | None:
     if not re.fullmatch(r"[0-9]{1,18}", number, re.ASCII):
         return None
     try:
-        found: TopicName = metadata.snapshot(metadata.run(int(number)).topic_id).topic.name
+        found: TopicName = metadata.snapshot(metadata.runs.get(int(number)).topic_id).topic.name
     except NotFound:
         return None
     return found
@@ -110,7 +109,7 @@ def get_topic_compactions(parts: Parts, topic: Topic, in_full: InFull, state: St
     records = resolve.topics(parts, topic)
     found: list[tuple[TopicName, RunRecord]] = []
     for record in records:
-        found += parts.components.metadata.all_runs(limit, topic_id=record.id, state=state)
+        found += parts.components.metadata.runs.newest(limit, topic_id=record.id, state=state)
     found.sort(key=lambda one: -one[1].run_id)
     return _shown(parts, found[:limit], in_full)
 
@@ -118,7 +117,7 @@ def get_topic_compactions(parts: Parts, topic: Topic, in_full: InFull, state: St
 @router.get("/compactions", Action.SUPERUSER, response_model=list[Run])
 def get_compactions(parts: Parts, state: State = None, limit: Limit = 50) -> Any:
     """The runs of all topics, the newest first."""
-    return _shown(parts, parts.components.metadata.all_runs(limit, state=state), True)
+    return _shown(parts, parts.components.metadata.runs.newest(limit, state=state), True)
 
 
 @router.get("/compactions/scheduler", Action.SUPERUSER)
@@ -126,9 +125,9 @@ def get_scheduler(parts: Parts) -> Scheduler:
     """The leader, the services, the queue, and the topics that fail, with their back-off, or are paused."""
     metadata = parts.components.metadata
     leader = metadata.services.leader()
-    names = {record.id: record for record in metadata.topics()}
-    controls = [(names[one], control) for one, control in metadata.control.controls().items() if one in names]
-    running = metadata.all_runs(MOST_RUNS, state=RunState.RUNNING)
+    names = {record.id: record for record in metadata.topics.all()}
+    controls = [(names[one], control) for one, control in metadata.compaction_state.all().items() if one in names]
+    running = metadata.runs.newest(MOST_RUNS, state=RunState.RUNNING)
     return Scheduler(
         leader=leader,
         services=[
@@ -139,9 +138,9 @@ def get_scheduler(parts: Parts) -> Scheduler:
                 heartbeat_at=one.heartbeat_at,
                 leads=one.name == leader,
             )
-            for one in metadata.services.services()
+            for one in metadata.services.live()
         ],
-        queue=[_control(record, control, True) for record, control in metadata.control.requests()],
+        queue=[_control(record, control, True) for record, control in metadata.compaction_state.requests()],
         running=[Run(**one) for one in _shown(parts, running, True)],
         failing=[_control(record, control, True) for record, control in controls if control.failures],
         paused=[_control(record, control, True) for record, control in controls if control.paused],
@@ -151,7 +150,7 @@ def get_scheduler(parts: Parts) -> Scheduler:
 @router.get("/compactions/{run}", allowed_on(topic_of_run, Action.COMPACT), refuses=(404,), response_model=Run)
 def get_compaction(parts: Parts, run: RunId, in_full: InFull) -> Any:
     """One run: how far it is, its policies, its numbers, and why it failed if it did."""
-    record = parts.components.metadata.run(run)
+    record = parts.components.metadata.runs.get(run)
     return _shown(parts, [(parts.components.metadata.snapshot(record.topic_id).topic.name, record)], in_full)[0]
 
 
@@ -165,7 +164,7 @@ def cancel_compaction(
 
     A topic that is still due, because it is over a threshold, is compacted again soon: pause it to keep it from that.
     """
-    parts.components.metadata.cancel_run(run, reason)
+    parts.components.metadata.runs.cancel(run, reason)
 
 
 @router.get(TOPIC_PATH + "/compaction/control", Action.COMPACT, Action.ADMIN)
@@ -181,7 +180,7 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contro
     Of a partitioned topic all partitions are paused, or none.
     """
     records = resolve.topics(parts, topic)
-    made = parts.components.metadata.control.pause_all([record.id for record in records])
+    made = parts.components.metadata.compaction_state.pause_all([record.id for record in records])
     return [_control(record, one, in_full) for record, one in zip(records, made, strict=True)]
 
 
@@ -189,7 +188,7 @@ def pause_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contro
 def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Take back one pause of each partition that is paused, or of none. 409 for a topic that is not paused."""
     records = resolve.topics(parts, topic)
-    made = parts.components.metadata.control.resume_all([record.id for record in records])
+    made = parts.components.metadata.compaction_state.resume_all([record.id for record in records])
     return [_control(record, one, in_full) for record, one in zip(records, made, strict=True)]
 
 
@@ -197,7 +196,7 @@ def resume_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Contr
 def abort_compaction(parts: Parts, topic: Topic, in_full: InFull) -> list[Control]:
     """Stop a run that is under way, and drop the request for one; later ones are made as before."""
     records = resolve.topics(parts, topic)
-    made = parts.components.metadata.control.abort_all([record.id for record in records])
+    made = parts.components.metadata.compaction_state.abort_all([record.id for record in records])
     return [_control(record, one, in_full) for record, one in zip(records, made, strict=True)]
 
 
@@ -207,7 +206,7 @@ def _shown(parts: Service, runs: list[tuple[TopicName, RunRecord]], in_full: boo
 
 
 def _now(parts: Service, topic: TopicRecord, in_full: bool) -> Control:
-    found = parts.components.metadata.control.activity(topic.id)
+    found = parts.components.metadata.compaction_state.activity(topic.id)
     return _control(topic, found.control, in_full, found.running)
 
 

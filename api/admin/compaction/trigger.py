@@ -44,7 +44,7 @@ def compact(parts: Parts, caller: CallerName, topic: Topic) -> None:
     resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
     records = resolve.topics(parts, topic)
     if len(records) > 1:
-        now = {one.id: parts.components.metadata.control.activity(one.id) for one in records}
+        now = {one.id: parts.components.metadata.compaction_state.activity(one.id) for one in records}
         if any(one.running for one in now.values()):
             raise Problem(409, RUNNING)
         # What refuses does it before anything is triggered.

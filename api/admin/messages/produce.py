@@ -44,8 +44,7 @@ from api.service import Parts, Service
 from storage.entries.encode import encode_message
 from storage.errors import CompactorError, Conflict, InvalidRecord, LeaseHeld, Unavailable
 from storage.log.group_commit import Answer
-from storage.metadata.compaction_state_records import ServiceRecord
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.model import MessageId, TopicName
 from storage.options.policies import HOLD
 from storage.topic import Topic as OpenTopic
@@ -118,7 +117,7 @@ def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
     Raises NotTheOwner for a topic that another service writes, before the body is read: it goes there as it comes. A
     key's partition is found by the number of all, or its messages would be in two.
     """
-    whole = parts.components.metadata.tenancy.partitioned(name)
+    whole = parts.components.metadata.partitions.find(name)
     if whole is None:
         return _alone(parts, name)
     there = {one.name: one for one in resolve.partitions(parts, whole)}

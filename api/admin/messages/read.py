@@ -136,7 +136,7 @@ async def read_messages(
 
 def _opened(parts: Service, name: TopicName, state: ReaderState) -> OpenTopic:
     """The topic, if this service can read it from there. Raises Problem, NotTheOwner, OffsetOutOfRange."""
-    if parts.components.metadata.tenancy.partitioned(name) is not None:
+    if parts.components.metadata.partitions.find(name) is not None:
         raise Problem(405, f"{name} is a partitioned topic: read its partitions, {name}-partition-0 and on")
     parts.forwarding.for_reading(resolve.topic(parts, name), state.start)
     source = parts.components.topic(name)
@@ -148,7 +148,7 @@ def _opened(parts: Service, name: TopicName, state: ReaderState) -> OpenTopic:
 def _check_ledger(parts: Service, source: OpenTopic, state: ReaderState) -> None:
     """Raises OffsetOutOfRange for a state in a compacted ledger that the topic never had."""
     ledger_id = None if state.compacted is None else state.compacted.ledger_id
-    if ledger_id is not None and not parts.components.metadata.has_had_compacted(source.record.id, ledger_id):
+    if ledger_id is not None and not parts.components.metadata.runs.has_published(source.record.id, ledger_id):
         raise OffsetOutOfRange(
             f"the start {state.to_token()} names the compacted ledger {ledger_id}, which {source.name} has never had",
             "read again from earliest, into an empty state",

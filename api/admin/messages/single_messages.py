@@ -275,7 +275,7 @@ def _age(parts: Service, record: TopicRecord, message: Message) -> tuple[int, in
     by_event = parts.components.metadata.policies.effective(record).compaction_event_time_order
     event_time = message.event_time if by_event and message.event_time is not None else -(2**63)
     whole = record.name.whole
-    partitioned = parts.components.metadata.tenancy.partitioned(whole) if whole is not None else None
+    partitioned = parts.components.metadata.partitions.find(whole) if whole is not None else None
     is_there = partitioned is not None and (
         partition_of(message.key, partitioned.partitions, 0) == record.name.partition
     )

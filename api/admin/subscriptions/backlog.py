@@ -96,7 +96,7 @@ def analyze_subscription_backlog(
     )
     name, record = decoded(subscription), resolve.local_topic(parts, topic)
     with subscription_of(record, name):
-        mark = parts.components.metadata.cursor(record.id, name).mark_delete
+        mark = parts.components.metadata.cursors.get(record.id, name).mark_delete
     source = opened(parts, record)
     start: AtOffset | MessageId = AtOffset(mark.offset + 1 if mark else 0) if place is None else place.message_id
     cursor = None
@@ -200,18 +200,18 @@ async def _unsubscribe(parts: Service, namespace: str, bundle: str | None, subsc
 def _delete(parts: Service, record: TopicRecord, name: str) -> None:
     """What is not there is deleted."""
     with suppress(NotFound):
-        parts.components.metadata.delete_cursor(record.id, name, False)
+        parts.components.metadata.cursors.delete(record.id, name, False)
 
 
 def _topics(parts: Service, namespace: str, bundle: str | None) -> list[TopicRecord]:
     resolve.namespace(parts, namespace)
     wanted = None if bundle is None else check_bundle(bundle)
-    found = parts.components.metadata.topics_in(namespace)
+    found = parts.components.metadata.topics.in_namespace(namespace)
     return [one for one in found if wanted is None or bundle_of(one.name) == wanted]
 
 
 def _subscriptions(parts: Service, record: TopicRecord, wanted: str | None) -> list[str]:
-    names = (one.name for one in parts.components.metadata.cursors(record.id))
+    names = (one.name for one in parts.components.metadata.cursors.of_topic(record.id))
     return [name for name in names if name != COMPACTION_CURSOR and wanted in (None, name)]
 
 

@@ -58,7 +58,7 @@ EXISTS = "Subscription already exists for topic"
 def get_subscriptions(parts: Parts, topic: Topic) -> list[str]:
     """Their names; of a partitioned topic those of all partitions."""
     records = resolve.topics(parts, topic)
-    return sorted({one.name for record in records for one in parts.components.metadata.cursors(record.id)})
+    return sorted({one.name for record in records for one in parts.components.metadata.cursors.of_topic(record.id)})
 
 
 @router.put(ONE, Action.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
@@ -87,7 +87,7 @@ def delete_subscription(
 ) -> None:
     """Delete one. With `__compaction` go the compacted ledger and a run that is under way."""
     metadata = parts.components.metadata
-    each(parts, topic, subscription, lambda record, name: metadata.delete_cursor(record.id, name, force), False)
+    each(parts, topic, subscription, lambda record, name: metadata.cursors.delete(record.id, name, force), False)
 
 
 @router.get(ONE + "/properties", Action.CONSUME, AUTHORITATIVE)
@@ -97,7 +97,7 @@ def get_subscription_properties(parts: Parts, topic: Topic, subscription: Subscr
     name = decoded(subscription)
     for record in resolve.topics(parts, topic):
         with subscription_of(record, name):
-            found |= parts.components.metadata.cursor(record.id, name).properties
+            found |= parts.components.metadata.cursors.get(record.id, name).properties
     return found
 
 
@@ -106,7 +106,7 @@ def update_subscription_properties(
     parts: Parts, topic: Topic, subscription: Subscription, properties: Annotated[TextByName, Body()]
 ) -> None:
     """Set them, instead of those that there were."""
-    cursors = parts.components.metadata.acknowledgements
+    cursors = parts.components.metadata.cursors
     each(
         parts, topic, subscription, lambda record, name: cursors.replace_properties(record.id, name, properties), False
     )
@@ -135,9 +135,9 @@ def peek_nth_message(
     name = decoded(subscription)
     record = resolve.local_topic(parts, topic)
     with subscription_of(record, name):
-        parts.components.metadata.cursor(record.id, name)
+        parts.components.metadata.cursors.get(record.id, name)
     if name == COMPACTION_CURSOR:
-        mark = parts.components.metadata.cursor(record.id, name).mark_delete
+        mark = parts.components.metadata.cursors.get(record.id, name).mark_delete
         rows = entries(opened(parts, record), AtOffset(mark.offset + 1 if mark else 0))
     else:
         with Owned(parts, record, name) as owned:
@@ -156,14 +156,14 @@ def _created(parts: Service, record: TopicRecord, name: str, place: ResetCursorD
     metadata = parts.components.metadata
     properties = (place.properties or {}) if isinstance(place, ResetCursorData) else {}
     if name == COMPACTION_CURSOR:
-        if any(one.name == name for one in metadata.cursors(record.id)):
+        if any(one.name == name for one in metadata.cursors.of_topic(record.id)):
             return False
-        metadata.create_cursor(record.id, name)
+        metadata.cursors.ensure(record.id, name)
         if properties:
-            metadata.set_cursor_properties(record.id, name, properties)
+            metadata.cursors.set_properties(record.id, name, properties)
         return True
     try:
-        metadata.acknowledgements.create(record.id, name, position_of(opened(parts, record), place), properties)
+        metadata.cursors.create(record.id, name, position_of(opened(parts, record), place), properties)
     except Conflict:
         return False
     return True

@@ -45,7 +45,7 @@ def reset_cursor_to_time(
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
         topic_read = opened(parts, record)
-        parts.components.metadata.reset_cursor(record.id, name, before_time(topic_read, timestamp))
+        parts.components.metadata.cursors.reset(record.id, name, before_time(topic_read, timestamp))
 
     each(parts, topic, subscription, reset)
 
@@ -58,7 +58,7 @@ def reset_cursor(parts: Parts, topic: Topic, subscription: Subscription, place: 
     def reset(record: TopicRecord, name: str) -> None:
         refuse_compaction(name)
         position = position_of(opened(parts, record), place_of(place))
-        parts.components.metadata.reset_cursor(record.id, name, position)
+        parts.components.metadata.cursors.reset(record.id, name, position)
 
     each(parts, topic, subscription, reset)
 
@@ -113,7 +113,7 @@ def expire_messages_to_position(
 def expire_messages_for_all_subscriptions(parts: Parts, topic: Topic, seconds: Seconds) -> None:
     """Acknowledge older messages for all subscriptions but `__compaction`."""
     for record in resolve.local_topics(parts, topic):
-        for cursor in parts.components.metadata.cursors(record.id):
+        for cursor in parts.components.metadata.cursors.of_topic(record.id):
             if cursor.name != COMPACTION_CURSOR:
                 _expire(parts, record, cursor.name, seconds)
 

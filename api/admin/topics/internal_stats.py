@@ -23,9 +23,8 @@ from api.http.paths import TOPIC_PATH, Topic
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
-from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, CursorRecord
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, CursorRecord, PartitionedTopic
 from storage.metadata.stats import CursorStanding
-from storage.metadata.tenancy_records import PartitionedTopic
 
 router = Routes("stats")
 
@@ -51,7 +50,7 @@ def get_partitioned_internal_stats(parts: Parts, topic: Topic) -> PartitionedTop
 @router.get(TOPIC_PATH + "/internal-info", *ANY_USE, waits_for=WaitsFor.LOG, response_model_exclude_none=True)
 def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
     """What metadata holds of a topic, or of each partition of a partitioned one."""
-    whole = parts.components.metadata.tenancy.partitioned(topic)
+    whole = parts.components.metadata.partitions.find(topic)
     if whole is None:
         return internal_info(of_topic(parts, topic, lines=True))
     return TopicInternalInfo(

@@ -20,7 +20,7 @@ from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import Conflict, LeaseHeld, NotFound
-from storage.metadata.tenancy_records import PartitionedTopic
+from storage.metadata.records import PartitionedTopic
 from storage.model import TopicName
 from storage.owner import owner_name, same_process
 
@@ -40,7 +40,7 @@ def list_topics(
     """The topics of a namespace, partitions one by one."""
     resolve.namespace(parts, namespace)
     wanted = None if bundle is None else check_bundle(bundle)
-    names = (one.name for one in parts.components.metadata.topics_in(namespace))
+    names = (one.name for one in parts.components.metadata.topics.in_namespace(namespace))
     return [str(name) for name in names if wanted is None or bundle_of(name) == wanted]
 
 
@@ -48,12 +48,12 @@ def list_topics(
 def create_topic(parts: Parts, topic: Topic, properties: Properties = None) -> None:
     """Create a topic without partitions."""
     check_no_shadow(properties or {})
-    tenancy = parts.components.metadata.tenancy
+    metadata = parts.components.metadata
     whole = _whole_of_partition(parts, topic)
-    if tenancy.partitioned(topic) is not None:
+    if metadata.partitions.find(topic) is not None:
         raise Problem(409, EXISTS)
     try:
-        tenancy.create_topic(topic, properties or {})
+        metadata.tenancy.create_topic(topic, properties or {})
     except NotFound as error:
         raise Problem(404, NO_NAMESPACE) from error
     except Conflict as error:
@@ -69,7 +69,7 @@ def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
     Refused while a process writes it that is no service, an import for example, unless `force` is given.
     """
     metadata = parts.components.metadata
-    if metadata.tenancy.partitioned(topic) is not None:
+    if metadata.partitions.find(topic) is not None:
         advice = "instead of calling delete topic, please call delete-partitioned-topic."
         raise Problem(409, f"{topic} is a partitioned topic, {advice}")
     record = resolve.topic(parts, topic)
@@ -85,11 +85,11 @@ def delete_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
 @router.get(TOPIC_PATH + "/properties", *ANY_USE)
 def get_topic_properties(parts: Parts, topic: Topic) -> dict[str, str]:
     """The properties of a topic, or of a partitioned topic."""
-    tenancy = parts.components.metadata.tenancy
-    whole = tenancy.partitioned(topic)
+    metadata = parts.components.metadata
+    whole = metadata.partitions.find(topic)
     if whole is not None:
         return dict(whole.properties)
-    return tenancy.topic_properties(resolve.topic(parts, topic).id)
+    return metadata.topics.properties(resolve.topic(parts, topic).id)
 
 
 @router.put(TOPIC_PATH + "/properties", Action.ADMIN)
@@ -99,11 +99,11 @@ def update_topic_properties(
     properties: Annotated[TextByName, Body(description="Those to add or replace.")],
 ) -> None:
     """Add or replace properties; those that are not named stay."""
-    tenancy = parts.components.metadata.tenancy
-    if tenancy.partitioned(topic) is not None:
-        tenancy.set_partitioned_properties(topic, properties)
+    metadata = parts.components.metadata
+    if metadata.partitions.find(topic) is not None:
+        metadata.partitions.set_properties(topic, properties)
     else:
-        tenancy.set_topic_properties(resolve.topic(parts, topic).id, properties)
+        metadata.topics.set_properties(resolve.topic(parts, topic).id, properties)
 
 
 @router.delete(TOPIC_PATH + "/properties", Action.ADMIN)
@@ -113,11 +113,11 @@ def remove_topic_property(
     key: Annotated[str, Query(description="The property to remove; none of that name is no error.")],
 ) -> None:
     """Remove one property."""
-    tenancy = parts.components.metadata.tenancy
-    if tenancy.partitioned(topic) is not None:
-        tenancy.set_partitioned_properties(topic, {}, [key])
+    metadata = parts.components.metadata
+    if metadata.partitions.find(topic) is not None:
+        metadata.partitions.set_properties(topic, {}, [key])
     else:
-        tenancy.remove_topic_property(resolve.topic(parts, topic).id, key)
+        metadata.topics.remove_property(resolve.topic(parts, topic).id, key)
 
 
 @router.put(TOPIC_PATH + "/unload", Action.ADMIN)
@@ -129,10 +129,10 @@ def unload_topic(parts: Parts, topic: Topic) -> None:
 def written_by_a_service(parts: Service, topic_id: int) -> bool:
     """Whether a live service holds the topic's lease: its producers open the topic again, so it may be deleted."""
     metadata = parts.components.metadata
-    lease = metadata.log.lease_of(topic_id)
+    lease = metadata.leases.current(topic_id)
     if lease is None:
         return False
-    return same_process(lease.holder, owner_name()) or metadata.services.of_owner(lease.holder) is not None
+    return same_process(lease.owner, owner_name()) or metadata.services.of_owner(lease.owner) is not None
 
 
 def connected(producers: int = 1) -> str:
@@ -148,7 +148,7 @@ def _whole_of_partition(parts: Service, topic: TopicName) -> PartitionedTopic | 
     whole = topic.whole
     if whole is None:
         return None
-    found = parts.components.metadata.tenancy.partitioned(whole)
+    found = parts.components.metadata.partitions.find(whole)
     if found is None:
         reason = (
             f"Can't create topic {topic} with \"-partition-\" followed by numeric value if there isn't a partitioned "

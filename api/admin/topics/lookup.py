@@ -68,8 +68,8 @@ def _holder(parts: Service, topic: TopicName) -> str | None:
     """The URL of the service whose process holds the topic's lease, if one does."""
     metadata = parts.components.metadata
     try:
-        lease = metadata.log.lease_of(metadata.topic(topic).id)
+        lease = metadata.leases.current(metadata.topics.get(topic).id)
     except TopicNotFound:
         return None
-    service = None if lease is None else metadata.services.of_owner(lease.holder)
+    service = None if lease is None else metadata.services.of_owner(lease.owner)
     return None if service is None else service.url

@@ -30,8 +30,8 @@ from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
 from storage.errors import Conflict, LeaseHeld, NotFound, TopicNotFound
-from storage.metadata.tenancy_partitions import MAX_PARTITIONS
-from storage.metadata.tenancy_records import PartitionedTopic
+from storage.metadata.partitions import MAX_PARTITIONS
+from storage.metadata.records import PartitionedTopic
 from storage.model import TopicName
 
 router = Routes("partitioned topics")
@@ -107,7 +107,7 @@ Wanted = Annotated[_Wanted, Depends(_wanted_body)]
 def list_partitioned_topics(parts: Parts, namespace: Namespace) -> list[str]:
     """The partitioned topics of a namespace, without their partitions."""
     resolve.namespace(parts, namespace)
-    return [str(one.name) for one in parts.components.metadata.tenancy.partitioned_in(namespace)]
+    return [str(one.name) for one in parts.components.metadata.partitions.in_namespace(namespace)]
 
 
 @router.put(TOPIC_PATH + "/partitions", Action.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
@@ -117,7 +117,7 @@ def create_partitioned_topic(parts: Parts, topic: Topic, wanted: Wanted) -> None
     if topic.partition >= 0:
         raise Problem(412, "Partitioned Topic Name should not contain '-partition-'")
     try:
-        parts.components.metadata.tenancy.create_partitioned(topic, wanted.partitions, wanted.properties or {})
+        parts.components.metadata.partitions.create(topic, wanted.partitions, wanted.properties or {})
     except NotFound as error:
         raise Problem(404, NO_NAMESPACE) from error
     except Conflict as error:
@@ -133,13 +133,12 @@ def update_partitioned_topic(
 ) -> None:
     """Add partitions; they get the policies of those that there are. There can never be fewer."""
     _check_number(wanted.partitions)
-    tenancy = parts.components.metadata.tenancy
     before = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
     if wanted.partitions < before.partitions:
         current = f"can't be less than the current partitions {before.partitions}."
         raise Problem(409, f"Desired partitions {wanted.partitions} {current}")
     try:
-        after = tenancy.update_partitions(topic, wanted.partitions)
+        after = parts.components.metadata.partitions.update(topic, wanted.partitions)
     except Conflict as error:
         raise Problem(409, " ".join(str(error).split())) from error
     resolve.share_policies(parts, after)
@@ -149,13 +148,13 @@ def update_partitioned_topic(
 def create_missed_partitions(parts: Parts, topic: Topic) -> None:
     """Bring back partitions that were deleted by themselves, empty, with the policies of the others."""
     whole = _whole(parts, topic, f"Topic {topic} is not the partitioned topic.", 409)
-    resolve.share_policies(parts, parts.components.metadata.tenancy.update_partitions(topic, whole.partitions))
+    resolve.share_policies(parts, parts.components.metadata.partitions.update(topic, whole.partitions))
 
 
 @router.get(TOPIC_PATH + "/partitions", *ANY_USE, response_model_exclude_none=True)
 def get_partitioned_metadata(parts: Parts, topic: Topic) -> PartitionedTopicMetadata:
     """How many partitions the topic has; 0 for one without. A request for a topic does not create it."""
-    whole = parts.components.metadata.tenancy.partitioned(topic)
+    whole = parts.components.metadata.partitions.find(topic)
     if whole is not None:
         return PartitionedTopicMetadata(partitions=whole.partitions, properties=dict(whole.properties) or None)
     resolve.topic(parts, topic)
@@ -166,18 +165,18 @@ def get_partitioned_metadata(parts: Parts, topic: Topic) -> PartitionedTopicMeta
 def delete_partitioned_topic(parts: Parts, topic: Topic, force: bool = False) -> None:
     """Delete it with its partitions, all or nothing; as `deleteTopic`."""
     metadata = parts.components.metadata
-    whole = metadata.tenancy.partitioned(topic)
+    whole = metadata.partitions.find(topic)
     if whole is None:
         raise _not_partitioned(parts, topic)
     each = resolve.partitions(parts, whole)
     for one in each:
         parts.producers.close_topic(one.id)
-    written = [one for one in each if metadata.log.lease_of(one.id) is not None]
+    written = [one for one in each if metadata.leases.current(one.id) is not None]
     others = [one for one in written if not written_by_a_service(parts, one.id)]
     if others and not force:
         raise Problem(412, connected(len(others)))
     try:
-        metadata.tenancy.delete_partitioned(topic, force=force or bool(written))
+        metadata.partitions.delete(topic, force=force or bool(written))
     except LeaseHeld as error:
         raise Problem(412, connected()) from error
     except NotFound as error:
@@ -187,7 +186,7 @@ def delete_partitioned_topic(parts: Parts, topic: Topic, force: bool = False) ->
 def _not_partitioned(parts: Service, topic: TopicName) -> Problem:
     """Why it cannot be deleted as a partitioned topic."""
     try:
-        parts.components.metadata.topic(topic)
+        parts.components.metadata.topics.get(topic)
     except TopicNotFound:
         return Problem(404, f"Topic {topic} not found.")
     way = "Instead of calling delete-partitioned-topic please call delete."
@@ -203,7 +202,7 @@ def _check_number(partitions: int) -> None:
 
 
 def _whole(parts: Service, topic: TopicName, reason: str, status: int) -> PartitionedTopic:
-    whole = parts.components.metadata.tenancy.partitioned(topic)
+    whole = parts.components.metadata.partitions.find(topic)
     if whole is None:
         resolve.topic(parts, topic)
         raise Problem(status, reason)

@@ -27,9 +27,8 @@ from api.http.problems import Problem
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor
 from api.service import Parts, Service
-from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, PartitionedTopic
 from storage.metadata.stats import CursorStanding
-from storage.metadata.tenancy_records import PartitionedTopic
 from storage.model import TopicName
 from storage.options.policies import TopicPolicies
 
@@ -113,7 +112,7 @@ def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: 
     found = topic_counts(parts, topic, lines=lines, precise=precise)
     if found is None:
         problem = resolve.not_found(parts, topic)
-        if parts.components.metadata.tenancy.partitioned(topic) is not None:
+        if parts.components.metadata.partitions.find(topic) is not None:
             whole = "it is a partitioned topic, ask for partitioned-stats or partitioned-internalStats"
             raise Problem(404, f"{problem.detail}: {whole}")
         raise problem
@@ -122,7 +121,7 @@ def of_topic(parts: Service, topic: TopicName, *, lines: bool = False, precise: 
 
 def partitioned(parts: Service, topic: TopicName) -> PartitionedTopic:
     """404 for one that is none."""
-    whole = parts.components.metadata.tenancy.partitioned(topic)
+    whole = parts.components.metadata.partitions.find(topic)
     if whole is None:
         raise Problem(404, f"Partitioned Topic not found: {topic} has zero partitions")
     return whole

@@ -143,7 +143,7 @@ def compact_topic(
 def _listed(components: Components, namespace: str | None) -> list[TopicName]:
     """The topics of a namespace, or all (None)."""
     metadata = components.metadata
-    topics = metadata.topics() if namespace is None else metadata.topics_in(namespace)
+    topics = metadata.topics.all() if namespace is None else metadata.topics.in_namespace(namespace)
     names = [topic.name for topic in topics]
     if not names:
         say("There are no topics." if namespace is None else f"The namespace {namespace} has no topics.")
@@ -242,7 +242,7 @@ class _Work:
                 topic = components.topic(name)
                 snapshot = topic.snapshot()
                 if for_a_run:
-                    check_not_paused(snapshot.topic, components.metadata.control.control(snapshot.topic.id))
+                    check_not_paused(snapshot.topic, components.metadata.compaction_state.get(snapshot.topic.id))
                 policies = self._policies(snapshot.topic)
                 new = not nothing_new(components.metadata, components.store, components.clock, snapshot, policies)
                 new = new or (for_a_run and _has_tail(topic))

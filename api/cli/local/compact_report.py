@@ -123,7 +123,7 @@ def _document(metadata: MetadataStore, outcome: Outcome) -> dict[str, object]:
     run = outcome.run
     if run is not None and outcome.error is not None:
         with suppress(CompactorError):  # the database is away: then this is not known
-            run = metadata.run(run.run_id)  # as it ended: failed, or cancelled
+            run = metadata.runs.get(run.run_id)  # as it ended: failed, or cancelled
     return (
         {
             "topic": str(outcome.topic),

@@ -35,9 +35,9 @@ def list_compactions(
         from storage.metadata.records import RunState
 
         metadata = components.metadata
-        found = metadata.all_runs(
+        found = metadata.runs.newest(
             limit,
-            topic_id=None if name is None else metadata.topic(name).id,
+            topic_id=None if name is None else metadata.topics.get(name).id,
             state=None if state is None else RunState(state.value),
         )
         now = components.clock.now_ms()
@@ -50,7 +50,7 @@ def show_compaction(context: typer.Context, run: Run, output: Output = OutputNam
     How far it is, its policies, its numbers and the time of each phase, and why it failed if it did.
     """
     with open_components(context.obj) as components:
-        record = components.metadata.run(run)
+        record = components.metadata.runs.get(run)
         name = components.metadata.snapshot(record.topic_id).topic.name
         document = run_document(name, record, components.clock.now_ms())
     show_run(document, output)
@@ -67,6 +67,6 @@ def cancel_compaction(
     compacts a topic again that is still due: `compactor-admin compactions pause` keeps it from that.
     """
     with open_for_writing(context.obj) as components:
-        record = components.metadata.cancel_run(run, reason)
+        record = components.metadata.runs.cancel(run, reason)
         name = components.metadata.snapshot(record.topic_id).topic.name
     put(f"Compaction run {run} of topic {name} cancelled")

@@ -47,7 +47,7 @@ def create_cursor(
     with open_for_writing(context.obj) as components:
         opened = components.topic(name)
         position = mark_delete_before(opened, first)
-        created = components.metadata.acknowledgements.create(opened.record.id, cursor, position, properties)
+        created = components.metadata.cursors.create(opened.record.id, cursor, position, properties)
     put(f"Cursor {cursor} of topic {name} created, {_mark(created)}")
 
 
@@ -56,7 +56,7 @@ def list_cursors(context: typer.Context, topic: Topic, output: Output = OutputNa
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
         opened = components.topic(name)
-        found = components.metadata.acknowledgements.summaries(opened.record.id)
+        found = components.metadata.cursors.summaries(opened.record.id)
         reader = opened.snapshot_reader()
         documents = [described(reader, record, summary) for record, summary in found]
     show(documents if output is OutputName.JSON else list(map(_for_people, documents)), output, _COLUMNS)
@@ -67,7 +67,7 @@ def show_cursor(context: typer.Context, topic: Topic, cursor: Cursor, output: Ou
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
         opened = components.topic(name)
-        found = components.metadata.acknowledgements.summary(opened.record.id, cursor)
+        found = components.metadata.cursors.summary(opened.record.id, cursor)
         document = described(opened.snapshot_reader(), *found)
     show(document if output is OutputName.JSON else _for_people(document), output)
 
@@ -87,7 +87,7 @@ def reset_cursor(
     with open_for_writing(context.obj) as components:
         opened = components.topic(name)
         position = mark_delete_before(opened, first)
-        moved = components.metadata.reset_cursor(opened.record.id, cursor, position)
+        moved = components.metadata.cursors.reset(opened.record.id, cursor, position)
     put(f"Cursor {cursor} of topic {name} reset, {_mark(moved)}")
 
 
@@ -106,7 +106,7 @@ def delete_cursor(
     """
     name = TopicName.parse(topic)
     with open_for_writing(context.obj) as components:
-        components.metadata.delete_cursor(components.metadata.topic(name).id, cursor, force)
+        components.metadata.cursors.delete(components.metadata.topics.get(name).id, cursor, force)
     put(f"Cursor {cursor} of topic {name} deleted")
 
 

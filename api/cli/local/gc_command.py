@@ -85,7 +85,7 @@ def _sweep(components: Components) -> None:
 def _of_topics(
     components: Components, collector: GarbageCollector, wanted: list[TopicName], dry_run: bool
 ) -> Iterator[Collected]:
-    for record in [components.metadata.topic(name) for name in wanted]:
+    for record in [components.metadata.topics.get(name) for name in wanted]:
         yield collector.collect(record, dry_run)
 
 

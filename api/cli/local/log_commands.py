@@ -86,7 +86,7 @@ def seal_segments(
             say(f"{topic_name} cannot be rolled: {reason}")
         wanted = [components.topic(name) for name in names] or [
             components.topic(record.name)
-            for record in components.metadata.log.topics_with_segments([SegmentState.ROLLED, SegmentState.SEALED])
+            for record in components.metadata.segments.topics_with([SegmentState.ROLLED, SegmentState.SEALED])
         ]
         left: list[CompactorError] = []
         for topic in wanted:
@@ -151,10 +151,10 @@ def _find(components: Components, ledger_id: int) -> tuple[TopicRecord, LedgerRe
     """The raw ledger, or the segment, of that id. Raises NotFound."""
     from storage.metadata.records import SegmentState
 
-    for topic in components.metadata.topics():
-        segments = components.metadata.log.segments(topic.id)
+    for topic in components.metadata.topics.all():
+        segments = components.metadata.segments.of_topic(topic.id)
         unsealed = [segment for segment in segments if segment.state is not SegmentState.SEALED]
-        pieces: list[LedgerRecord | SegmentRecord] = [*components.metadata.ledgers(topic.id), *unsealed]
+        pieces: list[LedgerRecord | SegmentRecord] = [*components.metadata.ledgers.of_topic(topic.id), *unsealed]
         for found in pieces:
             if found.ledger_id == ledger_id:
                 return topic, found

@@ -58,7 +58,7 @@ def topic_policies(
                 [scope], {policy: policies.shown(policy, value) for policy, value in wanted.items()}, removed
             )
         stored = metadata.policies
-        resolved = stored.resolved_around(scope) if name is None else stored.resolved(metadata.topic(name))
+        resolved = stored.resolved_around(scope) if name is None else stored.resolved(metadata.topics.get(name))
     found = policies_document(resolved)
     if output is OutputName.JSON:
         show({**subject, "policies": found}, output)
@@ -80,7 +80,7 @@ def _scope(metadata: MetadataStore, topic: TopicName | None, namespace: str | No
     from storage.metadata.policy_store import BROKER, namespace_scope, topic_scope
 
     if topic is not None:
-        return topic_scope(metadata.topic(topic)), {"topic": str(topic)}
+        return topic_scope(metadata.topics.get(topic)), {"topic": str(topic)}
     if namespace is not None:
         return namespace_scope(namespace), {"namespace": namespace}
     return BROKER, {"broker": True}

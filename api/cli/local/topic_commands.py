@@ -36,7 +36,7 @@ def create_topic(
         if partitions is None:
             components.metadata.tenancy.create_topic(name, given)
         else:
-            components.metadata.tenancy.create_partitioned(name, partitions, given)
+            components.metadata.partitions.create(name, partitions, given)
     of = "" if partitions is None else f" of {counted(partitions, 'partition')}"
     put(f"Topic {name}{of} created")
 
@@ -62,8 +62,7 @@ def delete_topic(
     if dry_run and yes:
         raise InvalidInput("--yes and --dry-run do not go together", "leave one of them out")
     with (open_for_writing if yes else open_components)(context.obj) as components:
-        tenancy = components.metadata.tenancy
-        partitioned = tenancy.partitioned(name)
+        partitioned = components.metadata.partitions.find(name)
         records = _records(components.metadata, name)
         messages, logical_bytes, cursors = 0, 0, 0
         for record in records:
@@ -71,11 +70,11 @@ def delete_topic(
             messages += sum(ledger.messages for ledger in snapshot.ledgers)
             messages += sum(segment.content.messages for segment in snapshot.segments if segment.content)
             logical_bytes += sum(ledger.logical_bytes for ledger in snapshot.ledgers)
-            cursors += len(components.metadata.cursors(record.id))
+            cursors += len(components.metadata.cursors.of_topic(record.id))
         if yes and partitioned is not None:
-            tenancy.delete_partitioned(name, force)
+            components.metadata.partitions.delete(name, force)
         elif yes:
-            tenancy.delete_topic(records[0].id, force=force)
+            components.metadata.tenancy.delete_topic(records[0].id, force=force)
     partitions = "" if partitioned is None else f" of {counted(partitioned.partitions, 'partition')}"
     lost = f"{counted(messages, 'message')} ({size(logical_bytes)} in ledgers), {counted(cursors, 'cursor')}"
     put(f"Topic {name}{partitions} {'deleted' if yes else 'would be deleted'}: {lost}")
@@ -103,22 +102,26 @@ def release_lease(
 
         held = False
         for record in _records(components.metadata, name):
-            lease = components.metadata.log.end_lease(record.id, force=force, dry_run=not yes)
+            lease = components.metadata.leases.end(record.id, force=force, dry_run=not yes)
             if lease is None:
                 put(f"Topic {record.name}: no process owns its lease")
                 continue
             held = True
             verb = "released" if yes else "would be released"
-            put(f"Topic {record.name}: the lease of {lease.holder}, until {shown_time(lease.expires_at)}, {verb}")
+            put(f"Topic {record.name}: the lease of {lease.owner}, until {shown_time(lease.expires_at)}, {verb}")
     if held and not yes:
         say("Nothing was released: make sure that the owner is dead, and give --yes")
 
 
 def _records(metadata: MetadataStore, name: TopicName) -> list[TopicRecord]:
     """The topic, or the partitions of the partitioned topic of that name. Raises TopicNotFound."""
-    if metadata.tenancy.partitioned(name) is None:
-        return [metadata.topic(name)]
-    return [record for record in metadata.topics_in(f"{name.tenant}/{name.namespace}") if _is_of(record.name, name)]
+    if metadata.partitions.find(name) is None:
+        return [metadata.topics.get(name)]
+    return [
+        record
+        for record in metadata.topics.in_namespace(f"{name.tenant}/{name.namespace}")
+        if _is_of(record.name, name)
+    ]
 
 
 def _is_of(partition: TopicName, name: TopicName) -> bool:

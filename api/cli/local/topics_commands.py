@@ -32,8 +32,8 @@ def list_topics(context: typer.Context, output: Output = OutputName.TABLE) -> No
         from compactor.scheduling.backlog import unsealed
         from storage.metadata.records import SegmentState
 
-        summaries = components.metadata.topic_summaries()
-        written = components.metadata.log.topics_with_segments([SegmentState.OPEN, SegmentState.ROLLED])
+        summaries = components.metadata.topics.summaries()
+        written = components.metadata.segments.topics_with([SegmentState.OPEN, SegmentState.ROLLED])
         tails = {
             topic.name: unsealed(components.log, components.metadata.snapshot(topic.id)).messages for topic in written
         }

@@ -44,7 +44,7 @@ def trim_topic(
     with (open_components if dry_run else open_for_writing)(context.obj) as components:
         from compactor.maintenance.retention import Retention
 
-        record = components.metadata.topic(name)
+        record = components.metadata.topics.get(name)
         retention = Retention(components.metadata, components.store, components.clock, components.log)
         if position is None:
             trimmed = retention.apply(record, dry_run=dry_run, force=force)

@@ -39,7 +39,7 @@ def verify_topic(
     """
     name = TopicName.parse(topic)
     with open_components(context.obj) as components:
-        components.metadata.topic(name)  # an unknown topic is an error before Spark starts
+        components.metadata.topics.get(name)  # an unknown topic is an error before Spark starts
         from compactor.verify.verify import Verifier
 
         with spark_engine(context.obj) as engine:

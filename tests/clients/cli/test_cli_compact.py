@@ -69,7 +69,7 @@ def topics(compactor_command: Compactor, folder: Path) -> tuple[str, ...]:
 
 def runs(topic: str) -> list[RunRecord]:
     with open_components(Settings.load()) as components:
-        return components.metadata.runs(components.metadata.topic(TopicName.parse(topic)).id, 100)
+        return components.metadata.runs.of_topic(components.metadata.topics.get(TopicName.parse(topic)).id, 100)
 
 
 def compacted(*topics: str) -> list[bool]:
@@ -144,8 +144,8 @@ def test_a_bad_topic_fails_alone_and_the_first_one_gives_the_exit_code(
     compactor_command: Compactor, topics: tuple[str, ...], engine: Recording
 ) -> None:
     with open_components(Settings.load()) as components:
-        record = components.metadata.topic(TopicName.parse("b"))
-        components.metadata.claim_run(record.id, "otherhost:4711:cafe", {}, 600_000)
+        record = components.metadata.topics.get(TopicName.parse("b"))
+        components.metadata.runs.claim(record.id, "otherhost:4711:cafe", {}, 600_000)
     for path in files_of_ledgers(topics[2]):
         path.unlink()
     args = ["--topic", topics[2], "--topic", "b", "--topic", "nope", "--topic", "a"]
@@ -173,8 +173,8 @@ def test_a_run_that_is_cancelled_while_it_works(
 ) -> None:
     def cancel() -> None:
         with open_components(Settings.load()) as components:
-            for _, running in components.metadata.all_runs(1, state=RunState.RUNNING):
-                components.metadata.cancel_run(running.run_id, "too much load")
+            for _, running in components.metadata.runs.newest(1, state=RunState.RUNNING):
+                components.metadata.runs.cancel(running.run_id, "too much load")
 
     engine.during = cancel
     compactor_command("compact-topic", "--topic", "a").refused(

@@ -23,10 +23,10 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def paused(times: int) -> None:
     """`t` is paused so often from now on."""
     with open_components(Settings.load()) as components:
-        control, topic = components.metadata.control, components.topic(TopicName.parse("t")).record.id
-        for _ in range(control.control(topic).paused, times):
+        control, topic = components.metadata.compaction_state, components.topic(TopicName.parse("t")).record.id
+        for _ in range(control.get(topic).paused, times):
             control.pause(topic)
-        for _ in range(times, control.control(topic).paused):
+        for _ in range(times, control.get(topic).paused):
             control.resume(topic)
 
 

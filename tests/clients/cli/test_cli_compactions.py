@@ -42,8 +42,10 @@ def claim(topic: str, **progress: object) -> RunRecord:
     """A run of another process, which has said this of its progress."""
     with open_components(Settings.load()) as components:
         metadata = components.metadata
-        run = metadata.claim_run(metadata.topic(TopicName.parse(topic)).id, "otherhost:4711:cafe", {}, HEARTBEAT_MS)
-        metadata.heartbeat_runs([run], {run.run_id: progress})
+        run = metadata.runs.claim(
+            metadata.topics.get(TopicName.parse(topic)).id, "otherhost:4711:cafe", {}, HEARTBEAT_MS
+        )
+        metadata.runs.heartbeat([run], {run.run_id: progress})
         return run
 
 
@@ -91,7 +93,7 @@ def test_show_a_run_that_is_done(compactor_command: Compactor, history: str, in_
     compactor_command("compact-topic", "--topic", history, "--key-ttl", "36500d").done()
     shown = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
     with open_components(Settings.load()) as components:
-        run = components.metadata.run(1)
+        run = components.metadata.runs.get(1)
     assert shown == {
         "run": 1,
         "topic": "persistent://public/default/t",
@@ -111,7 +113,7 @@ def test_show_a_run_that_is_done(compactor_command: Compactor, history: str, in_
         "horizon_offset": 5,
         "epoch": 1,
         "attempt": run.attempt_id,
-        "holder": run.holder,
+        "holder": run.owner,
         "policies": run.policies,
         "statistics": run.statistics,
     }
@@ -190,7 +192,7 @@ def run_in_phase(process: subprocess.Popen[str], phase: str) -> RunRecord:
     deadline = time.monotonic() + 200
     with open_components(Settings.load()) as components:
         while time.monotonic() < deadline:
-            for _, run in components.metadata.all_runs(1, state=RunState.RUNNING):
+            for _, run in components.metadata.runs.newest(1, state=RunState.RUNNING):
                 if run.phase == phase and "tasks_total" in run.statistics:
                     return run
             with suppress(subprocess.TimeoutExpired):
@@ -257,7 +259,7 @@ def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
         """As if the worker had died so long ago."""
         then = ManualClock(storage.clock.SystemClock().now_ms() - milliseconds_ago)
         metadata = MetadataStore(Settings.load().database_url, then)
-        assert metadata.heartbeat_runs([run]) == []
+        assert metadata.runs.heartbeat([run]) == []
         metadata.close()
 
     def expired() -> bool:
@@ -267,12 +269,12 @@ def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
 
     last_sign(-60_000)
     assert not expired()
-    compactor_command("compact-topic", "--topic", topic).refused(4, "run 1", run.holder)
+    compactor_command("compact-topic", "--topic", topic).refused(4, "run 1", run.owner)
     last_sign(HEARTBEAT_MS)
     assert expired()
     done = compactor_command("compact-topic", "--topic", topic).done()
     assert " complete. Compacted to ledger " in done.stdout
     assert states(compactor_command) == [(2, "SUCCESS"), (1, "ERROR")]
     shown = json.loads(compactor_command("compactions", "show", "1", "--output", "json").done().stdout)
-    assert shown["error"] == f"its worker {run.holder} stopped answering; taken over by run 2"
+    assert shown["error"] == f"its worker {run.owner} stopped answering; taken over by run 2"
     assert len(compactor_command("read", topic, "--read-compacted").messages) == 300

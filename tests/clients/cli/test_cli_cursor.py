@@ -64,16 +64,16 @@ def test_a_compacted_reader_holds_tombstones(compactor_command: Compactor, topic
     compactor_command("cursor", "create", topic, "raw", "--at", "2").done()
     compactor_command("cursor", "create", topic, "compacted", "--at", "4", "--read-compacted").done()
     assert show(compactor_command, topic, "compacted")["properties"] == {"readCompacted": "true"}
-    assert metadata.cursor_floor(metadata.topic(TopicName.parse(topic)).id) == 3
+    assert metadata.cursors.compacted_floor(metadata.topics.get(TopicName.parse(topic)).id) == 3
     metadata.close()
 
 
 def test_list_and_show(compactor_command: Compactor, topic: str, ids: list[str], metadata: MetadataStore) -> None:
     compactor_command("cursor", "create", topic, "b", "--at", "1", "--read-compacted").done()
     compactor_command("cursor", "create", topic, "a", "--at", "earliest").done()
-    topic_id = metadata.topic(TopicName.parse(topic)).id
-    life = metadata.acknowledgements.load(topic_id, "b", 1 << 20).life
-    metadata.acknowledgements.merge(topic_id, "b", life, None, {0: BitMap([3, 4, 7])})
+    topic_id = metadata.topics.get(TopicName.parse(topic)).id
+    life = metadata.cursors.load(topic_id, "b", 1 << 20).incarnation
+    metadata.cursors.merge(topic_id, "b", life, None, {0: BitMap([3, 4, 7])})
     metadata.close()
     documents = json.loads(compactor_command("cursor", "list", topic, "--output", "json").done().stdout)
     stored = documents[1].pop("stored_bytes")
@@ -135,9 +135,9 @@ def test_a_compacted_ledger_without_its_raw_messages_is_kept(
 ) -> None:
     """R8: without it, messages would be lost."""
     compactor_command("compact-topic", "--topic", topic).done()
-    record = metadata.topic(TopicName.parse(topic))
-    ledgers = [ledger.ledger_id for ledger in metadata.ledgers(record.id)]
-    metadata.log.trim(record.id, 9, ledgers, force=True, keep_start=True)
+    record = metadata.topics.get(TopicName.parse(topic))
+    ledgers = [ledger.ledger_id for ledger in metadata.ledgers.of_topic(record.id)]
+    metadata.trimming.trim(record.id, 9, ledgers, force=True, keep_start=True)
     metadata.close()
     refused = compactor_command("cursor", "delete", topic, "__compaction")
     refused.refused(4, "raw messages", "only in compacted ledger", "force")

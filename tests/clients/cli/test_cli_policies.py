@@ -35,7 +35,7 @@ def shown(result: Ran) -> dict[str, Any]:
 
 def runs(topic: str) -> list[RunRecord]:
     with open_components(Settings.load()) as components:
-        return components.metadata.runs(components.metadata.topic(TopicName.parse(topic)).id, 100)
+        return components.metadata.runs.of_topic(components.metadata.topics.get(TopicName.parse(topic)).id, 100)
 
 
 def test_the_nearest_scope_counts(compactor_command: Compactor, topic: str) -> None:

@@ -292,12 +292,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 def hold_lease(topic: str, milliseconds: int) -> Callable[[], None]:
     """Another process is importing into the topic; call the answer to end it."""
     with open_components(Settings.load()) as components:
-        record = components.metadata.topic(TopicName.parse(topic))
-        lease = components.metadata.acquire_lease(record.id, "otherhost:4711:cafe", milliseconds)
+        record = components.metadata.topics.get(TopicName.parse(topic))
+        lease = components.metadata.leases.acquire(record.id, "otherhost:4711:cafe", milliseconds)
 
     def end() -> None:
         with open_components(Settings.load()) as components:
-            components.metadata.release_lease(lease)
+            components.metadata.leases.release(lease)
 
     return end
 
@@ -352,8 +352,8 @@ def test_a_second_compaction_is_refused_and_names_the_first(
     compactor_command: Compactor, history: str, in_process_engine: None
 ) -> None:
     with open_components(Settings.load()) as components:
-        record = components.metadata.topic(TopicName.parse(history))
-        components.metadata.claim_run(record.id, "otherhost:4711:cafe", {}, 600_000)
+        record = components.metadata.topics.get(TopicName.parse(history))
+        components.metadata.runs.claim(record.id, "otherhost:4711:cafe", {}, 600_000)
     compactor_command("compact-topic", "--topic", history).refused(4, "otherhost:4711:cafe")
 
 

@@ -147,9 +147,9 @@ def test_why_a_run_failed_is_told_in_full_to_superusers_only(client: TestClient)
     assert client.post(grant, json=["compact"], headers=root).status_code == 204
     metadata = cast(Any, client.app).state.service.components.metadata
     error = recorded(Unavailable("cannot read object x of bucket acme at minio.internal", "try again"))
-    record = metadata.topic(TopicName.parse("persistent://public/default/fails"))
-    metadata.fail_run(metadata.claim_run(record.id, "one", {}, 1000), error)
-    metadata.control.failed(record.id, error, 0)
+    record = metadata.topics.get(TopicName.parse("persistent://public/default/fails"))
+    metadata.runs.fail(metadata.runs.claim(record.id, "one", {}, 1000), error)
+    metadata.compaction_state.record_failure(record.id, error, 0)
     for path, named in (("compaction", "lastError"), ("compaction/control", "last_error"), ("compactions", "error")):
         for headers, full in ((clerk, False), (root, True)):
             found = client.get(f"{topic}/{path}", headers=headers).json()
@@ -215,8 +215,8 @@ def test_who_may_compact_a_topic_may_show_follow_and_cancel_its_runs(client: Tes
         assert client.put(f"/admin/v2/tenants/{name}", json=tenant, headers=root).status_code == 204
         assert client.put(f"/admin/v2/namespaces/{name}/orders", headers=root).status_code == 204
         assert client.put(f"/admin/v2/persistent/{name}/orders/paid", headers=root).status_code == 204
-        topic = metadata.topic(TopicName(name, "orders", "paid"))
-        runs[name] = metadata.claim_run(topic.id, "nobody", {}, 60_000).run_id
+        topic = metadata.topics.get(TopicName(name, "orders", "paid"))
+        runs[name] = metadata.runs.claim(topic.id, "nobody", {}, 60_000).run_id
     grant = "/admin/v2/namespaces/shop/orders/permissions/"
     for role, action in (("clerk", "compact"), ("reader", "consume")):
         assert client.post(grant + role, json=[action], headers=root).status_code == 204

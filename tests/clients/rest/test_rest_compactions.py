@@ -24,7 +24,7 @@ from tests.workbench import Workbench, store_policy
 def claimed(topic: RestTopic) -> RunRecord:
     """A run that some worker has begun."""
     record = topic.served.topic(topic.name).record
-    return topic.served.service.components.metadata.claim_run(record.id, "elsewhere:1:ab", {}, 60_000)
+    return topic.served.service.components.metadata.runs.claim(record.id, "elsewhere:1:ab", {}, 60_000)
 
 
 def test_history(rest_topic: RestTopic, served: Served) -> None:
@@ -87,9 +87,9 @@ def test_progress_is_told_until_the_run_ends(
         served.service.runs,
         lambda: None,
         lambda: None,
-        lambda: metadata.update_run(run, phase="phase one", statistics={"tasks_done": 1, "tasks_total": 4}),
-        lambda: metadata.heartbeat_runs([run], {run.run_id: {"phase": "phase one", "tasks_done": 3}}),
-        lambda: metadata.cancel_run(run.run_id, "enough"),
+        lambda: metadata.runs.update(run, phase="phase one", statistics={"tasks_done": 1, "tasks_total": 4}),
+        lambda: metadata.runs.heartbeat([run], {run.run_id: {"phase": "phase one", "tasks_done": 3}}),
+        lambda: metadata.runs.cancel(run.run_id, "enough"),
     )
     monkeypatch.setattr(served.service, "runs", scripted)
     answer = served.client.get(f"/admin/v2/compactions/{run.run_id}/events")
@@ -114,7 +114,7 @@ def test_a_run_that_has_ended_is_told_at_once(rest_topic: RestTopic, served: Ser
 def test_many_watchers_share_a_read(bench: Workbench) -> None:
     clock = bench.clock
     assert isinstance(clock, ManualClock)
-    run = bench.metadata.claim_run(bench.topic().record.id, "h", {}, 60_000)
+    run = bench.metadata.runs.claim(bench.topic().record.id, "h", {}, 60_000)
     reports = RunSingleFlight(bench.metadata, clock, Pool(WaitsFor.DATABASE, 4, 30_000, clock))
 
     async def watch() -> list[dict[str, Any]]:
@@ -156,7 +156,7 @@ def test_pause_and_resume(rest_topic: RestTopic, served: Served) -> None:
 
 def test_failing_topics_are_shown(rest_topic: RestTopic, served: Served) -> None:
     record = served.topic(rest_topic.name).record
-    served.service.components.metadata.control.failed(record.id, "the workers are away", 17)
+    served.service.components.metadata.compaction_state.record_failure(record.id, "the workers are away", 17)
     failing = served.ask("GET", "/admin/v2/compactions/scheduler").json()["failing"]
     (found,) = [one for one in failing if one["topic"] == rest_topic.name]
     assert (found["failures"], found["last_error"]) == (1, "the workers are away")
@@ -274,10 +274,10 @@ def test_a_lease_is_released_when_told_to(rest_topic: RestTopic) -> None:
     rest_topic.served.service.producers.close_topic(rest_topic.served.topic(rest_topic.name).record.id)
     metadata = rest_topic.served.service.components.metadata
     assert rest_topic.ask("POST", "/release-lease").json()[0]["owner"] is None
-    lease = metadata.acquire_lease(rest_topic.served.topic(rest_topic.name).record.id, "elsewhere:7:aa", 60_000)
+    lease = metadata.leases.acquire(rest_topic.served.topic(rest_topic.name).record.id, "elsewhere:7:aa", 60_000)
     for wanted in (None, {}, {"force": True}, {"dryRun": False}):
         (report,) = rest_topic.ask("POST", "/release-lease", wanted).json()
-        assert (report["owner"], report["expires_at"]) == (lease.holder, lease.expires_at)
+        assert (report["owner"], report["expires_at"]) == (lease.owner, lease.expires_at)
         assert report["dry_run"] == (wanted != {"dryRun": False})
     assert rest_topic.ask("POST", "/release-lease", {"yes": True}).status_code == 400
     rest_topic.put(b="2")

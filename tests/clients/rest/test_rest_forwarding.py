@@ -15,7 +15,7 @@ from api.app import make_app
 from api.http.owner_proxy import FORWARDED, OwnerProxy
 from api.service import running
 from api.settings.settings import Settings
-from storage.metadata.compaction_state_records import ServiceRecord
+from storage.metadata.records import ServiceRecord
 from tests.clients.rest.conftest import RestTopic, assert_refused
 from tests.serving import Served, TestClient
 
@@ -55,7 +55,7 @@ class Two:
 def known(served: Served, name: str = "first:1:aa", url: str = URL) -> None:
     """Say that a service with the log directory of `served` lives."""
     components = served.service.components
-    components.metadata.services.beat(ServiceRecord(name, url, components.log.uid, 1, 1))
+    components.metadata.services.heartbeat(ServiceRecord(name, url, components.log.uid, 1, 1))
 
 
 @pytest.fixture(scope="module")
@@ -199,10 +199,10 @@ def test_a_reader_that_waits_goes_on_when_another_service_appends(
 def test_a_writer_that_is_no_service_is_named_with_what_to_do(two: Two, rest_topic: RestTopic) -> None:
     """A `compactor produce` that stays open never finishes: that it should be waited for would be no advice."""
     metadata = two.first.service.components.metadata
-    lease = metadata.acquire_lease(rest_topic.served.topic(rest_topic.name).record.id, "there:4711:cafe", 60_000)
+    lease = metadata.leases.acquire(rest_topic.served.topic(rest_topic.name).record.id, "there:4711:cafe", 60_000)
     path = f"/topics{rest_topic.path[9:]}"
     answer = two.first.ask("POST", path, '{"messages": [{"payload": "v"}]}')
-    metadata.release_lease(lease)
+    metadata.leases.release(lease)
     reason = answer.json()["reason"]
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     assert reason.startswith(f"there:4711:cafe is writing to {rest_topic.name}, and is no live service")
@@ -211,7 +211,7 @@ def test_a_writer_that_is_no_service_is_named_with_what_to_do(two: Two, rest_top
 
 def test_the_holder_of_the_lease_is_asked_if_it_is_a_service(two: Two, rest_topic: RestTopic) -> None:
     metadata = two.first.service.components.metadata
-    lease = metadata.acquire_lease(rest_topic.served.topic(rest_topic.name).record.id, f"{ELSEWHERE}:ab", 60_000)
+    lease = metadata.leases.acquire(rest_topic.served.topic(rest_topic.name).record.id, f"{ELSEWHERE}:ab", 60_000)
     body = '{"messages": [{"payload": "v"}]}'
     path = f"/topics{rest_topic.path[9:]}"
     refused = two.second.ask("POST", path, body)
@@ -223,7 +223,7 @@ def test_the_holder_of_the_lease_is_asked_if_it_is_a_service(two: Two, rest_topi
     assert two.second.ask("POST", path, body).status_code == 503
     assert [request.url.path for request in two.transport.requests] == [path]
     metadata.services.leave(f"{ELSEWHERE}:cd")
-    metadata.release_lease(lease)
+    metadata.leases.release(lease)
 
 
 def test_each_partition_goes_where_it_lies(two: Two) -> None:

@@ -93,9 +93,9 @@ def test_a_failed_run_in_the_stats(rest_topic: RestTopic) -> None:
     _append(rest_topic, 2)
     rest_topic.compact()
     record = rest_topic.served.topic(rest_topic.name).record
-    run = metadata.claim_run(record.id, "worker", {}, 30_000)
+    run = metadata.runs.claim(record.id, "worker", {}, 30_000)
     before = _stats(rest_topic)["compaction"]
-    metadata.fail_run(run, "the workers are away")
+    metadata.runs.fail(run, "the workers are away")
     after = _stats(rest_topic)["compaction"]
     assert after["lastCompactionFailedTimestamp"] > 0 == before["lastCompactionFailedTimestamp"]
     assert after["lastCompactionSucceedTimestamp"] == before["lastCompactionSucceedTimestamp"]
@@ -108,9 +108,9 @@ def test_backlogs_are_counted_as_they_are_asked_for(rest_topic: RestTopic) -> No
     _append(rest_topic, 10)
     metadata = rest_topic.served.service.components.metadata
     record = rest_topic.served.topic(rest_topic.name).record
-    metadata.acknowledgements.create(record.id, "s", None, {"readCompacted": "true"})
-    life = metadata.acknowledgements.load(record.id, "s", 1 << 20).life
-    metadata.acknowledgements.merge(record.id, "s", life, None, {0: BitMap([2, 3, 7])})
+    metadata.cursors.create(record.id, "s", None, {"readCompacted": "true"})
+    life = metadata.cursors.load(record.id, "s", 1 << 20).incarnation
+    metadata.cursors.merge(record.id, "s", life, None, {0: BitMap([2, 3, 7])})
     plain = _stats(rest_topic)["subscriptions"]["s"]
     assert (plain["msgBacklog"], plain["earliestMsgPublishTimeInBacklog"]) == (10, 0)
     assert plain["subscriptionProperties"] == {"readCompacted": "true"}
@@ -132,7 +132,7 @@ def test_a_partitioned_topic_is_the_sum_of_its_partitions(served: Served) -> Non
         partition = RestTopic(served, f"{whole.local}-partition-{number}")
         _append(partition, count)
         for cursor in ("s", "__compaction"):
-            served.service.components.metadata.create_cursor(served.topic(partition.name).record.id, cursor)
+            served.service.components.metadata.cursors.ensure(served.topic(partition.name).record.id, cursor)
     stats = whole.ask("GET", "/partitioned-stats").json()
     assert stats["msgInCounter"] == 7
     assert stats["metadata"] == {"partitions": 3, "deleted": False}
@@ -160,7 +160,7 @@ def test_a_segment_in_another_log_directory_is_not_read(rest_topic: RestTopic) -
     rest_topic.put(a="1", b="2")
     components = rest_topic.served.service.components
     record = rest_topic.served.topic(rest_topic.name).record
-    (segment,) = components.metadata.log.segments(record.id)
+    (segment,) = components.metadata.segments.of_topic(record.id)
     found = unsealed_end(components.log, record, segment)
     assert found is not None
     assert (found.next_offset, found.entries) == (2, 2)

@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 
 from storage.errors import Unavailable
 from storage.metadata import policy_store
-from storage.metadata.compaction_state_records import SERVICE_DEAD_MS, ServiceRecord
-from storage.metadata.service_store import ServiceStore
+from storage.metadata.records import SERVICE_DEAD_MS, ServiceRecord
+from storage.metadata.services import ServiceStore
 from tests.clocks import ManualClock
 from tests.serving import Served
 
@@ -295,7 +295,7 @@ def test_only_services_that_live_are_brokers(served: Served) -> None:
     metadata, now = served.service.components.metadata, served.service.components.clock.now_ms()
     for name, silent_ms in (("live:1:aa", SERVICE_DEAD_MS // 2), ("killed:1:aa", SERVICE_DEAD_MS)):
         store = ServiceStore(metadata.services._database, ManualClock(now - silent_ms))
-        store.beat(ServiceRecord(name, f"http://{name[:-3]}", None, 0, 0))
+        store.heartbeat(ServiceRecord(name, f"http://{name[:-3]}", None, 0, 0))
     try:
         assert _get(served, "/brokers") == _get(served, "/brokers/standalone") == ["live:1"]
         assert [one["name"] for one in _get(served, "/compactions/scheduler")["services"]] == ["live:1:aa"]

@@ -13,7 +13,7 @@ import pytest
 from api.admin.compaction.trigger import summed
 from compactor.scheduling.status import CompactionStatus, StatusAndError
 from storage.errors import TopicNotFound
-from storage.metadata.compaction_state_records import ServiceRecord
+from storage.metadata.records import ServiceRecord
 from storage.model import TopicName
 from tests.clients.rest.conftest import RestTopic, assert_refused
 from tests.serving import Served
@@ -150,17 +150,17 @@ def test_numbers_of_partitions_that_are_refused(served: Served, body: str, statu
 def test_a_topic_that_an_import_writes_is_deleted_only_by_force(rest_topic: RestTopic) -> None:
     metadata = rest_topic.served.service.components.metadata
     record = rest_topic.served.topic(rest_topic.name).record
-    lease = metadata.acquire_lease(record.id, "elsewhere:7:import", 60_000)
+    lease = metadata.leases.acquire(record.id, "elsewhere:7:import", 60_000)
     assert_refused(rest_topic.ask("DELETE"), 412, "1 producers")
     assert rest_topic.ask("DELETE", "?force=true").status_code == 204
     with pytest.raises(TopicNotFound):
-        metadata.renew_lease(lease, 60_000)
+        metadata.leases.renew(lease, 60_000)
 
 
 def test_a_partitioned_topic_that_an_import_writes_is_deleted_only_by_force(whole: RestTopic) -> None:
     metadata = whole.served.service.components.metadata
     record = whole.served.topic(_partition(whole, 1).name).record
-    metadata.acquire_lease(record.id, "elsewhere:7:import", 60_000)
+    metadata.leases.acquire(record.id, "elsewhere:7:import", 60_000)
     assert whole.ask("DELETE", "/partitions").status_code == 412
     assert _partition(whole, 0).ask("GET", "/stats").status_code == 200
     assert whole.ask("DELETE", "/partitions?force=true").status_code == 204
@@ -170,9 +170,9 @@ def test_a_partitioned_topic_that_an_import_writes_is_deleted_only_by_force(whol
 def test_a_topic_that_a_service_writes_is_deleted_at_once(rest_topic: RestTopic) -> None:
     metadata = rest_topic.served.service.components.metadata
     record = rest_topic.served.topic(rest_topic.name).record
-    metadata.services.beat(ServiceRecord("there:9:aa", "http://there:8080", None, 0, 0))
+    metadata.services.heartbeat(ServiceRecord("there:9:aa", "http://there:8080", None, 0, 0))
     try:
-        metadata.acquire_lease(record.id, "there:9:bb", 60_000)
+        metadata.leases.acquire(record.id, "there:9:bb", 60_000)
         found = rest_topic.served.ask("GET", f"/lookup/v2/topic/persistent/public/default/{rest_topic.local}")
         assert found.json() == {
             "brokerUrl": "pulsar://there:6650",
@@ -291,7 +291,7 @@ def test_a_partitioned_topic_with_a_paused_partition_is_not_compacted(whole: Res
 
 def test_a_topic_that_is_paused_is_not_compacted(rest_topic: RestTopic) -> None:
     metadata = rest_topic.served.service.components.metadata
-    metadata.control.pause(rest_topic.served.topic(rest_topic.name).record.id)
+    metadata.compaction_state.pause(rest_topic.served.topic(rest_topic.name).record.id)
     assert_refused(rest_topic.ask("PUT", "/compaction"), 409, "paused")
 
 

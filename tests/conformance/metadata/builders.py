@@ -44,16 +44,16 @@ def ledger(ledger_id: int, first_offset: int, messages: int, attempt_id: str) ->
 
 def append(store: MetadataStore, topic: TopicRecord, *counts: int) -> list[LedgerRecord]:
     """Append ledgers of so many messages each, in one transaction, as an import would."""
-    lease = store.acquire_lease(topic.id, "appender", TTL)
-    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "appender")
-    first_id = store.allocate_ledger_ids(len(counts))
-    offset = store.topic(topic.name).next_offset
+    lease = store.leases.acquire(topic.id, "appender", TTL)
+    attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "appender")
+    first_id = store.ledgers.allocate_ids(len(counts))
+    offset = store.topics.get(topic.name).next_offset
     made = []
     for number, count in enumerate(counts):
         made.append(ledger(first_id + number, offset, count, attempt.attempt_id))
         offset += count
-    store.append_ledgers(lease, made)
-    store.release_lease(lease)
+    store.ledgers.append(lease, made)
+    store.leases.release(lease)
     return made
 
 
@@ -62,12 +62,12 @@ def end_of(record: LedgerRecord) -> Position:
 
 
 def claim(store: MetadataStore, topic: TopicRecord, holder: str = "worker", ttl_ms: int = TTL) -> RunRecord:
-    return store.claim_run(topic.id, holder, {"threshold": 5, "lag": None, "ratio": 0.5}, ttl_ms)
+    return store.runs.claim(topic.id, holder, {"threshold": 5, "lag": None, "ratio": 0.5}, ttl_ms)
 
 
 def compacted(store: MetadataStore, run: RunRecord, generation: int, horizon: Position) -> CompactedLedgerRecord:
     """A compacted ledger as the run would write it, of the given generation."""
-    ledger_id = store.allocate_ledger_ids(1)
+    ledger_id = store.ledgers.allocate_ids(1)
     return CompactedLedgerRecord(
         ledger_id=ledger_id,
         generation=generation,
@@ -88,7 +88,7 @@ def publish_all(store: MetadataStore, topic: TopicRecord) -> RunRecord:
     snapshot = store.snapshot(topic.id)
     generation = snapshot.topic.generation
     new = compacted(store, run, generation + 1, end_of(snapshot.ledgers[-1]))
-    return store.publish(run, generation, new, {"survivors": 2})
+    return store.publishing.publish(run, generation, new, {"survivors": 2})
 
 
 def emptied(record: CompactedLedgerRecord) -> CompactedLedgerRecord:

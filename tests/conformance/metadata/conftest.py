@@ -75,4 +75,4 @@ def store(database_url: URL, open_store: OpenStore) -> MetadataStore:
 
 @pytest.fixture
 def topic(store: MetadataStore) -> TopicRecord:
-    return store.create_topic(TopicName.parse("orders"))
+    return store.tenancy.ensure_topic(TopicName.parse("orders"))

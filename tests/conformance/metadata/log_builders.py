@@ -29,15 +29,15 @@ LOG_UID = "ab" * 16
 
 @contextmanager
 def leased(store: MetadataStore, topic: TopicRecord, holder: str = "writer") -> Iterator[Lease]:
-    lease = store.acquire_lease(topic.id, holder, TTL)
+    lease = store.leases.acquire(topic.id, holder, TTL)
     yield lease
-    store.release_lease(lease)
+    store.leases.release(lease)
 
 
 def new_segment(store: MetadataStore, topic: TopicRecord, log_uid: str = LOG_UID) -> SegmentRecord:
     """One that may be opened now."""
-    first = store.topic(topic.name).next_offset
-    return SegmentRecord(store.allocate_ledger_ids(1), first, log_uid, SegmentState.OPEN, created_at=BIG)
+    first = store.topics.get(topic.name).next_offset
+    return SegmentRecord(store.ledgers.allocate_ids(1), first, log_uid, SegmentState.OPEN, created_at=BIG)
 
 
 def content(segment: SegmentRecord, messages: int, entries: int = 1) -> SegmentContent:
@@ -55,7 +55,7 @@ def content(segment: SegmentRecord, messages: int, entries: int = 1) -> SegmentC
 
 def opened(store: MetadataStore, lease: Lease, topic: TopicRecord) -> SegmentRecord:
     segment = new_segment(store, topic)
-    store.log.open_segment(lease, segment)
+    store.segments.open(lease, segment)
     return segment
 
 
@@ -65,7 +65,7 @@ def rolled(store: MetadataStore, topic: TopicRecord, *counts: int) -> list[Segme
     with leased(store, topic) as lease:
         for count in counts:
             segment = opened(store, lease, topic)
-            made.append(store.log.roll_segment(lease, segment.ledger_id, content(segment, count)))
+            made.append(store.segments.roll(lease, segment.ledger_id, content(segment, count)))
     return made
 
 
@@ -79,16 +79,16 @@ def ledger_of(segment: SegmentRecord, attempt: Attempt) -> LedgerRecord:
 def claimed(
     store: MetadataStore, topic: TopicRecord, holder: str = "sealer", log_uid: str = LOG_UID
 ) -> tuple[SegmentRecord, Attempt]:
-    found = store.log.claim_sealing(topic.id, holder, log_uid, TTL)
+    found = store.sealing.claim(topic.id, holder, log_uid, TTL)
     assert found is not None
     return found
 
 
 def seal_all(store: MetadataStore, topic: TopicRecord) -> list[LedgerRecord]:
     made = []
-    while (found := store.log.claim_sealing(topic.id, "sealer", LOG_UID, TTL)) is not None:
+    while (found := store.sealing.claim(topic.id, "sealer", LOG_UID, TTL)) is not None:
         made.append(ledger_of(*found))
-        store.log.seal_segment(found[1], made[-1])
+        store.sealing.seal(found[1], made[-1])
     return made
 
 
@@ -96,9 +96,9 @@ def state(store: MetadataStore, topic: TopicRecord) -> tuple[object, ...]:
     """All that changes of the log may touch."""
     return (
         store.snapshot(topic.id),
-        store.referenced(topic.id),
-        store.log.segments(topic.id),
-        store.log.roll_requested(topic.id),
+        store.pins.referenced(topic.id),
+        store.segments.of_topic(topic.id),
+        store.segments.roll_requested(topic.id),
     )
 
 

@@ -29,54 +29,54 @@ NOBODY = 10**9
 
 
 def test_attempts_are_listed_the_oldest_first(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    assert store.attempts(topic.id) == []
-    other = store.create_topic(TopicName.parse("other"))
-    store.begin_attempt(other.id, AttemptKind.IMPORT, "elsewhere")
+    assert store.attempts.of_topic(topic.id) == []
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+    store.attempts.begin(other.id, AttemptKind.IMPORT, "elsewhere")
     made = []
     for number in range(3):
-        made.append(store.begin_attempt(topic.id, AttemptKind.IMPORT, f"holder-{number}"))
+        made.append(store.attempts.begin(topic.id, AttemptKind.IMPORT, f"holder-{number}"))
         clock.advance(1)
-    assert store.attempts(topic.id) == made
-    store.finish_attempt(made[1].attempt_id)
-    assert [attempt.finished_at for attempt in store.attempts(topic.id)] == [None, clock.now_ms(), None]
+    assert store.attempts.of_topic(topic.id) == made
+    store.attempts.finish(made[1].attempt_id)
+    assert [attempt.finished_at for attempt in store.attempts.of_topic(topic.id)] == [None, clock.now_ms(), None]
 
 
 def test_attempts_that_stopped_beating_are_given_up(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    other = store.create_topic(TopicName.parse("other"))
-    elsewhere = store.begin_attempt(other.id, AttemptKind.IMPORT, "elsewhere")
-    dead = store.begin_attempt(topic.id, AttemptKind.IMPORT, "dead")
-    done = store.begin_attempt(topic.id, AttemptKind.IMPORT, "done")
-    store.finish_attempt(done.attempt_id)
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+    elsewhere = store.attempts.begin(other.id, AttemptKind.IMPORT, "elsewhere")
+    dead = store.attempts.begin(topic.id, AttemptKind.IMPORT, "dead")
+    done = store.attempts.begin(topic.id, AttemptKind.IMPORT, "done")
+    store.attempts.finish(done.attempt_id)
     clock.advance(1)
-    alive = store.begin_attempt(topic.id, AttemptKind.IMPORT, "alive")
+    alive = store.attempts.begin(topic.id, AttemptKind.IMPORT, "alive")
     clock.advance(TTL - 1)
     ended_at = clock.now_ms()
-    assert store.expire_attempts(topic.id, TTL) == [dead.attempt_id]
+    assert store.runs.expire_attempts(topic.id, TTL) == [dead.attempt_id]
     clock.advance(5)
-    assert store.expire_attempts(topic.id, 10 * TTL) == []
-    found = {attempt.holder: attempt.finished_at for attempt in store.attempts(topic.id)}
+    assert store.runs.expire_attempts(topic.id, 10 * TTL) == []
+    found = {attempt.owner: attempt.finished_at for attempt in store.attempts.of_topic(topic.id)}
     assert found == {"dead": ended_at, "done": done.started_at, "alive": None}
-    store.heartbeat_attempt(alive)
-    store.heartbeat_attempt(elsewhere)
+    store.attempts.heartbeat(alive)
+    store.attempts.heartbeat(elsewhere)
     with pytest.raises(Fenced, match="given up as dead"):
-        store.heartbeat_attempt(dead)
+        store.attempts.heartbeat(dead)
     with pytest.raises(TopicNotFound):
-        store.expire_attempts(NOBODY, TTL)
+        store.runs.expire_attempts(NOBODY, TTL)
 
 
 def test_an_import_that_was_given_up_appends_nothing(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    lease = store.acquire_lease(topic.id, "slow", TTL)
-    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "slow")
-    record = ledger(store.allocate_ledger_ids(1), 0, 3, attempt.attempt_id)
+    lease = store.leases.acquire(topic.id, "slow", TTL)
+    attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "slow")
+    record = ledger(store.ledgers.allocate_ids(1), 0, 3, attempt.attempt_id)
     clock.advance(TTL)
-    assert store.expire_attempts(topic.id, TTL) == [attempt.attempt_id]
+    assert store.runs.expire_attempts(topic.id, TTL) == [attempt.attempt_id]
     with pytest.raises(Fenced, match="objects may be gone"):
-        store.append_ledgers(lease, [record])
-    assert store.ledgers(topic.id) == ()
+        store.ledgers.append(lease, [record])
+    assert store.ledgers.of_topic(topic.id) == ()
 
 
 def test_a_run_that_was_given_up_ends_and_never_publishes(
@@ -85,24 +85,24 @@ def test_a_run_that_was_given_up_ends_and_never_publishes(
     made = append(store, topic, 3)
     run = claim(store, topic)
     clock.advance(TTL)
-    assert store.expire_attempts(topic.id, TTL) == [run.attempt_id]
-    ended = store.run(run.run_id)
+    assert store.runs.expire_attempts(topic.id, TTL) == [run.attempt_id]
+    ended = store.runs.get(run.run_id)
     assert (ended.state, ended.finished_at) == (RunState.ERROR, clock.now_ms())
     assert ended.error == "its worker stopped answering; given up by garbage collection"
     before = store.snapshot(topic.id)
     for call in (
-        lambda: store.update_run(run),
-        lambda: store.finish_run(run, {}),
-        lambda: store.publish(run, 0, compacted(store, run, 1, end_of(made[0])), {}),
+        lambda: store.runs.update(run),
+        lambda: store.runs.finish(run, {}),
+        lambda: store.publishing.publish(run, 0, compacted(store, run, 1, end_of(made[0])), {}),
     ):
         with pytest.raises(Fenced, match="ERROR already: its worker stopped answering; given up by garbage"):
             call()
-    assert store.heartbeat_runs([run]) == [run.run_id]
-    assert store.fail_run(run, "I was asleep") == ended
+    assert store.runs.heartbeat([run]) == [run.run_id]
+    assert store.runs.fail(run, "I was asleep") == ended
     assert store.snapshot(topic.id) == before
     # The next claim finds nobody to take over from.
     assert claim(store, topic).run_id > run.run_id
-    assert store.run(run.run_id) == ended
+    assert store.runs.get(run.run_id) == ended
 
 
 @pytest.mark.parametrize(("requested", "meanwhile"), [(True, ""), (True, "paused"), (True, "requested"), (False, "")])
@@ -112,15 +112,15 @@ def test_a_requested_run_that_was_given_up_is_asked_for_again(
     """Services were away for so long that the first to come back collects what the run left. Nobody waits for a run
     by hand."""
     if requested:
-        store.control.request(topic.id, "manual", "ann")
+        store.compaction_state.request(topic.id, "manual", "ann")
     run = claim(store, topic)
     clock.advance(TTL)
     if meanwhile == "paused":
-        store.control.pause(topic.id)
+        store.compaction_state.pause(topic.id)
     elif meanwhile == "requested":
-        store.control.request(topic.id, "manual", "bob", TTL)
-    assert store.expire_attempts(topic.id, TTL) == ([] if meanwhile == "paused" else [run.attempt_id])
-    causes = [control.cause for _, control in store.control.requests()]
+        store.compaction_state.request(topic.id, "manual", "bob", TTL)
+    assert store.runs.expire_attempts(topic.id, TTL) == ([] if meanwhile == "paused" else [run.attempt_id])
+    causes = [control.cause for _, control in store.compaction_state.requests()]
     assert causes == {"": ["interrupted"] if requested else [], "paused": [], "requested": ["manual"]}[meanwhile]
 
 
@@ -128,13 +128,13 @@ def test_only_what_was_given_up_ends(store: MetadataStore, topic: TopicRecord, c
     """Of a topic's run and import only the silent one goes; and a run that has ended keeps its state."""
     append(store, topic, 3)
     published = publish_all(store, topic)
-    silent = store.begin_attempt(topic.id, AttemptKind.IMPORT, "silent")
+    silent = store.attempts.begin(topic.id, AttemptKind.IMPORT, "silent")
     run = claim(store, topic)
     clock.advance(TTL)
-    run = store.update_run(run)
-    assert store.expire_attempts(topic.id, TTL) == [silent.attempt_id]
-    assert store.update_run(run).state is RunState.RUNNING
-    assert store.run(published.run_id) == published
+    run = store.runs.update(run)
+    assert store.runs.expire_attempts(topic.id, TTL) == [silent.attempt_id]
+    assert store.runs.update(run).state is RunState.RUNNING
+    assert store.runs.get(published.run_id) == published
 
 
 def test_giving_up_that_fails_in_the_middle_changes_nothing(
@@ -142,21 +142,21 @@ def test_giving_up_that_fails_in_the_middle_changes_nothing(
 ) -> None:
     run = claim(store, topic)
     clock.advance(TTL)
-    before = (store.attempts(topic.id), store.snapshot(topic.id))
+    before = (store.attempts.of_topic(topic.id), store.snapshot(topic.id))
     statement = 0
     while True:
         statement += 1
         undo = fail_at(store, statement)
         try:
-            store.expire_attempts(topic.id, TTL)
+            store.runs.expire_attempts(topic.id, TTL)
         except Sabotage:
             undo()
-            assert (store.attempts(topic.id), store.snapshot(topic.id)) == before
+            assert (store.attempts.of_topic(topic.id), store.snapshot(topic.id)) == before
         else:
             undo()
             break
     assert statement > 3
-    assert store.run(run.run_id).state is RunState.ERROR
+    assert store.runs.get(run.run_id).state is RunState.ERROR
 
 
 def test_a_beat_against_giving_up_is_one_or_the_other(
@@ -168,22 +168,22 @@ def test_a_beat_against_giving_up_is_one_or_the_other(
         clock.advance(TTL)
         fenced, expired, updated = at_once(
             [
-                lambda run=run: stores[0].heartbeat_runs([run]),
-                lambda: stores[1].expire_attempts(topic.id, TTL),
-                lambda run=run: stores[2].update_run(run),
+                lambda run=run: stores[0].runs.heartbeat([run]),
+                lambda: stores[1].runs.expire_attempts(topic.id, TTL),
+                lambda run=run: stores[2].runs.update(run),
             ]
         )
         if expired == []:
             assert fenced == []
             assert isinstance(updated, RunRecord)
-            assert stores[0].run(run.run_id).state is RunState.RUNNING
-            stores[0].fail_run(run, "enough")
+            assert stores[0].runs.get(run.run_id).state is RunState.RUNNING
+            stores[0].runs.fail(run, "enough")
         else:
             # Beats before it would have kept the run, so none came before.
             assert expired == [run.attempt_id]
             assert fenced == [run.run_id]
             assert isinstance(updated, Fenced)
-            assert stores[0].run(run.run_id).state is RunState.ERROR
+            assert stores[0].runs.get(run.run_id).state is RunState.ERROR
 
 
 def test_publish_against_giving_up_is_one_or_the_other(
@@ -194,13 +194,13 @@ def test_publish_against_giving_up_is_one_or_the_other(
     made = append(stores[0], topic, 3)
     for _ in range(8):
         run = claim(stores[0], topic)
-        generation = stores[0].topic(topic.name).generation
+        generation = stores[0].topics.get(topic.name).generation
         new = compacted(stores[0], run, generation + 1, end_of(made[0]))
         clock.advance(TTL)
         published, expired = at_once(
             [
-                lambda run=run, generation=generation, new=new: stores[0].publish(run, generation, new, {}),
-                lambda: stores[1].expire_attempts(topic.id, TTL),
+                lambda run=run, generation=generation, new=new: stores[0].publishing.publish(run, generation, new, {}),
+                lambda: stores[1].runs.expire_attempts(topic.id, TTL),
             ]
         )
         serving = stores[0].snapshot(topic.id).compacted
@@ -217,59 +217,59 @@ def test_attempts_are_forgotten_when_long_finished(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
     made = append(store, topic, 3)
-    other = store.create_topic(TopicName.parse("other"))
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     append(store, other, 3)
-    at_work = store.begin_attempt(topic.id, AttemptKind.IMPORT, "at work")
+    at_work = store.attempts.begin(topic.id, AttemptKind.IMPORT, "at work")
     clock.advance(10)
     run = publish_all(store, topic)
-    assert store.forget_attempts(topic.id, clock.now_ms()) == 1
-    assert store.forget_attempts(topic.id, clock.now_ms()) == 0
-    assert [attempt.attempt_id for attempt in store.attempts(topic.id)] == [at_work.attempt_id, run.attempt_id]
-    assert len(store.attempts(other.id)) == 1
-    assert store.forget_attempts(topic.id, clock.now_ms() + 1) == 1
+    assert store.attempts.purge(topic.id, clock.now_ms()) == 1
+    assert store.attempts.purge(topic.id, clock.now_ms()) == 0
+    assert [attempt.attempt_id for attempt in store.attempts.of_topic(topic.id)] == [at_work.attempt_id, run.attempt_id]
+    assert len(store.attempts.of_topic(other.id)) == 1
+    assert store.attempts.purge(topic.id, clock.now_ms() + 1) == 1
     # What they made stays; and nobody can work on under a forgotten name.
-    assert store.ledgers(topic.id) == tuple(made)
-    assert store.last_run(topic.id) == run
+    assert store.ledgers.of_topic(topic.id) == tuple(made)
+    assert store.runs.last(topic.id) == run
     with pytest.raises(Fenced):
-        store.update_run(run)
+        store.runs.update(run)
     with pytest.raises(TopicNotFound):
-        store.forget_attempts(NOBODY, 0)
+        store.attempts.purge(NOBODY, 0)
 
 
 def test_attempts_that_have_objects_yet_are_not_forgotten(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
     """However many there are: more than a statement takes ids."""
-    made = [store.begin_attempt(topic.id, AttemptKind.IMPORT, f"{number}").attempt_id for number in range(5)]
+    made = [store.attempts.begin(topic.id, AttemptKind.IMPORT, f"{number}").attempt_id for number in range(5)]
     for attempt_id in made:
-        store.finish_attempt(attempt_id)
+        store.attempts.finish(attempt_id)
     clock.advance(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempts, "AT_ONCE", 2)
-        assert store.forget_attempts(topic.id, clock.now_ms(), keep={made[3], "unknown"}) == 4
-    assert [attempt.attempt_id for attempt in store.attempts(topic.id)] == [made[3]]
+        assert store.attempts.purge(topic.id, clock.now_ms(), keep={made[3], "unknown"}) == 4
+    assert [attempt.attempt_id for attempt in store.attempts.of_topic(topic.id)] == [made[3]]
 
 
 def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord) -> None:
-    assert store.referenced(topic.id) == GcSnapshot(topic, (), (), (), ())
+    assert store.pins.referenced(topic.id) == GcSnapshot(topic, (), (), (), ())
     made = append(store, topic, 3, 4)
     first = publish_all(store, topic)
-    pin = store.pin_compacted(topic.id, "reader", TTL)[1]
+    pin = store.pins.take(topic.id, "reader", TTL)[1]
     second = publish_all(store, topic)
     run = claim(store, topic)
-    other = store.create_topic(TopicName.parse("other"))
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     append(store, other, 3)
     publish_all(store, other)
-    found = store.referenced(topic.id)
-    assert found.topic == store.topic(topic.name)
+    found = store.pins.referenced(topic.id)
+    assert found.topic == store.topics.get(topic.name)
     assert found.ledgers == tuple(made)
     assert [one.ledger_id for one in found.compacted] == [first.compacted_ledger_id, second.compacted_ledger_id]
     assert [one.retired_at is None for one in found.compacted] == [False, True]
-    assert found.attempts == tuple(store.attempts(topic.id))
+    assert found.attempts == tuple(store.attempts.of_topic(topic.id))
     assert [one.attempt_id for one in found.attempts if one.finished_at is None] == [run.attempt_id]
     assert found.pins == (pin,)
     with pytest.raises(TopicNotFound):
-        store.referenced(NOBODY)
+        store.pins.referenced(NOBODY)
 
 
 def test_what_refers_to_objects_is_of_one_moment(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
@@ -278,14 +278,14 @@ def test_what_refers_to_objects_is_of_one_moment(database_url: URL, open_store: 
     append(stores[0], topic, 1)
     for _ in range(8):
         runs = [claim(stores[0], topic)]
-        generation = stores[0].topic(topic.name).generation
-        horizon = end_of(stores[0].ledgers(topic.id)[-1])
+        generation = stores[0].topics.get(topic.name).generation
+        horizon = end_of(stores[0].ledgers.of_topic(topic.id)[-1])
         new = compacted(stores[0], runs[0], generation + 1, horizon)
 
         def publish(run: RunRecord = runs[0], generation: int = generation, new: object = new) -> object:
-            return stores[0].publish(run, generation, new, {})  # type: ignore[arg-type]
+            return stores[0].publishing.publish(run, generation, new, {})  # type: ignore[arg-type]
 
-        _, *seen = at_once([publish, lambda: [stores[1].referenced(topic.id) for _ in range(3)]])
+        _, *seen = at_once([publish, lambda: [stores[1].pins.referenced(topic.id) for _ in range(3)]])
         assert isinstance(seen[0], list)
         for snapshot in seen[0]:
             assert isinstance(snapshot, GcSnapshot)

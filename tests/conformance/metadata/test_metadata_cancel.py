@@ -19,35 +19,35 @@ from tests.conformance.metadata.conftest import OpenStore
 
 
 def other_topics(store: MetadataStore, count: int) -> list[TopicRecord]:
-    return [store.create_topic(TopicName.parse(f"other-{number}")) for number in range(count)]
+    return [store.tenancy.ensure_topic(TopicName.parse(f"other-{number}")) for number in range(count)]
 
 
 def test_cancel(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
     made = append(store, topic, 3)
-    run = store.update_run(claim(store, topic), phase="phase one", statistics={"parts": 5})
+    run = store.runs.update(claim(store, topic), phase="phase one", statistics={"parts": 5})
     before = store.snapshot(topic.id)
     clock.advance(7)
-    ended = store.cancel_run(run.run_id, "asked for by op\x00erator")
+    ended = store.runs.cancel(run.run_id, "asked for by op\x00erator")
     assert ended == replace(
         run, state=RunState.CANCELLED, finished_at=clock.now_ms(), error="asked for by op\\x00erator"
     )
-    assert store.run(run.run_id) == ended
+    assert store.runs.get(run.run_id) == ended
     after = store.snapshot(topic.id)
     assert after == replace(before, topic=replace(before.topic, epoch=run.epoch + 1), last_run=ended)
-    attempt = store.attempt(run.attempt_id)
+    attempt = store.attempts.find(run.attempt_id)
     assert attempt is not None
     assert attempt.finished_at == clock.now_ms()
     for call in (
-        lambda: store.update_run(run),
-        lambda: store.finish_run(run, {}),
-        lambda: store.publish(run, 1, compacted(store, run, 2, end_of(made[0])), {}),
+        lambda: store.runs.update(run),
+        lambda: store.runs.finish(run, {}),
+        lambda: store.publishing.publish(run, 1, compacted(store, run, 2, end_of(made[0])), {}),
     ):
         with pytest.raises(Fenced, match=rf"run {run.run_id} of .*orders is CANCELLED already: asked for by"):
             call()
-    assert store.heartbeat_runs([run]) == [run.run_id]
-    assert store.fail_run(run, "the engine was cancelled") == ended
+    assert store.runs.heartbeat([run]) == [run.run_id]
+    assert store.runs.fail(run, "the engine was cancelled") == ended
     assert store.snapshot(topic.id) == after
     # Nobody has to wait for a heartbeat to end.
     assert claim(store, topic).epoch == run.epoch + 2
@@ -55,17 +55,17 @@ def test_cancel(store: MetadataStore, topic: TopicRecord, clock: ManualClock) ->
 
 def test_a_run_that_has_ended_cannot_be_cancelled(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
-    ended = [publish_all(store, topic), store.fail_run(claim(store, topic), "broken")]
-    ended.append(store.cancel_run(claim(store, topic).run_id, "once"))
+    ended = [publish_all(store, topic), store.runs.fail(claim(store, topic), "broken")]
+    ended.append(store.runs.cancel(claim(store, topic).run_id, "once"))
     before = store.snapshot(topic.id)
     for run in ended:
         with pytest.raises(Conflict, match=rf"run {run.run_id} of .*orders cannot.*ended as {run.state.value}") as told:
-            store.cancel_run(run.run_id, "twice")
+            store.runs.cancel(run.run_id, "twice")
         assert type(told.value) is Conflict
-        assert store.run(run.run_id) == run
+        assert store.runs.get(run.run_id) == run
     assert store.snapshot(topic.id) == before
     with pytest.raises(NotFound, match="run 10000"):
-        store.cancel_run(10_000, "")
+        store.runs.cancel(10_000, "")
 
 
 def test_cancel_against_publish_is_one_or_the_other(
@@ -75,12 +75,12 @@ def test_cancel_against_publish_is_one_or_the_other(
     made = append(stores[0], topic, 3)
     for _ in range(10):
         run = claim(stores[0], topic)
-        generation = stores[0].topic(topic.name).generation
+        generation = stores[0].topics.get(topic.name).generation
         new = compacted(stores[0], run, generation + 1, end_of(made[0]))
         published, cancelled = at_once(
             [
-                lambda run=run, generation=generation, new=new: stores[0].publish(run, generation, new, {}),
-                lambda run=run: stores[1].cancel_run(run.run_id, "race"),
+                lambda run=run, generation=generation, new=new: stores[0].publishing.publish(run, generation, new, {}),
+                lambda run=run: stores[1].runs.cancel(run.run_id, "race"),
             ]
         )
         after = stores[0].snapshot(topic.id)
@@ -99,93 +99,93 @@ def test_of_many_one_cancels(database_url: URL, open_store: OpenStore, topic: To
     stores = [open_store(database_url) for _ in range(4)]
     for _ in range(5):
         run = claim(stores[0], topic)
-        results = at_once([lambda store=store, run=run: store.cancel_run(run.run_id, "race") for store in stores])
+        results = at_once([lambda store=store, run=run: store.runs.cancel(run.run_id, "race") for store in stores])
         assert sorted(type(result).__name__ for result in results) == ["Conflict"] * 3 + ["RunRecord"]
-        assert stores[0].topic(topic.name).epoch == run.epoch + 1
+        assert stores[0].topics.get(topic.name).epoch == run.epoch + 1
 
 
 def test_many_runs_beat_at_once(store: MetadataStore, clock: ManualClock) -> None:
     claimed = [claim(store, topic) for topic in other_topics(store, 4)]
-    store.update_run(claimed[1], phase="phase two", statistics={"parts": 5, "bytes": 2**60})
+    store.runs.update(claimed[1], phase="phase two", statistics={"parts": 5, "bytes": 2**60})
     clock.advance(TTL - 1)
-    assert store.heartbeat_runs(claimed, {claimed[1].run_id: {"parts": 6, "tasks": 1}, 10_000: {"parts": 1}}) == []
+    assert store.runs.heartbeat(claimed, {claimed[1].run_id: {"parts": 6, "tasks": 1}, 10_000: {"parts": 1}}) == []
     for run in claimed:
-        attempt = store.attempt(run.attempt_id)
+        attempt = store.attempts.find(run.attempt_id)
         assert attempt is not None
-        assert (store.run(run.run_id).heartbeat_at, attempt.heartbeat_at) == (clock.now_ms(), clock.now_ms())
-        assert store.run(run.run_id).state is RunState.RUNNING
-    assert store.run(claimed[1].run_id).statistics == {"parts": 6, "bytes": 2**60, "tasks": 1}
-    assert [store.run(run.run_id).phase for run in claimed[:2]] == ["claimed", "phase two"]
-    assert store.heartbeat_runs(claimed, {claimed[0].run_id: {"phase": "phase one", "tasks": 2}}) == []
-    assert store.run(claimed[0].run_id).phase == "phase one"
-    assert store.run(claimed[0].run_id).statistics == {"tasks": 2}
-    assert store.run(claimed[2].run_id).statistics == {}
+        assert (store.runs.get(run.run_id).heartbeat_at, attempt.heartbeat_at) == (clock.now_ms(), clock.now_ms())
+        assert store.runs.get(run.run_id).state is RunState.RUNNING
+    assert store.runs.get(claimed[1].run_id).statistics == {"parts": 6, "bytes": 2**60, "tasks": 1}
+    assert [store.runs.get(run.run_id).phase for run in claimed[:2]] == ["claimed", "phase two"]
+    assert store.runs.heartbeat(claimed, {claimed[0].run_id: {"phase": "phase one", "tasks": 2}}) == []
+    assert store.runs.get(claimed[0].run_id).phase == "phase one"
+    assert store.runs.get(claimed[0].run_id).statistics == {"tasks": 2}
+    assert store.runs.get(claimed[2].run_id).statistics == {}
     clock.advance(TTL - 1)
     with pytest.raises(CompactionRunning):
-        store.claim_run(claimed[0].topic_id, "impatient", {}, TTL)
-    assert store.heartbeat_runs([]) == []
+        store.runs.claim(claimed[0].topic_id, "impatient", {}, TTL)
+    assert store.runs.heartbeat([]) == []
 
 
 def test_runs_that_must_stop_are_named_and_the_others_beaten(store: MetadataStore, clock: ManualClock) -> None:
     made = other_topics(store, 8)
     claimed = [claim(store, topic) for topic in made]
     alive, taken_over, cancelled, failed, ended, old_epoch, given_up, also_alive = claimed
-    store.cancel_run(cancelled.run_id, "why not")
-    store.fail_run(failed, "broken")
-    store.finish_run(ended, {})
-    store.create_cursor(old_epoch.topic_id, "__compaction")
-    store.delete_cursor(old_epoch.topic_id, "__compaction")
-    store.finish_attempt(given_up.attempt_id)
+    store.runs.cancel(cancelled.run_id, "why not")
+    store.runs.fail(failed, "broken")
+    store.runs.finish(ended, {})
+    store.cursors.ensure(old_epoch.topic_id, "__compaction")
+    store.cursors.delete(old_epoch.topic_id, "__compaction")
+    store.attempts.finish(given_up.attempt_id)
     unknown = replace(alive, run_id=10_000, attempt_id="f" * 32)
     clock.advance(TTL)
     successor = claim(store, made[1])
-    before = [store.run(run.run_id) for run in claimed]
+    before = [store.runs.get(run.run_id) for run in claimed]
     clock.advance(5)
     everybody = [*claimed, unknown, successor]
     progress = {run.run_id: {"parts": 1} for run in everybody}
-    fenced = store.heartbeat_runs(everybody, progress)
+    fenced = store.runs.heartbeat(everybody, progress)
     assert fenced == [run.run_id for run in (taken_over, cancelled, failed, ended, old_epoch, given_up, unknown)]
     for run in before:
-        now = store.run(run.run_id)
+        now = store.runs.get(run.run_id)
         if run.run_id in (alive.run_id, also_alive.run_id):
             assert now == replace(run, heartbeat_at=clock.now_ms(), statistics={"parts": 1})
         else:
             assert now == run
-    assert store.run(successor.run_id).heartbeat_at == clock.now_ms()
+    assert store.runs.get(successor.run_id).heartbeat_at == clock.now_ms()
 
 
 def test_a_thousand_runs_take_few_statements(store: MetadataStore, clock: ManualClock) -> None:
     few, many = seed_runs(store, 10, 0), seed_runs(store, 1_000, 10)
     clock.advance(9)
     counted = [
-        statements(store, lambda some=some: store.heartbeat_runs(some, {run.run_id: {"parts": 1} for run in some}))
+        statements(store, lambda some=some: store.runs.heartbeat(some, {run.run_id: {"parts": 1} for run in some}))
         for some in (few, many)
     ]
     assert counted[0] == counted[1]
     assert counted[1] <= 8
-    found = {run.run_id: run for _, run in store.all_runs(2_000)}
+    found = {run.run_id: run for _, run in store.runs.newest(2_000)}
     assert len(found) == 1_010
     assert {run.heartbeat_at for run in found.values()} == {clock.now_ms()}
     assert {str(run.statistics) for run in found.values()} == {"{'parts': 1}"}
-    assert {attempt.heartbeat_at for attempt in store.attempts(many[500].topic_id)} == {clock.now_ms()}
+    assert {attempt.heartbeat_at for attempt in store.attempts.of_topic(many[500].topic_id)} == {clock.now_ms()}
 
 
 def test_more_runs_than_fit_into_a_statement(
     store: MetadataStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.metadata.heartbeats.AT_ONCE", 3)
+    monkeypatch.setattr("storage.metadata.attempts.AT_ONCE", 3)
     claimed = seed_runs(store, 10, 0)
-    store.cancel_run(claimed[4].run_id, "one")
-    store.cancel_run(claimed[9].run_id, "another")
+    store.runs.cancel(claimed[4].run_id, "one")
+    store.runs.cancel(claimed[9].run_id, "another")
     clock.advance(9)
-    assert store.heartbeat_runs(claimed[::-1]) == [claimed[9].run_id, claimed[4].run_id]
-    beaten = [run.run_id for _, run in store.all_runs(100) if run.heartbeat_at == clock.now_ms()]
+    assert store.runs.heartbeat(claimed[::-1]) == [claimed[9].run_id, claimed[4].run_id]
+    beaten = [run.run_id for _, run in store.runs.newest(100) if run.heartbeat_at == clock.now_ms()]
     assert sorted(beaten) == [run.run_id for number, run in enumerate(claimed) if number not in (4, 9)]
 
 
 def seed_runs(store: MetadataStore, count: int, first: int) -> list[RunRecord]:
     """Running runs of as many new topics, straight into the tables: claiming a thousand would take long."""
-    now = store.create_topic(TopicName.parse("clock")).created_at
+    now = store.tenancy.ensure_topic(TopicName.parse("clock")).created_at
     numbers = range(first + 100, first + 100 + count)
     with store.database.write() as connection:
         connection.execute(
@@ -213,7 +213,7 @@ def seed_runs(store: MetadataStore, count: int, first: int) -> list[RunRecord]:
                 for n in numbers
             ],
         )
-    found = {run.run_id: run for _, run in store.all_runs(10_000)}
+    found = {run.run_id: run for _, run in store.runs.newest(10_000)}
     return [found[n] for n in numbers]
 
 
@@ -238,41 +238,41 @@ def test_beats_and_all_that_ends_runs_never_wait_for_each_other(
     ledgers = [append(stores[0], topic, 3)[0] for topic in made]
     for _ in range(6):
         claimed = [claim(stores[0], topic) for topic in made]
-        generation = stores[0].topic(made[0].name).generation
+        generation = stores[0].topics.get(made[0].name).generation
         new = compacted(stores[0], claimed[0], generation + 1, end_of(ledgers[0]))
         clock.advance(TTL)
         progress = {run.run_id: {"parts": 1} for run in claimed}
         results = at_once(
             [
-                lambda claimed=claimed, progress=progress: stores[0].heartbeat_runs(claimed, progress),
-                lambda claimed=claimed, progress=progress: stores[1].heartbeat_runs(claimed[::-1], progress),
-                lambda claimed=claimed, new=new, generation=generation: stores[2].publish(
+                lambda claimed=claimed, progress=progress: stores[0].runs.heartbeat(claimed, progress),
+                lambda claimed=claimed, progress=progress: stores[1].runs.heartbeat(claimed[::-1], progress),
+                lambda claimed=claimed, new=new, generation=generation: stores[2].publishing.publish(
                     claimed[0], generation, new, {}
                 ),
-                lambda claimed=claimed: stores[3].cancel_run(claimed[1].run_id, "race"),
-                lambda: stores[4].expire_attempts(made[2].id, TTL),
-                lambda claimed=claimed: stores[5].update_run(claimed[3], statistics={"mine": 1}),
-                lambda claimed=claimed: stores[6].fail_run(claimed[4], "broken"),
+                lambda claimed=claimed: stores[3].runs.cancel(claimed[1].run_id, "race"),
+                lambda: stores[4].runs.expire_attempts(made[2].id, TTL),
+                lambda claimed=claimed: stores[5].runs.update(claimed[3], statistics={"mine": 1}),
+                lambda claimed=claimed: stores[6].runs.fail(claimed[4], "broken"),
             ]
         )
         assert [result for result in results if isinstance(result, Exception)] == []
-        last = stores[0].run(claimed[5].run_id)
+        last = stores[0].runs.get(claimed[5].run_id)
         assert (last.state, last.heartbeat_at) == (RunState.RUNNING, clock.now_ms())
         for run in claimed:
-            stores[0].fail_run(run, "next round")
+            stores[0].runs.fail(run, "next round")
 
 
 def test_all_runs(store: MetadataStore, topic: TopicRecord) -> None:
-    assert store.all_runs(10) == []
-    other = store.create_topic(TopicName.parse("tenant/space/other"))
-    first = store.fail_run(claim(store, topic), "broken")
+    assert store.runs.newest(10) == []
+    other = store.tenancy.ensure_topic(TopicName.parse("tenant/space/other"))
+    first = store.runs.fail(claim(store, topic), "broken")
     second = claim(store, other)
-    third = store.cancel_run(claim(store, topic).run_id, "enough")
+    third = store.runs.cancel(claim(store, topic).run_id, "enough")
     fourth = claim(store, topic)
     everything = [(topic.name, fourth), (topic.name, third), (other.name, second), (topic.name, first)]
-    assert store.all_runs(10) == everything
-    assert store.all_runs(2) == everything[:2]
-    assert store.all_runs(10, topic_id=other.id) == [everything[2]]
-    assert store.all_runs(10, state=RunState.RUNNING) == [everything[0], everything[2]]
-    assert store.all_runs(10, topic_id=topic.id, state=RunState.CANCELLED) == [everything[1]]
-    assert store.all_runs(10, state=RunState.SUCCESS) == []
+    assert store.runs.newest(10) == everything
+    assert store.runs.newest(2) == everything[:2]
+    assert store.runs.newest(10, topic_id=other.id) == [everything[2]]
+    assert store.runs.newest(10, state=RunState.RUNNING) == [everything[0], everything[2]]
+    assert store.runs.newest(10, topic_id=topic.id, state=RunState.CANCELLED) == [everything[1]]
+    assert store.runs.newest(10, state=RunState.SUCCESS) == []

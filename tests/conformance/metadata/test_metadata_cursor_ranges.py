@@ -28,16 +28,16 @@ def at(offset: int) -> Position:
 
 @pytest.fixture
 def life(store: MetadataStore, topic: TopicRecord) -> str:
-    store.acknowledgements.create(topic.id, "s", None, {})
+    store.cursors.create(topic.id, "s", None, {})
     return life_of(store, topic)
 
 
 def life_of(store: MetadataStore, topic: TopicRecord) -> str:
-    return store.acknowledgements.load(topic.id, "s", MUCH).life
+    return store.cursors.load(topic.id, "s", MUCH).incarnation
 
 
 def stretches(store: MetadataStore, topic: TopicRecord) -> dict[int, BitMap]:
-    return dict(store.acknowledgements.load(topic.id, "s", MUCH).stretches)
+    return dict(store.cursors.load(topic.id, "s", MUCH).stretches)
 
 
 def rows(store: MetadataStore) -> int:
@@ -47,47 +47,45 @@ def rows(store: MetadataStore) -> int:
 
 def test_what_was_merged_is_loaded(store: MetadataStore, topic: TopicRecord, life: str) -> None:
     far = BIG // RANGE_OFFSETS
-    assert store.acknowledgements.load(topic.id, "s", MUCH).record == CursorRecord("s", None, {})
-    merged = store.acknowledgements.merge(
-        topic.id, "s", life, at(4), {0: BitMap([6, 9]), far: BitMap([RANGE_OFFSETS - 1])}
-    )
+    assert store.cursors.load(topic.id, "s", MUCH).record == CursorRecord("s", None, {})
+    merged = store.cursors.merge(topic.id, "s", life, at(4), {0: BitMap([6, 9]), far: BitMap([RANGE_OFFSETS - 1])})
     assert merged.mark_delete == at(4)
     assert merged.stretches == {0: BitMap([6, 9]), far: BitMap([RANGE_OFFSETS - 1])}
-    loaded = store.acknowledgements.load(topic.id, "s", MUCH)
-    assert (loaded.record.mark_delete, loaded.life, loaded.left_out) == (at(4), life, 0)
+    loaded = store.cursors.load(topic.id, "s", MUCH)
+    assert (loaded.record.mark_delete, loaded.incarnation, loaded.left_out) == (at(4), life, 0)
     assert loaded.record.mark_delete is not None
     assert loaded.record.mark_delete.message_id.partition == 3
     assert loaded.stretches == merged.stretches
-    assert store.acknowledgements.merge(topic.id, "s", life, None, {0: BitMap([7])}).stretches == {0: BitMap([6, 7, 9])}
-    ((record, summary),) = store.acknowledgements.summaries(topic.id)
-    assert (record, summary) == store.acknowledgements.summary(topic.id, "s")
+    assert store.cursors.merge(topic.id, "s", life, None, {0: BitMap([7])}).stretches == {0: BitMap([6, 7, 9])}
+    ((record, summary),) = store.cursors.summaries(topic.id)
+    assert (record, summary) == store.cursors.summary(topic.id, "s")
     assert (record.mark_delete, summary.messages, summary.ranges, summary.rows) == (at(4), 4, 3, 2)
 
 
 def test_mark_delete_never_goes_back(store: MetadataStore, topic: TopicRecord, life: str) -> None:
-    store.acknowledgements.merge(topic.id, "s", life, at(9), {})
+    store.cursors.merge(topic.id, "s", life, at(9), {})
     for position in (at(5), None):
-        assert store.acknowledgements.merge(topic.id, "s", life, position, {0: BitMap([7, 8])}).mark_delete == at(9)
-    assert store.cursor(topic.id, "s").mark_delete == at(9)
+        assert store.cursors.merge(topic.id, "s", life, position, {0: BitMap([7, 8])}).mark_delete == at(9)
+    assert store.cursors.get(topic.id, "s").mark_delete == at(9)
     assert stretches(store, topic) == {}, "it is below mark-delete"
 
 
 def test_stretches_below_mark_delete_go(store: MetadataStore, topic: TopicRecord, life: str) -> None:
     changed = {number: BitMap([0, 5]) for number in range(4)}
-    store.acknowledgements.merge(topic.id, "s", life, None, changed)
+    store.cursors.merge(topic.id, "s", life, None, changed)
     assert rows(store) == 4
-    merged = store.acknowledgements.merge(topic.id, "s", life, at(2 * RANGE_OFFSETS + 3), {1: BitMap([8])})
+    merged = store.cursors.merge(topic.id, "s", life, at(2 * RANGE_OFFSETS + 3), {1: BitMap([8])})
     assert merged.stretches == {2: BitMap([5])}
     assert rows(store) == 2
     assert stretches(store, topic) == {2: BitMap([5]), 3: BitMap([0, 5])}
-    store.acknowledgements.merge(topic.id, "s", life, at(3 * RANGE_OFFSETS - 1), {})
+    store.cursors.merge(topic.id, "s", life, at(3 * RANGE_OFFSETS - 1), {})
     assert rows(store) == 1
 
 
 def test_a_row_is_at_most_64_kib(store: MetadataStore, topic: TopicRecord, life: str) -> None:
     changed = {number: BitMap(range(number % 2, RANGE_OFFSETS, 2)) for number in range(3)}
-    store.acknowledgements.merge(topic.id, "s", life, None, changed)
-    store.acknowledgements.merge(topic.id, "s", life, None, {4: BitMap(range(RANGE_OFFSETS))})
+    store.cursors.merge(topic.id, "s", life, None, changed)
+    store.cursors.merge(topic.id, "s", life, None, {4: BitMap(range(RANGE_OFFSETS))})
     with store.database.read() as connection:
         sizes = list(connection.scalars(select(func.length(table.c.acknowledged)).order_by(table.c.number)))
     assert len(sizes) == 4
@@ -98,65 +96,65 @@ def test_a_row_is_at_most_64_kib(store: MetadataStore, topic: TopicRecord, life:
 
 def test_no_more_is_loaded_than_is_asked_for(store: MetadataStore, topic: TopicRecord, life: str) -> None:
     many = {number: BitMap([1]) for number in range(200)}
-    store.acknowledgements.merge(topic.id, "s", life, None, many)
-    whole = store.acknowledgements.load(topic.id, "s", MUCH)
+    store.cursors.merge(topic.id, "s", life, None, many)
+    whole = store.cursors.load(topic.id, "s", MUCH)
     assert (dict(whole.stretches), whole.left_out) == (many, 0)
-    some = store.acknowledgements.load(topic.id, "s", 50 * 1024)
+    some = store.cursors.load(topic.id, "s", 50 * 1024)
     assert 50 < len(some.stretches) <= 100
     assert list(some.stretches) == list(range(len(some.stretches)))
     assert some.left_out == 200 - len(some.stretches)
-    assert store.acknowledgements.summary(topic.id, "s")[1].rows == 200
+    assert store.cursors.summary(topic.id, "s")[1].rows == 200
 
 
 def test_what_is_there_already_is_not_written(store: MetadataStore, topic: TopicRecord, life: str) -> None:
-    store.acknowledgements.merge(topic.id, "s", life, at(0), {0: BitMap([5, 6]), 1: BitMap([5])})
+    store.cursors.merge(topic.id, "s", life, at(0), {0: BitMap([5, 6]), 1: BitMap([5])})
     undo = fail_at(store, 0)
-    store.acknowledgements.merge(topic.id, "s", life, at(0), {0: BitMap([5]), 1: BitMap([5])})
+    store.cursors.merge(topic.id, "s", life, at(0), {0: BitMap([5]), 1: BitMap([5])})
     looked = undo()
     undo = fail_at(store, 0)
-    store.acknowledgements.merge(topic.id, "s", life, at(0), {0: BitMap([5]), 1: BitMap([7])})
+    store.cursors.merge(topic.id, "s", life, at(0), {0: BitMap([5]), 1: BitMap([7])})
     assert undo() == looked + 1
 
 
 def test_ranges_across_rows_are_one(store: MetadataStore, topic: TopicRecord, life: str) -> None:
     first, second = BitMap(range(RANGE_OFFSETS - 10, RANGE_OFFSETS)), BitMap([0, 1, 5])
-    store.acknowledgements.merge(topic.id, "s", life, None, {0: first, 1: second})
-    summary = store.acknowledgements.summary(topic.id, "s")[1]
+    store.cursors.merge(topic.id, "s", life, None, {0: first, 1: second})
+    summary = store.cursors.summary(topic.id, "s")[1]
     assert (summary.messages, summary.ranges) == (13, 2)
-    store.acknowledgements.merge(topic.id, "s", life, at(RANGE_OFFSETS), {})
-    summary = store.acknowledgements.summary(topic.id, "s")[1]
+    store.cursors.merge(topic.id, "s", life, at(RANGE_OFFSETS), {})
+    summary = store.cursors.summary(topic.id, "s")[1]
     assert (summary.messages, summary.ranges, summary.rows) == (2, 2, 1)
 
 
 def test_a_reset_clears_and_fences(store: MetadataStore, topic: TopicRecord, life: str) -> None:
-    store.acknowledgements.create(topic.id, "t", None, {})
-    theirs = store.acknowledgements.load(topic.id, "t", MUCH).life
+    store.cursors.create(topic.id, "t", None, {})
+    theirs = store.cursors.load(topic.id, "t", MUCH).incarnation
     for name, its_life in (("s", life), ("t", theirs)):
-        store.acknowledgements.merge(topic.id, name, its_life, at(9), {0: BitMap([20]), 5: BitMap([1])})
-    store.set_cursor_properties(topic.id, "s", {"a": "b"})
+        store.cursors.merge(topic.id, name, its_life, at(9), {0: BitMap([20]), 5: BitMap([1])})
+    store.cursors.set_properties(topic.id, "s", {"a": "b"})
     for position in (at(3), None):
         before = life_of(store, topic)
-        assert store.reset_cursor(topic.id, "s", position) == CursorRecord("s", position, {"a": "b"})
+        assert store.cursors.reset(topic.id, "s", position) == CursorRecord("s", position, {"a": "b"})
         with pytest.raises(Fenced, match="'s' of persistent://public/default/orders was reset"):
-            store.acknowledgements.merge(topic.id, "s", before, at(30), {0: BitMap([40])})
-        assert (store.cursor(topic.id, "s").mark_delete, stretches(store, topic)) == (position, {})
-    store.acknowledgements.merge(topic.id, "s", life_of(store, topic), at(4), {})
-    assert store.acknowledgements.summary(topic.id, "t")[1].rows == 2, "another cursor's are its own"
+            store.cursors.merge(topic.id, "s", before, at(30), {0: BitMap([40])})
+        assert (store.cursors.get(topic.id, "s").mark_delete, stretches(store, topic)) == (position, {})
+    store.cursors.merge(topic.id, "s", life_of(store, topic), at(4), {})
+    assert store.cursors.summary(topic.id, "t")[1].rows == 2, "another cursor's are its own"
 
 
 def test_with_a_cursor_go_its_ranges(store: MetadataStore, topic: TopicRecord, life: str) -> None:
-    store.acknowledgements.merge(topic.id, "s", life, at(9), {5: BitMap([1])})
-    store.delete_cursor(topic.id, "s")
+    store.cursors.merge(topic.id, "s", life, at(9), {5: BitMap([1])})
+    store.cursors.delete(topic.id, "s")
     assert rows(store) == 0
     with pytest.raises(NotFound, match="orders has no cursor 's'"):
-        store.acknowledgements.merge(topic.id, "s", life, at(9), {5: BitMap([1])})
-    store.create_cursor(topic.id, "s")
+        store.cursors.merge(topic.id, "s", life, at(9), {5: BitMap([1])})
+    store.cursors.ensure(topic.id, "s")
     with pytest.raises(Fenced):
-        store.acknowledgements.merge(topic.id, "s", life, at(9), {5: BitMap([1])})
-    assert (store.cursor(topic.id, "s").mark_delete, rows(store)) == (None, 0)
+        store.cursors.merge(topic.id, "s", life, at(9), {5: BitMap([1])})
+    assert (store.cursors.get(topic.id, "s").mark_delete, rows(store)) == (None, 0)
     for call in (
-        lambda: store.acknowledgements.load(topic.id, "none", MUCH),
-        lambda: store.acknowledgements.summary(topic.id, "none"),
+        lambda: store.cursors.load(topic.id, "none", MUCH),
+        lambda: store.cursors.summary(topic.id, "none"),
     ):
         with pytest.raises(NotFound, match="'none'"):
             call()
@@ -167,44 +165,44 @@ def test_the_horizon_cannot_be_acknowledged(store: MetadataStore, topic: TopicRe
     publish_all(store, topic)
     before = store.snapshot(topic.id)
     for call in (
-        lambda: store.acknowledgements.load(topic.id, COMPACTION_CURSOR, MUCH),
-        lambda: store.acknowledgements.merge(topic.id, COMPACTION_CURSOR, "", at(2**60), {}),
-        lambda: store.acknowledgements.create(topic.id, COMPACTION_CURSOR, at(2**60), {}),
+        lambda: store.cursors.load(topic.id, COMPACTION_CURSOR, MUCH),
+        lambda: store.cursors.merge(topic.id, COMPACTION_CURSOR, "", at(2**60), {}),
+        lambda: store.cursors.create(topic.id, COMPACTION_CURSOR, at(2**60), {}),
     ):
         with pytest.raises(InvalidInput, match=r"__compaction of persistent://public/default/orders .*horizon"):
             call()
     assert store.snapshot(topic.id) == before
-    assert store.acknowledgements.summary(topic.id, COMPACTION_CURSOR)[1] == RangesSummary(0, 0, 0, 0)
+    assert store.cursors.summary(topic.id, COMPACTION_CURSOR)[1] == RangesSummary(0, 0, 0, 0)
 
 
 def test_made_at_a_position_with_properties(store: MetadataStore, topic: TopicRecord) -> None:
     properties = {"readCompacted": "true"}
-    made = store.acknowledgements.create(topic.id, "reader ✓", at(5), properties)
-    assert made == store.cursor(topic.id, "reader ✓") == CursorRecord("reader ✓", at(5), properties)
-    assert store.cursor_floor(topic.id) == 5
+    made = store.cursors.create(topic.id, "reader ✓", at(5), properties)
+    assert made == store.cursors.get(topic.id, "reader ✓") == CursorRecord("reader ✓", at(5), properties)
+    assert store.cursors.compacted_floor(topic.id) == 5
     with pytest.raises(Conflict, match="has a cursor 'reader ✓' already"):
-        store.acknowledgements.create(topic.id, "reader ✓", None, {})
-    assert store.cursor(topic.id, "reader ✓") == made
+        store.cursors.create(topic.id, "reader ✓", None, {})
+    assert store.cursors.get(topic.id, "reader ✓") == made
     for name in ("", "a\nb", "a\x00", "\ud800", "ç" * 128):
         with pytest.raises(InvalidInput, match="cursor name"):
-            store.acknowledgements.create(topic.id, name, None, {})
+            store.cursors.create(topic.id, name, None, {})
     with pytest.raises(NotFound):
-        store.acknowledgements.create(topic.id + 1, "reader", None, {})
+        store.cursors.create(topic.id + 1, "reader", None, {})
 
 
 def test_a_flush_is_all_or_nothing(store: MetadataStore, topic: TopicRecord, life: str) -> None:
-    store.acknowledgements.merge(topic.id, "s", life, at(9), {0: BitMap([20]), 1: BitMap([1]), 2: BitMap([1])})
-    before = store.acknowledgements.load(topic.id, "s", MUCH)
+    store.cursors.merge(topic.id, "s", life, at(9), {0: BitMap([20]), 1: BitMap([1]), 2: BitMap([1])})
+    before = store.cursors.load(topic.id, "s", MUCH)
     new = {1: BitMap([2]), 2: BitMap([2]), 3: BitMap([3])}
     statement = 0
     while True:
         statement += 1
         undo = fail_at(store, statement)
         try:
-            store.acknowledgements.merge(topic.id, "s", life, at(RANGE_OFFSETS), new)
+            store.cursors.merge(topic.id, "s", life, at(RANGE_OFFSETS), new)
         except Sabotage:
             undo()
-            assert store.acknowledgements.load(topic.id, "s", MUCH) == before
+            assert store.cursors.load(topic.id, "s", MUCH) == before
             continue
         assert undo() < statement
         break
@@ -217,12 +215,12 @@ def test_owners_at_once_lose_nothing(store: MetadataStore, topic: TopicRecord, l
         def flushes() -> None:
             for offset in range(owner, 40, 4):
                 changed = {0: BitMap([100 + offset]), 1 + offset % 3: BitMap([offset])}
-                store.acknowledgements.merge(topic.id, "s", life, at(offset), changed)
+                store.cursors.merge(topic.id, "s", life, at(offset), changed)
 
         return flushes
 
     assert at_once([flush(owner) for owner in range(4)]) == [None] * 4
-    loaded = store.acknowledgements.load(topic.id, "s", MUCH)
+    loaded = store.cursors.load(topic.id, "s", MUCH)
     assert loaded.record.mark_delete == at(39)
     assert loaded.stretches[0] == BitMap(range(100, 140))
     assert sum(len(loaded.stretches[number]) for number in (1, 2, 3)) == 40
@@ -232,11 +230,11 @@ def test_a_deletion_beside_owners_leaves_no_row(store: MetadataStore, topic: Top
     def flush(owner: int) -> Callable[[], object]:
         def flushes() -> None:
             for number in range(30):
-                store.acknowledgements.merge(topic.id, "s", life, None, {30 * owner + number: BitMap([1])})
+                store.cursors.merge(topic.id, "s", life, None, {30 * owner + number: BitMap([1])})
 
         return flushes
 
-    outcomes = at_once([flush(0), flush(1), lambda: store.delete_cursor(topic.id, "s")])
+    outcomes = at_once([flush(0), flush(1), lambda: store.cursors.delete(topic.id, "s")])
     assert all(one is None or isinstance(one, NotFound) for one in outcomes), outcomes
     assert rows(store) == 0
 
@@ -252,7 +250,7 @@ def test_publishing_does_not_wait_for_acknowledging(
         cursor_ranges.merge(connection, topics.kept(connection, topic.id), "s", life, at(3), {0: BitMap([9])})
         append(other, topic, 3)
         publish_all(other, topic)
-    assert store.cursor(topic.id, "s").mark_delete == at(3)
+    assert store.cursors.get(topic.id, "s").mark_delete == at(3)
 
 
 @pytest.mark.parametrize(
@@ -262,21 +260,21 @@ def test_a_row_that_is_no_bitmap(store: MetadataStore, topic: TopicRecord, life:
     with store.database.write() as connection:
         connection.execute(insert(table).values(topic_id=topic.id, name="s", number=0, acknowledged=stored))
     for call in (
-        lambda: store.acknowledgements.load(topic.id, "s", MUCH),
-        lambda: store.acknowledgements.merge(topic.id, "s", life, at(1), {0: BitMap([5])}),
-        lambda: store.acknowledgements.summary(topic.id, "s"),
+        lambda: store.cursors.load(topic.id, "s", MUCH),
+        lambda: store.cursors.merge(topic.id, "s", life, at(1), {0: BitMap([5])}),
+        lambda: store.cursors.summary(topic.id, "s"),
     ):
         with pytest.raises(ObjectDamaged, match=r"row 0 .* 's' of persistent://public/default/orders") as caught:
             call()
         assert "reset the cursor" in caught.value.remedy
-    store.reset_cursor(topic.id, "s", at(1))
+    store.cursors.reset(topic.id, "s", at(1))
     assert stretches(store, topic) == {}
 
 
 def test_topics_do_not_share_cursors(store: MetadataStore, topic: TopicRecord, life: str) -> None:
-    other = store.create_topic(TopicName.parse("other"))
-    store.acknowledgements.create(other.id, "s", None, {})
-    store.acknowledgements.merge(topic.id, "s", life, at(9), {0: BitMap([20])})
-    loaded = store.acknowledgements.load(other.id, "s", MUCH)
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+    store.cursors.create(other.id, "s", None, {})
+    store.cursors.merge(topic.id, "s", life, at(9), {0: BitMap([20])})
+    loaded = store.cursors.load(other.id, "s", MUCH)
     assert (loaded.record.mark_delete, dict(loaded.stretches)) == (None, {})
-    assert loaded.life != life
+    assert loaded.incarnation != life

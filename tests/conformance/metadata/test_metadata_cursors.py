@@ -12,45 +12,45 @@ from tests.conformance.metadata.builders import append, claim, compacted, end_of
 
 
 def test_cursors_from_making_to_deletion(store: MetadataStore, topic: TopicRecord) -> None:
-    made = store.create_cursor(topic.id, "reader")
+    made = store.cursors.ensure(topic.id, "reader")
     assert made == CursorRecord("reader", None, {})
     position = Position(2**62, MessageId(2**61, 5, 4, 3))
-    moved = store.reset_cursor(topic.id, "reader", position)
+    moved = store.cursors.reset(topic.id, "reader", position)
     assert moved.mark_delete == position
-    read = store.cursor(topic.id, "reader")
+    read = store.cursors.get(topic.id, "reader")
     assert read == moved
     assert read.mark_delete is not None
     assert read.mark_delete.message_id.partition == 4
-    assert store.create_cursor(topic.id, "reader") == moved
-    assert store.reset_cursor(topic.id, "reader", Position(0, MessageId(0, 0))).mark_delete == Position(
+    assert store.cursors.ensure(topic.id, "reader") == moved
+    assert store.cursors.reset(topic.id, "reader", Position(0, MessageId(0, 0))).mark_delete == Position(
         0, MessageId(0, 0)
     )
-    store.create_cursor(topic.id, "a")
-    store.create_cursor(topic.id, "B")
-    assert [cursor.name for cursor in store.cursors(topic.id)] == ["B", "a", "reader"]
-    store.delete_cursor(topic.id, "reader")
+    store.cursors.ensure(topic.id, "a")
+    store.cursors.ensure(topic.id, "B")
+    assert [cursor.name for cursor in store.cursors.of_topic(topic.id)] == ["B", "a", "reader"]
+    store.cursors.delete(topic.id, "reader")
     with pytest.raises(NotFound, match="orders has no cursor 'reader'"):
-        store.cursor(topic.id, "reader")
+        store.cursors.get(topic.id, "reader")
     for call in (
-        lambda: store.delete_cursor(topic.id, "reader"),
-        lambda: store.reset_cursor(topic.id, "reader", position),
-        lambda: store.set_cursor_properties(topic.id, "reader", {}),
+        lambda: store.cursors.delete(topic.id, "reader"),
+        lambda: store.cursors.reset(topic.id, "reader", position),
+        lambda: store.cursors.set_properties(topic.id, "reader", {}),
     ):
         with pytest.raises(NotFound, match="'reader'"):
             call()
 
 
 def test_properties_are_merged(store: MetadataStore, topic: TopicRecord) -> None:
-    store.create_cursor(topic.id, "reader")
-    store.set_cursor_properties(topic.id, "reader", {"a": "1", "b": "2"})
-    assert store.set_cursor_properties(topic.id, "reader", {"b": "3", "ç\ud800\x00": "4"}).properties == {
+    store.cursors.ensure(topic.id, "reader")
+    store.cursors.set_properties(topic.id, "reader", {"a": "1", "b": "2"})
+    assert store.cursors.set_properties(topic.id, "reader", {"b": "3", "ç\ud800\x00": "4"}).properties == {
         "a": "1",
         "b": "3",
         "ç\ud800\x00": "4",
     }
-    assert store.cursor(topic.id, "reader").properties["ç\ud800\x00"] == "4"
+    assert store.cursors.get(topic.id, "reader").properties["ç\ud800\x00"] == "4"
     # On another cursor the name means nothing.
-    store.set_cursor_properties(topic.id, "reader", {"CompactedTopicLedger": "5"})
+    store.cursors.set_properties(topic.id, "reader", {"CompactedTopicLedger": "5"})
 
 
 def test_the_horizon_cannot_be_reset(store: MetadataStore, topic: TopicRecord) -> None:
@@ -59,32 +59,32 @@ def test_the_horizon_cannot_be_reset(store: MetadataStore, topic: TopicRecord) -
     before = store.snapshot(topic.id)
     for position in (Position(0, MessageId(0, 0)), Position(2**62, LATEST)):
         with pytest.raises(InvalidInput, match="__compaction of persistent://public/default/orders") as caught:
-            store.reset_cursor(topic.id, "__compaction", position)
+            store.cursors.reset(topic.id, "__compaction", position)
         assert "compact the topic" in caught.value.remedy
     assert store.snapshot(topic.id) == before
 
 
 def test_the_pointer_cannot_be_set(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
-    store.create_cursor(topic.id, "__compaction")
+    store.cursors.ensure(topic.id, "__compaction")
     with pytest.raises(InvalidInput, match="CompactedTopicLedger"):
-        store.set_cursor_properties(topic.id, "__compaction", {"CompactedTopicLedger": "1"})
+        store.cursors.set_properties(topic.id, "__compaction", {"CompactedTopicLedger": "1"})
     run = publish_all(store, topic)
-    before = store.cursor(topic.id, "__compaction")
+    before = store.cursors.get(topic.id, "__compaction")
     with pytest.raises(InvalidInput, match="CompactedTopicLedger"):
-        store.set_cursor_properties(topic.id, "__compaction", {"owner": "me", "CompactedTopicLedger": ""})
-    assert store.cursor(topic.id, "__compaction") == before
+        store.cursors.set_properties(topic.id, "__compaction", {"owner": "me", "CompactedTopicLedger": ""})
+    assert store.cursors.get(topic.id, "__compaction") == before
     same = {"owner": "me", "CompactedTopicLedger": str(run.compacted_ledger_id)}
-    assert store.set_cursor_properties(topic.id, "__compaction", same).properties == same
+    assert store.cursors.set_properties(topic.id, "__compaction", same).properties == same
 
 
 def test_made_by_hand_it_has_no_horizon(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3)
-    store.create_cursor(topic.id, "__compaction")
+    store.cursors.ensure(topic.id, "__compaction")
     snapshot = store.snapshot(topic.id)
     assert snapshot.cursor == CursorRecord("__compaction", None, {})
     assert (snapshot.compacted, snapshot.horizon) == (None, None)
-    store.set_cursor_properties(topic.id, "__compaction", {"owner": "me"})
+    store.cursors.set_properties(topic.id, "__compaction", {"owner": "me"})
     publish_all(store, topic)
     after = store.snapshot(topic.id)
     assert after.horizon == end_of(made[0])
@@ -96,7 +96,7 @@ def test_deleting_it_ends_the_compacted_ledger(store: MetadataStore, topic: Topi
     made = append(store, topic, 3, 4)
     publish_all(store, topic)
     before = store.snapshot(topic.id)
-    store.delete_cursor(topic.id, "__compaction")
+    store.cursors.delete(topic.id, "__compaction")
     after = store.snapshot(topic.id)
     assert (after.cursor, after.compacted, after.horizon) == (None, None, None)
     assert after.topic.epoch == before.topic.epoch + 1
@@ -105,41 +105,41 @@ def test_deleting_it_ends_the_compacted_ledger(store: MetadataStore, topic: Topi
     # A new life: the horizon may begin anywhere, the generation goes on.
     run = claim(store, topic)
     new = compacted(store, run, 2, end_of(made[0]))
-    store.publish(run, 1, new, {})
+    store.publishing.publish(run, 1, new, {})
     assert store.snapshot(topic.id).compacted == new
 
 
 def test_deleting_another_cursor_leaves_compaction_alone(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
-    store.create_cursor(topic.id, "reader")
+    store.cursors.ensure(topic.id, "reader")
     before = store.snapshot(topic.id)
-    store.delete_cursor(topic.id, "reader")
+    store.cursors.delete(topic.id, "reader")
     assert store.snapshot(topic.id) == before
 
 
 def test_the_slowest_compacted_reader(store: MetadataStore, topic: TopicRecord) -> None:
     """T1: tombstones may wait for cursors of compacted readers, and for no others."""
-    assert store.cursor_floor(topic.id) is None
+    assert store.cursors.compacted_floor(topic.id) is None
     made = append(store, topic, 3, 4, 5)
     publish_all(store, topic)
-    store.create_cursor(topic.id, "raw")
-    store.create_cursor(topic.id, "not any more")
-    store.set_cursor_properties(topic.id, "not any more", {"readCompacted": "false"})
-    store.set_cursor_properties(topic.id, "__compaction", {"readCompacted": "true"})
-    assert store.cursor_floor(topic.id) is None
+    store.cursors.ensure(topic.id, "raw")
+    store.cursors.ensure(topic.id, "not any more")
+    store.cursors.set_properties(topic.id, "not any more", {"readCompacted": "false"})
+    store.cursors.set_properties(topic.id, "__compaction", {"readCompacted": "true"})
+    assert store.cursors.compacted_floor(topic.id) is None
     for name, record in (("slow", made[0]), ("quick", made[2])):
-        store.create_cursor(topic.id, name)
-        store.set_cursor_properties(topic.id, name, {"readCompacted": "true"})
-        store.reset_cursor(topic.id, name, end_of(record))
-    assert store.cursor_floor(topic.id) == 2
-    store.reset_cursor(topic.id, "slow", end_of(made[1]))
-    assert store.cursor_floor(topic.id) == 6
-    store.create_cursor(topic.id, "new")
-    store.set_cursor_properties(topic.id, "new", {"readCompacted": "true"})
-    assert store.cursor_floor(topic.id) == -1
-    other = store.create_topic(TopicName.parse("other"))
-    assert store.cursor_floor(other.id) is None
-    store.delete_cursor(topic.id, "new")
-    store.delete_cursor(topic.id, "slow")
-    assert store.cursor_floor(topic.id) == 11
+        store.cursors.ensure(topic.id, name)
+        store.cursors.set_properties(topic.id, name, {"readCompacted": "true"})
+        store.cursors.reset(topic.id, name, end_of(record))
+    assert store.cursors.compacted_floor(topic.id) == 2
+    store.cursors.reset(topic.id, "slow", end_of(made[1]))
+    assert store.cursors.compacted_floor(topic.id) == 6
+    store.cursors.ensure(topic.id, "new")
+    store.cursors.set_properties(topic.id, "new", {"readCompacted": "true"})
+    assert store.cursors.compacted_floor(topic.id) == -1
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+    assert store.cursors.compacted_floor(other.id) is None
+    store.cursors.delete(topic.id, "new")
+    store.cursors.delete(topic.id, "slow")
+    assert store.cursors.compacted_floor(topic.id) == 11

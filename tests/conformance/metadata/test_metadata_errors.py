@@ -52,7 +52,7 @@ def test_a_refused_login_is_misconfigured(
 ) -> None:
     url = postgres_server.url("postgres").set(**part)
     store = open_store(url)
-    for call in (store.check_schema, store.upgrade, store.topics):
+    for call in (store.check_schema, store.upgrade, store.topics.all):
         error = raised(Misconfigured, call)
         assert told in error.message
         assert "check user, password and database name" in error.remedy
@@ -64,7 +64,7 @@ def test_a_refused_login_is_misconfigured(
 def test_a_server_that_is_not_there_is_unavailable(open_store: OpenStore) -> None:
     # Nothing listens on port 1.
     url = URL.create("postgres", "me", PASSWORD, "127.0.0.1", 1, "db")
-    error = raised(Unavailable, open_store(url).topics)
+    error = raised(Unavailable, open_store(url).topics.all)
     assert "127.0.0.1" in error.message
     check_no_password(error, url)
 
@@ -114,11 +114,11 @@ def test_a_locked_database_is_unavailable(
     holder, other = open_store(database_url), open_store(database_url)
     with holder.database.write() as connection:
         connection.execute(text("SELECT * FROM topics" + ("" if is_sqlite(database_url) else " FOR UPDATE")))
-        error = raised(Unavailable, lambda: other.create_cursor(topic.id, "c"))
+        error = raised(Unavailable, lambda: other.cursors.ensure(topic.id, "c"))
         assert "try again" in error.remedy
         # Readers do not mind.
-        assert other.topics() == [topic]
-    assert other.create_cursor(topic.id, "c").name == "c"
+        assert other.topics.all() == [topic]
+    assert other.cursors.ensure(topic.id, "c").name == "c"
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "".join(chr(0x4E00 + number) for number in range(9000))])
@@ -130,7 +130,7 @@ def test_a_name_that_the_database_cannot_hold_is_invalid_input_or_not_there(
     tenant = topic.name.tenant
     with suppress(InvalidInput):
         store.tenancy.permit(tenant, name, ["consume"])
-    for look in (lambda: store.cursor(topic.id, name), lambda: store.tenancy.tenant(name)):
+    for look in (lambda: store.cursors.get(topic.id, name), lambda: store.tenancy.tenant(name)):
         with pytest.raises((InvalidInput, NotFound)):
             look()
 
@@ -157,7 +157,7 @@ def test_schema_states(database_url: URL, open_store: OpenStore) -> None:
 
 def test_an_empty_postgresql_wants_an_upgrade(postgres_server: PostgresServer, open_store: OpenStore) -> None:
     store = open_store(postgres_server.new_database())
-    for call in (store.check_schema, store.topics):
+    for call in (store.check_schema, store.topics.all):
         assert raised(Misconfigured, call).remedy == "run `compactor db upgrade`"
 
 
@@ -166,7 +166,7 @@ def test_checking_makes_no_sqlite_file(tmp_path: Path, open_store: OpenStore) ->
     store = open_store(f"sqlite:///{file}")
     assert raised(Misconfigured, store.check_schema).remedy == "run `compactor db upgrade`"
     assert not file.parent.exists()
-    raised(Misconfigured, store.topics)
+    raised(Misconfigured, store.topics.all)
     store.upgrade()
     store.check_schema()
     assert file.exists()
@@ -182,7 +182,7 @@ def test_a_file_that_is_no_database_is_misconfigured(tmp_path: Path, open_store:
     file = tmp_path / "holiday.jpg"
     file.write_bytes(b"\xff\xd8 no database" * 100)
     store = open_store(f"sqlite:///{file}")
-    for call in (store.check_schema, store.upgrade, store.topics):
+    for call in (store.check_schema, store.upgrade, store.topics.all):
         assert "holiday.jpg" in raised(Misconfigured, call).message
     assert file.read_bytes() == b"\xff\xd8 no database" * 100
 
@@ -190,16 +190,16 @@ def test_a_file_that_is_no_database_is_misconfigured(tmp_path: Path, open_store:
 def test_a_full_disk_is_storage_full(tmp_path: Path, open_store: OpenStore) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'metadata.db'}")
     store.upgrade()
-    topic = store.create_topic(TopicName.parse("orders"))
+    topic = store.tenancy.ensure_topic(TopicName.parse("orders"))
 
     def fill() -> None:
         with store.database.write() as connection:
             pages = connection.execute(text("PRAGMA page_count")).scalar_one()
             connection.execute(text(f"PRAGMA max_page_count = {pages}"))
-        store.create_cursor(topic.id, "c" * 100_000)
+        store.cursors.ensure(topic.id, "c" * 100_000)
 
     assert "free some space" in raised(StorageFull, fill).remedy
-    assert store.cursors(topic.id) == []
+    assert store.cursors.of_topic(topic.id) == []
 
 
 @pytest.mark.parametrize(
@@ -243,6 +243,6 @@ def test_a_damaged_sqlite_file_is_data_loss(tmp_path: Path, open_store: OpenStor
     content = bytearray(file.read_bytes())
     content[page_size:] = b"\xa5" * (len(content) - page_size)
     file.write_bytes(content)
-    error = raised(DataLoss, store.topics)
+    error = raised(DataLoss, store.topics.all)
     assert "backup" in error.remedy
     assert isinstance(error.__cause__, sqlite3.DatabaseError)

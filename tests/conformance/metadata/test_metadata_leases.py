@@ -10,9 +10,8 @@ from sqlalchemy import URL
 
 from storage.errors import Fenced, LeaseHeld, TopicNotFound
 from storage.metadata import leases
-from storage.metadata.compaction_state_records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.engine import POSTGRESQL
-from storage.metadata.records import AttemptKind, Lease, TopicRecord
+from storage.metadata.records import SERVICE_DEAD_MS, AttemptKind, Lease, ServiceRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, TopicName
 from storage.owner import is_alive_here, owner_name
@@ -23,88 +22,88 @@ from tests.conformance.metadata.conftest import OpenStore
 
 def prepared(store: MetadataStore, topic: TopicRecord, first_offset: int, messages: int = 1) -> LedgerRecord:
     """A ledger that could be appended, with its attempt."""
-    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "someone")
-    return ledger(store.allocate_ledger_ids(1), first_offset, messages, attempt.attempt_id)
+    attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "someone")
+    return ledger(store.ledgers.allocate_ids(1), first_offset, messages, attempt.attempt_id)
 
 
 def test_a_lease_has_one_holder(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    lease = store.acquire_lease(topic.id, "first:1", TTL)
+    lease = store.leases.acquire(topic.id, "first:1", TTL)
     assert lease == Lease(topic.id, "first:1", 1, clock.now_ms() + TTL)
     with pytest.raises(LeaseHeld, match=r"first:1 .*persistent://public/default/orders.*2023-11-14T22:13:35"):
-        store.acquire_lease(topic.id, "second", TTL)
+        store.leases.acquire(topic.id, "second", TTL)
     # Not even the same holder: it would not notice that it works twice.
     with pytest.raises(LeaseHeld):
-        store.acquire_lease(topic.id, "first:1", TTL)
-    other = store.create_topic(TopicName.parse("other"))
-    assert store.acquire_lease(other.id, "second", TTL).token == 1
+        store.leases.acquire(topic.id, "first:1", TTL)
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+    assert store.leases.acquire(other.id, "second", TTL).token == 1
 
 
 def test_a_holder_that_is_a_live_service_is_told_as_one(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    store.services.beat(ServiceRecord("vm:7:aa", "http://there:8080", None, 0, 0))
-    store.acquire_lease(topic.id, "vm:7:bb", 60_000)
+    store.services.heartbeat(ServiceRecord("vm:7:aa", "http://there:8080", None, 0, 0))
+    store.leases.acquire(topic.id, "vm:7:bb", 60_000)
     with pytest.raises(LeaseHeld, match=r"vm:7:bb is writing .*`compactor serve` at http://there:8080") as held:
-        store.acquire_lease(topic.id, "import", TTL)
+        store.leases.acquire(topic.id, "import", TTL)
     assert "compactor-admin topics produce" in held.value.remedy
     with pytest.raises(LeaseHeld, match="compactor serve") as held:
         store.tenancy.delete_topic(topic.id, force=False)
     assert "compactor-admin topics delete" in held.value.remedy
     clock.advance(SERVICE_DEAD_MS)
     with pytest.raises(LeaseHeld) as held:
-        store.acquire_lease(topic.id, "import", TTL)
+        store.leases.acquire(topic.id, "import", TTL)
     assert "serve" not in str(held.value)
 
 
 def test_tokens_grow_also_after_release_and_expiry(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    first = store.acquire_lease(topic.id, "a", TTL)
-    store.release_lease(first)
-    second = store.acquire_lease(topic.id, "b", TTL)
+    first = store.leases.acquire(topic.id, "a", TTL)
+    store.leases.release(first)
+    second = store.leases.acquire(topic.id, "b", TTL)
     clock.advance(TTL - 1)
     with pytest.raises(LeaseHeld):
-        store.acquire_lease(topic.id, "c", TTL)
+        store.leases.acquire(topic.id, "c", TTL)
     clock.advance(1)
-    third = store.acquire_lease(topic.id, "c", TTL)
+    third = store.leases.acquire(topic.id, "c", TTL)
     assert [first.token, second.token, third.token] == [1, 2, 3]
 
 
 def test_renewal(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    lease = store.acquire_lease(topic.id, "a", TTL)
+    lease = store.leases.acquire(topic.id, "a", TTL)
     clock.advance(TTL - 1)
-    lease = store.renew_lease(lease, TTL)
+    lease = store.leases.renew(lease, TTL)
     assert lease.expires_at == clock.now_ms() + TTL
     clock.advance(TTL - 1)
     with pytest.raises(LeaseHeld):
-        store.acquire_lease(topic.id, "b", TTL)
+        store.leases.acquire(topic.id, "b", TTL)
     clock.advance(10 * TTL)
     # Long over, but nobody came.
-    lease = store.renew_lease(lease, TTL)
+    lease = store.leases.renew(lease, TTL)
     assert lease.token == 1
     clock.advance(TTL)
-    store.acquire_lease(topic.id, "b", TTL)
+    store.leases.acquire(topic.id, "b", TTL)
     with pytest.raises(Fenced, match="b has it now"):
-        store.renew_lease(lease, TTL)
+        store.leases.renew(lease, TTL)
 
 
 def test_many_are_renewed_at_once(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     """Of many, one may be lost, given back or gone with its topic: the others are renewed."""
     names = ["kept", "taken", "released", "deleted", "kept-too"]
-    topics = [store.create_topic(TopicName.parse(name)) for name in names]
-    held = [store.acquire_lease(one.id, "a", TTL) for one in topics]
+    topics = [store.tenancy.ensure_topic(TopicName.parse(name)) for name in names]
+    held = [store.leases.acquire(one.id, "a", TTL) for one in topics]
     clock.advance(TTL)
-    overtaking = store.acquire_lease(topics[1].id, "b", TTL)
-    store.release_lease(held[2])
+    overtaking = store.leases.acquire(topics[1].id, "b", TTL)
+    store.leases.release(held[2])
     store.tenancy.delete_topic(topics[3].id)
     clock.advance(1)
-    assert store.log.renew_leases(held, TTL) == ([held[1], held[2], held[3]], [])
+    assert store.leases.renew_many(held, TTL) == ([held[1], held[2], held[3]], [])
     for kept in (0, 4):
-        assert store.log.lease_of(topics[kept].id) == replace(held[kept], expires_at=clock.now_ms() + TTL)
-    assert store.log.lease_of(topics[1].id) == overtaking
-    assert store.log.lease_of(topics[2].id) is None
-    assert store.log.renew_leases([], TTL) == ([], [])
-    store.renew_lease(held[0], TTL)
+        assert store.leases.current(topics[kept].id) == replace(held[kept], expires_at=clock.now_ms() + TTL)
+    assert store.leases.current(topics[1].id) == overtaking
+    assert store.leases.current(topics[2].id) is None
+    assert store.leases.renew_many([], TTL) == ([], [])
+    store.leases.renew(held[0], TTL)
 
 
 def test_a_lease_whose_row_is_locked_holds_up_no_other(
@@ -113,68 +112,68 @@ def test_a_lease_whose_row_is_locked_holds_up_no_other(
     """PostgreSQL; in SQLite all who write wait for each other."""
     if store.database.dialect != POSTGRESQL:
         pytest.skip("SQLite has one lock")
-    other = store.create_topic(TopicName.parse("other"))
-    held = [store.acquire_lease(one.id, "a", TTL) for one in (topic, other)]
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+    held = [store.leases.acquire(one.id, "a", TTL) for one in (topic, other)]
     clock.advance(TTL - 1)
     with store.database.write() as rolling:
         leases.check(rolling, held[0])
-        assert store.log.renew_leases(held, TTL) == ([], [held[0]])
-    assert store.log.lease_of(other.id) == replace(held[1], expires_at=clock.now_ms() + TTL)
-    assert store.log.renew_leases(held, TTL) == ([], [])
+        assert store.leases.renew_many(held, TTL) == ([], [held[0]])
+    assert store.leases.current(other.id) == replace(held[1], expires_at=clock.now_ms() + TTL)
+    assert store.leases.renew_many(held, TTL) == ([], [])
 
 
 def test_a_lease_is_ended_for_a_dead_owner(store: MetadataStore, topic: TopicRecord) -> None:
-    assert store.log.end_lease(topic.id) is None
-    lease = store.acquire_lease(topic.id, "elsewhere:7:aa", TTL)
-    assert store.log.end_lease(topic.id, dry_run=True) == lease == store.log.lease_of(topic.id)
-    assert store.log.end_lease(topic.id) == lease
-    for late in (lambda: store.renew_lease(lease, TTL), lambda: store.append_ledgers(lease, [])):
+    assert store.leases.end(topic.id) is None
+    lease = store.leases.acquire(topic.id, "elsewhere:7:aa", TTL)
+    assert store.leases.end(topic.id, dry_run=True) == lease == store.leases.current(topic.id)
+    assert store.leases.end(topic.id) == lease
+    for late in (lambda: store.leases.renew(lease, TTL), lambda: store.ledgers.append(lease, [])):
         with pytest.raises(Fenced, match="given back"):
             late()
-    assert store.acquire_lease(topic.id, "next", TTL).token == lease.token + 1
+    assert store.leases.acquire(topic.id, "next", TTL).token == lease.token + 1
     with pytest.raises(TopicNotFound):
-        store.log.end_lease(topic.id + 1)
+        store.leases.end(topic.id + 1)
 
 
 @pytest.mark.parametrize("alive", ["service:7:aa", owner_name()], ids=["a service", "a process of this machine"])
 def test_a_lease_of_a_live_owner_is_ended_by_force_alone(store: MetadataStore, topic: TopicRecord, alive: str) -> None:
     if not is_alive_here(owner_name()) and alive != "service:7:aa":
         pytest.skip("the system does not tell which processes live")
-    store.services.beat(ServiceRecord("service:7:bb", "http://there", None, 0, 0))
-    lease = store.acquire_lease(topic.id, alive, TTL)
+    store.services.heartbeat(ServiceRecord("service:7:bb", "http://there", None, 0, 0))
+    lease = store.leases.acquire(topic.id, alive, TTL)
     for dry_run in (True, False):
         with pytest.raises(LeaseHeld, match="its owner is alive"):
-            store.log.end_lease(topic.id, dry_run=dry_run)
-    assert store.log.end_lease(topic.id, force=True) == lease
-    assert store.log.lease_of(topic.id) is None
+            store.leases.end(topic.id, dry_run=dry_run)
+    assert store.leases.end(topic.id, force=True) == lease
+    assert store.leases.current(topic.id) is None
 
 
 def test_wishes_to_roll_of_many(store: MetadataStore, topic: TopicRecord) -> None:
-    others = [store.create_topic(TopicName.parse(f"other-{number}")) for number in range(3)]
-    store.log.request_roll(others[1].id)
+    others = [store.tenancy.ensure_topic(TopicName.parse(f"other-{number}")) for number in range(3)]
+    store.segments.request_roll(others[1].id)
     store.tenancy.delete_topic(others[2].id)
     asked = [topic.id, *(other.id for other in others)]
-    assert store.log.roll_requests(asked) == {topic.id: False, others[0].id: False, others[1].id: True}
-    assert store.log.roll_requests([]) == {}
+    assert store.segments.roll_requests(asked) == {topic.id: False, others[0].id: False, others[1].id: True}
+    assert store.segments.roll_requests([]) == {}
 
 
 def test_a_lost_lease_is_released_in_silence(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    lost = store.acquire_lease(topic.id, "a", TTL)
+    lost = store.leases.acquire(topic.id, "a", TTL)
     clock.advance(TTL)
-    store.acquire_lease(topic.id, "b", TTL)
-    store.release_lease(lost)
+    store.leases.acquire(topic.id, "b", TTL)
+    store.leases.release(lost)
     with pytest.raises(LeaseHeld, match=r"^b is writing"):
-        store.acquire_lease(topic.id, "c", TTL)
+        store.leases.acquire(topic.id, "c", TTL)
 
 
 def test_a_lease_given_back_is_not_renewed(store: MetadataStore, topic: TopicRecord) -> None:
-    lease = store.acquire_lease(topic.id, "a", TTL)
-    store.release_lease(lease)
-    store.release_lease(lease)
+    lease = store.leases.acquire(topic.id, "a", TTL)
+    store.leases.release(lease)
+    store.leases.release(lease)
     with pytest.raises(Fenced, match="given back"):
-        store.renew_lease(lease, TTL)
+        store.leases.renew(lease, TTL)
     with pytest.raises(Fenced, match="given back"):
-        store.append_ledgers(lease, [prepared(store, topic, 0)])
+        store.ledgers.append(lease, [prepared(store, topic, 0)])
 
 
 def test_of_many_one_gets_the_lease(
@@ -184,7 +183,7 @@ def test_of_many_one_gets_the_lease(
     for round_number in range(1, 6):
         results = at_once(
             [
-                lambda store=store, number=number: store.acquire_lease(topic.id, f"holder-{number}", TTL)
+                lambda store=store, number=number: store.leases.acquire(topic.id, f"holder-{number}", TTL)
                 for number, store in enumerate(stores * 2)
             ]
         )
@@ -195,30 +194,30 @@ def test_of_many_one_gets_the_lease(
 
 
 def test_an_overtaken_lease_appends_nothing(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    late = store.acquire_lease(topic.id, "late", TTL)
+    late = store.leases.acquire(topic.id, "late", TTL)
     mine = prepared(store, topic, 0)
     clock.advance(TTL)
-    overtaking = store.acquire_lease(topic.id, "quick", TTL)
+    overtaking = store.leases.acquire(topic.id, "quick", TTL)
     before = store.snapshot(topic.id)
     with pytest.raises(Fenced, match=r"late no longer holds the lease of persistent://public/default/orders.*quick"):
-        store.append_ledgers(late, [mine])
+        store.ledgers.append(late, [mine])
     assert store.snapshot(topic.id) == before
     # Also when the overtaker is gone again.
-    store.release_lease(overtaking)
+    store.leases.release(overtaking)
     with pytest.raises(Fenced):
-        store.append_ledgers(late, [mine])
-    assert store.ledgers(topic.id) == ()
+        store.ledgers.append(late, [mine])
+    assert store.ledgers.of_topic(topic.id) == ()
 
 
 def test_an_expired_lease_that_nobody_took_appends(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    lease = store.acquire_lease(topic.id, "slow", TTL)
+    lease = store.leases.acquire(topic.id, "slow", TTL)
     mine = prepared(store, topic, 0, 3)
     clock.advance(10 * TTL)
-    store.append_ledgers(lease, [mine])
-    assert store.ledgers(topic.id) == (mine,)
-    assert store.topic(topic.name).next_offset == 3
+    store.ledgers.append(lease, [mine])
+    assert store.ledgers.of_topic(topic.id) == (mine,)
+    assert store.topics.get(topic.name).next_offset == 3
 
 
 def test_append_against_takeover_is_one_or_the_other(
@@ -226,45 +225,45 @@ def test_append_against_takeover_is_one_or_the_other(
 ) -> None:
     stores = [open_store(database_url) for _ in range(2)]
     for _ in range(8):
-        lease = stores[0].acquire_lease(topic.id, "old", TTL)
-        offset = stores[0].topic(topic.name).next_offset
+        lease = stores[0].leases.acquire(topic.id, "old", TTL)
+        offset = stores[0].topics.get(topic.name).next_offset
         mine = prepared(stores[0], topic, offset)
         clock.advance(TTL)
         calls: list[Callable[[], object]] = [
-            lambda lease=lease, mine=mine: stores[0].append_ledgers(lease, [mine]),
-            lambda: stores[1].acquire_lease(topic.id, "new", TTL),
+            lambda lease=lease, mine=mine: stores[0].ledgers.append(lease, [mine]),
+            lambda: stores[1].leases.acquire(topic.id, "new", TTL),
         ]
         appended, taken = at_once(calls)
         assert isinstance(taken, Lease)
         assert appended is None or isinstance(appended, Fenced)
-        assert stores[0].topic(topic.name).next_offset == offset + (appended is None)
-        stores[0].release_lease(taken)
+        assert stores[0].topics.get(topic.name).next_offset == offset + (appended is None)
+        stores[0].leases.release(taken)
 
 
 def test_ledgers_must_go_on_where_the_topic_ends(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     stale = replace(prepared(store, topic, 3), ledger_id=0)
-    lease = store.acquire_lease(topic.id, "me", TTL)
+    lease = store.leases.acquire(topic.id, "me", TTL)
     before = store.snapshot(topic.id)
     for wrong in (prepared(store, topic, 2), prepared(store, topic, 4)):
         with pytest.raises(Fenced, match="offset"):
-            store.append_ledgers(lease, [wrong])
+            store.ledgers.append(lease, [wrong])
     with pytest.raises(Fenced, match="ledger 0 cannot be appended"):
-        store.append_ledgers(lease, [stale])
+        store.ledgers.append(lease, [stale])
     first, second, third = (prepared(store, topic, offset) for offset in (3, 4, 6))
     for wrong_list in ([first, third], [replace(first, ledger_id=10**6), second], []):
         with pytest.raises(AssertionError, match="orders"):
-            store.append_ledgers(lease, wrong_list)
+            store.ledgers.append(lease, wrong_list)
     with pytest.raises(AssertionError, match="before its first"):
-        store.append_ledgers(lease, [replace(first, last_offset=2)])
+        store.ledgers.append(lease, [replace(first, last_offset=2)])
     assert store.snapshot(topic.id) == before
-    store.append_ledgers(lease, [first, second])
-    assert store.topic(topic.name).next_offset == 5
+    store.ledgers.append(lease, [first, second])
+    assert store.topics.get(topic.name).next_offset == 5
 
 
 def test_an_append_that_fails_in_the_middle_changes_nothing(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
-    lease = store.acquire_lease(topic.id, "me", TTL)
+    lease = store.leases.acquire(topic.id, "me", TTL)
     mine = [prepared(store, topic, 3, 2), prepared(store, topic, 5)]
     before = store.snapshot(topic.id)
     statement = 0
@@ -272,52 +271,52 @@ def test_an_append_that_fails_in_the_middle_changes_nothing(store: MetadataStore
         statement += 1
         undo = fail_at(store, statement)
         try:
-            store.append_ledgers(lease, mine)
+            store.ledgers.append(lease, mine)
         except Sabotage:
             undo()
             assert store.snapshot(topic.id) == before
-            attempt = store.attempt(mine[0].attempt_id)
+            attempt = store.attempts.find(mine[0].attempt_id)
             assert attempt is not None
             assert attempt.finished_at is None
         else:
             assert undo() == statement - 1
             break
     assert statement > 5
-    assert store.ledgers(topic.id) == (*before.ledgers, *mine)
+    assert store.ledgers.of_topic(topic.id) == (*before.ledgers, *mine)
 
 
 def test_an_attempt_from_beginning_to_end(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "me")
-    assert store.attempt(attempt.attempt_id) == attempt
+    attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "me")
+    assert store.attempts.find(attempt.attempt_id) == attempt
     begun = clock.now_ms()
     clock.advance(5)
-    store.heartbeat_attempt(attempt)
-    assert store.attempt(attempt.attempt_id) == replace(attempt, heartbeat_at=begun + 5)
+    store.attempts.heartbeat(attempt)
+    assert store.attempts.find(attempt.attempt_id) == replace(attempt, heartbeat_at=begun + 5)
     clock.advance(5)
-    store.finish_attempt(attempt.attempt_id)
+    store.attempts.finish(attempt.attempt_id)
     ended = replace(attempt, heartbeat_at=begun + 5, finished_at=begun + 10)
-    assert store.attempt(attempt.attempt_id) == ended
+    assert store.attempts.find(attempt.attempt_id) == ended
     clock.advance(5)
-    store.finish_attempt(attempt.attempt_id)
+    store.attempts.finish(attempt.attempt_id)
     with pytest.raises(Fenced, match=attempt.attempt_id):
-        store.heartbeat_attempt(attempt)
-    assert store.attempt(attempt.attempt_id) == ended
-    assert store.attempt("0" * 32) is None
+        store.attempts.heartbeat(attempt)
+    assert store.attempts.find(attempt.attempt_id) == ended
+    assert store.attempts.find("0" * 32) is None
 
 
 def test_an_append_finishes_its_attempts(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     made = append(store, topic, 1, 1)
-    attempt = store.attempt(made[0].attempt_id)
+    attempt = store.attempts.find(made[0].attempt_id)
     assert attempt is not None
     assert attempt.finished_at == clock.now_ms()
 
 
 def test_an_attempt_that_was_given_up_appends_nothing(store: MetadataStore, topic: TopicRecord) -> None:
-    lease = store.acquire_lease(topic.id, "me", TTL)
+    lease = store.leases.acquire(topic.id, "me", TTL)
     mine = prepared(store, topic, 0)
-    store.finish_attempt(mine.attempt_id)
+    store.attempts.finish(mine.attempt_id)
     with pytest.raises(Fenced, match=f"{mine.attempt_id} is finished"):
-        store.append_ledgers(lease, [mine])
+        store.ledgers.append(lease, [mine])
     with pytest.raises(Fenced, match="unheard-of"):
-        store.append_ledgers(lease, [replace(mine, attempt_id="unheard-of")])
-    assert store.ledgers(topic.id) == ()
+        store.ledgers.append(lease, [replace(mine, attempt_id="unheard-of")])
+    assert store.ledgers.of_topic(topic.id) == ()

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from storage.errors import CompactionRunning, LeaseHeld
-from storage.metadata.compaction_state_records import ServiceRecord
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.owner import Owner, owner_name
 from tests.conformance.metadata.builders import TTL, append, claim
@@ -24,22 +23,22 @@ pytestmark = pytest.mark.skipif(not DEAD.is_dead, reason="the system does not te
 
 
 def test_the_lease_of_a_dead_process_is_free(store: MetadataStore, topic: TopicRecord) -> None:
-    store.acquire_lease(topic.id, str(DEAD), TTL)
-    assert store.log.lease_of(topic.id) is None
-    store.tenancy.delete_topic(store.create_topic(topic.name).id, force=False)
-    again = store.create_topic(topic.name)
-    store.acquire_lease(again.id, str(DEAD), TTL)
-    lease = store.acquire_lease(again.id, owner_name(), TTL)
+    store.leases.acquire(topic.id, str(DEAD), TTL)
+    assert store.leases.current(topic.id) is None
+    store.tenancy.delete_topic(store.tenancy.ensure_topic(topic.name).id, force=False)
+    again = store.tenancy.ensure_topic(topic.name)
+    store.leases.acquire(again.id, str(DEAD), TTL)
+    lease = store.leases.acquire(again.id, owner_name(), TTL)
     assert lease.token == 2
     with pytest.raises(LeaseHeld):
-        store.acquire_lease(again.id, "next", TTL)
+        store.leases.acquire(again.id, "next", TTL)
 
 
 def test_the_lease_of_a_twin_is_its_own(store: MetadataStore, topic: TopicRecord) -> None:
-    store.services.beat(ServiceRecord(owner_name(), "http://here", None, 0, 0))
-    store.acquire_lease(topic.id, str(TWIN), TTL)
+    store.services.heartbeat(ServiceRecord(owner_name(), "http://here", None, 0, 0))
+    store.leases.acquire(topic.id, str(TWIN), TTL)
     with pytest.raises(LeaseHeld) as told:
-        store.acquire_lease(topic.id, owner_name(), TTL)
+        store.leases.acquire(topic.id, owner_name(), TTL)
     assert "compactor serve" not in str(told.value), "the service here is another process"
     assert store.services.of_owner(str(TWIN)) is None
     assert store.services.of_owner(owner_name()) is not None
@@ -48,17 +47,17 @@ def test_the_lease_of_a_twin_is_its_own(store: MetadataStore, topic: TopicRecord
 def test_a_dead_process_holds_no_run_segment_service_or_leadership(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     run = claim(store, topic, str(DEAD))
-    assert not store.control.activity(topic.id, TTL).running
-    assert [one.id for one in store.control.request_interrupted("here", TTL)] == [topic.id]
+    assert not store.compaction_state.activity(topic.id, TTL).running
+    assert [one.id for one in store.compaction_state.request_interrupted("here", TTL)] == [topic.id]
     assert claim(store, topic, owner_name()).epoch == run.epoch + 1
     with pytest.raises(CompactionRunning):
         claim(store, topic)
     rolled(store, topic, 2)
-    assert store.log.claim_sealing(topic.id, str(DEAD), LOG_UID, TTL) is not None
-    assert store.log.claim_sealing(topic.id, owner_name(), LOG_UID, TTL) is not None
-    assert store.log.claim_sealing(topic.id, "next", LOG_UID, TTL) is None
-    store.services.beat(ServiceRecord(str(DEAD), "http://dead", LOG_UID, 0, 0))
-    assert store.services.services() == []
+    assert store.sealing.claim(topic.id, str(DEAD), LOG_UID, TTL) is not None
+    assert store.sealing.claim(topic.id, owner_name(), LOG_UID, TTL) is not None
+    assert store.sealing.claim(topic.id, "next", LOG_UID, TTL) is None
+    store.services.heartbeat(ServiceRecord(str(DEAD), "http://dead", LOG_UID, 0, 0))
+    assert store.services.live() == []
     assert store.services.lead(str(DEAD), TTL) == 1
     assert store.services.lead(owner_name(), TTL) == 2
     assert store.services.lead("next", TTL) is None

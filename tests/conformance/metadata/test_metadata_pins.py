@@ -39,13 +39,13 @@ def serving(store: MetadataStore, topic: TopicRecord) -> CompactedLedgerRecord:
 
 
 def pinned(store: MetadataStore, topic: TopicRecord, holder: str = "reader", ttl_ms: int = TTL) -> Pin:
-    pin = store.pin_compacted(topic.id, holder, ttl_ms)[1]
+    pin = store.pins.take(topic.id, holder, ttl_ms)[1]
     assert pin is not None
     return pin
 
 
 def kept(store: MetadataStore, topic: TopicRecord) -> list[int]:
-    return [one.ledger_id for one in store.referenced(topic.id).compacted]
+    return [one.ledger_id for one in store.pins.referenced(topic.id).compacted]
 
 
 @pytest.fixture
@@ -54,37 +54,37 @@ def retired(store: MetadataStore, topic: TopicRecord) -> CompactedLedgerRecord:
     append(store, topic, 3)
     publish_all(store, topic)
     publish_all(store, topic)
-    return store.retired_compacted(topic.id)[0]
+    return store.pins.retired(topic.id)[0]
 
 
 def test_a_pin_comes_with_its_snapshot(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    assert store.pin_compacted(topic.id, "reader", TTL) == (store.snapshot(topic.id), None)
+    assert store.pins.take(topic.id, "reader", TTL) == (store.snapshot(topic.id), None)
     append(store, topic, 3)
     publish_all(store, topic)
-    snapshot, pin = store.pin_compacted(topic.id, "host-1:99", TTL)
+    snapshot, pin = store.pins.take(topic.id, "host-1:99", TTL)
     assert snapshot == store.snapshot(topic.id)
     assert snapshot.compacted is not None
     assert pin is not None
     assert pin == Pin(pin.pin_id, topic.id, snapshot.compacted.ledger_id, "host-1:99", clock.now_ms() + TTL)
     assert len(pin.pin_id) == 32
-    assert store.referenced(topic.id).pins == (pin,)
+    assert store.pins.referenced(topic.id).pins == (pin,)
     with pytest.raises(TopicNotFound):
-        store.pin_compacted(NOBODY, "reader", TTL)
+        store.pins.take(NOBODY, "reader", TTL)
 
 
 def test_a_retired_ledger_is_pinned_by_its_id_until_it_is_collected(
     store: MetadataStore, topic: TopicRecord, retired: CompactedLedgerRecord
 ) -> None:
-    snapshot, pin = store.pin_compacted(topic.id, "reader", TTL, retired.ledger_id)
+    snapshot, pin = store.pins.take(topic.id, "reader", TTL, retired.ledger_id)
     assert pin is not None
     assert pin.ledger_id == retired.ledger_id
     assert snapshot == store.snapshot(topic.id), "what serves is what it was"
-    assert not store.collect_compacted(topic.id, retired.ledger_id, 0)
-    store.release_pin(pin)
-    other = store.create_topic(TopicName.parse("other"))
-    assert store.pin_compacted(other.id, "reader", TTL, retired.ledger_id)[1] is None
-    assert store.collect_compacted(topic.id, retired.ledger_id, 0)
-    pin = store.pin_compacted(topic.id, "reader", TTL, retired.ledger_id)[1]
+    assert not store.pins.collect(topic.id, retired.ledger_id, 0)
+    store.pins.release(pin)
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+    assert store.pins.take(other.id, "reader", TTL, retired.ledger_id)[1] is None
+    assert store.pins.collect(topic.id, retired.ledger_id, 0)
+    pin = store.pins.take(topic.id, "reader", TTL, retired.ledger_id)[1]
     assert pin is not None
     assert pin.ledger_id == serving(store, topic).ledger_id
 
@@ -94,11 +94,11 @@ def test_two_pins_of_one_holder_are_two(store: MetadataStore, topic: TopicRecord
     publish_all(store, topic)
     first, second = pinned(store, topic), pinned(store, topic)
     publish_all(store, topic)
-    store.release_pin(first)
-    assert not store.collect_compacted(topic.id, first.ledger_id, 0)
-    store.release_pin(second)
-    store.release_pin(second)
-    assert store.collect_compacted(topic.id, first.ledger_id, 0)
+    store.pins.release(first)
+    assert not store.pins.collect(topic.id, first.ledger_id, 0)
+    store.pins.release(second)
+    store.pins.release(second)
+    assert store.pins.collect(topic.id, first.ledger_id, 0)
 
 
 def test_a_retired_ledger_goes_after_its_grace_time(
@@ -106,13 +106,13 @@ def test_a_retired_ledger_goes_after_its_grace_time(
 ) -> None:
     assert retired.retired_at == clock.now_ms()
     clock.advance(GRACE - 1)
-    assert not store.collect_compacted(topic.id, retired.ledger_id, GRACE)
-    assert store.retired_compacted(topic.id) == [retired]
+    assert not store.pins.collect(topic.id, retired.ledger_id, GRACE)
+    assert store.pins.retired(topic.id) == [retired]
     before = store.snapshot(topic.id)
     clock.advance(1)
-    assert store.collect_compacted(topic.id, retired.ledger_id, GRACE)
-    assert not store.collect_compacted(topic.id, retired.ledger_id, GRACE)
-    assert store.retired_compacted(topic.id) == []
+    assert store.pins.collect(topic.id, retired.ledger_id, GRACE)
+    assert not store.pins.collect(topic.id, retired.ledger_id, GRACE)
+    assert store.pins.retired(topic.id) == []
     assert store.snapshot(topic.id) == before
 
 
@@ -120,34 +120,34 @@ def test_what_serves_is_never_collected(store: MetadataStore, topic: TopicRecord
     append(store, topic, 3)
     publish_all(store, topic)
     clock.advance(10 * GRACE)
-    assert not store.collect_compacted(topic.id, serving(store, topic).ledger_id, 0)
-    assert store.retired_compacted(topic.id) == []
+    assert not store.pins.collect(topic.id, serving(store, topic).ledger_id, 0)
+    assert store.pins.retired(topic.id) == []
     assert store.snapshot(topic.id).compacted is not None
 
 
 def test_nor_is_what_another_topic_has(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock, retired: CompactedLedgerRecord
 ) -> None:
-    other = store.create_topic(TopicName.parse("other"))
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     clock.advance(GRACE)
-    assert not store.collect_compacted(other.id, retired.ledger_id, 0)
-    assert not store.collect_compacted(topic.id, NOBODY, 0)
-    assert store.retired_compacted(topic.id) == [retired]
-    assert store.retired_compacted(other.id) == []
+    assert not store.pins.collect(other.id, retired.ledger_id, 0)
+    assert not store.pins.collect(topic.id, NOBODY, 0)
+    assert store.pins.retired(topic.id) == [retired]
+    assert store.pins.retired(other.id) == []
     with pytest.raises(TopicNotFound):
-        store.collect_compacted(NOBODY, retired.ledger_id, 0)
+        store.pins.collect(NOBODY, retired.ledger_id, 0)
 
 
 def test_retired_ledgers_are_listed_the_oldest_first(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     made = [publish_all(store, topic).compacted_ledger_id for _ in range(4)]
-    assert [one.ledger_id for one in store.retired_compacted(topic.id)] == made[:3]
+    assert [one.ledger_id for one in store.pins.retired(topic.id)] == made[:3]
     assert kept(store, topic) == made
     # With the cursor the last one retires too.
-    store.delete_cursor(topic.id, "__compaction")
-    assert [one.ledger_id for one in store.retired_compacted(topic.id)] == made
-    assert store.pin_compacted(topic.id, "reader", TTL)[1] is None
-    assert [store.collect_compacted(topic.id, int(ledger or 0), 0) for ledger in made] == [True] * 4
+    store.cursors.delete(topic.id, "__compaction")
+    assert [one.ledger_id for one in store.pins.retired(topic.id)] == made
+    assert store.pins.take(topic.id, "reader", TTL)[1] is None
+    assert [store.pins.collect(topic.id, int(ledger or 0), 0) for ledger in made] == [True] * 4
     # The generation goes on, though no row remembers where it was.
     publish_all(store, topic)
     assert serving(store, topic).generation == 5
@@ -161,11 +161,11 @@ def test_a_pin_holds_its_ledger_until_it_expires(store: MetadataStore, topic: To
     newer = pinned(store, topic, "another", ttl_ms=2 * TTL)
     assert newer.ledger_id == serving(store, topic).ledger_id != pin.ledger_id
     clock.advance(TTL - 1)
-    assert not store.collect_compacted(topic.id, pin.ledger_id, 0)
+    assert not store.pins.collect(topic.id, pin.ledger_id, 0)
     assert kept(store, topic) == [pin.ledger_id, newer.ledger_id]
     clock.advance(1)
-    assert store.referenced(topic.id).pins == (newer,)
-    assert store.collect_compacted(topic.id, pin.ledger_id, 0)
+    assert store.pins.referenced(topic.id).pins == (newer,)
+    assert store.pins.collect(topic.id, pin.ledger_id, 0)
     assert kept(store, topic) == [newer.ledger_id]
 
 
@@ -176,11 +176,11 @@ def test_a_renewed_pin_holds_on(store: MetadataStore, topic: TopicRecord, clock:
     publish_all(store, topic)
     for _ in range(3):
         clock.advance(TTL - 1)
-        renewed = store.renew_pin(pin, TTL)
+        renewed = store.pins.renew(pin, TTL)
         assert renewed == replace(pin, expires_at=clock.now_ms() + TTL)
-        assert not store.collect_compacted(topic.id, pin.ledger_id, 0)
+        assert not store.pins.collect(topic.id, pin.ledger_id, 0)
         pin = renewed
-    assert store.referenced(topic.id).pins == (pin,)
+    assert store.pins.referenced(topic.id).pins == (pin,)
 
 
 def test_an_expired_pin_is_renewed_while_its_ledger_is_there(
@@ -192,10 +192,10 @@ def test_an_expired_pin_is_renewed_while_its_ledger_is_there(
     publish_all(store, topic)
     clock.advance(10 * TTL)
     newer = pinned(store, topic, "another")  # sweeps what has expired
-    assert store.referenced(topic.id).pins == (newer,)
-    renewed = store.renew_pin(pin, TTL)
-    assert set(store.referenced(topic.id).pins) == {newer, renewed}
-    assert not store.collect_compacted(topic.id, pin.ledger_id, 0)
+    assert store.pins.referenced(topic.id).pins == (newer,)
+    renewed = store.pins.renew(pin, TTL)
+    assert set(store.pins.referenced(topic.id).pins) == {newer, renewed}
+    assert not store.pins.collect(topic.id, pin.ledger_id, 0)
 
 
 def test_a_pin_whose_ledger_was_collected_is_fenced(
@@ -206,11 +206,11 @@ def test_a_pin_whose_ledger_was_collected_is_fenced(
     pin = pinned(store, topic, "slow")
     publish_all(store, topic)
     clock.advance(TTL)
-    assert store.collect_compacted(topic.id, pin.ledger_id, 0)
+    assert store.pins.collect(topic.id, pin.ledger_id, 0)
     with pytest.raises(Fenced, match=rf"pin of slow on compacted ledger {pin.ledger_id} of persistent:.*collected"):
-        store.renew_pin(pin, TTL)
-    assert store.referenced(topic.id).pins == ()
-    store.release_pin(pin)
+        store.pins.renew(pin, TTL)
+    assert store.pins.referenced(topic.id).pins == ()
+    store.pins.release(pin)
     assert pinned(store, topic).ledger_id == serving(store, topic).ledger_id
 
 
@@ -242,16 +242,16 @@ def test_a_collection_that_fails_in_the_middle_changes_nothing(
     pin = pinned(store, topic)
     publish_all(store, topic)
     clock.advance(TTL)
-    before = store.referenced(topic.id)
+    before = store.pins.referenced(topic.id)
     statement = 0
     while True:
         statement += 1
         undo = fail_at(store, statement)
         try:
-            store.collect_compacted(topic.id, pin.ledger_id, 0)
+            store.pins.collect(topic.id, pin.ledger_id, 0)
         except Sabotage:
             undo()
-            assert store.referenced(topic.id) == before
+            assert store.pins.referenced(topic.id) == before
         else:
             undo()
             break
@@ -272,16 +272,16 @@ def test_a_pin_in_the_moment_of_collection_keeps_its_ledger(
         new = compacted(stores[0], run, old.generation + 1, old.horizon)
 
         def collect(store: MetadataStore, old: CompactedLedgerRecord = old) -> bool:
-            return any(store.collect_compacted(topic.id, old.ledger_id, 0) for _ in range(4))
+            return any(store.pins.collect(topic.id, old.ledger_id, 0) for _ in range(4))
 
         def publish(run: RunRecord = run, old: CompactedLedgerRecord = old, new: object = new) -> bool:
             assert isinstance(new, CompactedLedgerRecord)
-            stores[0].publish(run, old.generation, new, {})
+            stores[0].publishing.publish(run, old.generation, new, {})
             return collect(stores[0])
 
         first, second, *taken = at_once(
             [publish, lambda: collect(stores[1])]
-            + [lambda store=store: store.pin_compacted(topic.id, "reader", TTL) for store in stores[2:]]
+            + [lambda store=store: store.pins.take(topic.id, "reader", TTL) for store in stores[2:]]
         )
         assert isinstance(first, bool)
         assert isinstance(second, bool)
@@ -296,8 +296,8 @@ def test_a_pin_in_the_moment_of_collection_keeps_its_ledger(
             assert snapshot.compacted is not None
             assert snapshot.compacted.ledger_id == pin.ledger_id
             assert pin.ledger_id in left
-            stores[0].release_pin(pin)
-        stores[0].collect_compacted(topic.id, old.ledger_id, 0)
+            stores[0].pins.release(pin)
+        stores[0].pins.collect(topic.id, old.ledger_id, 0)
 
 
 def test_renewal_against_collection_is_one_or_the_other(
@@ -312,8 +312,8 @@ def test_renewal_against_collection_is_one_or_the_other(
         clock.advance(TTL)
         renewed, collected = at_once(
             [
-                lambda pin=pin: stores[0].renew_pin(pin, TTL),
-                lambda pin=pin: stores[1].collect_compacted(topic.id, pin.ledger_id, 0),
+                lambda pin=pin: stores[0].pins.renew(pin, TTL),
+                lambda pin=pin: stores[1].pins.collect(topic.id, pin.ledger_id, 0),
             ]
         )
         if collected is True:
@@ -322,7 +322,7 @@ def test_renewal_against_collection_is_one_or_the_other(
             assert collected is False
             assert isinstance(renewed, Pin)
             assert pin.ledger_id in kept(stores[0], topic)
-            stores[0].release_pin(renewed)
+            stores[0].pins.release(renewed)
 
 
 def test_of_many_collectors_one_collects(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
@@ -333,7 +333,7 @@ def test_of_many_collectors_one_collects(database_url: URL, open_store: OpenStor
         old = serving(stores[0], topic)
         publish_all(stores[0], topic)
         results = at_once(
-            [lambda store=store, old=old: store.collect_compacted(topic.id, old.ledger_id, 0) for store in stores]
+            [lambda store=store, old=old: store.pins.collect(topic.id, old.ledger_id, 0) for store in stores]
         )
         assert sorted(map(repr, results)) == ["False"] * 3 + ["True"]
 
@@ -345,6 +345,6 @@ def test_a_run_reads_on_what_it_began_with(store: MetadataStore, topic: TopicRec
     run = claim(store, topic)
     base = serving(store, topic)
     clock.advance(10 * GRACE)
-    assert not store.collect_compacted(topic.id, base.ledger_id, 0)
-    store.publish(run, base.generation, compacted(store, run, base.generation + 1, end_of(made[0])), {})
-    assert store.collect_compacted(topic.id, base.ledger_id, 0)
+    assert not store.pins.collect(topic.id, base.ledger_id, 0)
+    store.publishing.publish(run, base.generation, compacted(store, run, base.generation + 1, end_of(made[0])), {})
+    assert store.pins.collect(topic.id, base.ledger_id, 0)

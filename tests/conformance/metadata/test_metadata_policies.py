@@ -90,8 +90,8 @@ def test_the_nearest_scope_counts(store: MetadataStore, topic: TopicRecord) -> N
     assert found() == (2 << 20, Origin.NAMESPACE)
     store.policies.set(topic_scope(topic), name, "3M")
     assert found() == (3 << 20, Origin.TOPIC)
-    neighbour = store.create_topic(TopicName.parse("neighbour"))
-    stranger = store.create_topic(TopicName.parse("public/other/orders"))
+    neighbour = store.tenancy.ensure_topic(TopicName.parse("neighbour"))
+    stranger = store.tenancy.ensure_topic(TopicName.parse("public/other/orders"))
     assert (found(neighbour), found(stranger)) == ((2 << 20, Origin.NAMESPACE), (1 << 20, Origin.BROKER))
     store.policies.remove(topic_scope(topic), name)
     assert found() == (2 << 20, Origin.NAMESPACE)
@@ -150,7 +150,7 @@ def test_a_policy_of_a_newer_version_is_left_alone(store: MetadataStore, topic: 
 
 
 def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(store: MetadataStore, topic: TopicRecord) -> None:
-    other = store.create_topic(TopicName.parse("other"))
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     store.policies.set(BROKER, "retention.ms", 5)
     for scope in (topic_scope(topic), NAMESPACE, "topic:gone"):
         store_policy(store, scope, "segment.bytes", 1 << 40)
@@ -189,7 +189,7 @@ TRIGGERS = {
 
 
 def compacted(store: MetadataStore, topic: TopicRecord) -> bool:
-    return [cursor.name for cursor in store.cursors(topic.id)] == [COMPACTION_CURSOR]
+    return [cursor.name for cursor in store.cursors.of_topic(topic.id)] == [COMPACTION_CURSOR]
 
 
 @pytest.mark.parametrize("name", TRIGGERS)
@@ -214,11 +214,11 @@ def test_a_topic_that_no_longer_turns_compaction_off_has_its_cursor(store: Metad
 def test_topics_that_come_later_have_their_cursor_from_the_beginning(store: MetadataStore, topic: TopicRecord) -> None:
     store.policies.set(NAMESPACE, "compaction.threshold.messages", 5)
     assert not compacted(store, topic), "not thousands in one request: whoever trims asks"
-    assert compacted(store, store.create_topic(TopicName.parse("later")))
+    assert compacted(store, store.tenancy.ensure_topic(TopicName.parse("later")))
     assert compacted(store, store.tenancy.create_topic(TopicName.parse("properly"), {}))
-    store.tenancy.create_partitioned(TopicName.parse("parts"), 2, {})
-    assert compacted(store, store.topic(TopicName.parse("parts-partition-1")))
-    assert not compacted(store, store.create_topic(TopicName.parse("public/else/where")))
+    store.partitions.create(TopicName.parse("parts"), 2, {})
+    assert compacted(store, store.topics.get(TopicName.parse("parts-partition-1")))
+    assert not compacted(store, store.tenancy.ensure_topic(TopicName.parse("public/else/where")))
 
 
 @pytest.mark.parametrize("scope", [BROKER, NAMESPACE])
@@ -227,26 +227,26 @@ def test_nothing_is_trimmed_of_a_topic_that_is_to_be_compacted_by_what_is_set_ar
 ) -> None:
     """In the transaction that trims: the policy may have been set since somebody looked."""
     append(store, topic, 3)
-    (ledger,) = store.ledgers(topic.id)
+    (ledger,) = store.ledgers.of_topic(topic.id)
     store.policies.set(scope, "compaction.threshold.bytes", 1 << 30)
     with pytest.raises(Conflict, match="its cursor '__compaction' is with nothing acknowledged"):
-        store.log.trim(topic.id, 3, [ledger.ledger_id], force=False)
-    assert store.ledgers(topic.id) == (ledger,)
-    store.log.trim(topic.id, 3, [ledger.ledger_id], force=True)
-    assert store.ledgers(topic.id) == ()
+        store.trimming.trim(topic.id, 3, [ledger.ledger_id], force=False)
+    assert store.ledgers.of_topic(topic.id) == (ledger,)
+    store.trimming.trim(topic.id, 3, [ledger.ledger_id], force=True)
+    assert store.ledgers.of_topic(topic.id) == ()
 
 
 def test_policies_never_touch_a_cursor(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
-    store.create_cursor(topic.id, "reader")
-    before = (state(store, topic), store.cursors(topic.id))
+    store.cursors.ensure(topic.id, "reader")
+    before = (state(store, topic), store.cursors.of_topic(topic.id))
     for scope in (BROKER, NAMESPACE, topic_scope(topic)):
         for name, (given, _) in EXAMPLES.items():
             store.policies.set(scope, name, given)
         for name in EXAMPLES:
             assert store.policies.remove(scope, name)
-    assert (state(store, topic), store.cursors(topic.id)) == before
+    assert (state(store, topic), store.cursors.of_topic(topic.id)) == before
 
 
 def test_several_set_the_same_policy_at_once(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
@@ -264,7 +264,7 @@ def test_several_set_the_same_policy_at_once(database_url: URL, open_store: Open
 
 
 def test_several_scopes_change_together_or_not_at_all(store: MetadataStore, topic: TopicRecord) -> None:
-    first, second = topic_scope(topic), topic_scope(store.create_topic(TopicName.parse("second")))
+    first, second = topic_scope(topic), topic_scope(store.tenancy.ensure_topic(TopicName.parse("second")))
     store.policies.change([first, second], {"segment.ms": "1h", "min.compaction.lag.ms": "1m"})
     store.policies.set(second, "max.compaction.lag.ms", "2m")
     before = [store.policies.of_scope(scope) for scope in (first, second)]

@@ -34,7 +34,7 @@ def test_publish(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
     run = claim(store, topic)
     new = compacted(store, run, 1, end_of(made[0]))
     clock.advance(9)
-    ended = store.publish(run, 0, new, {"survivors": 2})
+    ended = store.publishing.publish(run, 0, new, {"survivors": 2})
     assert (ended.state, ended.finished_at, ended.statistics, ended.compacted_ledger_id, ended.error) == (
         RunState.SUCCESS,
         clock.now_ms(),
@@ -51,7 +51,7 @@ def test_publish(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -
     assert after.cursor.properties == {"CompactedTopicLedger": str(new.ledger_id)}
     assert after.last_run == ended
     assert after.ledgers == tuple(made)
-    attempt = store.attempt(run.attempt_id)
+    attempt = store.attempts.find(run.attempt_id)
     assert attempt is not None
     assert attempt.finished_at == clock.now_ms()
 
@@ -67,7 +67,7 @@ def test_the_next_generation_retires_the_one_before(
     clock.advance(9)
     run = claim(store, topic)
     new = emptied(compacted(store, run, 2, end_of(made[0])))
-    store.publish(run, 1, new, {})
+    store.publishing.publish(run, 1, new, {})
     assert store.snapshot(topic.id).compacted == new
     with store.database.read() as connection:
         rows = connection.execute(
@@ -81,7 +81,7 @@ def test_an_equal_horizon_may_be_published_again(store: MetadataStore, topic: To
     append(store, topic, 3)
     publish_all(store, topic)
     run = publish_all(store, topic)
-    assert store.topic(topic.name).generation == 2
+    assert store.topics.get(topic.name).generation == 2
     assert run.state is RunState.SUCCESS
 
 
@@ -91,7 +91,7 @@ def test_a_stale_generation_never_publishes(store: MetadataStore, topic: TopicRe
     run = claim(store, topic)
     before = store.snapshot(topic.id)
     with pytest.raises(Fenced, match=r"read generation 0 of persistent://public/default/orders.*is at 1"):
-        store.publish(run, 0, compacted(store, run, 1, end_of(made[0])), {})
+        store.publishing.publish(run, 0, compacted(store, run, 1, end_of(made[0])), {})
     assert store.snapshot(topic.id) == before
 
 
@@ -103,12 +103,12 @@ def test_a_stale_epoch_never_publishes(store: MetadataStore, topic: TopicRecord,
     before = store.snapshot(topic.id)
     late = compacted(store, zombie, 1, end_of(made[0]))
     with pytest.raises(Fenced, match=f"taken over by run {successor.run_id}"):
-        store.publish(zombie, 0, late, {})
+        store.publishing.publish(zombie, 0, late, {})
     assert store.snapshot(topic.id) == before
-    store.publish(successor, 0, compacted(store, successor, 1, end_of(made[0])), {})
+    store.publishing.publish(successor, 0, compacted(store, successor, 1, end_of(made[0])), {})
     with pytest.raises(Fenced):
-        store.publish(zombie, 1, replace(late, generation=2), {})
-    assert store.topic(topic.name).generation == 1
+        store.publishing.publish(zombie, 1, replace(late, generation=2), {})
+    assert store.topics.get(topic.name).generation == 1
 
 
 def test_a_run_publishes_once(store: MetadataStore, topic: TopicRecord) -> None:
@@ -116,7 +116,7 @@ def test_a_run_publishes_once(store: MetadataStore, topic: TopicRecord) -> None:
     run = publish_all(store, topic)
     before = store.snapshot(topic.id)
     with pytest.raises(Fenced, match="SUCCESS already"):
-        store.publish(run, 1, compacted(store, run, 2, end_of(made[0])), {})
+        store.publishing.publish(run, 1, compacted(store, run, 2, end_of(made[0])), {})
     assert store.snapshot(topic.id) == before
 
 
@@ -131,7 +131,7 @@ def test_the_horizon_never_goes_back(store: MetadataStore, topic: TopicRecord) -
         Position(made[1].last_offset, MessageId(made[1].ledger_id, 0)),
     ):
         with pytest.raises(Fenced, match=r"horizon of persistent://public/default/orders back from .*offset 6"):
-            store.publish(run, 1, compacted(store, run, 2, back), {})
+            store.publishing.publish(run, 1, compacted(store, run, 2, back), {})
     assert store.snapshot(topic.id) == before
 
 
@@ -146,7 +146,7 @@ def test_a_compacted_ledger_that_cannot_be_right_is_refused(store: MetadataStore
         (replace(right, attempt_id="f" * 32), "of attempt f"),
     ):
         with pytest.raises(AssertionError, match=why):
-            store.publish(run, 0, wrong, {})
+            store.publishing.publish(run, 0, wrong, {})
     assert store.snapshot(topic.id) == before
 
 
@@ -161,7 +161,9 @@ def test_of_publishers_of_one_run_one_wins(
         candidates = [compacted(store, run, generation + 1, end_of(made[0])) for store in stores]
         results = at_once(
             [
-                lambda store=store, new=new, run=run, generation=generation: store.publish(run, generation, new, {})
+                lambda store=store, new=new, run=run, generation=generation: store.publishing.publish(
+                    run, generation, new, {}
+                )
                 for store, new in zip(stores, candidates, strict=True)
             ]
         )
@@ -185,7 +187,9 @@ def test_of_publishers_of_several_epochs_the_last_wins(
         ]
         results = at_once(
             [
-                lambda store=store, run=run, new=new, generation=generation: store.publish(run, generation, new, {})
+                lambda store=store, run=run, new=new, generation=generation: store.publishing.publish(
+                    run, generation, new, {}
+                )
                 for store, run, new in zip(stores, claimed, candidates, strict=True)
             ]
         )
@@ -215,14 +219,14 @@ def test_publish_against_deletion_of_the_cursor(database_url: URL, open_store: O
     stores = [open_store(database_url) for _ in range(2)]
     made = append(stores[0], topic, 2)
     for _ in range(8):
-        stores[0].create_cursor(topic.id, "__compaction")
+        stores[0].cursors.ensure(topic.id, "__compaction")
         run = claim(stores[0], topic)
-        generation = stores[0].topic(topic.name).generation
+        generation = stores[0].topics.get(topic.name).generation
         new = compacted(stores[0], run, generation + 1, end_of(made[0]))
         published, deleted = at_once(
             [
-                lambda run=run, generation=generation, new=new: stores[0].publish(run, generation, new, {}),
-                lambda: stores[1].delete_cursor(topic.id, "__compaction"),
+                lambda run=run, generation=generation, new=new: stores[0].publishing.publish(run, generation, new, {}),
+                lambda: stores[1].cursors.delete(topic.id, "__compaction"),
             ]
         )
         assert deleted is None
@@ -230,26 +234,26 @@ def test_publish_against_deletion_of_the_cursor(database_url: URL, open_store: O
         after = stores[0].snapshot(topic.id)
         assert (after.cursor, after.compacted, after.horizon) == (None, None, None)
         assert after.topic.generation == generation + isinstance(published, RunRecord)
-        stores[0].fail_run(run, "fenced")
+        stores[0].runs.fail(run, "fenced")
 
 
 def test_a_publish_that_fails_in_the_middle_changes_nothing(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
-    store.set_cursor_properties(topic.id, "__compaction", {"owner": "me"})
+    store.cursors.set_properties(topic.id, "__compaction", {"owner": "me"})
     made = append(store, topic, 4)
     run = claim(store, topic)
     new = compacted(store, run, 2, end_of(made[0]))
-    before = (store.snapshot(topic.id), store.attempt(run.attempt_id))
+    before = (store.snapshot(topic.id), store.attempts.find(run.attempt_id))
     statement = 0
     while True:
         statement += 1
         undo = fail_at(store, statement)
         try:
-            store.publish(run, 1, new, {})
+            store.publishing.publish(run, 1, new, {})
         except Sabotage:
             undo()
-            assert (store.snapshot(topic.id), store.attempt(run.attempt_id)) == before
+            assert (store.snapshot(topic.id), store.attempts.find(run.attempt_id)) == before
         else:
             assert undo() == statement - 1
             break
@@ -264,16 +268,16 @@ def test_no_property_and_no_pointer_is_lost_to_a_race(
     database_url: URL, open_store: OpenStore, topic: TopicRecord
 ) -> None:
     stores = [open_store(database_url) for _ in range(5)]
-    stores[0].create_cursor(topic.id, "__compaction")
+    stores[0].cursors.ensure(topic.id, "__compaction")
     for generation in range(6):
         made = append(stores[0], topic, 1)
         run = claim(stores[0], topic)
         new = compacted(stores[0], run, generation + 1, end_of(made[0]))
         results = at_once(
             [
-                lambda run=run, new=new, generation=generation: stores[0].publish(run, generation, new, {}),
+                lambda run=run, new=new, generation=generation: stores[0].publishing.publish(run, generation, new, {}),
                 *[
-                    lambda store=store, n=n, generation=generation: store.set_cursor_properties(
+                    lambda store=store, n=n, generation=generation: store.cursors.set_properties(
                         topic.id, "__compaction", {f"writer-{n}-{generation}": "here"}
                     )
                     for n, store in enumerate(stores[1:])
@@ -281,7 +285,7 @@ def test_no_property_and_no_pointer_is_lost_to_a_race(
             ]
         )
         assert [result for result in results if isinstance(result, Exception)] == []
-        cursor = stores[0].cursor(topic.id, "__compaction")
+        cursor = stores[0].cursors.get(topic.id, "__compaction")
         assert cursor.properties["CompactedTopicLedger"] == str(new.ledger_id)
         assert len(cursor.properties) == 1 + 4 * (generation + 1)
 

@@ -17,17 +17,17 @@ from tests.conformance.metadata.conftest import OpenStore
 
 
 def test_a_claim(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    assert store.last_run(topic.id) is None
+    assert store.runs.last(topic.id) is None
     run = claim(store, topic)
     assert run.state is RunState.RUNNING
-    assert run.epoch == store.topic(topic.name).epoch == 1
+    assert run.epoch == store.topics.get(topic.name).epoch == 1
     assert run.policies == {"threshold": 5, "lag": None, "ratio": 0.5}
     assert (run.started_at, run.heartbeat_at, run.finished_at) == (clock.now_ms(), clock.now_ms(), None)
     assert (run.error, run.horizon, run.compacted_ledger_id, run.statistics) == ("", None, None, {})
-    assert store.run(run.run_id) == store.last_run(topic.id) == store.snapshot(topic.id).last_run == run
-    attempt = store.attempt(run.attempt_id)
+    assert store.runs.get(run.run_id) == store.runs.last(topic.id) == store.snapshot(topic.id).last_run == run
+    attempt = store.attempts.find(run.attempt_id)
     assert attempt is not None
-    assert (attempt.kind, attempt.holder, attempt.finished_at) == (AttemptKind.RUN, "worker", None)
+    assert (attempt.kind, attempt.owner, attempt.finished_at) == (AttemptKind.RUN, "worker", None)
 
 
 def test_a_second_claim_names_the_run(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -37,16 +37,16 @@ def test_a_second_claim_names_the_run(store: MetadataStore, topic: TopicRecord, 
     with pytest.raises(CompactionRunning, match=rf"run {run.run_id} by host-1:99 .*orders since 2023-11-14T22:13:20"):
         claim(store, topic)
     assert store.snapshot(topic.id) == before
-    other = store.create_topic(TopicName.parse("other"))
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     assert claim(store, other).epoch == 1
 
 
 def test_a_heartbeat_keeps_a_run(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     run = claim(store, topic)
     clock.advance(TTL - 1)
-    run = store.update_run(run)
+    run = store.runs.update(run)
     assert run.heartbeat_at == clock.now_ms()
-    attempt = store.attempt(run.attempt_id)
+    attempt = store.attempts.find(run.attempt_id)
     assert attempt is not None
     assert attempt.heartbeat_at == clock.now_ms()
     clock.advance(TTL - 1)
@@ -57,14 +57,14 @@ def test_a_heartbeat_keeps_a_run(store: MetadataStore, topic: TopicRecord, clock
 def test_progress(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3)
     run = claim(store, topic)
-    run = store.update_run(run, phase="phase one", horizon=end_of(made[0]))
-    run = store.update_run(run, statistics={"rows": 2**60, "seconds": 0.25})
+    run = store.runs.update(run, phase="phase one", horizon=end_of(made[0]))
+    run = store.runs.update(run, statistics={"rows": 2**60, "seconds": 0.25})
     assert (run.phase, run.horizon, run.statistics) == (
         "phase one",
         end_of(made[0]),
         {"rows": 2**60, "seconds": 0.25},
     )
-    assert store.run(run.run_id) == run
+    assert store.runs.get(run.run_id) == run
     # The horizon of a run is not the topic's, until it is published.
     assert store.snapshot(topic.id).horizon is None
 
@@ -74,20 +74,20 @@ def test_a_dead_run_is_taken_over(store: MetadataStore, topic: TopicRecord, cloc
     clock.advance(TTL)
     successor = claim(store, topic, "successor")
     assert successor.epoch == dead.epoch + 1
-    ended = store.run(dead.run_id)
+    ended = store.runs.get(dead.run_id)
     assert ended.state is RunState.ERROR
     assert ended.finished_at == clock.now_ms()
     assert ended.error == f"its worker dead stopped answering; taken over by run {successor.run_id}"
-    attempt = store.attempt(dead.attempt_id)
+    attempt = store.attempts.find(dead.attempt_id)
     assert attempt is not None
     assert attempt.finished_at == clock.now_ms()
     # It wakes up, and can do nothing; not even spoil the record of its end.
     with pytest.raises(Fenced, match=f"taken over by run {successor.run_id}"):
-        store.update_run(dead)
+        store.runs.update(dead)
     with pytest.raises(Fenced):
-        store.finish_run(dead, {})
-    assert store.fail_run(dead, "I was asleep") == ended
-    assert store.last_run(topic.id) == successor
+        store.runs.finish(dead, {})
+    assert store.runs.fail(dead, "I was asleep") == ended
+    assert store.runs.last(topic.id) == successor
 
 
 def test_of_many_one_claims(database_url: URL, open_store: OpenStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -101,7 +101,7 @@ def test_of_many_one_claims(database_url: URL, open_store: OpenStore, topic: Top
         assert [run.epoch for run in won] == [round_number]
         assert [type(result) for result in results if result is not won[0]] == [CompactionRunning] * 7
         clock.advance(TTL)
-    states = [run.state for run in stores[0].runs(topic.id, 100)]
+    states = [run.state for run in stores[0].runs.of_topic(topic.id, 100)]
     assert states == [RunState.RUNNING] + [RunState.ERROR] * 4
 
 
@@ -111,14 +111,14 @@ def test_nothing_to_do_changes_nothing_else(store: MetadataStore, topic: TopicRe
     before = store.snapshot(topic.id)
     run = claim(store, topic)
     clock.advance(7)
-    run = store.finish_run(run, {"messages": 0})
+    run = store.runs.finish(run, {"messages": 0})
     assert (run.state, run.finished_at, run.statistics) == (RunState.SUCCESS, clock.now_ms(), {"messages": 0})
     assert run.compacted_ledger_id is None
     after = store.snapshot(topic.id)
     assert (after.cursor, after.compacted, after.ledgers) == (before.cursor, before.compacted, before.ledgers)
     assert after.topic.generation == before.topic.generation
     with pytest.raises(Fenced, match="SUCCESS already"):
-        store.finish_run(run, {})
+        store.runs.finish(run, {})
 
 
 def test_a_failure_keeps_its_error_and_all_else(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
@@ -129,14 +129,14 @@ def test_a_failure_keeps_its_error_and_all_else(store: MetadataStore, topic: Top
     run = claim(store, topic)
     clock.advance(7)
     text = "ObjectMissing: ledger 7\nTraceback… \ud800 nul \x00 ünï"
-    failed = store.fail_run(run, text)
+    failed = store.runs.fail(run, text)
     assert failed.state is RunState.ERROR
     assert failed.finished_at == clock.now_ms()
     assert failed.error == "ObjectMissing: ledger 7\nTraceback… \\ud800 nul \\x00 ünï"
     after = store.snapshot(topic.id)
     assert (after.cursor, after.compacted, after.ledgers) == (before.cursor, before.compacted, before.ledgers)
-    assert store.fail_run(run, "something later").error == failed.error
-    attempt = store.attempt(run.attempt_id)
+    assert store.runs.fail(run, "something later").error == failed.error
+    attempt = store.attempts.find(run.attempt_id)
     assert attempt is not None
     assert attempt.finished_at == clock.now_ms()
     assert claim(store, topic).epoch == run.epoch + 1
@@ -145,33 +145,33 @@ def test_a_failure_keeps_its_error_and_all_else(store: MetadataStore, topic: Top
 def test_a_published_run_does_not_fail_later(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     run = publish_all(store, topic)
-    assert store.fail_run(run, "could not log") == run
-    assert store.last_run(topic.id) == run
+    assert store.runs.fail(run, "could not log") == run
+    assert store.runs.last(topic.id) == run
 
 
 def test_a_run_of_a_past_epoch_fails_but_does_nothing_else(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3)
-    store.create_cursor(topic.id, "__compaction")
+    store.cursors.ensure(topic.id, "__compaction")
     run = claim(store, topic)
-    store.delete_cursor(topic.id, "__compaction")
+    store.cursors.delete(topic.id, "__compaction")
     for call in (
-        lambda: store.update_run(run),
-        lambda: store.finish_run(run, {}),
-        lambda: store.publish(run, 0, compacted(store, run, 1, end_of(made[0])), {}),
+        lambda: store.runs.update(run),
+        lambda: store.runs.finish(run, {}),
+        lambda: store.publishing.publish(run, 0, compacted(store, run, 1, end_of(made[0])), {}),
     ):
         with pytest.raises(Fenced, match="epoch 1, but the topic has gone on to 2"):
             call()
-    assert store.fail_run(run, "the cursor was deleted").state is RunState.ERROR
+    assert store.runs.fail(run, "the cursor was deleted").state is RunState.ERROR
 
 
 def test_history(store: MetadataStore, topic: TopicRecord) -> None:
-    other = store.create_topic(TopicName.parse("other"))
-    made = [store.fail_run(claim(store, topic), f"error {number}") for number in range(4)]
-    store.fail_run(claim(store, other), "elsewhere")
-    assert store.runs(topic.id, 10) == made[::-1]
-    assert store.runs(topic.id, 2) == made[:1:-1]
-    assert store.last_run(topic.id) == made[-1]
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
+    made = [store.runs.fail(claim(store, topic), f"error {number}") for number in range(4)]
+    store.runs.fail(claim(store, other), "elsewhere")
+    assert store.runs.of_topic(topic.id, 10) == made[::-1]
+    assert store.runs.of_topic(topic.id, 2) == made[:1:-1]
+    assert store.runs.last(topic.id) == made[-1]
     with pytest.raises(NotFound, match="run 10000"):
-        store.run(10_000)
+        store.runs.get(10_000)
     with pytest.raises(NotFound, match="run 10000"):
-        store.update_run(replace(made[0], run_id=10_000))
+        store.runs.update(replace(made[0], run_id=10_000))

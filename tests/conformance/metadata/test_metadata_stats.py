@@ -32,7 +32,7 @@ def test_a_topic_that_does_not_exist(store: MetadataStore) -> None:
 
 
 def test_sums_and_lines_are_those_of_the_topic_alone(store: MetadataStore, topic: TopicRecord) -> None:
-    other = store.create_topic(TopicName.parse("other"))
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     append(store, other, 1000)
     made = append(store, topic, 5, 7)
     found = store.stats.of(topic.name, lines=True)
@@ -48,7 +48,7 @@ def test_sums_and_lines_are_those_of_the_topic_alone(store: MetadataStore, topic
 def test_what_lies_behind_each_cursor(store: MetadataStore, topic: TopicRecord) -> None:
     first, second = append(store, topic, 5, 7)
     for name, mark in (("at-start", None), ("in-between", end_of(first)), ("at-end", end_of(second))):
-        store.acknowledgements.create(topic.id, name, mark, {"who": name})
+        store.cursors.create(topic.id, name, mark, {"who": name})
     found = {one.record.name: one for one in store.stats.of(topic.name).cursors}
     assert {name: (one.mark, one.sealed_bytes) for name, one in found.items()} == {
         "at-start": (-1, 1200),
@@ -63,9 +63,9 @@ def test_single_acknowledgements_are_counted_if_asked_for(store: MetadataStore, 
     from pyroaring import BitMap
 
     append(store, topic, 10)
-    store.acknowledgements.create(topic.id, "s", None, {})
-    life = store.acknowledgements.load(topic.id, "s", 1 << 20).life
-    store.acknowledgements.merge(topic.id, "s", life, None, {0: BitMap([2, 3, 7])})
+    store.cursors.create(topic.id, "s", None, {})
+    life = store.cursors.load(topic.id, "s", 1 << 20).incarnation
+    store.cursors.merge(topic.id, "s", life, None, {0: BitMap([2, 3, 7])})
     (precise,) = store.stats.of(topic.name, precise=True).cursors
     (quick,) = store.stats.of(topic.name).cursors
     assert (precise.acknowledged, precise.ranges) == (3, 2)
@@ -76,9 +76,9 @@ def test_the_last_success_and_the_last_failure(store: MetadataStore, topic: Topi
     append(store, topic, 5)
     published = publish_all(store, topic)
     clock.advance(1000)
-    failed = store.fail_run(claim(store, topic), "the workers are away")
+    failed = store.runs.fail(claim(store, topic), "the workers are away")
     clock.advance(1000)
-    cancelled = store.cancel_run(claim(store, topic).run_id, "not now")
+    cancelled = store.runs.cancel(claim(store, topic).run_id, "not now")
     found = store.stats.of(topic.name)
     assert (found.succeeded, found.failed) == (published, cancelled)
     assert failed.run_id < cancelled.run_id
@@ -94,7 +94,7 @@ def test_failures_do_not_hide_the_last_success(store: MetadataStore, topic: Topi
     append(store, topic, 5)
     published = publish_all(store, topic)
     for _ in range(3):
-        store.fail_run(claim(store, topic), "again")
+        store.runs.fail(claim(store, topic), "again")
     assert store.stats.of(topic.name).succeeded == published
 
 
@@ -120,7 +120,7 @@ def test_statements_do_not_grow_with_the_topic_and_read_no_index(store: Metadata
         append(store, topic, 1, 2, 3)
         publish_all(store, topic)
     for number in range(5):
-        store.create_cursor(topic.id, f"s{number}")
+        store.cursors.ensure(topic.id, f"s{number}")
     many, found = _statements(store, topic)
     assert found.sums.ledgers == 10
     assert len(many) == len(few) <= 8

@@ -10,11 +10,10 @@ import pytest
 from sqlalchemy import URL, Connection, text
 
 from storage.errors import Conflict, InvalidInput, InvalidTopicName, LeaseHeld, NotFound, TopicNotFound
-from storage.metadata import attempts, heartbeats
+from storage.metadata import attempts
 from storage.metadata.policy_store import namespace_scope
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import NamespaceRecord, PartitionedTopic, TenantRecord, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.metadata.tenancy_records import NamespaceRecord, PartitionedTopic, TenantRecord
 from storage.model import TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import TTL, at_once, claim
@@ -58,25 +57,25 @@ def test_a_tenants_life(store: MetadataStore, clock: ManualClock) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda tenancy: tenancy.tenant("no"),
-        lambda tenancy: tenancy.update_tenant("no", [], []),
-        lambda tenancy: tenancy.delete_tenant("no"),
-        lambda tenancy: tenancy.namespaces("no"),
-        lambda tenancy: tenancy.create_namespace("no/ns"),
-        lambda tenancy: tenancy.namespace("public/no"),
-        lambda tenancy: tenancy.delete_namespace("public/no"),
-        lambda tenancy: tenancy.permit("no", "role", ["produce"]),
-        lambda tenancy: tenancy.permit("public/no", "role", ["produce"]),
-        lambda tenancy: tenancy.revoke("public/no", "role"),
-        lambda tenancy: tenancy.create_topic(TopicName("public", "no", "t"), {}),
-        lambda tenancy: tenancy.create_partitioned(TopicName("public", "no", "t"), 1, {}),
-        lambda tenancy: tenancy.update_partitions(TopicName("public", "default", "t"), 1),
-        lambda tenancy: tenancy.delete_partitioned(TopicName("public", "default", "t"), True),
+        lambda store: store.tenancy.tenant("no"),
+        lambda store: store.tenancy.update_tenant("no", [], []),
+        lambda store: store.tenancy.delete_tenant("no"),
+        lambda store: store.tenancy.namespaces("no"),
+        lambda store: store.tenancy.create_namespace("no/ns"),
+        lambda store: store.tenancy.namespace("public/no"),
+        lambda store: store.tenancy.delete_namespace("public/no"),
+        lambda store: store.tenancy.permit("no", "role", ["produce"]),
+        lambda store: store.tenancy.permit("public/no", "role", ["produce"]),
+        lambda store: store.tenancy.revoke("public/no", "role"),
+        lambda store: store.tenancy.create_topic(TopicName("public", "no", "t"), {}),
+        lambda store: store.partitions.create(TopicName("public", "no", "t"), 1, {}),
+        lambda store: store.partitions.update(TopicName("public", "default", "t"), 1),
+        lambda store: store.partitions.delete(TopicName("public", "default", "t"), True),
     ],
 )
 def test_what_is_not_there(store: MetadataStore, call: Callable[[object], object]) -> None:
     with pytest.raises(NotFound, match="does not exist") as told:
-        call(store.tenancy)
+        call(store)
     assert told.value.remedy == "create it first, or check the name"
     assert store.tenancy.tenants() == ["public"]
 
@@ -96,10 +95,10 @@ def test_what_is_not_empty_stays(store: MetadataStore, shop: str) -> None:
     with pytest.raises(Conflict, match="is not empty: it has persistent://acme/shop/t"):
         store.tenancy.delete_namespace(shop)
     store.tenancy.delete_topic(topic.id)
-    store.tenancy.create_partitioned(PT, 1, {})
+    store.partitions.create(PT, 1, {})
     with pytest.raises(Conflict, match="is not empty"):
         store.tenancy.delete_namespace(shop)
-    store.tenancy.delete_partitioned(PT, False)
+    store.partitions.delete(PT, False)
     store.tenancy.delete_namespace(shop)
     store.tenancy.delete_tenant("acme")
     assert store.tenancy.tenants() == ["public"]
@@ -108,7 +107,7 @@ def test_what_is_not_empty_stays(store: MetadataStore, shop: str) -> None:
 def test_permissions_go_with_their_topic(store: MetadataStore, shop: str) -> None:
     tenancy = store.tenancy
     topic = tenancy.create_topic(TopicName("acme", "shop", "t"), {})
-    tenancy.create_partitioned(PT, 2, {})
+    store.partitions.create(PT, 2, {})
     names = [topic.name, PT, TopicName("acme", "shop", f"{PT.topic}-partition-1")]
     for name in names:
         tenancy.permit(str(name), "app", ["consume"])
@@ -123,7 +122,7 @@ def test_permissions_go_with_their_topic(store: MetadataStore, shop: str) -> Non
         tenancy.permit(str(topic.name), "app", ["consume"])
     with pytest.raises(NotFound, match="does not exist"):
         tenancy.revoke(str(topic.name), "app")
-    tenancy.delete_partitioned(PT, False)
+    store.partitions.delete(PT, False)
     assert tenancy.topic_permissions_in(shop) == {}
 
 
@@ -148,7 +147,7 @@ def test_permissions_and_policies_go_with_their_namespace(store: MetadataStore, 
 
 
 def test_an_import_makes_what_its_topic_needs(store: MetadataStore) -> None:
-    store.create_topic(TopicName("new", "ns", "t"))
+    store.tenancy.ensure_topic(TopicName("new", "ns", "t"))
     assert store.tenancy.namespaces("new") == ["new/ns"]
     assert store.tenancy.tenant("new").allowed_clusters == ("standalone",)
 
@@ -156,99 +155,99 @@ def test_an_import_makes_what_its_topic_needs(store: MetadataStore) -> None:
 def test_a_topic_is_made_once_with_its_properties(store: MetadataStore, shop: str) -> None:
     name = TopicName("acme", "shop", "t")
     topic = store.tenancy.create_topic(name, {"owner": "me", "ключ": "значение"})
-    assert store.create_topic(name) == topic
+    assert store.tenancy.ensure_topic(name) == topic
     with pytest.raises(Conflict, match="persistent://acme/shop/t exists already"):
         store.tenancy.create_topic(name, {})
-    assert store.tenancy.topic_properties(topic.id) == {"owner": "me", "ключ": "значение"}
-    assert store.tenancy.set_topic_properties(topic.id, {"owner": "you", "b": ""}) == {
+    assert store.topics.properties(topic.id) == {"owner": "me", "ключ": "значение"}
+    assert store.topics.set_properties(topic.id, {"owner": "you", "b": ""}) == {
         "owner": "you",
         "ключ": "значение",
         "b": "",
     }
-    assert store.tenancy.remove_topic_property(topic.id, "ключ")
-    assert not store.tenancy.remove_topic_property(topic.id, "ключ")
-    assert store.tenancy.topic_properties(topic.id) == {"owner": "you", "b": ""}
+    assert store.topics.remove_property(topic.id, "ключ")
+    assert not store.topics.remove_property(topic.id, "ключ")
+    assert store.topics.properties(topic.id) == {"owner": "you", "b": ""}
     with pytest.raises(InvalidInput, match="is no text"):
-        store.tenancy.set_topic_properties(topic.id, {"a\x00": ""})
+        store.topics.set_properties(topic.id, {"a\x00": ""})
     with pytest.raises(TopicNotFound):
-        store.tenancy.topic_properties(topic.id + 1)
-    assert store.tenancy.topic_properties(store.create_topic(TopicName("acme", "shop", "u")).id) == {}
+        store.topics.properties(topic.id + 1)
+    assert store.topics.properties(store.tenancy.ensure_topic(TopicName("acme", "shop", "u")).id) == {}
 
 
 def test_a_partitioned_topics_life(store: MetadataStore, shop: str, clock: ManualClock) -> None:
     tenancy = store.tenancy
-    assert tenancy.partitioned(PT) is None
-    made = tenancy.create_partitioned(PT, 2, {"a": "b"})
-    assert made == PartitionedTopic(PT, 2, {"a": "b"}, clock.now_ms()) == tenancy.partitioned(PT)
-    assert names(store.topics_in(shop)) == ["pt-partition-0", "pt-partition-1"]
-    assert tenancy.partitioned_in(shop) == [made]
-    assert tenancy.partitioned_in("public/default") == []
-    assert tenancy.update_partitions(PT, 3).partitions == 3
+    assert store.partitions.find(PT) is None
+    made = store.partitions.create(PT, 2, {"a": "b"})
+    assert made == PartitionedTopic(PT, 2, {"a": "b"}, clock.now_ms()) == store.partitions.find(PT)
+    assert names(store.topics.in_namespace(shop)) == ["pt-partition-0", "pt-partition-1"]
+    assert store.partitions.in_namespace(shop) == [made]
+    assert store.partitions.in_namespace("public/default") == []
+    assert store.partitions.update(PT, 3).partitions == 3
     with pytest.raises(Conflict, match="has 3 partitions, and cannot be brought to 2"):
-        tenancy.update_partitions(PT, 2)
-    tenancy.set_partitioned_properties(PT, {"c": "d"})
-    tenancy.set_partitioned_properties(PT, {"e": "f"}, ["a", "none"])
-    assert tenancy.partitioned(PT) == PartitionedTopic(PT, 3, {"c": "d", "e": "f"}, made.created_at)
+        store.partitions.update(PT, 2)
+    store.partitions.set_properties(PT, {"c": "d"})
+    store.partitions.set_properties(PT, {"e": "f"}, ["a", "none"])
+    assert store.partitions.find(PT) == PartitionedTopic(PT, 3, {"c": "d", "e": "f"}, made.created_at)
 
-    tenancy.delete_topic(store.topics_in(shop)[1].id)
-    tenancy.update_partitions(PT, 3)
-    assert names(store.topics_in(shop)) == [f"pt-partition-{n}" for n in range(3)], "a lost one comes back"
-    uids = {topic.uid for topic in store.topics_in(shop)}
-    assert {one.uid for one in tenancy.delete_partitioned(PT, False)} == uids
-    assert (store.topics_in(shop), tenancy.partitioned(PT)) == ([], None)
+    tenancy.delete_topic(store.topics.in_namespace(shop)[1].id)
+    store.partitions.update(PT, 3)
+    assert names(store.topics.in_namespace(shop)) == [f"pt-partition-{n}" for n in range(3)], "a lost one comes back"
+    uids = {topic.uid for topic in store.topics.in_namespace(shop)}
+    assert {one.uid for one in store.partitions.delete(PT, False)} == uids
+    assert (store.topics.in_namespace(shop), store.partitions.find(PT)) == ([], None)
 
 
 def test_names_of_partitioned_topics_are_taken(store: MetadataStore, shop: str) -> None:
     tenancy = store.tenancy
-    tenancy.create_partitioned(PT, 1, {})
+    store.partitions.create(PT, 1, {})
     for call in (
-        lambda: tenancy.create_partitioned(PT, 1, {}),
+        lambda: store.partitions.create(PT, 1, {}),
         lambda: tenancy.create_topic(PT, {}),
-        lambda: store.create_topic(PT),
+        lambda: store.tenancy.ensure_topic(PT),
     ):
         with pytest.raises(Conflict):
             call()
-    plain = store.create_topic(TopicName("acme", "shop", "plain"))
+    plain = store.tenancy.ensure_topic(TopicName("acme", "shop", "plain"))
     with pytest.raises(Conflict, match="plain exists already"):
-        tenancy.create_partitioned(plain.name, 1, {})
-    store.create_topic(TopicName("acme", "shop", "pt-partition-1"))
+        store.partitions.create(plain.name, 1, {})
+    store.tenancy.ensure_topic(TopicName("acme", "shop", "pt-partition-1"))
     with pytest.raises(Conflict, match="is no partition of"):
-        tenancy.update_partitions(PT, 3)
-    found = tenancy.partitioned(PT)
+        store.partitions.update(PT, 3)
+    found = store.partitions.find(PT)
     assert found is not None
     assert found.partitions == 1, "all or nothing"
-    assert "pt-partition-2" not in names(store.topics_in(shop))
+    assert "pt-partition-2" not in names(store.topics.in_namespace(shop))
 
 
 @pytest.mark.parametrize("count", [0, -1, 10_001])
 def test_numbers_of_partitions_that_cannot_be(store: MetadataStore, shop: str, count: int) -> None:
     with pytest.raises(InvalidInput, match="is no number of partitions"):
-        store.tenancy.create_partitioned(PT, count, {})
+        store.partitions.create(PT, count, {})
     with pytest.raises(InvalidInput, match="named like a partition"):
-        store.tenancy.create_partitioned(TopicName("acme", "shop", "x-partition-0"), 1, {})
+        store.partitions.create(TopicName("acme", "shop", "x-partition-0"), 1, {})
 
 
 def test_a_partition_that_is_written_is_deleted_by_force_only(store: MetadataStore, shop: str) -> None:
-    store.tenancy.create_partitioned(PT, 2, {})
-    second = store.topics_in(shop)[1]
-    store.acquire_lease(second.id, "writer", TTL)
+    store.partitions.create(PT, 2, {})
+    second = store.topics.in_namespace(shop)[1]
+    store.leases.acquire(second.id, "writer", TTL)
     with pytest.raises(LeaseHeld, match="writer is writing to persistent://acme/shop/pt-partition-1"):
-        store.tenancy.delete_partitioned(PT, False)
-    assert len(store.topics_in(shop)) == 2
-    store.tenancy.delete_partitioned(PT, True)
-    assert store.topics_in(shop) == []
+        store.partitions.delete(PT, False)
+    assert len(store.topics.in_namespace(shop)) == 2
+    store.partitions.delete(PT, True)
+    assert store.topics.in_namespace(shop) == []
 
 
 def test_partitions_that_come_back_are_locked_by_id_as_all_topics(store: MetadataStore, shop: str) -> None:
     """`open_store` looks at the order of locks: the partition that was made again has the largest id."""
-    store.tenancy.create_partitioned(PT, 2, {})
-    first, second = store.topics_in(shop)
+    store.partitions.create(PT, 2, {})
+    first, second = store.topics.in_namespace(shop)
     store.tenancy.delete_topic(first.id)
     store.policies.set(namespace_scope(shop), "compaction.threshold.bytes", 1)
-    store.tenancy.update_partitions(PT, 2)
-    again, _ = store.topics_in(shop)
+    store.partitions.update(PT, 2)
+    again, _ = store.topics.in_namespace(shop)
     assert again.id > second.id
-    assert all(store.cursors(topic.id) for topic in (again, second))
+    assert all(store.cursors.of_topic(topic.id) for topic in (again, second))
 
 
 @pytest.mark.parametrize("change", ["delete", "pause", "abort"])
@@ -260,11 +259,11 @@ def test_partitions_are_changed_beside_a_heartbeat_of_all(
         pytest.skip("SQLite has one lock for everything")
     one, other = open_store(database_url), open_store(database_url)
     parent = TopicName.parse("p")
-    one.tenancy.create_partitioned(parent, 2, {})
-    partitions = [one.topic(TopicName.parse(f"p-partition-{number}")) for number in range(2)]
+    one.partitions.create(parent, 2, {})
+    partitions = [one.topics.get(TopicName.parse(f"p-partition-{number}")) for number in range(2)]
     runs = [claim(one, topic) for topic in partitions]
     while runs[1].attempt_id > runs[0].attempt_id:
-        one.fail_run(runs[1], "another one")
+        one.runs.fail(runs[1], "another one")
         runs[1] = claim(one, partitions[1])
     began, real = threading.Event(), attempts.lock_open
     waiting = text(
@@ -273,6 +272,8 @@ def test_partitions_are_changed_beside_a_heartbeat_of_all(
     )
 
     def one_by_one(connection: Connection, attempt_ids: Collection[str]) -> list[str]:
+        if began.is_set():  # not the heartbeat
+            return real(connection, attempt_ids)
         first, second = sorted(attempt_ids)
         found = real(connection, [first])
         began.set()
@@ -280,15 +281,18 @@ def test_partitions_are_changed_beside_a_heartbeat_of_all(
             pass
         return found + real(connection, [second])
 
-    monkeypatch.setattr(heartbeats, "lock_open", one_by_one)
+    monkeypatch.setattr(attempts, "lock_open", one_by_one)
     with ThreadPoolExecutor(1) as pool:
-        beaten = pool.submit(other.heartbeat_runs, runs)
+        beaten = pool.submit(other.runs.heartbeat, runs)
         assert began.wait(60)
         ids = [topic.id for topic in partitions]
         if change == "delete":
-            assert len(one.tenancy.delete_partitioned(parent, True)) == 2
+            assert len(one.partitions.delete(parent, True)) == 2
         else:
-            assert len(one.control.pause_all(ids) if change == "pause" else one.control.abort_all(ids)) == 2
+            assert (
+                len(one.compaction_state.pause_all(ids) if change == "pause" else one.compaction_state.abort_all(ids))
+                == 2
+            )
         assert beaten.result() == []
 
 
@@ -300,7 +304,7 @@ def test_racing_for_one_name(database_url: URL, open_store: OpenStore) -> None:
     answers = at_once(
         [
             lambda: stores[0].tenancy.create_topic(PT, {}),
-            lambda: stores[1].tenancy.create_partitioned(PT, 2, {}),
+            lambda: stores[1].partitions.create(PT, 2, {}),
             lambda: stores[2].tenancy.create_topic(PT, {}),
             lambda: stores[3].tenancy.delete_namespace("acme/shop"),
         ]
@@ -308,7 +312,7 @@ def test_racing_for_one_name(database_url: URL, open_store: OpenStore) -> None:
     failures = [answer for answer in answers if isinstance(answer, Exception)]
     assert len(failures) == 3
     assert {type(failure) for failure in failures} <= {Conflict, NotFound}
-    there = stores[0].topics_in("acme/shop")
+    there = stores[0].topics.in_namespace("acme/shop")
     if isinstance(answers[1], PartitionedTopic):
         assert names(there) == ["pt-partition-0", "pt-partition-1"]
     elif answers[3] is None:
@@ -321,7 +325,7 @@ def test_racing_for_one_name(database_url: URL, open_store: OpenStore) -> None:
 def test_racing_first_imports_make_one_namespace(database_url: URL, open_store: OpenStore) -> None:
     stores = [open_store(database_url) for _ in range(4)]
     answers = at_once(
-        [lambda one=one, n=n: one.create_topic(TopicName("new", "ns", f"t{n}")) for n, one in enumerate(stores)]
+        [lambda one=one, n=n: one.tenancy.ensure_topic(TopicName("new", "ns", f"t{n}")) for n, one in enumerate(stores)]
     )
     assert all(isinstance(answer, TopicRecord) for answer in answers), answers
     assert stores[0].tenancy.namespaces("new") == ["new/ns"]

@@ -11,9 +11,8 @@ from sqlalchemy import URL, inspect, text
 from storage.errors import CompactorError, Fenced, LeaseHeld, NotFound, TopicNotFound, Unavailable
 from storage.failpoints import Failpoint, observed
 from storage.metadata.policy_store import topic_scope
-from storage.metadata.records import COMPACTION_CURSOR, AttemptKind, SegmentState, TopicRecord
+from storage.metadata.records import COMPACTION_CURSOR, AttemptKind, DeletedTopic, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.metadata.tenancy_records import DeletedTopic
 from storage.model import TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import (
@@ -35,20 +34,20 @@ from tests.servers.cut_link import Cut
 
 def filled(store: MetadataStore, name: str) -> TopicRecord:
     """A topic with a row in every table that has topics."""
-    topic = store.create_topic(TopicName.parse(name))
+    topic = store.tenancy.ensure_topic(TopicName.parse(name))
     append(store, topic, 3)
     publish_all(store, topic)
-    store.pin_compacted(topic.id, "reader", TTL)
-    store.acknowledgements.create(topic.id, "mine", None, {})
-    life = store.acknowledgements.load(topic.id, "mine", 99).life
-    store.acknowledgements.merge(topic.id, "mine", life, None, {0: BitMap([1])})
+    store.pins.take(topic.id, "reader", TTL)
+    store.cursors.create(topic.id, "mine", None, {})
+    life = store.cursors.load(topic.id, "mine", 99).incarnation
+    store.cursors.merge(topic.id, "mine", life, None, {0: BitMap([1])})
     with leased(store, topic) as lease:
-        store.log.roll_segment(lease, (segment := opened(store, lease, topic)).ledger_id, content(segment, 2))
+        store.segments.roll(lease, (segment := opened(store, lease, topic)).ledger_id, content(segment, 2))
         opened(store, lease, topic)
     store.policies.set(topic_scope(topic), "retention.ms", 5)
-    store.tenancy.set_topic_properties(topic.id, {"a": "b"})
-    store.control.request(topic.id, "manual", "me")
-    return store.topic(topic.name)
+    store.topics.set_properties(topic.id, {"a": "b"})
+    store.compaction_state.request(topic.id, "manual", "me")
+    return store.topics.get(topic.name)
 
 
 def rows(store: MetadataStore) -> dict[str, list[tuple[object, ...]]]:
@@ -78,13 +77,13 @@ def test_every_row_goes_and_no_other(store: MetadataStore, clock: ManualClock) -
 def test_one_made_again_shares_nothing(store: MetadataStore) -> None:
     first = filled(store, "t")
     store.tenancy.delete_topic(first.id)
-    again = store.create_topic(first.name)
+    again = store.tenancy.ensure_topic(first.name)
     assert again.id > first.id
     assert (again.uid != first.uid, again.next_offset, again.generation, again.epoch) == (True, 0, 0, 0)
-    assert store.policies.of_scope(topic_scope(again)) == store.tenancy.topic_properties(again.id) == {}
+    assert store.policies.of_scope(topic_scope(again)) == store.topics.properties(again.id) == {}
     assert store.snapshot(again.id).extents == ()
-    assert store.cursors(again.id) == []
-    assert store.last_run(again.id) is None
+    assert store.cursors.of_topic(again.id) == []
+    assert store.runs.last(again.id) is None
 
 
 @pytest.fixture
@@ -93,48 +92,48 @@ def at_work(store: MetadataStore, topic: TopicRecord) -> dict[str, Callable[[], 
     append(store, topic, 3)
     publish_all(store, topic)
     run = claim(store, topic)
-    generation = store.topic(topic.name).generation
-    result = compacted(store, run, generation + 1, end_of(store.ledgers(topic.id)[-1]))
-    _, pin = store.pin_compacted(topic.id, "reader", TTL)
+    generation = store.topics.get(topic.name).generation
+    result = compacted(store, run, generation + 1, end_of(store.ledgers.of_topic(topic.id)[-1]))
+    _, pin = store.pins.take(topic.id, "reader", TTL)
     assert pin is not None
-    store.acknowledgements.create(topic.id, "mine", None, {})
-    life = store.acknowledgements.load(topic.id, "mine", 99).life
-    lease = store.acquire_lease(topic.id, "writer", TTL)
+    store.cursors.create(topic.id, "mine", None, {})
+    life = store.cursors.load(topic.id, "mine", 99).incarnation
+    lease = store.leases.acquire(topic.id, "writer", TTL)
     segment = opened(store, lease, topic)
-    rolled = store.log.roll_segment(lease, segment.ledger_id, content(segment, 2))
-    claimed = store.log.claim_sealing(topic.id, "sealer", LOG_UID, 1)
+    rolled = store.segments.roll(lease, segment.ledger_id, content(segment, 2))
+    claimed = store.sealing.claim(topic.id, "sealer", LOG_UID, 1)
     assert claimed is not None
     sealing = claimed[1]
     opened_one = opened(store, lease, topic)
-    importing = store.begin_attempt(topic.id, AttemptKind.IMPORT, "import")
-    imported = ledger(store.allocate_ledger_ids(1), 5, 2, importing.attempt_id)
+    importing = store.attempts.begin(topic.id, AttemptKind.IMPORT, "import")
+    imported = ledger(store.ledgers.allocate_ids(1), 5, 2, importing.attempt_id)
     sealed = ledger(rolled.ledger_id, 3, 2, sealing.attempt_id)
     return {
-        "publish": lambda: store.publish(run, generation, result, {}),
-        "progress": lambda: store.update_run(run, phase="phase one"),
-        "finish": lambda: store.finish_run(run, {}),
-        "fail": lambda: store.fail_run(run, "why"),
+        "publish": lambda: store.publishing.publish(run, generation, result, {}),
+        "progress": lambda: store.runs.update(run, phase="phase one"),
+        "finish": lambda: store.runs.finish(run, {}),
+        "fail": lambda: store.runs.fail(run, "why"),
         "claim": lambda: claim(store, topic),
-        "renew a pin": lambda: store.renew_pin(pin, TTL),
-        "pin": lambda: store.pin_compacted(topic.id, "reader", TTL),
+        "renew a pin": lambda: store.pins.renew(pin, TTL),
+        "pin": lambda: store.pins.take(topic.id, "reader", TTL),
         "look": lambda: store.snapshot(topic.id),
-        "acknowledge": lambda: store.acknowledgements.merge(topic.id, "mine", life, None, {0: BitMap([2])}),
-        "make a cursor": lambda: store.create_cursor(topic.id, COMPACTION_CURSOR),
-        "renew the lease": lambda: store.renew_lease(lease, TTL),
-        "take the lease": lambda: store.acquire_lease(topic.id, "other", TTL),
-        "roll": lambda: store.log.roll_segment(lease, opened_one.ledger_id, content(opened_one, 1)),
-        "open": lambda: store.log.check_open_segment(lease, opened_one.ledger_id),
-        "ask to roll": lambda: store.log.request_roll(topic.id),
-        "seal": lambda: store.log.seal_segment(sealing, sealed),
-        "claim sealing": lambda: store.log.claim_sealing(topic.id, "sealer", LOG_UID, 1),
-        "import": lambda: store.append_ledgers(lease, [imported]),
-        "beat an import": lambda: store.heartbeat_attempt(importing),
-        "begin": lambda: store.begin_attempt(topic.id, AttemptKind.IMPORT, "late"),
-        "trim": lambda: store.log.trim(topic.id, 1, [], force=True),
-        "truncate": lambda: store.log.truncate(topic.id),
+        "acknowledge": lambda: store.cursors.merge(topic.id, "mine", life, None, {0: BitMap([2])}),
+        "make a cursor": lambda: store.cursors.ensure(topic.id, COMPACTION_CURSOR),
+        "renew the lease": lambda: store.leases.renew(lease, TTL),
+        "take the lease": lambda: store.leases.acquire(topic.id, "other", TTL),
+        "roll": lambda: store.segments.roll(lease, opened_one.ledger_id, content(opened_one, 1)),
+        "open": lambda: store.segments.check_open(lease, opened_one.ledger_id),
+        "ask to roll": lambda: store.segments.request_roll(topic.id),
+        "seal": lambda: store.sealing.seal(sealing, sealed),
+        "claim sealing": lambda: store.sealing.claim(topic.id, "sealer", LOG_UID, 1),
+        "import": lambda: store.ledgers.append(lease, [imported]),
+        "beat an import": lambda: store.attempts.heartbeat(importing),
+        "begin": lambda: store.attempts.begin(topic.id, AttemptKind.IMPORT, "late"),
+        "trim": lambda: store.trimming.trim(topic.id, 1, [], force=True),
+        "truncate": lambda: store.trimming.truncate(topic.id),
         "set a policy": lambda: store.policies.set(topic_scope(topic), "retention.ms", 5),
-        "set a property": lambda: store.tenancy.set_topic_properties(topic.id, {"a": "b"}),
-        "heartbeat": lambda: _raise_fenced(store.heartbeat_runs([run]), run.run_id),
+        "set a property": lambda: store.topics.set_properties(topic.id, {"a": "b"}),
+        "heartbeat": lambda: _raise_fenced(store.runs.heartbeat([run]), run.run_id),
     }
 
 
@@ -147,7 +146,7 @@ def test_whoever_was_at_work_is_told(
     store: MetadataStore, topic: TopicRecord, at_work: dict[str, Callable[[], object]]
 ) -> None:
     store.tenancy.delete_topic(topic.id)
-    again = store.create_topic(topic.name)
+    again = store.tenancy.ensure_topic(topic.name)
     left = rows(store)
     for what, call in at_work.items():
         with pytest.raises((TopicNotFound, Fenced)) as told:
@@ -160,25 +159,25 @@ def test_whoever_was_at_work_is_told(
 
 def test_what_gives_back_says_nothing(store: MetadataStore, topic: TopicRecord) -> None:
     """Where work ends, its own error counts, and not that there is nothing to give back."""
-    lease = store.acquire_lease(topic.id, "writer", TTL)
-    attempt = store.begin_attempt(topic.id, AttemptKind.IMPORT, "import")
+    lease = store.leases.acquire(topic.id, "writer", TTL)
+    attempt = store.attempts.begin(topic.id, AttemptKind.IMPORT, "import")
     store.tenancy.delete_topic(topic.id)
-    store.release_lease(lease)
-    store.finish_attempt(attempt.attempt_id)
-    assert store.attempt(attempt.attempt_id) is None
+    store.leases.release(lease)
+    store.attempts.finish(attempt.attempt_id)
+    assert store.attempts.find(attempt.attempt_id) is None
 
 
 def test_a_writer_keeps_it_from_those_who_do_not_force(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock
 ) -> None:
-    store.acquire_lease(topic.id, "writer", TTL)
+    store.leases.acquire(topic.id, "writer", TTL)
     with pytest.raises(LeaseHeld, match="writer is writing to"):
         store.tenancy.delete_topic(topic.id, force=False)
-    assert store.topic(topic.name) == topic
+    assert store.topics.get(topic.name) == topic
     clock.advance(TTL)
     store.tenancy.delete_topic(topic.id, force=False)
     with pytest.raises(NotFound):
-        store.topic(topic.name)
+        store.topics.get(topic.name)
 
 
 def test_all_or_nothing(store: MetadataStore) -> None:
@@ -208,7 +207,7 @@ def test_an_answer_that_is_lost_is_found_out(database_url: URL, open_store: Open
         if cut is Cut.BEFORE:
             with pytest.raises(Unavailable):
                 broken.store.tenancy.delete_topic(topic.id)
-            assert broken.store.topic(topic.name) == topic
+            assert broken.store.topics.get(topic.name) == topic
             assert broken.store.tenancy.deleted_topic(topic.uid) is None
             return
         assert broken.store.tenancy.delete_topic(topic.id).uid == topic.uid
@@ -222,17 +221,17 @@ def test_racing_with_everybody_at_work(database_url: URL, open_store: OpenStore,
     before = rows(stores[0])
     topic = filled(stores[0], f"t{seed}")
     run = claim(stores[0], topic)
-    life = stores[0].acknowledgements.load(topic.id, "mine", 99).life
+    life = stores[0].cursors.load(topic.id, "mine", 99).incarnation
     one, other = stores
     calls: list[Callable[[], object]] = [
-        lambda: one.begin_attempt(topic.id, AttemptKind.IMPORT, "import"),
-        lambda: one.acknowledgements.merge(topic.id, "mine", life, None, {0: BitMap([2]), 1: BitMap([3])}),
-        lambda: one.heartbeat_runs([run]),
-        lambda: one.pin_compacted(topic.id, "reader", TTL),
-        lambda: one.create_cursor(topic.id, "new"),
+        lambda: one.attempts.begin(topic.id, AttemptKind.IMPORT, "import"),
+        lambda: one.cursors.merge(topic.id, "mine", life, None, {0: BitMap([2]), 1: BitMap([3])}),
+        lambda: one.runs.heartbeat([run]),
+        lambda: one.pins.take(topic.id, "reader", TTL),
+        lambda: one.cursors.ensure(topic.id, "new"),
         lambda: one.policies.set(topic_scope(topic), "retention.ms", 7),
-        lambda: one.expire_attempts(topic.id, 10**9),
-        lambda: one.acquire_lease(topic.id, "other", TTL),
+        lambda: one.runs.expire_attempts(topic.id, 10**9),
+        lambda: one.leases.acquire(topic.id, "other", TTL),
     ]
     calls.insert(seed * 4, lambda: other.tenancy.delete_topic(topic.id))
     answers = at_once(calls)
@@ -245,10 +244,10 @@ def test_racing_with_everybody_at_work(database_url: URL, open_store: OpenStore,
 def test_a_segment_of_a_deleted_topic_is_nobodys(store: MetadataStore, topic: TopicRecord) -> None:
     with leased(store, topic) as lease:
         segment = opened(store, lease, topic)
-        store.log.roll_segment(lease, segment.ledger_id, content(segment, 2))
-    assert store.log.topics_with_segments([SegmentState.ROLLED], LOG_UID) == [store.topic(topic.name)]
-    assert store.log.topics_with_segments([SegmentState.ROLLED], "cd" * 16) == []
+        store.segments.roll(lease, segment.ledger_id, content(segment, 2))
+    assert store.segments.topics_with([SegmentState.ROLLED], LOG_UID) == [store.topics.get(topic.name)]
+    assert store.segments.topics_with([SegmentState.ROLLED], "cd" * 16) == []
     store.tenancy.delete_topic(topic.id)
-    assert store.log.topics_with_segments(list(SegmentState)) == []
+    assert store.segments.topics_with(list(SegmentState)) == []
     with pytest.raises(CompactorError, match="was deleted"):
-        store.log.roll_requested(topic.id)
+        store.segments.roll_requested(topic.id)

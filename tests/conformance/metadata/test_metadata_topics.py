@@ -18,7 +18,7 @@ from tests.conformance.metadata.conftest import OpenStore
 
 def test_a_topic_is_made_once(store: MetadataStore, clock: ManualClock) -> None:
     name = TopicName.parse("persistent://acme/eu/orders-partition-3")
-    made = store.create_topic(name)
+    made = store.tenancy.ensure_topic(name)
     assert made.name == name
     assert (made.generation, made.epoch, made.next_offset) == (0, 0, 0)
     assert made.created_at == clock.now_ms()
@@ -26,10 +26,10 @@ def test_a_topic_is_made_once(store: MetadataStore, clock: ManualClock) -> None:
     assert int(made.uid, 16)
     assert 0 <= made.hash_seed < 2**63
     clock.advance(1)
-    assert store.create_topic(name) == made
-    assert store.topic(name) == made
+    assert store.tenancy.ensure_topic(name) == made
+    assert store.topics.get(name) == made
     with patch("storage.metadata.topics.secrets.randbits", return_value=7) as drawn:  # in CI all are drawn alike
-        other = store.create_topic(TopicName.parse("other"))
+        other = store.tenancy.ensure_topic(TopicName.parse("other"))
     assert other.uid != made.uid
     assert other.hash_seed == 7, "it is drawn again"
     drawn.assert_called_once_with(63)
@@ -39,19 +39,19 @@ def test_topics_made_at_once_are_one(database_url: URL, open_store: OpenStore) -
     stores = [open_store(database_url) for _ in range(4)]
     for round_number in range(5):
         name = TopicName.parse(f"race-{round_number}")
-        made = at_once([lambda store=store, name=name: store.create_topic(name) for store in stores * 2])
-        assert made == [stores[0].topic(name)] * 8
+        made = at_once([lambda store=store, name=name: store.tenancy.ensure_topic(name) for store in stores * 2])
+        assert made == [stores[0].topics.get(name)] * 8
 
 
 def test_an_unknown_topic_is_named(store: MetadataStore) -> None:
     with pytest.raises(TopicNotFound, match="persistent://public/default/nothing") as caught:
-        store.topic(TopicName.parse("nothing"))
+        store.topics.get(TopicName.parse("nothing"))
     assert "compactor topics list" in caught.value.remedy
     for call in (
         lambda: store.snapshot(77),
-        lambda: store.acquire_lease(77, "me", 1),
-        lambda: store.claim_run(77, "me", {}, 1),
-        lambda: store.create_cursor(77, "c"),
+        lambda: store.leases.acquire(77, "me", 1),
+        lambda: store.runs.claim(77, "me", {}, 1),
+        lambda: store.cursors.ensure(77, "c"),
     ):
         with pytest.raises(TopicNotFound, match="77"):
             call()
@@ -59,10 +59,10 @@ def test_an_unknown_topic_is_named(store: MetadataStore) -> None:
 
 def test_topics_of_a_namespace(store: MetadataStore) -> None:
     for text in ("acme/eu/b", "acme/eu/a-partition-1", "acme/EU/c", "acme/eu2/d", "acme2/eu/e", "a_me/eu/f", "g"):
-        store.create_topic(TopicName.parse(text))
+        store.tenancy.ensure_topic(TopicName.parse(text))
 
     def found(namespace: str) -> list[str]:
-        return [topic.name.topic for topic in store.topics_in(namespace)]
+        return [topic.name.topic for topic in store.topics.in_namespace(namespace)]
 
     assert found("acme/eu") == ["a-partition-1", "b"]
     assert found("acme/EU") == ["c"]
@@ -70,19 +70,19 @@ def test_topics_of_a_namespace(store: MetadataStore) -> None:
     # Not a wildcard.
     assert found("a_me/eu") == ["f"]
     assert found("acme/%") == found("nobody/here") == []
-    assert store.topics_in("acme/eu2") == [store.topic(TopicName.parse("acme/eu2/d"))]
+    assert store.topics.in_namespace("acme/eu2") == [store.topics.get(TopicName.parse("acme/eu2/d"))]
     for wrong in ("", "acme", "acme/", "/eu", "acme/eu/b", "persistent://acme/eu"):
         with pytest.raises(InvalidInput, match="not a namespace"):
-            store.topics_in(wrong)
+            store.topics.in_namespace(wrong)
 
 
 def test_topics_are_listed_by_code_point(store: MetadataStore) -> None:
     # Collations would put these in other orders.
     for text in ("b", "B", "a", "é", "Z-1", "_"):
-        store.create_topic(TopicName.parse(text))
+        store.tenancy.ensure_topic(TopicName.parse(text))
     expected = ["B", "Z-1", "_", "a", "b", "é"]
-    assert [topic.name.topic for topic in store.topics()] == expected
-    assert [summary.name.topic for summary in store.topic_summaries()] == expected
+    assert [topic.name.topic for topic in store.topics.all()] == expected
+    assert [summary.name.topic for summary in store.topics.summaries()] == expected
 
 
 def test_summaries_add_up_in_one_statement(store: MetadataStore, topic: TopicRecord) -> None:
@@ -90,10 +90,10 @@ def test_summaries_add_up_in_one_statement(store: MetadataStore, topic: TopicRec
     append(store, topic, 5)
     publish_all(store, topic)
     run = publish_all(store, topic)
-    empty = store.create_topic(TopicName.parse("zzz"))
+    empty = store.tenancy.ensure_topic(TopicName.parse("zzz"))
     statements = []
     event.listen(store.database.engine, "before_cursor_execute", lambda *seen: statements.append(seen[2]))
-    assert store.topic_summaries() == [
+    assert store.topics.summaries() == [
         TopicSummary(topic.name, 3, 12, 1200, run.compacted_ledger_id),
         TopicSummary(empty.name, 0, 0, 0, None),
     ]
@@ -105,29 +105,29 @@ def test_ledger_ids_are_given_out_once(database_url: URL, open_store: OpenStore)
     counts = [1, 2, 3, 5] * 4
     firsts = at_once(
         [
-            lambda store=store, count=count: store.allocate_ledger_ids(count)
+            lambda store=store, count=count: store.ledgers.allocate_ids(count)
             for store, count in zip(stores * 4, counts, strict=True)
         ]
     )
     taken = [first + i for first, count in zip(firsts, counts, strict=True) for i in range(count)]  # type: ignore[operator]
     assert sorted(taken) == list(range(min(taken), min(taken) + sum(counts)))
-    assert stores[0].allocate_ledger_ids(1) == max(taken) + 1
+    assert stores[0].ledgers.allocate_ids(1) == max(taken) + 1
 
 
 def test_no_ids_cannot_be_allocated(store: MetadataStore) -> None:
     with pytest.raises(ValueError, match="0 ledger ids"):
-        store.allocate_ledger_ids(0)
+        store.ledgers.allocate_ids(0)
 
 
 def test_ledgers_come_back_as_they_went_in(store: MetadataStore, topic: TopicRecord) -> None:
     first = append(store, topic, 3, 4)
     second = append(store, topic, 1)
-    read = store.ledgers(topic.id)
+    read = store.ledgers.of_topic(topic.id)
     assert read == (*first, *second)
     # Message ids compare without their partition, so look at that by itself.
     assert [ledger.last_message_id.partition for ledger in read] == [3, 3, 3]
-    assert store.topic(topic.name).next_offset == 8
-    assert store.ledgers(store.create_topic(TopicName.parse("other")).id) == ()
+    assert store.topics.get(topic.name).next_offset == 8
+    assert store.ledgers.of_topic(store.tenancy.ensure_topic(TopicName.parse("other")).id) == ()
 
 
 def test_a_snapshot_is_of_one_moment(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
@@ -152,19 +152,29 @@ def test_everything_outlives_the_process(database_url: URL, open_store: OpenStor
     store = open_store(database_url)
     append(store, topic, 3, 4)
     publish_all(store, topic)
-    store.set_cursor_properties(topic.id, "__compaction", {"owner": "me"})
-    failed = store.fail_run(claim(store, topic), "disk on fire")
-    lease = store.acquire_lease(topic.id, "me", 1)
-    before = (store.snapshot(topic.id), store.runs(topic.id, 10), store.cursors(topic.id), store.topics())
-    next_id = store.allocate_ledger_ids(1) + 1
+    store.cursors.set_properties(topic.id, "__compaction", {"owner": "me"})
+    failed = store.runs.fail(claim(store, topic), "disk on fire")
+    lease = store.leases.acquire(topic.id, "me", 1)
+    before = (
+        store.snapshot(topic.id),
+        store.runs.of_topic(topic.id, 10),
+        store.cursors.of_topic(topic.id),
+        store.topics.all(),
+    )
+    next_id = store.ledgers.allocate_ids(1) + 1
     store.close()
 
     again = open_store(database_url)
     again.check_schema()
-    assert (again.snapshot(topic.id), again.runs(topic.id, 10), again.cursors(topic.id), again.topics()) == before
-    assert again.last_run(topic.id) == failed
-    assert again.allocate_ledger_ids(1) == next_id
-    assert again.renew_lease(lease, 1).token == lease.token
+    assert (
+        again.snapshot(topic.id),
+        again.runs.of_topic(topic.id, 10),
+        again.cursors.of_topic(topic.id),
+        again.topics.all(),
+    ) == before
+    assert again.runs.last(topic.id) == failed
+    assert again.ledgers.allocate_ids(1) == next_id
+    assert again.leases.renew(lease, 1).token == lease.token
 
 
 def test_many_writers_do_not_die_of_locks(database_url: URL, open_store: OpenStore) -> None:
@@ -172,11 +182,11 @@ def test_many_writers_do_not_die_of_locks(database_url: URL, open_store: OpenSto
 
     def work(number: int) -> int:
         store = stores[number % 2]
-        topic = store.create_topic(TopicName.parse(f"topic-{number % 5}"))
+        topic = store.tenancy.ensure_topic(TopicName.parse(f"topic-{number % 5}"))
         for step in range(10):
-            cursor = store.create_cursor(topic.id, f"cursor-{number}")
-            store.set_cursor_properties(topic.id, cursor.name, {f"step-{step}": "done"})
+            cursor = store.cursors.ensure(topic.id, f"cursor-{number}")
+            store.cursors.set_properties(topic.id, cursor.name, {f"step-{step}": "done"})
             store.snapshot(topic.id)
-        return len(store.cursor(topic.id, f"cursor-{number}").properties)
+        return len(store.cursors.get(topic.id, f"cursor-{number}").properties)
 
     assert at_once([lambda number=number: work(number) for number in range(16)]) == [10] * 16

@@ -35,9 +35,9 @@ from tests.conformance.metadata.log_builders import (
 
 
 def compact_up_to(store: MetadataStore, topic: TopicRecord, end: Position) -> RunRecord:
-    generation = store.topic(topic.name).generation
+    generation = store.topics.get(topic.name).generation
     run = claim(store, topic)
-    return store.publish(run, generation, compacted(store, run, generation + 1, end), {})
+    return store.publishing.publish(run, generation, compacted(store, run, generation + 1, end), {})
 
 
 def ids(ledgers: list[LedgerRecord]) -> list[int]:
@@ -47,45 +47,45 @@ def ids(ledgers: list[LedgerRecord]) -> list[int]:
 def test_trimming_is_in_two_steps(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     made = append(store, topic, 3, 4, 5)
     clock.advance(9)
-    store.log.trim(topic.id, 7, ids(made[:2]), force=False)
+    store.trimming.trim(topic.id, 7, ids(made[:2]), force=False)
     snapshot = store.snapshot(topic.id)
     assert (snapshot.ledgers, snapshot.topic.start_offset, snapshot.topic.next_offset) == ((made[2],), 7, 12)
-    assert store.ledgers(topic.id) == (made[2],)
-    (summary,) = store.topic_summaries()
+    assert store.ledgers.of_topic(topic.id) == (made[2],)
+    (summary,) = store.topics.summaries()
     assert (summary.ledgers, summary.messages, summary.logical_bytes) == (1, 5, 500)
 
-    trimmed = store.log.trimmed_ledgers(topic.id)
+    trimmed = store.trimming.trimmed(topic.id)
     assert ids(trimmed) == ids(made[:2])
     assert {ledger.deleted_at for ledger in trimmed} == {clock.now_ms()}
-    assert store.referenced(topic.id).ledgers == (*trimmed, made[2]), "their objects are not garbage yet"
+    assert store.pins.referenced(topic.id).ledgers == (*trimmed, made[2]), "their objects are not garbage yet"
 
     clock.advance(5)
-    store.log.trim(topic.id, 12, ids(made[2:]), force=False)
-    assert store.log.forget_trimmed(topic.id, clock.now_ms() - 6) == 0
-    assert store.log.forget_trimmed(topic.id, clock.now_ms() - 5) == 2
-    assert ids(list(store.referenced(topic.id).ledgers)) == ids(made[2:])
-    assert store.log.forget_trimmed(topic.id, clock.now_ms()) == 1
-    assert store.referenced(topic.id).ledgers == ()
-    assert store.log.trimmed_ledgers(topic.id) == []
+    store.trimming.trim(topic.id, 12, ids(made[2:]), force=False)
+    assert store.trimming.purge(topic.id, clock.now_ms() - 6) == 0
+    assert store.trimming.purge(topic.id, clock.now_ms() - 5) == 2
+    assert ids(list(store.pins.referenced(topic.id).ledgers)) == ids(made[2:])
+    assert store.trimming.purge(topic.id, clock.now_ms()) == 1
+    assert store.pins.referenced(topic.id).ledgers == ()
+    assert store.trimming.trimmed(topic.id) == []
 
 
 def test_a_topic_that_lost_all_goes_on_at_its_end(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     made = append(store, topic, 3)
-    store.log.trim(topic.id, 3, ids(made), force=False)
-    store.log.forget_trimmed(topic.id, clock.now_ms())
+    store.trimming.trim(topic.id, 3, ids(made), force=False)
+    store.trimming.purge(topic.id, clock.now_ms())
     (after,) = append(store, topic, 2)
-    assert (after.first_offset, store.topic(topic.name).start_offset) == (3, 3)
+    assert (after.first_offset, store.topics.get(topic.name).start_offset) == (3, 3)
 
 
 def test_other_topics_keep_theirs(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
-    other = store.create_topic(TopicName.parse("other"))
+    other = store.tenancy.ensure_topic(TopicName.parse("other"))
     mine, theirs = append(store, topic, 3), append(store, other, 3)
     with pytest.raises(Conflict, match=f"ledger {theirs[0].ledger_id} of .*orders was trimmed already"):
-        store.log.trim(topic.id, 3, ids(theirs), force=False)
-    store.log.trim(topic.id, 3, ids(mine), force=False)
-    store.log.trim(other.id, 3, ids(theirs), force=False)
-    assert store.log.forget_trimmed(topic.id, clock.now_ms()) == 1
-    assert ids(store.log.trimmed_ledgers(other.id)) == ids(theirs)
+        store.trimming.trim(topic.id, 3, ids(theirs), force=False)
+    store.trimming.trim(topic.id, 3, ids(mine), force=False)
+    store.trimming.trim(other.id, 3, ids(theirs), force=False)
+    assert store.trimming.purge(topic.id, clock.now_ms()) == 1
+    assert ids(store.trimming.trimmed(other.id)) == ids(theirs)
 
 
 def test_a_start_inside_a_ledger_keeps_the_ledger(store: MetadataStore, topic: TopicRecord) -> None:
@@ -94,20 +94,20 @@ def test_a_start_inside_a_ledger_keeps_the_ledger(store: MetadataStore, topic: T
     before = state(store, topic)
     for start in (25, 32):
         with pytest.raises(AssertionError, match=f"ledger {made[2].ledger_id} .* ends at offset 32, not below {start}"):
-            store.log.trim(topic.id, start, ids(made), force=False)
+            store.trimming.trim(topic.id, start, ids(made), force=False)
     assert state(store, topic) == before
-    store.log.trim(topic.id, 25, ids(made[:2]), force=False)
-    assert store.ledgers(topic.id) == (made[2],)
-    assert store.topic(topic.name).start_offset == 25
+    store.trimming.trim(topic.id, 25, ids(made[:2]), force=False)
+    assert store.ledgers.of_topic(topic.id) == (made[2],)
+    assert store.topics.get(topic.name).start_offset == 25
 
 
 def test_the_start_never_goes_back(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3, 4)
-    store.log.trim(topic.id, 5, [], force=False)
-    assert store.ledgers(topic.id) == tuple(made)
-    store.log.trim(topic.id, 3, ids(made[:1]), force=False)
-    assert store.topic(topic.name).start_offset == 5
-    assert store.ledgers(topic.id) == (made[1],)
+    store.trimming.trim(topic.id, 5, [], force=False)
+    assert store.ledgers.of_topic(topic.id) == tuple(made)
+    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
+    assert store.topics.get(topic.name).start_offset == 5
+    assert store.ledgers.of_topic(topic.id) == (made[1],)
 
 
 def test_a_start_beyond_the_end_is_refused(store: MetadataStore, topic: TopicRecord) -> None:
@@ -117,26 +117,26 @@ def test_a_start_beyond_the_end_is_refused(store: MetadataStore, topic: TopicRec
         opened(store, lease, topic)
     for wrong in (4, -1):
         with pytest.raises(InvalidInput, match=f"cannot begin at offset {wrong}") as told:
-            store.log.trim(topic.id, wrong, [], force=True)
+            store.trimming.trim(topic.id, wrong, [], force=True)
         assert told.value.remedy.startswith("choose an offset from 0 to 3")
-    store.log.trim(topic.id, 3, [], force=True)
+    store.trimming.trim(topic.id, 3, [], force=True)
 
 
 def test_a_ledger_is_trimmed_once(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3, 3)
-    store.log.trim(topic.id, 3, ids(made[:1]), force=False)
+    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
     before = state(store, topic)
     with pytest.raises(Conflict, match=f"ledger {made[0].ledger_id} .* was trimmed already"):
-        store.log.trim(topic.id, 6, ids(made), force=False)
+        store.trimming.trim(topic.id, 6, ids(made), force=False)
     assert state(store, topic) == before
 
 
 def test_trimming_changes_all_or_nothing(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3, 4)
-    store.create_cursor(topic.id, "reader")
-    store.reset_cursor(topic.id, "reader", end_of(made[1]))
+    store.cursors.ensure(topic.id, "reader")
+    store.cursors.reset(topic.id, "reader", end_of(made[1]))
     check_all_or_nothing(
-        store, topic, lambda: store.log.trim(topic.id, 7, ids(made), force=False), Failpoint.TRIM_INSIDE_COMMIT
+        store, topic, lambda: store.trimming.trim(topic.id, 7, ids(made), force=False), Failpoint.TRIM_INSIDE_COMMIT
     )
 
 
@@ -149,64 +149,64 @@ def test_a_cursor_holds_back_what_it_has_not_acknowledged(
 ) -> None:
     made = append(store, topic, 3, 4)
     for name in ("quick", "slow"):
-        store.create_cursor(topic.id, name)
-    store.reset_cursor(topic.id, "quick", end_of(made[1]))
+        store.cursors.ensure(topic.id, name)
+    store.cursors.reset(topic.id, "quick", end_of(made[1]))
     if acknowledged is not None:
-        store.reset_cursor(topic.id, "slow", Position(acknowledged, made[0].last_message_id))
+        store.cursors.reset(topic.id, "slow", Position(acknowledged, made[0].last_message_id))
     needs = 0 if acknowledged is None else acknowledged + 1
     before = state(store, topic)
     told = "with nothing acknowledged" if acknowledged is None else f"at offset {needs}"
     with pytest.raises(Conflict, match=f"up to offset {needs + 1}: its cursor 'slow' is {told}"):
-        store.log.trim(topic.id, needs + 1, [], force=False)
+        store.trimming.trim(topic.id, needs + 1, [], force=False)
     assert state(store, topic) == before
-    store.log.trim(topic.id, needs, [], force=False)
-    assert store.topic(topic.name).start_offset == needs
+    store.trimming.trim(topic.id, needs, [], force=False)
+    assert store.topics.get(topic.name).start_offset == needs
 
 
 @pytest.mark.parametrize("how", ["force", "deleted"])
 def test_a_cursor_may_be_passed_over(store: MetadataStore, topic: TopicRecord, how: str) -> None:
     made = append(store, topic, 3)
-    store.create_cursor(topic.id, "slow")
+    store.cursors.ensure(topic.id, "slow")
     if how == "deleted":
-        store.delete_cursor(topic.id, "slow")
-    store.log.trim(topic.id, 3, ids(made), force=how == "force")
-    assert store.ledgers(topic.id) == ()
+        store.cursors.delete(topic.id, "slow")
+    store.trimming.trim(topic.id, 3, ids(made), force=how == "force")
+    assert store.ledgers.of_topic(topic.id) == ()
 
 
 def test_a_cursor_of_another_topic_holds_nothing_back(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3)
-    store.create_cursor(store.create_topic(TopicName.parse("other")).id, "slow")
-    store.log.trim(topic.id, 3, ids(made), force=False)
+    store.cursors.ensure(store.tenancy.ensure_topic(TopicName.parse("other")).id, "slow")
+    store.trimming.trim(topic.id, 3, ids(made), force=False)
 
 
 def test_a_new_cursor_needs_nothing_below_the_start(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3, 4)
-    store.log.trim(topic.id, 3, [], force=False)
-    store.create_cursor(topic.id, "new")
-    store.log.trim(topic.id, 3, ids(made[:1]), force=False)
+    store.trimming.trim(topic.id, 3, [], force=False)
+    store.cursors.ensure(topic.id, "new")
+    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
     with pytest.raises(Conflict, match="'new'"):
-        store.log.trim(topic.id, 4, [], force=False)
+        store.trimming.trim(topic.id, 4, [], force=False)
 
 
 def test_the_horizon_holds_raw_data_back(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3, 4)
-    store.create_cursor(topic.id, COMPACTION_CURSOR)
+    store.cursors.ensure(topic.id, COMPACTION_CURSOR)
     with pytest.raises(Conflict, match="its cursor '__compaction' is with nothing acknowledged") as told:
-        store.log.trim(topic.id, 3, ids(made[:1]), force=False)
+        store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
     assert told.value.remedy == "compact the topic first, or force it"
     compact_up_to(store, topic, end_of(made[0]))
     with pytest.raises(Conflict, match="up to offset 4: its cursor '__compaction' is at offset 3"):
-        store.log.trim(topic.id, 4, [], force=False)
-    store.log.trim(topic.id, 3, ids(made[:1]), force=False)
-    store.log.trim(topic.id, 7, ids(made[1:]), force=True)
-    assert store.ledgers(topic.id) == ()
+        store.trimming.trim(topic.id, 4, [], force=False)
+    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
+    store.trimming.trim(topic.id, 7, ids(made[1:]), force=True)
+    assert store.ledgers.of_topic(topic.id) == ()
 
 
 def test_a_topic_that_is_never_compacted_is_trimmed_freely(store: MetadataStore, topic: TopicRecord) -> None:
     """S9: with policy `delete` alone there is no `__compaction` cursor."""
     made = append(store, topic, 3)
-    store.log.trim(topic.id, 3, ids(made), force=False)
-    assert store.ledgers(topic.id) == ()
+    store.trimming.trim(topic.id, 3, ids(made), force=False)
+    assert store.ledgers.of_topic(topic.id) == ()
 
 
 # Policy `compact`: the start stays
@@ -215,7 +215,7 @@ def test_a_topic_that_is_never_compacted_is_trimmed_freely(store: MetadataStore,
 def test_what_is_compacted_goes_and_the_start_stays(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3, 4, 5)
     compact_up_to(store, topic, end_of(made[1]))
-    store.log.trim(topic.id, 7, ids(made[:2]), force=False, keep_start=True)
+    store.trimming.trim(topic.id, 7, ids(made[:2]), force=False, keep_start=True)
     snapshot = store.snapshot(topic.id)
     assert (snapshot.topic.start_offset, snapshot.ledgers, snapshot.horizon) == (0, (made[2],), end_of(made[1]))
 
@@ -224,14 +224,14 @@ def test_what_is_not_compacted_stays(store: MetadataStore, topic: TopicRecord) -
     made = append(store, topic, 3, 4)
     before = state(store, topic)
     with pytest.raises(Conflict, match=r"not compacted \(horizon: none"):
-        store.log.trim(topic.id, 3, ids(made[:1]), force=True, keep_start=True)
+        store.trimming.trim(topic.id, 3, ids(made[:1]), force=True, keep_start=True)
     assert state(store, topic) == before
     compact_up_to(store, topic, Position(5, made[1].last_message_id))
     before = state(store, topic)
     with pytest.raises(Conflict, match=r"ends at offset 6, which is not compacted \(horizon: .*offset 5"):
-        store.log.trim(topic.id, 7, ids(made), force=True, keep_start=True)
+        store.trimming.trim(topic.id, 7, ids(made), force=True, keep_start=True)
     assert state(store, topic) == before
-    store.log.trim(topic.id, 3, ids(made[:1]), force=False, keep_start=True)
+    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False, keep_start=True)
 
 
 def test_only_the_oldest_go_if_the_start_stays(store: MetadataStore, topic: TopicRecord) -> None:
@@ -240,19 +240,19 @@ def test_only_the_oldest_go_if_the_start_stays(store: MetadataStore, topic: Topi
     publish_all(store, topic)
     before = state(store, topic)
     with pytest.raises(AssertionError, match="are not the oldest"):
-        store.log.trim(topic.id, 12, ids([made[0], made[2]]), force=True, keep_start=True)
+        store.trimming.trim(topic.id, 12, ids([made[0], made[2]]), force=True, keep_start=True)
     assert state(store, topic) == before
 
 
 def test_a_cursor_holds_compacted_raw_data_back_too(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3, 4)
     publish_all(store, topic)
-    store.create_cursor(topic.id, "slow")
+    store.cursors.ensure(topic.id, "slow")
     with pytest.raises(Conflict, match="up to offset 3: its cursor 'slow' is with nothing"):
-        store.log.trim(topic.id, 7, ids(made[:1]), force=False, keep_start=True)
-    store.reset_cursor(topic.id, "slow", end_of(made[0]))
-    store.log.trim(topic.id, 7, ids(made[:1]), force=False, keep_start=True)
-    store.log.trim(topic.id, 7, ids(made[1:]), force=True, keep_start=True)
+        store.trimming.trim(topic.id, 7, ids(made[:1]), force=False, keep_start=True)
+    store.cursors.reset(topic.id, "slow", end_of(made[0]))
+    store.trimming.trim(topic.id, 7, ids(made[:1]), force=False, keep_start=True)
+    store.trimming.trim(topic.id, 7, ids(made[1:]), force=True, keep_start=True)
 
 
 # R8: what only the compacted ledger holds
@@ -263,41 +263,41 @@ def test_what_only_the_compacted_ledger_holds_is_not_given_up_by_the_way(
 ) -> None:
     made = append(store, topic, 3, 4)
     run = compact_up_to(store, topic, end_of(made[1]))
-    store.log.trim(topic.id, 3, ids(made[:1]), force=False, keep_start=True)
+    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False, keep_start=True)
     before = state(store, topic)
     with pytest.raises(Conflict) as told:
-        store.delete_cursor(topic.id, COMPACTION_CURSOR)
+        store.cursors.delete(topic.id, COMPACTION_CURSOR)
     assert "gone up to offset 2: what is left of offsets 0 to 2 is only" in told.value.message
     assert f"compacted ledger {run.compacted_ledger_id} (2 messages up to offset 6)" in told.value.message
     assert "force" in told.value.remedy
     assert state(store, topic) == before
-    store.delete_cursor(topic.id, COMPACTION_CURSOR, force=True)
+    store.cursors.delete(topic.id, COMPACTION_CURSOR, force=True)
     assert store.snapshot(topic.id).compacted is None
 
 
 def test_all_raw_is_gone(store: MetadataStore, topic: TopicRecord) -> None:
     made = append(store, topic, 3, 4)
     publish_all(store, topic)
-    store.log.trim(topic.id, 7, ids(made), force=False, keep_start=True)
+    store.trimming.trim(topic.id, 7, ids(made), force=False, keep_start=True)
     with pytest.raises(Conflict, match="offsets 0 to 6 is only"):
-        store.delete_cursor(topic.id, COMPACTION_CURSOR)
+        store.cursors.delete(topic.id, COMPACTION_CURSOR)
 
 
 def test_raw_is_gone_beyond_the_horizon(store: MetadataStore, topic: TopicRecord) -> None:
     """What was forced away after the horizon is in no compacted ledger either."""
     made = append(store, topic, 3, 4)
     compact_up_to(store, topic, end_of(made[0]))
-    store.log.trim(topic.id, 7, ids(made), force=True)
+    store.trimming.trim(topic.id, 7, ids(made), force=True)
     with pytest.raises(Conflict, match="offsets 0 to 2 is only"):
-        store.delete_cursor(topic.id, COMPACTION_CURSOR)
+        store.cursors.delete(topic.id, COMPACTION_CURSOR)
 
 
 def test_raw_is_gone_up_to_the_middle_of_a_ledger(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3, 4)
     publish_all(store, topic)
-    store.log.trim(topic.id, 2, [], force=False)
+    store.trimming.trim(topic.id, 2, [], force=False)
     with pytest.raises(Conflict, match="offsets 0 to 1 is only"):
-        store.delete_cursor(topic.id, COMPACTION_CURSOR)
+        store.cursors.delete(topic.id, COMPACTION_CURSOR)
 
 
 def test_a_compacted_ledger_without_messages_still_remembers_deletions(
@@ -305,10 +305,10 @@ def test_a_compacted_ledger_without_messages_still_remembers_deletions(
 ) -> None:
     made = append(store, topic, 3, 4)
     run = claim(store, topic)
-    store.publish(run, 0, emptied(compacted(store, run, 1, end_of(made[1]))), {})
-    store.log.trim(topic.id, 3, ids(made[:1]), force=False)
+    store.publishing.publish(run, 0, emptied(compacted(store, run, 1, end_of(made[1]))), {})
+    store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
     with pytest.raises(Conflict, match="with what it remembers of deleted keys"):
-        store.delete_cursor(topic.id, COMPACTION_CURSOR)
+        store.cursors.delete(topic.id, COMPACTION_CURSOR)
 
 
 @pytest.mark.parametrize("why", ["raw is whole", "by hand", "another cursor"])
@@ -317,20 +317,20 @@ def test_a_cursor_that_takes_nothing_with_it_is_deleted(store: MetadataStore, to
     if why == "raw is whole":
         publish_all(store, topic)
     elif why == "by hand":
-        store.create_cursor(topic.id, COMPACTION_CURSOR)
-        store.log.trim(topic.id, 3, ids(made[:1]), force=True)
+        store.cursors.ensure(topic.id, COMPACTION_CURSOR)
+        store.trimming.trim(topic.id, 3, ids(made[:1]), force=True)
     else:
         run = claim(store, topic)
         new = compacted(store, run, 1, end_of(made[1]))
-        store.publish(run, 0, new, {})
-        store.log.trim(topic.id, 3, ids(made[:1]), force=False)
+        store.publishing.publish(run, 0, new, {})
+        store.trimming.trim(topic.id, 3, ids(made[:1]), force=False)
     name = COMPACTION_CURSOR
     if why == "another cursor":
-        store.create_cursor(topic.id, "reader")
+        store.cursors.ensure(topic.id, "reader")
         name = "reader"
-    store.delete_cursor(topic.id, name)
+    store.cursors.delete(topic.id, name)
     with pytest.raises(NotFound):
-        store.delete_cursor(topic.id, name)
+        store.cursors.delete(topic.id, name)
 
 
 # Races
@@ -342,16 +342,19 @@ def test_of_two_that_trim_one_wins(database_url: URL, open_store: OpenStore, top
         made = append(stores[0], topic, 2)
         end = made[0].last_offset + 1
         results = at_once(
-            [lambda one=one, made=made, end=end: one.log.trim(topic.id, end, ids(made), force=False) for one in stores]
+            [
+                lambda one=one, made=made, end=end: one.trimming.trim(topic.id, end, ids(made), force=False)
+                for one in stores
+            ]
         )
         assert sorted(type(result).__name__ for result in results) == ["Conflict", "NoneType"]
-        assert stores[0].topic(topic.name).start_offset == end
+        assert stores[0].topics.get(topic.name).start_offset == end
 
 
 def test_trim_against_publish(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
     """Raw data goes only if the horizon has passed it, in whatever order the two commit."""
     stores = [open_store(database_url) for _ in range(2)]
-    stores[0].create_cursor(topic.id, COMPACTION_CURSOR)
+    stores[0].cursors.ensure(topic.id, COMPACTION_CURSOR)
     for generation in range(8):
         made = append(stores[0], topic, 2)
         run = claim(stores[0], topic)
@@ -359,8 +362,8 @@ def test_trim_against_publish(database_url: URL, open_store: OpenStore, topic: T
         keep_start = generation % 2 == 0
         published, trimmed = at_once(
             [
-                lambda run=run, generation=generation, new=new: stores[0].publish(run, generation, new, {}),
-                lambda made=made, keep_start=keep_start: stores[1].log.trim(
+                lambda run=run, generation=generation, new=new: stores[0].publishing.publish(run, generation, new, {}),
+                lambda made=made, keep_start=keep_start: stores[1].trimming.trim(
                     topic.id, made[0].last_offset + 1, ids(made), force=False, keep_start=keep_start
                 ),
             ]
@@ -373,28 +376,28 @@ def test_trim_against_publish(database_url: URL, open_store: OpenStore, topic: T
         else:
             assert isinstance(trimmed, Conflict)
             assert after.ledgers == tuple(made)
-            stores[0].log.trim(topic.id, made[0].last_offset + 1, ids(made), force=False)
+            stores[0].trimming.trim(topic.id, made[0].last_offset + 1, ids(made), force=False)
 
 
 def test_trim_against_a_reset_of_a_cursor(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
     """Either the cursor holds the data, or it comes too late for it."""
     stores = [open_store(database_url) for _ in range(2)]
-    stores[0].create_cursor(topic.id, "reader")
+    stores[0].cursors.ensure(topic.id, "reader")
     for _ in range(8):
         made = append(stores[0], topic, 2, 2)
-        stores[0].reset_cursor(topic.id, "reader", end_of(made[1]))
+        stores[0].cursors.reset(topic.id, "reader", end_of(made[1]))
         reset, trimmed = at_once(
             [
-                lambda made=made: stores[0].reset_cursor(topic.id, "reader", end_of(made[0])),
-                lambda made=made: stores[1].log.trim(topic.id, made[1].last_offset + 1, ids(made), force=False),
+                lambda made=made: stores[0].cursors.reset(topic.id, "reader", end_of(made[0])),
+                lambda made=made: stores[1].trimming.trim(topic.id, made[1].last_offset + 1, ids(made), force=False),
             ]
         )
         assert not isinstance(reset, Exception)
         if trimmed is not None:
             assert isinstance(trimmed, Conflict)
-            assert stores[0].ledgers(topic.id) == tuple(made)
-            stores[0].log.trim(topic.id, made[1].last_offset + 1, ids(made), force=True)
-        assert stores[0].ledgers(topic.id) == ()
+            assert stores[0].ledgers.of_topic(topic.id) == tuple(made)
+            stores[0].trimming.trim(topic.id, made[1].last_offset + 1, ids(made), force=True)
+        assert stores[0].ledgers.of_topic(topic.id) == ()
 
 
 def test_trim_against_deletion_of_the_cursor(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
@@ -405,8 +408,8 @@ def test_trim_against_deletion_of_the_cursor(database_url: URL, open_store: Open
         publish_all(stores[0], topic)
         trimmed, deleted = at_once(
             [
-                lambda: stores[0].log.trim(topic.id, 2, ids(made[:1]), force=False, keep_start=True),
-                lambda: stores[1].delete_cursor(topic.id, COMPACTION_CURSOR),
+                lambda: stores[0].trimming.trim(topic.id, 2, ids(made[:1]), force=False, keep_start=True),
+                lambda: stores[1].cursors.delete(topic.id, COMPACTION_CURSOR),
             ]
         )
         assert sorted(type(result).__name__ for result in (trimmed, deleted)) == ["Conflict", "NoneType"]

@@ -32,13 +32,13 @@ from tests.servers.cut_link import Cut
 def test_all_goes_and_offsets_go_on(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     append(store, topic, 3, 4)
     publish_all(store, topic)
-    store.set_cursor_properties(topic.id, COMPACTION_CURSOR, {"mine": "stays"})
-    store.acknowledgements.create(topic.id, "reader", None, {})
+    store.cursors.set_properties(topic.id, COMPACTION_CURSOR, {"mine": "stays"})
+    store.cursors.create(topic.id, "reader", None, {})
     (waiting,) = rolled(store, topic, 2)
     before = store.snapshot(topic.id)
     clock.advance(5)
 
-    after = store.log.truncate(topic.id)
+    after = store.trimming.truncate(topic.id)
     snapshot = store.snapshot(topic.id)
     assert snapshot.topic == after
     assert (after.start_offset, after.next_offset, after.generation) == (9, 9, before.topic.generation)
@@ -46,12 +46,12 @@ def test_all_goes_and_offsets_go_on(store: MetadataStore, topic: TopicRecord, cl
     assert (snapshot.extents, snapshot.compacted, snapshot.horizon) == ((), None, None)
     assert snapshot.cursor is not None
     assert (snapshot.cursor.mark_delete, snapshot.cursor.properties) == (None, {"mine": "stays"})
-    assert {cursor.name for cursor in store.cursors(topic.id)} == {COMPACTION_CURSOR, "reader"}
+    assert {cursor.name for cursor in store.cursors.of_topic(topic.id)} == {COMPACTION_CURSOR, "reader"}
 
-    trimmed = store.log.trimmed_ledgers(topic.id)
+    trimmed = store.trimming.trimmed(topic.id)
     assert [(one.first_offset, one.deleted_at) for one in trimmed] == [(0, clock.now_ms()), (3, clock.now_ms())]
-    assert [one.retired_at for one in store.retired_compacted(topic.id)] == [clock.now_ms()]
-    files = store.log.sealed_files(LOG_UID, clock.now_ms())
+    assert [one.retired_at for one in store.pins.retired(topic.id)] == [clock.now_ms()]
+    files = store.sealing.files(LOG_UID, clock.now_ms())
     assert [(owner.id, one.ledger_id, one.sealed_at) for owner, one in files] == [
         (topic.id, waiting.ledger_id, clock.now_ms())
     ]
@@ -59,14 +59,14 @@ def test_all_goes_and_offsets_go_on(store: MetadataStore, topic: TopicRecord, cl
     (new,) = append(store, topic, 2)
     assert new.first_offset == 9
     publish_all(store, topic)
-    assert store.topic(topic.name).generation == before.topic.generation + 1
+    assert store.topics.get(topic.name).generation == before.topic.generation + 1
 
 
 def test_an_open_segment_is_what_is_left(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     with leased(store, topic) as lease:
         segment = opened(store, lease, topic)
-    store.log.truncate(topic.id)
+    store.trimming.truncate(topic.id)
     snapshot = store.snapshot(topic.id)
     assert (snapshot.extents, snapshot.topic.start_offset) == ((segment,), 3)
 
@@ -74,27 +74,27 @@ def test_an_open_segment_is_what_is_left(store: MetadataStore, topic: TopicRecor
 def test_a_run_and_a_sealer_under_way_are_fenced(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     run = claim(store, topic)
-    result = compacted(store, run, 1, end_of(store.ledgers(topic.id)[-1]))
+    result = compacted(store, run, 1, end_of(store.ledgers.of_topic(topic.id)[-1]))
     rolled(store, topic, 2)
     segment, attempt = claimed(store, topic)
-    store.log.truncate(topic.id)
+    store.trimming.truncate(topic.id)
     with pytest.raises(Fenced):
-        store.publish(run, 0, result, {})
-    assert store.heartbeat_runs([run]) == [run.run_id]
+        store.publishing.publish(run, 0, result, {})
+    assert store.runs.heartbeat([run]) == [run.run_id]
     with pytest.raises(Fenced):
-        store.log.seal_segment(attempt, ledger_of(segment, attempt))
-    assert store.log.claim_sealing(topic.id, "other", LOG_UID, 0) is None
-    assert store.ledgers(topic.id) == ()
+        store.sealing.seal(attempt, ledger_of(segment, attempt))
+    assert store.sealing.claim(topic.id, "other", LOG_UID, 0) is None
+    assert store.ledgers.of_topic(topic.id) == ()
 
 
 def test_one_that_was_never_compacted_has_no_cursor_then(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
-    store.log.truncate(topic.id)
-    assert store.cursors(topic.id) == []
-    store.log.truncate(topic.id)
-    assert store.topic(topic.name).start_offset == 3
+    store.trimming.truncate(topic.id)
+    assert store.cursors.of_topic(topic.id) == []
+    store.trimming.truncate(topic.id)
+    assert store.topics.get(topic.name).start_offset == 3
     with pytest.raises(TopicNotFound):
-        store.log.truncate(topic.id + 1)
+        store.trimming.truncate(topic.id + 1)
 
 
 def test_a_lost_truncation_is_not_taken_for_done_because_a_run_was_claimed(
@@ -114,9 +114,9 @@ def test_a_lost_truncation_is_not_taken_for_done_because_a_run_was_claimed(
         monkeypatch.setattr(broken.store.database, "write", writing)
         broken.link.cut(Cut.BEFORE)
         with pytest.raises(Unavailable):
-            broken.store.log.truncate(topic.id)
+            broken.store.trimming.truncate(topic.id)
         assert len(calls) == 2
-    assert [ledger.first_offset for ledger in store.ledgers(topic.id)] == [0]
+    assert [ledger.first_offset for ledger in store.ledgers.of_topic(topic.id)] == [0]
 
 
 def test_a_truncation_whose_answer_was_lost_is_found_out(
@@ -127,7 +127,7 @@ def test_a_truncation_whose_answer_was_lost_is_found_out(
     rolled(store, topic, 2)
     with broken_link(database_url, open_store) as broken:
         broken.link.cut(Cut.AFTER)
-        assert broken.store.log.truncate(topic.id).start_offset == 5
+        assert broken.store.trimming.truncate(topic.id).start_offset == 5
         assert broken.link.cuts == 1
     assert store.snapshot(topic.id).extents == ()
 
@@ -136,27 +136,27 @@ def test_all_or_nothing(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     publish_all(store, topic)
     rolled(store, topic, 2)
-    check_all_or_nothing(store, topic, lambda: store.log.truncate(topic.id), Failpoint.TRUNCATE_INSIDE_COMMIT)
+    check_all_or_nothing(store, topic, lambda: store.trimming.truncate(topic.id), Failpoint.TRUNCATE_INSIDE_COMMIT)
 
 
 def test_what_was_sealed_before_stays_as_it_was(store: MetadataStore, topic: TopicRecord, clock: ManualClock) -> None:
     rolled(store, topic, 2)
     seal_all(store, topic)
-    sealed_at = store.log.segments(topic.id)[0].sealed_at
+    sealed_at = store.segments.of_topic(topic.id)[0].sealed_at
     clock.advance(9)
-    store.log.truncate(topic.id)
-    (segment,) = store.log.segments(topic.id)
+    store.trimming.truncate(topic.id)
+    (segment,) = store.segments.of_topic(topic.id)
     assert (segment.state, segment.sealed_at) == (SegmentState.SEALED, sealed_at)
 
 
 def test_topics_are_truncated_together_or_not_at_all(store: MetadataStore, topic: TopicRecord) -> None:
-    second = store.create_topic(TopicName.parse("second"))
+    second = store.tenancy.ensure_topic(TopicName.parse("second"))
     for one in (topic, second):
         append(store, one, 3)
     with pytest.raises(TopicNotFound):
-        store.log.truncate_all([topic.id, second.id, 99_999])
-    assert [len(store.ledgers(one.id)) for one in (topic, second)] == [1, 1]
+        store.trimming.truncate_all([topic.id, second.id, 99_999])
+    assert [len(store.ledgers.of_topic(one.id)) for one in (topic, second)] == [1, 1]
     check_all_or_nothing(
-        store, topic, lambda: store.log.truncate_all([second.id, topic.id]), Failpoint.TRUNCATE_INSIDE_COMMIT
+        store, topic, lambda: store.trimming.truncate_all([second.id, topic.id]), Failpoint.TRUNCATE_INSIDE_COMMIT
     )
-    assert [store.ledgers(one.id) for one in (topic, second)] == [(), ()]
+    assert [store.ledgers.of_topic(one.id) for one in (topic, second)] == [(), ()]

@@ -164,8 +164,8 @@ def check_garbage(database_url: str, store_url: str, endpoint: str) -> int:
                 assert done.error is None, f"garbage collection of {done.topic}: {done.error}"
             time.sleep(0.1)
         referenced: set[str] = set()
-        for topic in metadata.topics():
-            found = metadata.referenced(topic.id)
+        for topic in metadata.topics.all():
+            found = metadata.pins.referenced(topic.id)
             referenced |= {name for one in found.ledgers for name in (one.rows.name, one.index.name)}
             for compacted in found.compacted:
                 referenced |= read_manifest(store, compacted.manifest).objects | {compacted.manifest.name}

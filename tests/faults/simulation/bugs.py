@@ -48,11 +48,13 @@ from storage.metadata import (
     trimming,
 )
 from storage.metadata.engine import Database
+from storage.metadata.pins import PinStore
 from storage.metadata.tables import compacted_ledgers, deleted_topics
 from storage.metadata.tables import cursors as cursors_table
 from storage.metadata.tables import ledgers as ledgers_table
 from storage.metadata.tables import pins as pins_table
 from storage.metadata.tables import topics as topics_table
+from storage.metadata.trimming import TrimmingStore
 from storage.reading import snapshot_reader
 from storage.reading.compacted_reader import CompactedReader
 from storage.reading.raw_reader import RawReader
@@ -99,13 +101,14 @@ def _remove_cursor(connection: Connection, topic_id: int, name: str, now: int) -
         cursors.retire_compacted(connection, topic_id, now)
 
 
-def _collect_pinned(connection: Connection, topic_id: int, ledger_id: int, grace_ms: int, now: int) -> bool:
-    found = pins._find(connection, topic_id, ledger_id)
-    if found is None or found.retired_at is None or now - found.retired_at < grace_ms:
-        return False
-    connection.execute(delete(pins_table).where(pins_table.c.ledger_id == ledger_id))
-    connection.execute(delete(compacted_ledgers).where(compacted_ledgers.c.ledger_id == ledger_id))
-    return True
+def _collect_pinned(self: PinStore, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
+    with self._database.write() as connection:
+        found = pins._find(connection, topic_id, ledger_id)
+        if found is None or found.retired_at is None or self._clock.now_ms() - found.retired_at < grace_ms:
+            return False
+        connection.execute(delete(pins_table).where(pins_table.c.ledger_id == ledger_id))
+        connection.execute(delete(compacted_ledgers).where(compacted_ledgers.c.ledger_id == ledger_id))
+        return True
 
 
 def _garbage_of_anybody(self: GarbageCollector, listed: Any, referenced: Any, *_: Any) -> Iterator[Any]:
@@ -253,11 +256,11 @@ def _tables_again(self: RawReader, snapshot: Any = None) -> Generator[pa.Table, 
                 raise
 
 
-def _forget_at_once(connection: Connection, topic_id: int, before_ms: int) -> int:
-    return _forget(connection, topic_id, 1 << 62)
+def _purge_at_once(self: TrimmingStore, topic_id: int, before_ms: int) -> int:
+    return _purge(self, topic_id, 1 << 62)
 
 
-_forget = trimming.forget
+_purge = TrimmingStore.purge
 
 
 def _truncate_in_epoch(connection: Connection, topic_id: int, now: int) -> Any:
@@ -322,7 +325,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "gc-ignores-pins": Bug(
             "Garbage collection takes the row of a retired compacted ledger without a look at pins.",
-            ((pins, "collect", _collect_pinned),),
+            ((PinStore, "collect", _collect_pinned),),
         ),
         "gc-ignores-attempts": Bug(
             "Garbage collection deletes what nothing refers to, though its attempt goes on.",
@@ -407,7 +410,7 @@ BUGS: Mapping[str, Bug] = MappingProxyType(
         ),
         "trimmed-is-gone-at-once": Bug(
             "The rows of trimmed ledgers are forgotten before `file.delete.delay` is over, and their objects go.",
-            ((trimming, "forget", _forget_at_once),),
+            ((TrimmingStore, "purge", _purge_at_once),),
         ),
         "truncate-keeps-epoch": Bug(
             "Truncating a topic does not raise its epoch, so a run that goes on publishes what was cleared.",

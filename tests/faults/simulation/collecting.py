@@ -166,7 +166,7 @@ class Collecting:
         require(left >= referenced, f"in the end these are missing: {sorted(referenced - left)}")
         require(left <= referenced, f"in the end these are left over: {sorted(left - referenced)}")
         for model in world.topics:
-            after = world.observer.referenced(model.record.id)
+            after = world.observer.pins.referenced(model.record.id)
             require(len(after.compacted) == (model.serving is not None), "rows of retired generations are left")
             require(all(one.finished_at is not None for one in after.attempts), "attempts are left open")
         for model in world.topics:

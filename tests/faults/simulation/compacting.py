@@ -90,7 +90,7 @@ class Compacting:
         try:
             job = compactor._claim(model.record.name, self._from_start(model, used))
         except CompactionRunning as error:
-            last = world.observer.last_run(model.record.id)
+            last = world.observer.runs.last(model.record.id)
             stopping = model.stops and "was aborted" in str(error)
             named = last is not None and str(last.run_id) in str(error)
             require(named or stopping or process.preempted, f"{error}, and the last run is {last}")
@@ -208,11 +208,11 @@ class Compacting:
             self._batch(running.process)._note_end(job)
             world.note(f"  ended with its topic: {error!r}"[:150])
             return
-        row = world.observer.run(job.run.run_id)
-        topic = world.observer.topic(running.model.record.name)
+        row = world.observer.runs.get(job.run.run_id)
+        topic = world.observer.topics.get(running.model.record.name)
         fenced = row.state is not RunState.RUNNING or topic.epoch != row.epoch
         self._batch(running.process)._note_end(job)
-        after = world.observer.run(job.run.run_id)
+        after = world.observer.runs.get(job.run.run_id)
         told = f"run {row.run_id} of {topic.name}"
         world.note(f"  ended as {after.state} {after.error}"[:150])
         world.happened.add(f"run {after.state}")
@@ -276,12 +276,12 @@ class Compacting:
     def cancel(self) -> None:
         """An operator cancels the last run of a topic."""
         model = self._world.random.choice(self._world.topics)
-        last = self._world.observer.last_run(model.record.id)
+        last = self._world.observer.runs.last(model.record.id)
         if last is None:
             return
         model.stops += last.state is RunState.RUNNING
         try:
-            self._world.observer.cancel_run(last.run_id, "cancelled by the simulation")
+            self._world.observer.runs.cancel(last.run_id, "cancelled by the simulation")
         except Conflict:
             require(last.state is not RunState.RUNNING, f"run {last.run_id} could not be cancelled")
             return
@@ -296,7 +296,7 @@ class Compacting:
         model = model or self._world.random.choice(under_way or self._world.topics)
         try:
             force = self._world.random.random() < 0.8
-            self._world.observer.delete_cursor(model.record.id, COMPACTION_CURSOR, force)
+            self._world.observer.cursors.delete(model.record.id, COMPACTION_CURSOR, force)
         except NotFound:
             return
         except Conflict as error:

@@ -20,6 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from storage.errors import CompactorError, Fenced, ObjectDamaged, ObjectExists, ObjectMissing, TopicNotFound
 from storage.failpoints import Failpoint
+from storage.metadata.attempts import AttemptStore
+from storage.metadata.cursors import CursorStore
+from storage.metadata.engine import Database
+from storage.metadata.pins import PinStore
 from storage.metadata.records import Attempt, AttemptKind, Pin, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.objects.interface import ObjectInfo, ObjectStore, ObjectWriter, StoreLocation, check_range
@@ -247,61 +251,83 @@ class WatchedMetadata(MetadataStore):
 
     def __init__(self, process: Process) -> None:
         super().__init__(process.world.database_url, process.world.clock)
-        self._process = process
-        self._mine: set[str] = set()
         for kind in ("read", "write", "snapshot"):
             setattr(self.database, kind, _alive(process, getattr(self.database, kind)))
+        self.attempts = WatchedAttempts(self.database, process)
+        self.cursors = WatchedCursors(self.database, process)
+        self.own_pins: set[str] = set()
+        """Ids."""
+        self.pins = WatchedPins(self.database, process, self.own_pins)
 
-    def begin_attempt(self, topic_id: int, kind: AttemptKind, holder: str) -> Attempt:
-        attempt = super().begin_attempt(topic_id, kind, holder)
+    def forget_pins(self) -> None:
+        """The process is dead: its pins stay as long as they last."""
+        self.own_pins.clear()
+
+
+class WatchedAttempts(AttemptStore):
+    def __init__(self, database: Database, process: Process) -> None:
+        super().__init__(database, process.world.clock)
+        self._process = process
+
+    def begin(self, topic_id: int, kind: AttemptKind, holder: str) -> Attempt:
+        attempt = super().begin(topic_id, kind, holder)
         self._process.last_attempt = attempt.attempt_id
         if self._process.on_attempt is not None:
             self._process.on_attempt(attempt)
         return attempt
 
-    def cursor_floor(self, topic_id: int) -> int | None:
-        self._process.floor = super().cursor_floor(topic_id)
+
+class WatchedCursors(CursorStore):
+    def __init__(self, database: Database, process: Process) -> None:
+        super().__init__(database, process.world.clock)
+        self._process = process
+
+    def compacted_floor(self, topic_id: int) -> int | None:
+        self._process.floor = super().compacted_floor(topic_id)
         return self._process.floor
 
-    def pin_compacted(
+
+class WatchedPins(PinStore):
+    def __init__(self, database: Database, process: Process, own: set[str]) -> None:
+        super().__init__(database, process.world.clock)
+        self._process = process
+        self._own = own
+
+    def take(
         self, topic_id: int, holder: str, ttl_ms: int, ledger_id: int | None = None
     ) -> tuple[TopicSnapshot, Pin | None]:
-        snapshot, pin = super().pin_compacted(topic_id, holder, ttl_ms, ledger_id)
+        snapshot, pin = super().take(topic_id, holder, ttl_ms, ledger_id)
         pinned = snapshot.compacted
         if pin is not None:
-            kept = self._process.world.observer.referenced(topic_id).compacted
+            kept = self._process.world.observer.pins.referenced(topic_id).compacted
             (pinned,) = [one for one in kept if one.ledger_id == pin.ledger_id]
             self._process.world.sweep_pins(topic_id)
             self._process.world.pins[pin.pin_id] = pin
-            self._mine.add(pin.pin_id)
+            self._own.add(pin.pin_id)
         if self._process.on_pin is not None:
             self._process.on_pin(replace(snapshot, compacted=pinned))
         return snapshot, pin
 
-    def renew_pin(self, pin: Pin, ttl_ms: int) -> Pin:
-        renewed = super().renew_pin(pin, ttl_ms)
+    def renew(self, pin: Pin, ttl_ms: int) -> Pin:
+        renewed = super().renew(pin, ttl_ms)
         self._process.world.pins[pin.pin_id] = renewed
         return renewed
 
-    def release_pin(self, pin: Pin) -> None:
-        if pin.pin_id not in self._mine or self._process.dying:
+    def release(self, pin: Pin) -> None:
+        if pin.pin_id not in self._own or self._process.dying:
             return  # a generator of a dead process is closed some time, and gives nothing back
         try:
-            super().release_pin(pin)
+            super().release(pin)
         finally:  # it may be gone though the answer was lost
             world = self._process.world
-            if all(one.pin_id != pin.pin_id for one in world.observer.referenced(pin.topic_id).pins):
+            if all(one.pin_id != pin.pin_id for one in world.observer.pins.referenced(pin.topic_id).pins):
                 world.pins.pop(pin.pin_id, None)
 
-    def collect_compacted(self, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
-        collected = super().collect_compacted(topic_id, ledger_id, grace_ms)
+    def collect(self, topic_id: int, ledger_id: int, grace_ms: int) -> bool:
+        collected = super().collect(topic_id, ledger_id, grace_ms)
         if collected:
             self._process.world.after_collected(ledger_id)
         return collected
-
-    def forget_pins(self) -> None:
-        """The process is dead: its pins stay as long as they last."""
-        self._mine.clear()
 
 
 def _alive(process: Process, transaction: Callable[[], Any]) -> Callable[[], Any]:

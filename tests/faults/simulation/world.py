@@ -286,7 +286,7 @@ class World:
 
     def _observe(self, model: TopicModel, snapshot: TopicSnapshot) -> None:
         self._find_what_was_left(model)
-        cursors = self.observer.cursors(model.record.id)
+        cursors = self.observer.cursors.of_topic(model.record.id)
         model.absorb(snapshot.topic, snapshot.ledgers, cursors, self.clock.now_ms())
         compacted, cursor = snapshot.compacted, snapshot.cursor
         name = model.record.name
@@ -298,7 +298,7 @@ class World:
         if compacted.ledger_id != model.serving:
             (run,) = [
                 run
-                for run in self.observer.runs(model.record.id, 1000)
+                for run in self.observer.runs.of_topic(model.record.id, 1000)
                 if run.compacted_ledger_id == compacted.ledger_id
             ] or [None]
             if run is None:
@@ -339,7 +339,7 @@ class World:
         """The row of a retired compacted ledger is gone: nobody had pinned it (A3)."""
         for pin in [pin for pin in self.pins.values() if pin.ledger_id == ledger_id]:
             if pin.expires_at > self.clock.now_ms():
-                self.violated(f"compacted ledger {ledger_id} is collected, and {pin.holder} has pinned it (A3)")
+                self.violated(f"compacted ledger {ledger_id} is collected, and {pin.owner} has pinned it (A3)")
             del self.pins[pin.pin_id]
 
     def before_delete(self, process: Process, name: str) -> None:
@@ -360,7 +360,7 @@ class World:
                 self.violated(f"{told}, which compacted ledger {compacted.ledger_id} refers to")
         for pin in self.pins.values():
             if pin.expires_at > self.clock.now_ms() and name in self.manifests.get(pin.ledger_id, set()):
-                self.violated(f"{told}, which compacted ledger {pin.ledger_id} refers to, and {pin.holder} has pinned")
+                self.violated(f"{told}, which compacted ledger {pin.ledger_id} refers to, and {pin.owner} has pinned")
         if not process.name.startswith("g"):
             return
         if name in model.trimmed:
@@ -382,12 +382,12 @@ class World:
     def _references_of(self, model: TopicModel) -> GcSnapshot:
         version = self._commits.seen()
         if self._references.get(model.record.id, (-1, None))[0] != version:
-            self._references[model.record.id] = version, self.observer.referenced(model.record.id)
+            self._references[model.record.id] = version, self.observer.pins.referenced(model.record.id)
         return self._references[model.record.id][1]
 
     def make_topic(self, name: TopicName) -> TopicModel:
         """A new incarnation of a topic, with a cleanup policy that stays."""
-        record = self.observer.create_topic(name)
+        record = self.observer.tenancy.ensure_topic(name)
         cleanup = self.random.choice(CLEANUP)
         self.observer.policies.set(topic_scope(record), "cleanup.policy", sorted(cleanup))
         self.observer.policies.set(topic_scope(record), "file.delete.delay.ms", DELETE_DELAY_MS)

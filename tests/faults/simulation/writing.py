@@ -120,15 +120,15 @@ class Writing:
             self._set_property(model)
         elif choice < 0.35:
             try:
-                metadata.delete_cursor(topic_id, name)
+                metadata.cursors.delete(topic_id, name)
                 world.note(f"the cursor {name} of {model.record.name} is deleted")
             except NotFound:
                 return
         elif model.everything:
             message = world.random.choice(model.everything)
-            metadata.create_cursor(topic_id, name)
-            metadata.set_cursor_properties(topic_id, name, {"readCompacted": "true"})
-            metadata.reset_cursor(topic_id, name, Position(message.offset, message.message_id))
+            metadata.cursors.ensure(topic_id, name)
+            metadata.cursors.set_properties(topic_id, name, {"readCompacted": "true"})
+            metadata.cursors.reset(topic_id, name, Position(message.offset, message.message_id))
             world.note(f"the cursor {name} of {model.record.name} is at offset {message.offset}")
 
     def _set_property(self, model: TopicModel) -> None:
@@ -136,7 +136,7 @@ class Writing:
         if model.serving is None:
             return
         value = str(self._world.random.randint(0, 9))
-        self._world.observer.set_cursor_properties(model.record.id, COMPACTION_CURSOR, {"owner": value})
+        self._world.observer.cursors.set_properties(model.record.id, COMPACTION_CURSOR, {"owner": value})
         model.properties["owner"] = value
         self._world.note(f"the cursor {COMPACTION_CURSOR} of {model.record.name} belongs to {value}")
 

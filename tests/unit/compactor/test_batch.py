@@ -134,10 +134,10 @@ def test_a_topic_that_is_not_there_fails_alone(bench: Workbench) -> None:
 
 def test_a_topic_that_is_being_compacted_fails_alone(bench: Workbench) -> None:
     some = topics(bench, "a", "b")
-    running = bench.metadata.claim_run(some[0].record.id, "elsewhere", {}, 10_000)
+    running = bench.metadata.runs.claim(some[0].record.id, "elsewhere", {}, 10_000)
     outcomes = compact_all(bench, some)
     assert f"run {running.run_id}" in str(outcomes[0].error)
-    assert bench.metadata.run(running.run_id).state is RunState.RUNNING
+    assert bench.metadata.runs.get(running.run_id).state is RunState.RUNNING
     assert_published(some[1])
 
 
@@ -156,14 +156,14 @@ def test_a_task_that_fails_fails_its_topic_alone(bench: Workbench) -> None:
 
 def test_a_defect_in_a_run_fails_it_alone(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     some = topics(bench, "a", "b")
-    update = bench.metadata.update_run
+    update = bench.metadata.runs.update
 
     def broken(run: RunRecord, *args: Any, **named: Any) -> RunRecord:
         if run.topic_id == some[0].record.id:
             raise ZeroDivisionError("a defect")
         return update(run, *args, **named)
 
-    monkeypatch.setattr(bench.metadata, "update_run", broken)
+    monkeypatch.setattr(bench.metadata.runs, "update", broken)
     outcomes = compact_all(bench, some)
     assert isinstance(outcomes[0].error, ZeroDivisionError)
     assert (state(some[0])[0], full_part(state(some[0])[1])) == (RunState.ERROR, "a defect")
@@ -218,7 +218,7 @@ def test_a_database_that_is_away_between_phases_fails_nobody(bench: Workbench, m
         raise Unavailable("the database is away", "wait")
 
     some = topics(bench, "a", "b")
-    monkeypatch.setattr(bench.metadata, "heartbeat_runs", away)
+    monkeypatch.setattr(bench.metadata.runs, "heartbeat", away)
     assert [outcome.error for outcome in compact_all(bench, some)] == [None, None]
 
 
@@ -231,7 +231,7 @@ def test_a_failure_that_cannot_be_recorded_is_still_the_one_that_is_told(
     def away(*_: Any) -> RunRecord:
         raise Unavailable("the database is away", "wait")
 
-    monkeypatch.setattr(bench.metadata, "fail_run", away)
+    monkeypatch.setattr(bench.metadata.runs, "fail", away)
     (outcome,) = compact_all(bench, [topic])
     assert isinstance(outcome.error, ObjectMissing)
     assert any("the database is away" in note for note in outcome.error.__notes__)
@@ -247,7 +247,7 @@ def test_a_run_that_is_cancelled_ends_alone(bench: Workbench, phase: int) -> Non
     def cancel_b(job: int) -> None:
         last = some[1].snapshot().last_run
         if job == phase and last is not None:
-            bench.metadata.cancel_run(last.run_id, "not wanted")
+            bench.metadata.runs.cancel(last.run_id, "not wanted")
 
     engine = Watched(cancel_b)
     outcomes = compact_all(bench, some, engine)
@@ -267,7 +267,7 @@ def test_when_all_are_cancelled_no_work_is_done_for_them(bench: Workbench) -> No
         for topic in some:
             last = topic.snapshot().last_run
             assert last is not None
-            bench.metadata.cancel_run(last.run_id, "not wanted")
+            bench.metadata.runs.cancel(last.run_id, "not wanted")
 
     engine = Watched(cancel_all)
     outcomes = compact_all(bench, some, engine)
@@ -286,7 +286,7 @@ def test_a_job_of_which_all_runs_are_cancelled_is_stopped_while_it_runs(bench: W
             for topic in some:
                 last = topic.snapshot().last_run
                 assert last is not None
-                bench.metadata.cancel_run(last.run_id, "not wanted")
+                bench.metadata.runs.cancel(last.run_id, "not wanted")
             assert self.cancelled.wait(HOLD_SECONDS)
             raise Fenced("the compaction was cancelled", "start it again")
 
@@ -357,7 +357,7 @@ def test_the_time_for_which_a_job_waits_for_cores_is_not_stillness() -> None:
 def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     some = topics(bench, "a", "b")
     at_half = threading.Event()
-    beat = bench.metadata.heartbeat_runs
+    beat = bench.metadata.runs.heartbeat
 
     def watched(runs: Any, progress: Mapping[int, Mapping[str, object]]) -> list[int]:
         fenced = beat(runs, progress)
@@ -365,7 +365,7 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
             at_half.set()
         return fenced
 
-    monkeypatch.setattr(bench.metadata, "heartbeat_runs", watched)
+    monkeypatch.setattr(bench.metadata.runs, "heartbeat", watched)
     seen: list[Mapping[str, object]] = []
 
     class Halfway(InProcess):
@@ -387,7 +387,7 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
         return answers
 
     def claim(name: TopicName) -> Job:
-        run = bench.metadata.claim_run(bench.metadata.topic(name).id, "test", {}, 10_000)
+        run = bench.metadata.runs.claim(bench.metadata.topics.get(name).id, "test", {}, 10_000)
         return Job(name, run, steps(name.topic))
 
     batch = Batch(bench.metadata, Halfway(), Quiet(), heartbeat_ms=15)

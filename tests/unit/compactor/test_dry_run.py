@@ -31,7 +31,9 @@ def estimate(bench: Workbench, topic: Topic, policies: RunPolicies | None = None
 
 def traces(bench: Workbench, topic: Topic) -> tuple[object, ...]:
     """All that a dry run might leave behind."""
-    unfinished = [attempt for attempt in bench.metadata.attempts(topic.record.id) if attempt.finished_at is None]
+    unfinished = [
+        attempt for attempt in bench.metadata.attempts.of_topic(topic.record.id) if attempt.finished_at is None
+    ]
     return topic.snapshot(), sorted(info.name for info in bench.store.list()), unfinished
 
 

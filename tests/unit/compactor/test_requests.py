@@ -76,20 +76,20 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def publish_compacted(bench: Workbench, store: CountedStore, topic: Topic) -> Manifest:
     """As a run would have left it, without what is in its parts, and without the raw ledger below the horizon."""
     record, metadata, count = topic.record, bench.metadata, PARTS * ROWS
-    ledger_id = metadata.allocate_ledger_ids(1)
+    ledger_id = metadata.ledgers.allocate_ids(1)
     end = Position(count - 1, MessageId(ledger_id, count - 1))
-    attempt = metadata.begin_attempt(record.id, AttemptKind.IMPORT, "test")
+    attempt = metadata.attempts.begin(record.id, AttemptKind.IMPORT, "test")
     nowhere = StoredObject("nowhere", 1, 0)
     empty = IndexLocation("nowhere", 0, 0, key_index.encode_index(Records.none(), HashRange())[1].encode())
     ledger = LedgerRecord(
         ledger_id, 0, count - 1, count, count, end.message_id, count, 0, 0, nowhere, 1, empty, attempt.attempt_id, 0
     )
-    lease = metadata.acquire_lease(record.id, "test", 1000)
-    metadata.append_ledgers(lease, [ledger])
-    metadata.release_lease(lease)
+    lease = metadata.leases.acquire(record.id, "test", 1000)
+    metadata.ledgers.append(lease, [ledger])
+    metadata.leases.release(lease)
 
     policies = asdict(RunPolicies())
-    run = metadata.claim_run(record.id, "test", policies, 1000)
+    run = metadata.runs.claim(record.id, "test", policies, 1000)
     bitmaps = names.bitmaps(record.uid, run.attempt_id, 0)
     data, places = encode_deleted(bitmaps, [BitMap([ROWS - 1])] * DELETED_BEFORE)
     store.put(bitmaps, data)
@@ -107,7 +107,7 @@ def publish_compacted(bench: Workbench, store: CountedStore, topic: Topic) -> Ma
     manifest = Manifest(
         str(topic.name),
         record.uid,
-        metadata.allocate_ledger_ids(1),
+        metadata.ledgers.allocate_ids(1),
         1,
         run.run_id,
         0,
@@ -121,7 +121,7 @@ def publish_compacted(bench: Workbench, store: CountedStore, topic: Topic) -> Ma
     compacted = CompactedLedgerRecord(
         manifest.ledger_id, 1, end, stored, manifest.messages, 1, 1, end.message_id, run.attempt_id, 0
     )
-    metadata.publish(run, 0, compacted, {})
+    metadata.publishing.publish(run, 0, compacted, {})
     return manifest
 
 

@@ -91,14 +91,14 @@ def forced_trim_above_the_horizon(bench: Workbench, topic: Topic) -> None:
 
 def truncated(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
-    bench.metadata.log.truncate(topic.record.id)
+    bench.metadata.trimming.truncate(topic.record.id)
     ten(bench, topic)
 
 
 def the_cursor_is_gone_and_raw_with_it(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
     trim(bench, topic, 10)
-    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR, force=True)
+    bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR, force=True)
     ten(bench, topic)
 
 
@@ -209,7 +209,7 @@ def test_late_values_revive_nothing_after_compaction_cursor_was_deleted(bench: W
     assert isinstance(clock, ManualClock)
     clock.advance(1001)
     assert compact() == []
-    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
     at(bench, topic, (b"deleted", b"late", NOW + 100), (b"expired", b"late", NOW + 100), (b"other", b"v", NOW))
     assert compact() == [b"other"]
     at(bench, topic, (b"other", None, NOW + 1))
@@ -218,7 +218,7 @@ def test_late_values_revive_nothing_after_compaction_cursor_was_deleted(bench: W
     Retention(bench.metadata, bench.store, bench.clock, bench.log).apply(topic.record)
     assert raw(topic) == []
     with pytest.raises(Conflict, match="what it remembers of deleted keys"):
-        bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+        bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
 
 
 def test_what_an_earlier_run_kept_stays(bench: Workbench) -> None:
@@ -268,7 +268,7 @@ def test_a_ledger_that_lies_below_the_start_as_a_whole_has_nothing(bench: Workbe
     topic = bench.topic()
     ten(bench, topic)
     at(bench, topic, (b"z", b"1", None))
-    bench.metadata.log.trim(topic.record.id, 10, [], force=True)
+    bench.metadata.trimming.trim(topic.record.id, 10, [], force=True)
     bench.compact(topic)
     assert offsets(topic) == [10]
     assert_clean(bench, topic)
@@ -277,7 +277,7 @@ def test_a_ledger_that_lies_below_the_start_as_a_whole_has_nothing(bench: Workbe
 def test_when_nothing_is_left_there_is_nothing(bench: Workbench) -> None:
     topic = bench.topic()
     ten(bench, topic)
-    bench.metadata.log.trim(topic.record.id, 10, [], force=True)
+    bench.metadata.trimming.trim(topic.record.id, 10, [], force=True)
     bench.compact(topic, retain_null_key=True)
     assert offsets(topic) == []
     assert_clean(bench, topic)

@@ -185,12 +185,12 @@ def test_a_broken_promise_is_never_published(bench: Workbench, change: Callable[
 def test_one_run_a_topic(bench: Workbench) -> None:
     """S4: a second trigger is refused while the first runs, with the run named; after its heartbeat ends it is not."""
     topic = two_generations(bench)
-    running = bench.metadata.claim_run(topic.record.id, "elsewhere:1", {}, HEARTBEAT_MS)
+    running = bench.metadata.runs.claim(topic.record.id, "elsewhere:1", {}, HEARTBEAT_MS)
     with pytest.raises(CompactionRunning, match=f"run {running.run_id}"):
         bench.compact(topic)
     bench.advance(HEARTBEAT_MS + 1)
     assert bench.compact(topic).run is not None
-    assert bench.metadata.run(running.run_id).state is RunState.ERROR
+    assert bench.metadata.runs.get(running.run_id).state is RunState.ERROR
 
 
 class LosesItsCursor(InProcess):
@@ -204,7 +204,7 @@ class LosesItsCursor(InProcess):
     ) -> list[Any]:
         self._phase += 1
         if self._phase == 2:
-            self._bench.metadata.delete_cursor(self._topic.record.id, COMPACTION_CURSOR)
+            self._bench.metadata.cursors.delete(self._topic.record.id, COMPACTION_CURSOR)
         return super().run(count, task, on_done, weights)
 
 
@@ -244,9 +244,9 @@ def test_what_is_taken_away_while_a_run_reads_it_is_no_loss(bench: Workbench, ho
     bench.metadata.policies.set(BROKER, "file.delete.delay.ms", 0)
     (ledger,) = topic.snapshot().ledgers
     take: dict[str, Callable[[], object]] = {
-        "truncate": lambda: bench.metadata.log.truncate(topic.record.id),
+        "truncate": lambda: bench.metadata.trimming.truncate(topic.record.id),
         "delete": lambda: bench.metadata.tenancy.delete_topic(topic.record.id),
-        "trim": lambda: bench.metadata.log.trim(topic.record.id, 1, [ledger.ledger_id], force=True),
+        "trim": lambda: bench.metadata.trimming.trim(topic.record.id, 1, [ledger.ledger_id], force=True),
         "damage": lambda: bench.store.delete(ledger.index.name),
     }
     with pytest.raises(CompactorError) as told:
@@ -310,7 +310,7 @@ def test_a_lost_manifest_is_an_explicit_error(bench: Workbench) -> None:
     with pytest.raises(ObjectMissing, match=f"compacted ledger {compacted.ledger_id}"):
         bench.compact(topic)
     assert len(raw(topic)) == 6
-    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
     bench.compact(topic)
     assert [(m.key, m.payload) for m in compacted_only(topic)] == [(b"a", b"3"), (b"c", b"4")]
 

@@ -28,8 +28,8 @@ def world(tmp_path: Path) -> Iterator[World]:
     clock = ManualClock()
     metadata = MetadataStore(f"sqlite:///{tmp_path / 'metadata.db'}", clock)
     metadata.upgrade()
-    topic = metadata.create_topic(TopicName.parse("orders"))
-    metadata.create_cursor(topic.id, "s")
+    topic = metadata.tenancy.ensure_topic(TopicName.parse("orders"))
+    metadata.cursors.ensure(topic.id, "s")
     yield World(metadata, clock, topic)
     metadata.close()
 
@@ -115,7 +115,7 @@ def test_what_lies_in_the_open_segment_exists(tmp_path: Path) -> None:
     topic = bench.topic()
     with topic.append_log() as log:
         first, second = (log.append(one(b"k", b"%d" % number)).first for number in range(2))
-    bench.metadata.create_cursor(topic.record.id, "s")
+    bench.metadata.cursors.ensure(topic.record.id, "s")
     cursor = Cursor(
         bench.metadata, bench.clock, topic.record, "s", topic.locate, lambda: topic.snapshot_reader().end, MANUAL
     )
@@ -289,11 +289,11 @@ def test_a_deleted_cursor_does_not_come_back(world: World) -> None:
     cursor = world.open()
     cursor.acknowledge(at(5))
     cursor.flush()
-    world.metadata.delete_cursor(world.topic.id, "s")
+    world.metadata.cursors.delete(world.topic.id, "s")
     cursor.acknowledge(at(7))
     with pytest.raises(NotFound, match="no cursor 's'"):
         cursor.flush()
-    world.metadata.create_cursor(world.topic.id, "s")
+    world.metadata.cursors.ensure(world.topic.id, "s")
     with pytest.raises(Fenced):
         cursor.flush()
     assert list(world.open().unacknowledged(10)) == [range(10)]
@@ -301,7 +301,7 @@ def test_a_deleted_cursor_does_not_come_back(world: World) -> None:
 
 def test_the_compaction_cursor_is_nobodys(world: World) -> None:
     """A4."""
-    world.metadata.create_cursor(world.topic.id, COMPACTION_CURSOR)
+    world.metadata.cursors.ensure(world.topic.id, COMPACTION_CURSOR)
     with pytest.raises(InvalidInput, match="compaction horizon"):
         world.open(name=COMPACTION_CURSOR)
     with pytest.raises(NotFound, match="no cursor 'other'"):
@@ -343,7 +343,7 @@ def test_what_is_trimmed_is_not_skipped(world: World) -> None:
 
 def test_a_flush_that_failed_is_made_by_the_next_call(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     cursor = world.open(CursorSettings(flush_acknowledgements=2, flush_ms=None))
-    merge = world.metadata.acknowledgements.merge
+    merge = world.metadata.cursors.merge
     happens = [False, True]
 
     def failing(*arguments: Any) -> Any:
@@ -352,7 +352,7 @@ def test_a_flush_that_failed_is_made_by_the_next_call(world: World, monkeypatch:
         raise Unavailable("the database does not answer", "try again")
 
     cursor.acknowledge(at(1))
-    monkeypatch.setattr(world.metadata.acknowledgements, "merge", failing)
+    monkeypatch.setattr(world.metadata.cursors, "merge", failing)
     for _ in range(2):
         with pytest.raises(Unavailable):
             cursor.acknowledge(at(3))

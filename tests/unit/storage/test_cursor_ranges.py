@@ -22,8 +22,8 @@ def world(tmp_path: Path) -> Iterator[World]:
     clock = ManualClock()
     metadata = MetadataStore(f"sqlite:///{tmp_path / 'metadata.db'}", clock)
     metadata.upgrade()
-    topic = metadata.create_topic(TopicName.parse("orders"))
-    metadata.create_cursor(topic.id, "s")
+    topic = metadata.tenancy.ensure_topic(TopicName.parse("orders"))
+    metadata.cursors.ensure(topic.id, "s")
     yield World(metadata, clock, topic)
     metadata.close()
 
@@ -48,9 +48,9 @@ def test_a_million_holes(world: World) -> None:
         cursor.acknowledge(at(offset))
     cursor.flush()
     rows = -(-last // RANGE_OFFSETS)
-    ((record, summary),) = world.metadata.acknowledgements.summaries(world.topic.id)
+    ((record, summary),) = world.metadata.cursors.summaries(world.topic.id)
     assert (record.mark_delete, summary.messages, summary.ranges, summary.rows) == (None, 1_000_000, 1_000_000, rows)
-    loaded = world.metadata.acknowledgements.load(world.topic.id, "s", 1 << 30)
+    loaded = world.metadata.cursors.load(world.topic.id, "s", 1 << 30)
     sizes = [len(one.serialize()) for one in loaded.stretches.values()]
     assert len(sizes) == rows
     assert max(sizes) <= MAX_RANGE_BYTES <= KIB_64 + 128
@@ -66,7 +66,7 @@ def test_a_million_holes(world: World) -> None:
     assert [one for one in seen if not one[0].startswith(("SELECT", "BEGIN"))] == [("UPDATE cursor_ranges SET", 1)]
     again.acknowledge_cumulative(at(RANGE_OFFSETS + 1))
     again.flush()
-    assert world.metadata.acknowledgements.summary(world.topic.id, "s")[1].rows == rows - 1
+    assert world.metadata.cursors.summary(world.topic.id, "s")[1].rows == rows - 1
 
 
 def test_what_finds_no_room_is_delivered_again_and_counted(world: World) -> None:
@@ -105,7 +105,7 @@ def test_held_bytes_are_never_less_than_the_bitmaps(world: World) -> None:
     assert cursor.forgotten > 0
     estimated = cursor.held_bytes
     cursor.flush()
-    stored = world.metadata.acknowledgements.summary(world.topic.id, "s")[1].stored_bytes
+    stored = world.metadata.cursors.summary(world.topic.id, "s")[1].stored_bytes
     assert stored < cursor.held_bytes <= estimated <= room
 
 

@@ -63,7 +63,7 @@ def test_a_writer_is_told_when_it_looks(bench: Workbench, topic: Topic, monkeypa
         fenced.set()
 
     monkeypatch.setattr(TopicLog, "_on_fenced", then_tell)
-    monkeypatch.setattr(topic_log, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(topic_log, "POLL_SECONDS", 0.001)
     with topic.append_log() as log:
         again = delete(bench)
         assert fenced.wait(30)
@@ -74,7 +74,7 @@ def test_a_writer_is_told_when_it_looks(bench: Workbench, topic: Topic, monkeypa
 
 
 def test_a_writer_that_rolls_is_told(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_log, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(topic_log, "POLL_SECONDS", 3600.0)
     with topic.append_log() as log:
         log.append(one(b"k", b"v"))
         again = delete(bench)
@@ -131,7 +131,7 @@ def test_a_run_never_publishes(bench: Workbench, topic: Topic, step: Failpoint) 
     with observed(at), pytest.raises(TopicNotFound, match=DELETED):
         bench.compactor().compact(topic.name, RunPolicies())
     assert untouched(bench, again[0])
-    assert bench.metadata.all_runs(9) == []
+    assert bench.metadata.runs.newest(9) == []
 
 
 def read_on(reader: PageReader) -> None:
@@ -217,12 +217,12 @@ def test_a_token_that_pins_a_generation_of_a_deleted_topic_says_so(
     state = topic.reader(ReaderState(EARLIEST), read_compacted=True).messages(ReadLimits(messages=1)).next
     bench.append(topic, [content((b"k0", b"newer"))])
     bench.compact(topic)
-    retired = bench.metadata.retired_compacted
+    retired = bench.metadata.pins.retired
 
     def deleted_meanwhile(topic_id: int) -> object:
         delete(bench)
         return retired(topic_id)
 
-    monkeypatch.setattr(bench.metadata, "retired_compacted", deleted_meanwhile)
+    monkeypatch.setattr(bench.metadata.pins, "retired", deleted_meanwhile)
     with pytest.raises(TopicNotFound, match=DELETED):
         topic.reader(state, read_compacted=True).messages(ReadLimits())

@@ -62,7 +62,7 @@ def test_nothing_is_written_to_a_mistyped_store(bench: Workbench, wrong: Workben
             write()
     assert names(wrong.store) == []
     assert bench.metadata.snapshot(topic.record.id) == before
-    assert bench.metadata.attempts(topic.record.id) == []
+    assert bench.metadata.attempts.of_topic(topic.record.id) == []
     assert [message.key for message in raw(topic)] == [b"a"]
 
 

@@ -83,7 +83,7 @@ def test_never_compacted_with_the_flag_reads_raw(bench: Workbench) -> None:
     topic = bench.topic("fresh")
     bench.append(topic, [content((b"a", b"0"), (b"a", b"1"))])
     assert offsets(topic, read_compacted=True) == [0, 1]
-    bench.metadata.create_cursor(topic.record.id, COMPACTION_CURSOR)
+    bench.metadata.cursors.ensure(topic.record.id, COMPACTION_CURSOR)
     assert offsets(topic, read_compacted=True) == [0, 1]
     assert topic.snapshot().horizon is None
 
@@ -255,7 +255,7 @@ def test_damage_of_each_kind_is_named_and_the_way_out_is_open(bench: Workbench, 
             roomy.compact(topic)
         assert any(name in run.value.message for name in lost)
 
-    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
     assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
     roomy.compact(topic)
     assert view(compacted_only(topic)) == view(raw(topic))
@@ -301,9 +301,9 @@ def test_a_lost_raw_ledger_is_named(bench: Workbench, topic: Topic) -> None:
 def test_other_metadata_writes_keep_the_pointer(bench: Workbench, topic: Topic) -> None:
     """A2 (Pulsar #12698): new properties, other cursors, more messages."""
     before = topic.snapshot().compacted
-    bench.metadata.set_cursor_properties(topic.record.id, COMPACTION_CURSOR, {"note": "x"})
-    bench.metadata.create_cursor(topic.record.id, "reader")
-    bench.metadata.reset_cursor(topic.record.id, "reader", Position(0, ids(raw(topic))[0]))
+    bench.metadata.cursors.set_properties(topic.record.id, COMPACTION_CURSOR, {"note": "x"})
+    bench.metadata.cursors.ensure(topic.record.id, "reader")
+    bench.metadata.cursors.reset(topic.record.id, "reader", Position(0, ids(raw(topic))[0]))
     bench.append(topic, [content((b"z", b"7"))])
     after = topic.snapshot()
     assert after.compacted == before
@@ -333,7 +333,7 @@ def test_an_append_that_fails_half_way_leaves_nothing(bench: Workbench, topic: T
     assert added.message_id > ids(raw(topic))[6]
 
 
-@pytest.mark.parametrize("cannot", ["release_lease", "finish_attempt"])
+@pytest.mark.parametrize("cannot", ["leases.release", "attempts.finish"])
 def test_what_cannot_be_given_back_afterwards_is_no_failure_of_the_append(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch, cannot: str
 ) -> None:
@@ -346,7 +346,8 @@ def test_what_cannot_be_given_back_afterwards_is_no_failure_of_the_append(
         yield content((b"k", b"v"))
         raise InvalidRecord("line 2 is bad", "correct it")
 
-    monkeypatch.setattr(bench.metadata, cannot, full)
+    store, method = cannot.split(".")
+    monkeypatch.setattr(getattr(bench.metadata, store), method, full)
     assert topic.bulk_append().append([content((b"k", b"v"))]).messages == 1
     bench.clock.wait(3600)
     with pytest.raises(InvalidRecord, match="line 2") as raised:
@@ -378,12 +379,12 @@ def test_a_full_disk_while_sealing_leaves_the_topic_as_it_was(bench: Workbench, 
 
 
 def test_an_append_while_another_holds_the_lease_waits_and_then_names_it(bench: Workbench, topic: Topic) -> None:
-    lease = bench.metadata.acquire_lease(topic.record.id, "other-host:42", 60_000)
+    lease = bench.metadata.leases.acquire(topic.record.id, "other-host:42", 60_000)
     with pytest.raises(LeaseHeld, match="other-host:42"):
         topic.bulk_append(wait_ms=10_000).append([content((b"k", b"v"))])
     # the clock that is waited on moves: a holder that dies is outlived
     assert topic.bulk_append(wait_ms=60_000).append([content((b"k", b"v"))]).messages == 1
-    bench.metadata.release_lease(lease)
+    bench.metadata.leases.release(lease)
 
 
 def test_a_writer_that_was_overtaken_appends_nothing(bench: Workbench, topic: Topic) -> None:
@@ -392,7 +393,7 @@ def test_a_writer_that_was_overtaken_appends_nothing(bench: Workbench, topic: To
     def tables() -> Iterator[pa.Table]:
         yield content((b"zombie", b"1"))
         bench.clock.wait(3600)
-        bench.metadata.acquire_lease(topic.record.id, "the new one", 60_000)
+        bench.metadata.leases.acquire(topic.record.id, "the new one", 60_000)
 
     before = topic.snapshot().ledgers
     with pytest.raises(Fenced):

@@ -15,7 +15,7 @@ from api.components import open_components
 from api.settings.settings import Settings
 from compactor.maintenance.tasks import Maintenance
 from storage.errors import Misconfigured
-from storage.metadata.compaction_state_records import ServiceRecord
+from storage.metadata.records import ServiceRecord
 from storage.model import TopicName
 from tests.entries import one
 
@@ -89,7 +89,7 @@ def test_a_tail_that_nobody_has_open_is_rolled_and_sealed_for_another_service(
         with pytest.raises(Misconfigured, match="is in the log directory"):
             other.log_manager().roll_and_seal(other.record, 60_000)
         living = [ServiceRecord("first:1:aa", "http://first", here.log.uid, 1, here.clock.now_ms())]
-        monkeypatch.setattr(there.metadata.services, "services", lambda: living)
+        monkeypatch.setattr(there.metadata.services, "live", lambda: living)
         with MaintenanceLoop(first, here, lambda: False):
             other.log_manager().roll_and_seal(other.record, 60_000)
         assert [ledger.messages for ledger in other.snapshot().ledgers] == [1]
@@ -110,7 +110,7 @@ def test_its_thread_outlives_whatever_goes_wrong(
 
     with open_components(settings) as components:
         assert components.log.uid
-        monkeypatch.setattr(components.metadata.log, "topics_with_segments", fail)
+        monkeypatch.setattr(components.metadata.segments, "topics_with", fail)
         with MaintenanceLoop(settings, components, lambda: True) as upkeep:
             eventually(lambda: len(looks) > 2)
             monkeypatch.setattr(upkeep._sealer, "wake", fail)

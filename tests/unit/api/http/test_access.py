@@ -19,7 +19,7 @@ from api.http.paths import EncodedSlashes
 from api.http.routes import Routes
 from api.http.tokens import create
 from storage.errors import NotFound
-from storage.metadata.tenancy_records import NamespaceRecord, TenantRecord
+from storage.metadata.records import NamespaceRecord, TenantRecord
 from storage.model import TopicName
 from tests.asgi import TestClient, access_of, with_pools
 

@@ -62,7 +62,7 @@ def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their_topic
 ) -> None:
     polls = polls_of(bench)
     topics = [bench.topic("t"), bench.topic("other")]
-    looks = threads_of(monkeypatch, bench.metadata.log, "tails")
+    looks = threads_of(monkeypatch, bench.metadata.segments, "tails")
     files = threads_of(monkeypatch, long_polls, "unsealed_end")
 
     async def scenario() -> None:
@@ -106,7 +106,7 @@ def test_a_deleted_topic_and_a_database_that_is_away_wake_who_waits(
         await anext(changes)
         bench.metadata.tenancy.delete_topic(topic)
         await anext(changes)
-        monkeypatch.setattr(bench.metadata.log, "tails", away)
+        monkeypatch.setattr(bench.metadata.segments, "tails", away)
         await anext(changes)  # the read finds out by itself
 
     run(scenario())

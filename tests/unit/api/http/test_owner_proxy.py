@@ -21,8 +21,7 @@ from api.http.paths import segment
 from api.http.problems import Problem
 from storage.ledger.seek import AtOffset, AtTime, StartPosition
 from storage.log.directory import LogDirectory
-from storage.metadata.compaction_state_records import ServiceRecord
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import ServiceRecord, TopicRecord
 from storage.model import EARLIEST, LATEST
 from storage.owner import Owner
 from storage.topic import Topic
@@ -120,7 +119,7 @@ def test_a_request_goes_to_a_service_that_lives_and_has_what_it_needs(
 ) -> None:
     """And who was asked asks no other."""
     for name in alive:
-        bench.metadata.services.beat(ServiceRecord(name, f"http://{name}", logs[name].uid, 0, 0))
+        bench.metadata.services.heartbeat(ServiceRecord(name, f"http://{name}", logs[name].uid, 0, 0))
     found = {}
     for name in asked:
         forwarding = OwnerProxy(bench.metadata, bench.clock, logs[name], 1_000)
@@ -150,14 +149,14 @@ def test_a_process_of_the_same_host_and_pid_is_another_one(bench: Workbench, log
     topic = bench.topic().record
     forwarding = OwnerProxy(bench.metadata, bench.clock, logs["a"], 1_000)
     ours = Owner.current()
-    lease = bench.metadata.acquire_lease(topic.id, str(ours), 15_000)
+    lease = bench.metadata.leases.acquire(topic.id, str(ours), 15_000)
     forwarding.for_writing(topic)
-    bench.metadata.release_lease(lease)
+    bench.metadata.leases.release(lease)
     twin = replace(ours, machine="0a0a0a0a")
-    bench.metadata.acquire_lease(topic.id, str(twin), 15_000)
+    bench.metadata.leases.acquire(topic.id, str(twin), 15_000)
     with pytest.raises(Problem, match="is writing to"):
         forwarding.for_writing(topic)
-    bench.metadata.services.beat(ServiceRecord(str(twin), "http://twin", None, 0, 0))
+    bench.metadata.services.heartbeat(ServiceRecord(str(twin), "http://twin", None, 0, 0))
     with pytest.raises(NotTheOwner):
         forwarding.for_writing(topic)
 

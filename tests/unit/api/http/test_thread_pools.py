@@ -14,7 +14,7 @@ from api.http.owner_proxy import NotTheOwner
 from api.http.problems import Problem
 from api.http.thread_pools import STUCK_MS, Pool, WaitsFor
 from storage.errors import Unavailable
-from storage.metadata.compaction_state_records import ServiceRecord
+from storage.metadata.records import ServiceRecord
 from tests.clocks import ManualClock
 
 FAR_MS = 60_000

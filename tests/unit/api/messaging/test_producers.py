@@ -80,12 +80,12 @@ def test_behind_a_message_that_failed_none_of_its_request_is_taken(
 def test_what_nobody_uses_is_given_back(bench: Workbench, producers: Producers) -> None:
     topic = bench.topic()
     producers.append(topic, [entry()])
-    assert bench.metadata.log.lease_of(topic.record.id) is not None
+    assert bench.metadata.leases.current(topic.record.id) is not None
     assert producers.close_idle() == 0
     assert isinstance(bench.clock, ManualClock)
     bench.clock.advance(5_000)
     assert producers.close_idle() == 1
-    assert bench.metadata.log.lease_of(topic.record.id) is None
+    assert bench.metadata.leases.current(topic.record.id) is None
     producers.append(topic, [entry()])
     assert len(list(topic.messages())) == 2
     bench.clock.advance(-3_600_000)
@@ -119,11 +119,11 @@ def test_one_that_does_not_end_as_it_should_holds_up_nobody(
 
 def test_a_lease_that_another_has(bench: Workbench, producers: Producers) -> None:
     topic = bench.topic()
-    lease = bench.metadata.acquire_lease(topic.record.id, "import:1:ab", 60_000)
+    lease = bench.metadata.leases.acquire(topic.record.id, "import:1:ab", 60_000)
     with pytest.raises(LeaseHeld, match="import:1:ab"):
         producers.append(topic, [entry()])
     assert producers.topics == []
-    bench.metadata.release_lease(lease)
+    bench.metadata.leases.release(lease)
     assert isinstance(producers.append(topic, [entry()])[0], AppendResult)
 
 
@@ -155,7 +155,7 @@ def test_a_topic_can_be_given_back_at_once(bench: Workbench, producers: Producer
     assert producers.is_open(topic.record)
     producers.close_topic(topic.record.id)
     assert not producers.is_open(topic.record)
-    assert bench.metadata.log.lease_of(topic.record.id) is None
+    assert bench.metadata.leases.current(topic.record.id) is None
 
 
 def test_nothing_is_taken_after_the_end(bench: Workbench) -> None:
@@ -164,7 +164,7 @@ def test_nothing_is_taken_after_the_end(bench: Workbench) -> None:
     topic = bench.topic()
     producers.append(topic, [entry()])
     producers.drain()
-    assert bench.metadata.log.lease_of(topic.record.id) is None
+    assert bench.metadata.leases.current(topic.record.id) is None
     with pytest.raises(Unavailable):
         producers.append(topic, [entry()])
     assert len(list(topic.messages())) == 1

@@ -37,8 +37,8 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 def cancel(stage: Stage, loop: ControlLoop, topic: Topic) -> None:
-    (run,) = stage.metadata.runs(topic.record.id, 9)
-    stage.metadata.cancel_run(run.run_id, "ann wanted it")
+    (run,) = stage.metadata.runs.of_topic(topic.record.id, 9)
+    stage.metadata.runs.cancel(run.run_id, "ann wanted it")
 
 
 def pause(stage: Stage, loop: ControlLoop, topic: Topic) -> None:
@@ -64,11 +64,11 @@ def test_a_task_in_the_middle_of_its_reading_is_stopped(
     topic = stage.topic("t")
     loop.trigger(topic.record)
     loop.poll()
-    assert until(lambda: [run.phase for run in stage.metadata.runs(topic.record.id, 9)] == ["phase one"])
+    assert until(lambda: [run.phase for run in stage.metadata.runs.of_topic(topic.record.id, 9)] == ["phase one"])
     stop(stage, loop, topic)
     assert until(lambda: loop._worker.busy() == (0, 0))
     assert stage.runs(topic) == [RunState.CANCELLED]
-    assert not stage.control.control(topic.record.id).aborting
+    assert not stage.control.get(topic.record.id).aborting
     begun, stopped = (one.message for one in caplog.records if one.message.startswith("compaction "))
     assert begun == "compaction begun"
     assert stopped.startswith("compaction stopped: run 1 of persistent://public/default/t is CANCELLED already: ")

@@ -50,8 +50,8 @@ class Limited:
         one = self.workbench
         self.limits = BacklogLimits(one.metadata, one.store, one.clock, one.log)
         for name in ("slow", "fast"):
-            one.metadata.acknowledgements.create(self.topic.record.id, name, None, {})
-        one.metadata.create_cursor(self.topic.record.id, COMPACTION_CURSOR)
+            one.metadata.cursors.create(self.topic.record.id, name, None, {})
+        one.metadata.cursors.ensure(self.topic.record.id, COMPACTION_CURSOR)
 
     def policy(self, **values: object) -> None:
         for name, value in values.items():
@@ -72,7 +72,7 @@ class Limited:
         return None if over is None else str(over.error)
 
     def marks(self) -> dict[str, int | None]:
-        cursors = self.workbench.metadata.cursors(self.topic.record.id)
+        cursors = self.workbench.metadata.cursors.of_topic(self.topic.record.id)
         return {one.name: None if one.mark_delete is None else one.mark_delete.offset for one in cursors}
 
 
@@ -134,7 +134,7 @@ def test_a_subscription_never_goes_back(limited: Limited) -> None:
     limited.clock.advance(5 * SECOND)
     limited.seal(3)
     metadata = limited.workbench.metadata
-    metadata.reset_cursor(limited.topic.record.id, "fast", limited.topic.locate(4))
+    metadata.cursors.reset(limited.topic.record.id, "fast", limited.topic.locate(4))
     limited.policy(message_ttl_seconds=3)
     limited.apply()
     assert limited.marks() == {COMPACTION_CURSOR: None, "fast": 4, "slow": 2}
@@ -154,7 +154,7 @@ def test_a_backlog_over_its_quota_keeps_messages_out(limited: Limited, action: s
         limited.limits.check(limited.topic.record)
     metadata = limited.workbench.metadata
     for name in ("slow", "fast"):
-        metadata.reset_cursor(limited.topic.record.id, name, limited.topic.locate(5))
+        metadata.cursors.reset(limited.topic.record.id, name, limited.topic.locate(5))
     assert limited.apply() is None, "they have read on; the compaction cursor has not"
     limited.limits.check(limited.topic.record)
 
@@ -194,7 +194,7 @@ def test_a_look_at_what_is_young_reads_nothing_from_the_store(
     monkeypatch.setattr(store, "get", get)
     for mark in (1, 3, 4, 5):  # behind what is expired, in the open segment, at the end
         for name in ("slow", "fast"):
-            limited.workbench.metadata.reset_cursor(limited.topic.record.id, name, limited.topic.locate(mark))
+            limited.workbench.metadata.cursors.reset(limited.topic.record.id, name, limited.topic.locate(mark))
         reads.clear()
         assert limited.apply() is None
         assert (reads, limited.marks()["slow"]) == ([], mark)
@@ -216,7 +216,7 @@ def test_a_backlog_that_is_too_old(limited: Limited) -> None:
 def test_nothing_is_limited_without_subscriptions(limited: Limited) -> None:
     limited.seal(2)
     for name in ("slow", "fast"):
-        limited.workbench.metadata.delete_cursor(limited.topic.record.id, name)
+        limited.workbench.metadata.cursors.delete(limited.topic.record.id, name)
     limited.policy(message_ttl_seconds=1, backlog_quota_bytes=0, backlog_quota_seconds=0)
     limited.clock.advance(60 * SECOND)
     assert limited.apply() is None

@@ -83,7 +83,7 @@ def listed(bench: Workbench, topic: Topic) -> set[str]:
 
 def referenced(bench: Workbench, topic: Topic) -> set[str]:
     """What rows and the manifests of all compacted ledgers refer to."""
-    snapshot = bench.metadata.referenced(topic.record.id)
+    snapshot = bench.metadata.pins.referenced(topic.record.id)
     found = {name for ledger in snapshot.ledgers for name in (ledger.rows.name, ledger.index.name)}
     for compacted in snapshot.compacted:
         found |= {compacted.manifest.name} | read_manifest(bench.store, compacted.manifest).objects
@@ -92,7 +92,7 @@ def referenced(bench: Workbench, topic: Topic) -> set[str]:
 
 def leave(bench: Workbench, topic: Topic, holder: str = "somebody") -> tuple[str, set[str]]:
     """An attempt that wrote an object of each kind, and was not heard of again; its id, and their names."""
-    attempt = bench.metadata.begin_attempt(topic.record.id, AttemptKind.RUN, holder)
+    attempt = bench.metadata.attempts.begin(topic.record.id, AttemptKind.RUN, holder)
     uid, made = topic.record.uid, attempt.attempt_id
     left = {
         names.ledger_rows(uid, 999, made),
@@ -131,7 +131,7 @@ def test_a_topic_with_nothing_to_do_costs_no_write(
 
 def test_a_replaced_generation_goes_after_its_grace_time(bench: Workbench, topic: Topic) -> None:
     """Parts that the newer generation kept stay; afterwards exactly what is referred to is there."""
-    replaced, serving = bench.metadata.referenced(topic.record.id).compacted
+    replaced, serving = bench.metadata.pins.referenced(topic.record.id).compacted
     old, new = (read_manifest(bench.store, one.manifest).objects for one in (replaced, serving))
     assert old & new, "generations share parts, or this test shows nothing"
     assert old - new
@@ -151,20 +151,20 @@ def test_shared_objects_stay_as_long_as_any_known_manifest_refers_to_them(bench:
     """Of three generations the middle one goes first: its successor was published later than its grace time ago."""
     serving = topic.snapshot().compacted
     assert serving is not None
-    _, pin = bench.metadata.pin_compacted(topic.record.id, "reader", PIN_TTL_MS)
+    _, pin = bench.metadata.pins.take(topic.record.id, "reader", PIN_TTL_MS)
     assert pin is not None
     first = read_manifest(bench.store, serving.manifest).objects
     for number in range(2):
         bench.append(topic, [content(*((key, b"later-%d" % number) for key in KEYS))])
         bench.compact(topic)
         bench.advance(GRACE_MS)
-        pin = bench.metadata.renew_pin(pin, PIN_TTL_MS)
+        pin = bench.metadata.pins.renew(pin, PIN_TTL_MS)
         collect(bench, topic)
     assert first <= listed(bench, topic)
-    kept = bench.metadata.referenced(topic.record.id).compacted
+    kept = bench.metadata.pins.referenced(topic.record.id).compacted
     assert kept[0].ledger_id == serving.ledger_id
     assert len(kept) == 2
-    bench.metadata.release_pin(pin)
+    bench.metadata.pins.release(pin)
     collect(bench, topic)
     assert listed(bench, topic) == referenced(bench, topic)
     assert not listed(bench, topic) & first
@@ -172,7 +172,7 @@ def test_shared_objects_stay_as_long_as_any_known_manifest_refers_to_them(bench:
 
 def test_twice_is_once(bench: Workbench, topic: Topic) -> None:
     attempt, _ = leave(bench, topic)
-    bench.metadata.finish_attempt(attempt)
+    bench.metadata.attempts.finish(attempt)
     bench.advance(GRACE_MS)
     assert collect(bench, topic).total.count > 7
     after = listed(bench, topic)
@@ -182,15 +182,15 @@ def test_twice_is_once(bench: Workbench, topic: Topic) -> None:
 
 def test_a_dry_run_says_the_same_and_changes_nothing(bench: Workbench, topic: Topic) -> None:
     finished, _ = leave(bench, topic)
-    bench.metadata.finish_attempt(finished)
+    bench.metadata.attempts.finish(finished)
     leave(bench, topic, "dead")
     bench.advance(GRACE_MS)
     leave(bench, topic, "alive")
-    before, known = listed(bench, topic), bench.metadata.referenced(topic.record.id)
+    before, known = listed(bench, topic), bench.metadata.pins.referenced(topic.record.id)
     told: list[list[str]] = [[], []]
     dry = collector(bench, told[0]).collect(topic.record, dry_run=True)
     assert listed(bench, topic) == before
-    assert bench.metadata.referenced(topic.record.id) == known
+    assert bench.metadata.pins.referenced(topic.record.id) == known
     wet = collector(bench, told[1]).collect(topic.record)
     assert (dry.deleted, wet.deleted) == (False, True)
     assert replace(dry, deleted=True) == wet
@@ -208,7 +208,7 @@ def test_a_dead_attempt_is_given_up_first_and_loses_its_objects_a_grace_time_lat
     assert collect(bench, topic).attempts_given_up == 0
     bench.advance(1)
     assert collect(bench, topic).attempts_given_up == 1
-    attempt = bench.metadata.attempt(made)
+    attempt = bench.metadata.attempts.find(made)
     assert attempt is not None
     assert attempt.finished_at == bench.clock.now_ms()
     assert left <= listed(bench, topic), "it may still write, or think that it can commit"
@@ -220,16 +220,16 @@ def test_a_dead_attempt_is_given_up_first_and_loses_its_objects_a_grace_time_lat
     assert not left & listed(bench, topic)
     bench.advance(1)
     collect(bench, topic)
-    assert bench.metadata.attempt(made) is None, "what is gone is forgotten"
+    assert bench.metadata.attempts.find(made) is None, "what is gone is forgotten"
 
 
 def test_an_attempt_that_beats_keeps_its_objects_for_ever(bench: Workbench, topic: Topic) -> None:
     made, left = leave(bench, topic)
-    attempt = bench.metadata.attempt(made)
+    attempt = bench.metadata.attempts.find(made)
     assert attempt is not None
     for _ in range(9):
         bench.advance(GRACE_MS - 1)
-        bench.metadata.heartbeat_attempt(attempt)
+        bench.metadata.attempts.heartbeat(attempt)
         collect(bench, topic)
         assert left <= listed(bench, topic)
 
@@ -253,14 +253,14 @@ def test_an_attempt_is_known_as_long_as_an_object_of_it_is_there(bench: Workbenc
         bench.advance(10 * GRACE_MS)
         collect(bench, topic)
     assert listed(bench, topic) == referenced(bench, topic)
-    known = {attempt.attempt_id for attempt in bench.metadata.attempts(topic.record.id)}
+    known = {attempt.attempt_id for attempt in bench.metadata.attempts.of_topic(topic.record.id)}
     assert known == {parsed.attempt_id for parsed in map(names.parse, listed(bench, topic)) if parsed}
     assert view(list(topic.messages(read_compacted=True))) == view(raw(topic))
 
 
 def test_what_is_referred_to_stays_when_nobody_knows_its_attempt(bench: Workbench, topic: Topic) -> None:
-    bench.metadata.forget_attempts(topic.record.id, bench.clock.now_ms() + 1)
-    assert bench.metadata.attempts(topic.record.id) == []
+    bench.metadata.attempts.purge(topic.record.id, bench.clock.now_ms() + 1)
+    assert bench.metadata.attempts.of_topic(topic.record.id) == []
     bench.advance(10 * GRACE_MS)
     collect(bench, topic)
     bench.advance(10 * GRACE_MS)
@@ -295,7 +295,7 @@ def test_a_manifest_that_cannot_be_read_keeps_everything_of_its_topic(bench: Wor
     other = bench.topic("other")
     for one in (topic, other):
         finished, _ = leave(bench, one)
-        bench.metadata.finish_attempt(finished)
+        bench.metadata.attempts.finish(finished)
     bench.advance(GRACE_MS)
     lost = lose_manifest(bench, topic)
     before = listed(bench, topic)
@@ -316,7 +316,7 @@ def test_a_cleared_compacted_ledger_is_collected_without_its_manifest(bench: Wor
     lose_manifest(bench, topic)
     with pytest.raises(DataLoss):
         bench.compact(bench_append(bench, topic))
-    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
     bench.advance(GRACE_MS)
     assert collect(bench, topic).compacted_ledgers == 2
     bench.compact(topic)
@@ -357,21 +357,21 @@ def test_topics_that_the_database_does_not_know_go_only_when_asked(bench: Workbe
 def test_all_topics_are_looked_at_with_and_without_objects(bench: Workbench, topic: Topic) -> None:
     """Attempts of a topic that has no object yet are given up and forgotten as well."""
     empty = bench.topic("empty")
-    bench.metadata.begin_attempt(empty.record.id, AttemptKind.IMPORT, "died early")
+    bench.metadata.attempts.begin(empty.record.id, AttemptKind.IMPORT, "died early")
     bench.advance(GRACE_MS)
     reports = {report.topic: report for report in collector(bench).collect_all()}
     assert set(reports) == {topic.name, empty.name}
     assert reports[empty.name].attempts_given_up == 1
     bench.advance(GRACE_MS + 1)
     list(collector(bench).collect_all())
-    assert bench.metadata.attempts(empty.record.id) == []
+    assert bench.metadata.attempts.of_topic(empty.record.id) == []
 
 
 def test_a_topic_that_is_made_during_the_listing_is_known(
     bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its objects are seen, and its row was not there when the topics were read: rows are looked at again."""
-    real, made = bench.metadata.topics, []
+    real, made = bench.metadata.topics.all, []
 
     def topics_as_of_before() -> object:
         found = real()
@@ -381,7 +381,7 @@ def test_a_topic_that_is_made_during_the_listing_is_known(
             bench.advance(9 * GRACE_MS)
         return found
 
-    monkeypatch.setattr(bench.metadata, "topics", topics_as_of_before)
+    monkeypatch.setattr(bench.metadata.topics, "all", topics_as_of_before)
     reports = {report.topic for report in collector(bench).collect_all(unknown_topics=True)}
     assert reports == {topic.name, made[0].name}
     assert view(raw(made[0])) == {b"k": b"v"}

@@ -58,8 +58,8 @@ def allow(bench: Workbench, topic: Topic, **policies: object) -> None:
 
 
 def cursor_at(bench: Workbench, topic: Topic, name: str, offset: int) -> None:
-    bench.metadata.create_cursor(topic.record.id, name)
-    bench.metadata.reset_cursor(topic.record.id, name, topic.locate(offset))
+    bench.metadata.cursors.ensure(topic.record.id, name)
+    bench.metadata.cursors.reset(topic.record.id, name, topic.locate(offset))
 
 
 def produce(bench: Workbench, topic: Topic, *times: int) -> None:
@@ -88,7 +88,7 @@ def test_worked_example_7_on_a_topic(bench: Workbench, topic: Topic) -> None:
     assert [ledger.first_offset for ledger in topic.snapshot().ledgers] == [23]
     assert offsets(topic) == list(range(25, 40))
     assert [m.offset for m in topic.messages(AtOffset(11), max_messages=1)] == [25]
-    assert [one.first_offset for one in bench.metadata.log.trimmed_ledgers(topic.record.id)] == [0, 11]
+    assert [one.first_offset for one in bench.metadata.trimming.trimmed(topic.record.id)] == [0, 11]
 
 
 def test_a_message_id_is_as_good_as_its_offset(bench: Workbench, topic: Topic) -> None:
@@ -137,12 +137,12 @@ def test_a_topic_that_is_to_be_compacted_has_its_cursor_from_then_on(
     store_policy(bench.metadata, "namespace:public/default", name, value)
     plan = retention(bench).apply(topic.record, dry_run=True).plan
     assert (plan.going, plan.hold) == ((), RetentionHold(COMPACTION_CURSOR, None, 0))
-    assert bench.metadata.cursors(topic.record.id) == []
+    assert bench.metadata.cursors.of_topic(topic.record.id) == []
     for _ in range(2):
         retention(bench).apply(topic.record)
-        assert bench.metadata.cursors(topic.record.id) == [CursorRecord(COMPACTION_CURSOR, None, {})]
+        assert bench.metadata.cursors.of_topic(topic.record.id) == [CursorRecord(COMPACTION_CURSOR, None, {})]
     with pytest.raises(Conflict, match="its cursor '__compaction' is with nothing acknowledged"):
-        bench.metadata.log.trim(topic.record.id, 3, [], force=False)
+        bench.metadata.trimming.trim(topic.record.id, 3, [], force=False)
     bench.compact(topic)
     assert topic.snapshot().horizon is not None
 
@@ -304,13 +304,13 @@ def test_a_cursor_that_is_made_meanwhile_is_seen(
 ) -> None:
     ledgers(bench, topic, 3, 3)
     looked: list[list[CursorRecord]] = [[]]
-    real = bench.metadata.cursors
-    bench.metadata.create_cursor(topic.record.id, "new")
+    real = bench.metadata.cursors.of_topic
+    bench.metadata.cursors.ensure(topic.record.id, "new")
 
     def cursors(topic_id: int) -> list[CursorRecord]:
         return looked.pop() if looked else real(topic_id)
 
-    monkeypatch.setattr(bench.metadata, "cursors", cursors)
+    monkeypatch.setattr(bench.metadata.cursors, "of_topic", cursors)
     trimmed = retention(bench).trim(topic.record, 6)
     assert gone(trimmed) == []
     assert trimmed.plan.hold is not None
@@ -319,8 +319,8 @@ def test_a_cursor_that_is_made_meanwhile_is_seen(
 
 def test_who_is_always_overtaken_is_told(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     ledgers(bench, topic, 3)
-    bench.metadata.create_cursor(topic.record.id, "new")
-    monkeypatch.setattr(bench.metadata, "cursors", lambda _: [])
+    bench.metadata.cursors.ensure(topic.record.id, "new")
+    monkeypatch.setattr(bench.metadata.cursors, "of_topic", lambda _: [])
     with pytest.raises(Conflict, match="'new'"):
         retention(bench).trim(topic.record, 3)
 
@@ -343,7 +343,7 @@ def test_a_reader_that_is_under_way_goes_on_until_the_objects_go(bench: Workbenc
     bench.advance(1)
     dry = collector.collect(topic.record, dry_run=True)
     assert dry.trimmed_ledgers == 2
-    assert bench.metadata.log.trimmed_ledgers(topic.record.id) != []
+    assert bench.metadata.trimming.trimmed(topic.record.id) != []
     wet = collector.collect(topic.record)
     assert (wet.trimmed_ledgers, wet.objects) == (2, dry.objects)
     assert sum(one.count for one in wet.objects.values()) == 4
@@ -359,7 +359,7 @@ def test_trimmed_objects_that_are_gone_do_not_hurt_a_compacted_read(bench: Workb
     bench.compactor().compact(topic.name, RunPolicies())
     before = ids(topic.messages(read_compacted=True))
     retention(bench).apply(topic.record)
-    rows = bench.metadata.log.trimmed_ledgers(topic.record.id)[0].rows.name
+    rows = bench.metadata.trimming.trimmed(topic.record.id)[0].rows.name
     bench.advance(2 * HOUR)
     GarbageCollector(bench.metadata, bench.store, bench.clock).collect(topic.record)
     with pytest.raises(ObjectMissing):

@@ -89,7 +89,7 @@ class Bench:
         return topic.record
 
     def ledgers(self, topic: TopicRecord) -> int:
-        return len(self.workbench.metadata.ledgers(topic.id))
+        return len(self.workbench.metadata.ledgers.of_topic(topic.id))
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_what_an_idle_topic_holds_is_rolled(bench: Bench) -> None:
     for state in ("OPEN", "ROLLED"):
         bench.leads = False
         assert bench.maintenance.run_due() == EACH_SERVICES
-        assert [one.state.value for one in bench.workbench.metadata.log.segments(topic.record.id)] == [state]
+        assert [one.state.value for one in bench.workbench.metadata.segments.of_topic(topic.record.id)] == [state]
         bench.clock.advance(4 * HOUR)
 
 
@@ -149,7 +149,7 @@ def test_backlogs_are_limited_by_who_has_the_tail(bench: Bench, caplog: pytest.L
     for topic in (here, elsewhere):
         produce(topic, [one(b"k", b"v")])
     for topic in (sealed, here, elsewhere):
-        metadata.acknowledgements.create(topic.record.id, "s", None, {})
+        metadata.cursors.create(topic.record.id, "s", None, {})
     with metadata.policies._database.write() as connection:
         there = update(segments).where(segments.c.topic_id == elsewhere.record.id)
         connection.execute(there.values(log_uid="0" * 32))
@@ -162,7 +162,7 @@ def test_backlogs_are_limited_by_who_has_the_tail(bench: Bench, caplog: pytest.L
     assert set(bench.maintenance.over_quota) == {sealed.record.id, here.record.id}
     told = [record for record in caplog.records if "takes no messages" in record.getMessage()]
     assert [record.levelname for record in told] == ["WARNING", "WARNING"], "each topic is told of once"
-    metadata.delete_cursor(here.record.id, "s")
+    metadata.cursors.delete(here.record.id, "s")
     bench.maintenance.hasten(Task.BACKLOG)
     bench.maintenance.run_due()
     assert set(bench.maintenance.over_quota) == {sealed.record.id}
@@ -170,7 +170,7 @@ def test_backlogs_are_limited_by_who_has_the_tail(bench: Bench, caplog: pytest.L
 
 def test_who_has_the_end_of_a_topic_limits_its_backlog_also_where_rolled_segments_lie_elsewhere(bench: Bench) -> None:
     metadata, topic = bench.workbench.metadata, bench.workbench.topic("t")
-    metadata.acknowledgements.create(topic.record.id, "s", None, {})
+    metadata.cursors.create(topic.record.id, "s", None, {})
     metadata.policies.set(BROKER, "message.ttl.seconds", 60)
     metadata.policies.set(BROKER, "backlog.quota.seconds", 10)
     began = bench.clock.now_ms()
@@ -178,7 +178,9 @@ def test_who_has_the_end_of_a_topic_limits_its_backlog_also_where_rolled_segment
         topic.log_manager().roll(topic.record)
         produce(topic, [one(b"k", b"v", publish_time=began + time) for time in times])
     with metadata.policies._database.write() as connection:
-        rolled = update(segments).where(segments.c.ledger_id == metadata.log.segments(topic.record.id)[0].ledger_id)
+        rolled = update(segments).where(
+            segments.c.ledger_id == metadata.segments.of_topic(topic.record.id)[0].ledger_id
+        )
         connection.execute(rolled.values(log_uid="0" * 32))
     bench.leads = False
     marks = []
@@ -187,7 +189,7 @@ def test_who_has_the_end_of_a_topic_limits_its_backlog_also_where_rolled_segment
         bench.maintenance.hasten(Task.BACKLOG)
         bench.maintenance.run_due()
         assert bench.maintenance.status()[Task.BACKLOG].last_error == ""
-        mark = metadata.cursor(topic.record.id, "s").mark_delete
+        mark = metadata.cursors.get(topic.record.id, "s").mark_delete
         marks.append((mark and mark.offset, bool(bench.maintenance.over_quota)))
     assert marks == [(None, True), (1, True), (3, False)]
 

@@ -13,8 +13,7 @@ from compactor.scheduling.control_loop import ControlLoop, LoopSettings
 from compactor.scheduling.status import compaction_status
 from compactor.scheduling.worker import WorkerSettings
 from storage.errors import Fenced
-from storage.metadata.compaction_state_records import CompactionState
-from storage.metadata.records import RunState
+from storage.metadata.records import CompactionState, RunState
 from storage.topic import Topic
 from tests.clocks import ManualClock
 from tests.entries import one, produce
@@ -90,7 +89,7 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.bench = Workbench.embedded(folder)
         self.metadata = self.bench.metadata
-        self.control = self.bench.metadata.control
+        self.control = self.bench.metadata.compaction_state
         assert isinstance(self.bench.clock, ManualClock)
         self.clock: ManualClock = self.bench.clock
         self.engines = Engines()
@@ -161,7 +160,7 @@ class Stage:
         return self.control.control(topic.record.id)
 
     def runs(self, topic: Topic) -> list[RunState]:
-        return [run.state for run in reversed(self.metadata.runs(topic.record.id, 1000))]
+        return [run.state for run in reversed(self.metadata.runs.of_topic(topic.record.id, 1000))]
 
     def status(self, topic: Topic) -> tuple[str, str]:
         return tuple(compaction_status(self.metadata, topic.record.id))  # type: ignore[return-value]

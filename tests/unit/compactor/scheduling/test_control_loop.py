@@ -10,9 +10,8 @@ import pytest
 
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactionRunning, Unavailable
-from storage.metadata.compaction_state_records import RUN_DEAD_MS
 from storage.metadata.policy_store import BROKER, topic_scope
-from storage.metadata.records import COMPACTION_CURSOR, RunState, TopicRecord
+from storage.metadata.records import COMPACTION_CURSOR, RUN_DEAD_MS, RunState, TopicRecord
 from tests.entries import one, produce
 from tests.unit.compactor.scheduling.stage import HOLD_SECONDS, SETTINGS, TERM, Engines, Stage, until
 from tests.workbench import compacted_only, store_policy, view
@@ -52,7 +51,9 @@ def test_a_trigger_with_nothing_new_makes_no_run_and_ends(stage: Stage) -> None:
         stage.finish(loop)
         assert stage.status(one_of) == ("SUCCESS", "")
         assert stage.runs(one_of) == [RunState.SUCCESS], "P11"
-        assert [cursor.name for cursor in stage.metadata.cursors(one_of.record.id)] == [COMPACTION_CURSOR], "S9"
+        assert [cursor.name for cursor in stage.metadata.cursors.of_topic(one_of.record.id)] == [COMPACTION_CURSOR], (
+            "S9"
+        )
 
 
 @pytest.mark.parametrize("taken", ["aborted", "by hand"])
@@ -67,7 +68,7 @@ def test_a_request_that_is_gone_before_its_claim_is_no_failure(
         if taken == "aborted":
             stage.control.abort(record.id)
         else:
-            stage.metadata.finish_run(stage.metadata.claim_run(record.id, "hand", {}, RUN_DEAD_MS), {})
+            stage.metadata.runs.finish(stage.metadata.runs.claim(record.id, "hand", {}, RUN_DEAD_MS), {})
         return left
 
     monkeypatch.setattr(TwoPhaseCompactor, "_settle", settled)
@@ -106,7 +107,7 @@ def test_a_request_that_is_made_after_the_look_stays(
 def test_the_leader_forgets_services_that_were_killed_long_ago(stage: Stage) -> None:
     killed, loop = stage.service(), stage.lead()
     killed.heartbeat()
-    known = lambda: [one.name for one in stage.metadata.services.services(10**9)]  # noqa: E731
+    known = lambda: [one.name for one in stage.metadata.services.live(10**9)]  # noqa: E731
     assert known() == [killed.name, loop.name]
     for seconds in (60, 239):
         stage.clock.advance(seconds * 1000)
@@ -143,7 +144,7 @@ def test_a_leader_that_lost_its_leadership_rolls_nothing(stage: Stage, monkeypat
 
     monkeypatch.setattr(loop._worker, "begin", late)
     stage.poll(loop)
-    assert stage.metadata.log.open_segment_of(topic.record.id) is not None
+    assert stage.metadata.segments.find_open(topic.record.id) is not None
     assert len(stage.control.requests()) == 1
 
 
@@ -165,7 +166,7 @@ def test_only_the_leader_executes_and_anybody_may_ask(stage: Stage) -> None:
     assert stage.engines.opened == 0
     stage.finish(first)
     assert stage.runs(topic) == [RunState.SUCCESS]
-    assert [one.url for one in stage.metadata.services.services()] == ["http://service0", "http://service1"]
+    assert [one.url for one in stage.metadata.services.live()] == ["http://service0", "http://service1"]
 
 
 def test_what_is_due_is_compacted_when_it_is_looked_at(stage: Stage) -> None:
@@ -178,7 +179,7 @@ def test_what_is_due_is_compacted_when_it_is_looked_at(stage: Stage) -> None:
     assert stage.runs(topic) == [], "it is not looked at yet"
     stage.finish(loop, after_ms=1)
     assert stage.runs(topic) == [RunState.SUCCESS]
-    (run,) = stage.metadata.runs(topic.record.id, 9)
+    (run,) = stage.metadata.runs.of_topic(topic.record.id, 9)
     assert run.cause == "threshold.messages"
     assert loop.last_check is not None
     assert (loop.last_check.topics, loop.last_check.due) == (1, 1)
@@ -244,7 +245,7 @@ def test_a_leader_that_slept_begins_nothing(stage: Stage) -> None:
 def test_a_dead_leaders_runs_and_requests_are_taken_over(stage: Stage) -> None:
     dead, next_one = stage.lead(), stage.service(engines=Engines())
     running, waiting = stage.topic("running"), stage.topic("waiting")
-    run = stage.metadata.claim_run(running.record.id, "host:9:x", {}, RUN_DEAD_MS)  # by a worker that is killed now
+    run = stage.metadata.runs.claim(running.record.id, "host:9:x", {}, RUN_DEAD_MS)  # by a worker that is killed now
     dead.trigger(waiting.record)
     stage.clock.advance(TERM)
     next_one.heartbeat()
@@ -254,7 +255,7 @@ def test_a_dead_leaders_runs_and_requests_are_taken_over(stage: Stage) -> None:
     assert stage.runs(running) == [RunState.RUNNING], "its heart may beat again"
     stage.finish(next_one, after_ms=RUN_DEAD_MS - TERM)
     assert stage.runs(running) == [RunState.ERROR, RunState.SUCCESS]
-    assert "stopped answering" in stage.metadata.run(run.run_id).error
+    assert "stopped answering" in stage.metadata.runs.get(run.run_id).error
     stage.finish(next_one)
     assert stage.runs(running) == [RunState.ERROR, RunState.SUCCESS], "once"
 
@@ -270,7 +271,7 @@ def test_dirtiest_first_when_there_is_one_lane(stage: Stage) -> None:
     loop = stage.lead(settings)
     for _ in range(4):
         stage.poll(loop)
-    order = [name.topic for name, run in reversed(stage.metadata.all_runs(99)) if run.cause == "threshold.messages"]
+    order = [name.topic for name, run in reversed(stage.metadata.runs.newest(99)) if run.cause == "threshold.messages"]
     assert order == ["t1", "t2", "t0"]
 
 
@@ -284,6 +285,6 @@ def test_it_runs_by_itself(stage: Stage) -> None:
     loop.trigger(asked.record)
     assert until(lambda: stage.runs(asked) == [RunState.SUCCESS])
     loop.serve_at("http://moved")
-    assert [one.url for one in stage.metadata.services.services()] == ["http://moved"]
+    assert [one.url for one in stage.metadata.services.live()] == ["http://moved"]
     loop.drain(HOLD_SECONDS)
     assert stage.engines.closed

@@ -18,8 +18,7 @@ from compactor.scheduling.due import (
     jobs,
     retry_delay_ms,
 )
-from storage.metadata.compaction_state_records import CompactionState
-from storage.metadata.records import TopicRecord
+from storage.metadata.records import CompactionState, TopicRecord
 from storage.model import TopicName
 from storage.options.resolution import Triggers
 

@@ -9,7 +9,7 @@ import pytest
 
 from compactor.scheduling.leadership import Leadership
 from storage.errors import Fenced, Unavailable
-from storage.metadata.service_store import ServiceStore
+from storage.metadata.services import ServiceStore
 from storage.metadata.store import MetadataStore
 from tests.clocks import ManualClock
 

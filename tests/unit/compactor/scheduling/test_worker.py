@@ -12,8 +12,7 @@ import pytest
 from compactor.engines.engine import Engine, InProcess
 from compactor.two_phase import TwoPhaseCompactor
 from storage.errors import CompactionPaused, LeaseHeld, Unavailable
-from storage.metadata.compaction_state_records import RUN_DEAD_MS
-from storage.metadata.records import RunState
+from storage.metadata.records import RUN_DEAD_MS, RunState
 from storage.model import TopicName
 from storage.topic import Topic
 from tests.entries import one, produce
@@ -34,7 +33,7 @@ def test_no_more_jobs_at_once_than_lanes_and_small_topics_go_together(stage: Sta
     stage.engines.wait_for(3)
     loop.poll()
     assert loop._worker.busy() == (2, 1)
-    assert len(stage.metadata.all_runs(99, state=RunState.RUNNING)) == 2 + 4
+    assert len(stage.metadata.runs.newest(99, state=RunState.RUNNING)) == 2 + 4
     stage.engines.go.set()
     stage.finish(loop)
     assert stage.engines.most <= 3
@@ -120,7 +119,9 @@ def test_a_failure_is_recorded_with_the_end_of_its_run(stage: Stage) -> None:
 def test_a_run_that_was_cancelled_before_it_failed_is_no_failure(stage: Stage) -> None:
     bad = stage.topic("bad")
     damage(stage, bad)
-    engines = Watching(lambda: stage.metadata.cancel_run(stage.metadata.runs(bad.record.id, 1)[0].run_id, "ann"))
+    engines = Watching(
+        lambda: stage.metadata.runs.cancel(stage.metadata.runs.of_topic(bad.record.id, 1)[0].run_id, "ann")
+    )
     loop = stage.service(engines=engines)  # type: ignore[arg-type]
     loop.heartbeat()
     stage.poll(loop, bad)
@@ -224,7 +225,7 @@ def test_the_end_of_a_service_lets_runs_finish(stage: Stage) -> None:
     assert stage.runs(topic) == [RunState.SUCCESS]
     assert stage.engines.closed
     assert stage.metadata.services.leader() is None
-    assert stage.metadata.services.services() == []
+    assert stage.metadata.services.live() == []
 
 
 def test_what_does_not_finish_in_time_is_handed_over(stage: Stage) -> None:
@@ -277,8 +278,8 @@ def test_a_running_compaction_is_stopped(stage: Stage, how: str) -> None:
     elif how == "abort":
         assert stage.control.abort(topic.record.id).aborting
     else:
-        (run,) = stage.metadata.runs(topic.record.id, 9)
-        stage.metadata.cancel_run(run.run_id, "ann wanted it")
+        (run,) = stage.metadata.runs.of_topic(topic.record.id, 9)
+        stage.metadata.runs.cancel(run.run_id, "ann wanted it")
     stage.roll_and_seal(loop)  # the heart hears of it and stops the engine, which nobody let go
     assert stage.runs(topic) == [RunState.CANCELLED]
     control = stage.state(topic)

@@ -93,7 +93,7 @@ def test_what_was_trimmed_behind_the_horizon_by_force_is_not_missing(bench: Work
     bench.append(topic, [content((b"a", b"2"))])
     bench.append(topic, [content((b"a", b"3"))])
     first, second, _ = topic.snapshot().ledgers
-    bench.metadata.log.trim(topic.record.id, 2, [first.ledger_id, second.ledger_id], force=True)
+    bench.metadata.trimming.trim(topic.record.id, 2, [first.ledger_id, second.ledger_id], force=True)
     assert verify(bench, topic).differences == ()
 
 
@@ -160,7 +160,7 @@ def raw_object(forger: Forger) -> Any:
 def test_with_an_incomplete_history_any_value_may_have_expired(bench: Workbench) -> None:
     """What is gone cannot be told then, and that is said, unless the manifest denies it; what is there still can."""
     forger = expiring(bench)
-    first = bench.metadata.runs(forger.topic.record.id, 10)[-1]
+    first = bench.metadata.runs.of_topic(forger.topic.record.id, 10)[-1]
     with bench.metadata.database.write() as connection:
         connection.execute(delete(runs).where(runs.c.run_id == first.run_id))
     empty = replace(forger.manifest, parts=(), index=())
@@ -277,12 +277,12 @@ def test_a_generation_that_is_replaced_meanwhile_is_verified_to_its_end(bench: W
 
     def replace_and_collect() -> None:
         bench.compact(topic)
-        collected.append(bench.metadata.collect_compacted(topic.record.id, before.ledger_id, 0))
+        collected.append(bench.metadata.pins.collect(topic.record.id, before.ledger_id, 0))
 
     report = verify(bench, topic, engine=Meanwhile(replace_and_collect))
     assert collected == [False]
     assert (report.total, report.compacted_ledger) == (0, before.ledger_id)
-    assert bench.metadata.collect_compacted(topic.record.id, before.ledger_id, 0)
+    assert bench.metadata.pins.collect(topic.record.id, before.ledger_id, 0)
 
 
 def test_a_ledger_that_is_trimmed_meanwhile_is_no_damage(bench: Workbench) -> None:
@@ -308,7 +308,7 @@ def test_a_store_that_is_away_is_no_difference(bench: Workbench) -> None:
 
     with pytest.raises(Unavailable, match="away"):
         verify(bench, topic, engine=Meanwhile(away))
-    assert bench.metadata.referenced(topic.record.id).pins == ()
+    assert bench.metadata.pins.referenced(topic.record.id).pins == ()
 
 
 def test_it_writes_nothing(bench: Workbench) -> None:
@@ -341,20 +341,20 @@ def test_runs_of_an_earlier_life_explain_but_demand_nothing() -> None:
 def test_a_deleted_cursor_begins_a_new_life(bench: Workbench) -> None:
     topic = two_runs(bench)
     bench.compact(topic)
-    bench.metadata.delete_cursor(topic.record.id, "__compaction")
+    bench.metadata.cursors.delete(topic.record.id, "__compaction")
     bench.compact(topic)
     manifest = Forger(bench, topic).manifest
-    history = History.of(manifest, bench.metadata.runs(topic.record.id, 10))
+    history = History.of(manifest, bench.metadata.runs.of_topic(topic.record.id, 10))
     assert [run.certain for run in history.runs] == [False, False, True]
     assert history.complete
 
 
 def test_a_cancelled_run_does_not(bench: Workbench) -> None:
     topic = two_runs(bench)
-    run: RunRecord = bench.metadata.claim_run(topic.record.id, "me", {}, 30_000)
-    bench.metadata.cancel_run(run.run_id, "why not")
+    run: RunRecord = bench.metadata.runs.claim(topic.record.id, "me", {}, 30_000)
+    bench.metadata.runs.cancel(run.run_id, "why not")
     bench.compact(topic)
-    history = History.of(Forger(bench, topic).manifest, bench.metadata.runs(topic.record.id, 10))
+    history = History.of(Forger(bench, topic).manifest, bench.metadata.runs.of_topic(topic.record.id, 10))
     assert [run.certain for run in history.runs] == [True, True]
 
 

@@ -143,7 +143,7 @@ def test_what_is_proved_comes_back_and_the_rest_leaves_no_gap(
     bench: Workbench, topic: Topic, damage: Damage, lost: set[int]
 ) -> None:
     before = damaged(bench, topic, damage)
-    (row,) = bench.metadata.log.segments(topic.record.id)
+    (row,) = bench.metadata.segments.of_topic(topic.record.id)
     assert row.content is not None
     (remains,) = topic.log_manager().seal_damaged(topic.record)
     gone = {offset for number in lost for offset in range(OFFSETS[number], OFFSETS[number + 1])}
@@ -167,7 +167,7 @@ def test_rows_of_what_is_lost_are_in_order_and_end_as_the_row_says(bench: Workbe
     entries = [one(b"a", b"1"), batch((b"b", b"1"), (b"c", b"1")), one(b"d", b"1"), batch(*[(b"e", b"1")] * 3)]
     before = damaged(bench, topic, missing, entries)
     topic_id = topic.record.id
-    (row,) = bench.metadata.log.segments(topic_id)
+    (row,) = bench.metadata.segments.of_topic(topic_id)
     (remains,) = topic.log_manager().seal_damaged(topic.record)
     assert row.content is not None
     assert remains.ledger.last_message_id == row.content.last_message_id == before[-1].message_id
@@ -178,7 +178,7 @@ def test_rows_of_what_is_lost_are_in_order_and_end_as_the_row_says(bench: Workbe
 def test_a_row_that_knows_of_less_than_the_file_holds_is_believed(bench: Workbench, topic: Topic) -> None:
     """Nothing beyond the segment's end becomes part of its ledger: those offsets are the next one's."""
     damaged(bench, topic, in_entry(0))
-    (row,) = bench.metadata.log.segments(topic.record.id)
+    (row,) = bench.metadata.segments.of_topic(topic.record.id)
     assert row.content is not None
     assert bench.log is not None
     shorter = replace(row.content, entries=10, last_offset=OFFSETS[10] - 1)

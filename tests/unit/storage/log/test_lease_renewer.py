@@ -65,7 +65,7 @@ def statements(bench: Workbench) -> list[str]:
 
 def rolled(bench: Workbench, logs: Logs) -> list[int]:
     """The numbers of those whose first segment is rolled."""
-    states = [bench.metadata.log.segments(topic.record.id)[0].state for topic, _ in logs]
+    states = [bench.metadata.segments.of_topic(topic.record.id)[0].state for topic, _ in logs]
     return [number for number, state in enumerate(states) if state is SegmentState.ROLLED]
 
 
@@ -82,7 +82,7 @@ def test_a_look_and_a_renewal_take_a_handful_of_statements_and_no_threads(
         assert watch.renew() == []
         assert [statement.split()[0] for statement in seen] == ["SELECT", "UPDATE"]
         bench.clock.advance(10_000)
-        assert all(bench.metadata.log.lease_of(topic.record.id) for topic, _ in logs), "taken longer than a term ago"
+        assert all(bench.metadata.leases.current(topic.record.id) for topic, _ in logs), "taken longer than a term ago"
 
 
 def test_many_are_asked_for_in_batches(
@@ -93,7 +93,7 @@ def test_many_are_asked_for_in_batches(
     seen = statements(bench)
     watch.poll()
     assert len(seen) == 3
-    bench.metadata.log.request_roll(logs[-1][0].record.id)
+    bench.metadata.segments.request_roll(logs[-1][0].record.id)
     wait(watch.poll())
     assert rolled(bench, logs) == [7]
     seen.clear()
@@ -105,7 +105,7 @@ def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LeaseR
     """The file is given up at once; nobody else notices."""
     bench.clock.advance(60_000)
     topic, log = logs[7]
-    bench.metadata.acquire_lease(topic.record.id, "other:1:ab", 15_000)
+    bench.metadata.leases.acquire(topic.record.id, "other:1:ab", 15_000)
     wait(begun := watch.renew())
     assert len(begun) == 1
     with pytest.raises(Fenced, match="has lost the lease"):
@@ -114,7 +114,7 @@ def test_a_lease_that_is_lost_fences_its_own_log(bench: Workbench, watch: LeaseR
     for number, (other, goes_on) in enumerate(logs):
         if number != 7:
             goes_on.append(one(b"b", b"2"))
-            lease = bench.metadata.log.lease_of(other.record.id)
+            lease = bench.metadata.leases.current(other.record.id)
             assert lease is not None
             assert lease.expires_at == bench.clock.now_ms() + 15_000
     bench.clock.advance(20_000)
@@ -136,7 +136,7 @@ def test_a_topic_that_was_deleted_is_told_to_its_log(bench: Workbench, watch: Le
 
 
 def test_those_that_are_old_or_asked_to_roll(bench: Workbench, watch: LeaseRenewer, logs: Logs) -> None:
-    bench.metadata.log.request_roll(logs[2][0].record.id)
+    bench.metadata.segments.request_roll(logs[2][0].record.id)
     wait(watch.poll())
     assert rolled(bench, logs) == [2]
     for number in (2, 4):  # policies are read when a segment is opened
@@ -148,7 +148,7 @@ def test_those_that_are_old_or_asked_to_roll(bench: Workbench, watch: LeaseRenew
     bench.clock.advance(60_000)
     wait(begun := watch.poll())
     assert len(begun) == 2
-    assert bench.metadata.log.open_segment_of(logs[4][0].record.id) is None
+    assert bench.metadata.segments.find_open(logs[4][0].record.id) is None
     assert watch.poll() == []
 
 
@@ -160,7 +160,7 @@ def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     go_on, begun = threading.Event(), threading.Event()
-    rolls = bench.metadata.log.roll_segment
+    rolls = bench.metadata.segments.roll
     slow, real = logs[0][1]._open_segments, logs[0][1]._open_segments.roll
 
     def held(writer: object) -> object:
@@ -175,9 +175,9 @@ def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
 
     monkeypatch.setattr(slow, "roll", held)
     with monkeypatch.context() as patched:
-        patched.setattr(bench.metadata.log, "roll_segment", fails)
+        patched.setattr(bench.metadata.segments, "roll", fails)
         for number in (0, 1, 2):
-            bench.metadata.log.request_roll(logs[number][0].record.id)
+            bench.metadata.segments.request_roll(logs[number][0].record.id)
         works = watch.poll()
         assert begun.wait(30)
         wait(works[1:])
@@ -187,7 +187,7 @@ def test_one_that_fails_or_takes_long_to_roll_holds_up_no_other(
     assert watch.renew() == [], "renewals do not wait for rolls"
     wait(watch.poll())
     assert rolled(bench, logs) == [1, 2], "tried again; what is under way is not begun twice"
-    lease = bench.metadata.log.lease_of(logs[0][0].record.id)
+    lease = bench.metadata.leases.current(logs[0][0].record.id)
     assert lease is not None
     assert lease.expires_at == bench.clock.now_ms() + 15_000
     go_on.set()
@@ -209,7 +209,7 @@ def test_who_leaves_waits_for_what_was_begun(
             return real(writer)  # type: ignore[arg-type]
 
         monkeypatch.setattr(log._open_segments, "roll", held)
-        bench.metadata.log.request_roll(topic.record.id)
+        bench.metadata.segments.request_roll(topic.record.id)
         (work,) = watch.poll()
         assert begun.wait(30)
         leaves = threading.Thread(target=log.__exit__, args=(None, None, None))
@@ -217,7 +217,7 @@ def test_who_leaves_waits_for_what_was_begun(
         go_on.set()
         leaves.join(30)
         assert work.done()
-        assert bench.metadata.log.lease_of(topic.record.id) is None
+        assert bench.metadata.leases.current(topic.record.id) is None
         assert watch.poll() == []
         assert watch.renew() == [], "a lease that was given back is not lost"
 
@@ -225,8 +225,8 @@ def test_who_leaves_waits_for_what_was_begun(
 def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads, told by nobody; also after a look and a renewal that failed."""
     renewed, rolled_one = threading.Event(), threading.Event()
-    log_store = bench.metadata.log
-    ask, renew = log_store.roll_requests, log_store.renew_leases
+    segments, leases = bench.metadata.segments, bench.metadata.leases
+    ask, renew = segments.roll_requests, leases.renew_many
     failures = {"poll", "renewal"}
 
     def fails_once(kind: str) -> None:
@@ -244,27 +244,27 @@ def test_a_watch_by_itself_rolls_and_renews(bench: Workbench, topic: Topic, monk
         renewed.set()
         return answer
 
-    monkeypatch.setattr(log_store, "roll_requests", asking)
-    monkeypatch.setattr(log_store, "renew_leases", renewing)
+    monkeypatch.setattr(segments, "roll_requests", asking)
+    monkeypatch.setattr(leases, "renew_many", renewing)
     with (
         LeaseRenewer(bench.metadata, poll_seconds=0.001, renew_seconds=0.01) as watch,
         topic.append_log(0, rolled_one.set, watch) as log,
     ):
         log.append(one(b"a", b"1"))
-        bench.metadata.log.request_roll(topic.record.id)
+        bench.metadata.segments.request_roll(topic.record.id)
         assert rolled_one.wait(30)
         assert renewed.wait(30)
         assert not failures
     with pytest.raises(Unavailable, match="is ending"), topic.append_log(0, renewer=watch):
         pass
-    assert bench.metadata.log.lease_of(topic.record.id) is None
+    assert bench.metadata.leases.current(topic.record.id) is None
 
 
 def test_a_lease_whose_row_somebody_has_is_tried_again_soon(
     bench: Workbench, watch: LeaseRenewer, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with topic.append_log(0, renewer=watch) as log:
-        monkeypatch.setattr(bench.metadata.log, "renew_leases", lambda held, _: Unrenewed([], list(held)))
+        monkeypatch.setattr(bench.metadata.leases, "renew_many", lambda held, _: Unrenewed([], list(held)))
         begun, again = watch._renew(watch._watched_of(watching._HeldLease))
         assert begun == []
         assert [held.lease for held in again] == [log._open_segments._lease]

@@ -29,7 +29,7 @@ def log_manager(bench: Workbench, holder: str) -> LogManager:
 
 
 def states(bench: Workbench, topic: Topic) -> list[str]:
-    return [one.state.value for one in bench.metadata.log.segments(topic.record.id)]
+    return [one.state.value for one in bench.metadata.segments.of_topic(topic.record.id)]
 
 
 def test_sealing_changes_nothing_that_is_read(bench: Workbench, topic: Topic) -> None:
@@ -151,7 +151,7 @@ def test_a_sealer_that_is_waited_for_in_vain_is_named(bench: Workbench, topic: T
     for number in range(2):
         produce(topic, [one(b"k", b"%d" % number)])
         topic.log_manager().roll(topic.record)
-    claimed = bench.metadata.log.claim_sealing(topic.record.id, "the slow one", bench.log.uid, SEALER_DEAD_MS)
+    claimed = bench.metadata.sealing.claim(topic.record.id, "the slow one", bench.log.uid, SEALER_DEAD_MS)
     assert claimed is not None
     with pytest.raises(LeaseHeld, match=r"segment 1 .* is being sealed by the slow one, .* last heard of 10000 ms ago"):
         topic.log_manager().roll_and_seal(topic.record)
@@ -164,12 +164,12 @@ def test_a_segment_that_its_sealer_let_go_at_the_last_moment_is_not_said_to_be_c
     assert bench.log is not None
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll(topic.record)
-    claimed = bench.metadata.log.claim_sealing(topic.record.id, "the slow one", bench.log.uid, SEALER_DEAD_MS)
+    claimed = bench.metadata.sealing.claim(topic.record.id, "the slow one", bench.log.uid, SEALER_DEAD_MS)
     assert claimed is not None
     attempt_id = claimed[1].attempt_id
 
     def let_go(_: LogManager, __: object, ___: int) -> Iterator[object]:
-        bench.metadata.finish_attempt(attempt_id)
+        bench.metadata.attempts.finish(attempt_id)
         return iter(())
 
     monkeypatch.setattr(LogManager, "_seal_below", let_go)
@@ -193,11 +193,11 @@ def test_a_sealer_that_died_is_followed_by_another_when_its_claim_ends(
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll(topic.record)
     before = raw(topic)
-    attempts = bench.metadata.attempts(topic.record.id)
+    attempts = bench.metadata.attempts.of_topic(topic.record.id)
     with observed(die), pytest.raises(Died):
         list(log_manager(bench, "dying").seal(topic.record))
     assert raw(topic) == before
-    for attempt in bench.metadata.attempts(topic.record.id):
+    for attempt in bench.metadata.attempts.of_topic(topic.record.id):
         if attempt not in attempts:  # a process that dies does not say so: take the word back
             _unfinish(bench, attempt.attempt_id)
     assert list(log_manager(bench, "next").seal(topic.record)) == [], "it may live"
@@ -215,7 +215,7 @@ def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic
         topic.log_manager().roll(topic.record)
     before = raw(topic)
     for _ in range(MAX_SEALING_TRIES):
-        claimed = bench.metadata.log.claim_sealing(topic.record.id, "killed", bench.log.uid, SEALER_DEAD_MS, 1)
+        claimed = bench.metadata.sealing.claim(topic.record.id, "killed", bench.log.uid, SEALER_DEAD_MS, 1)
         assert claimed is not None
         with pytest.raises(LeaseHeld, match="is being sealed by killed"):
             topic.log_manager().roll_and_seal(topic.record, wait_ms=0)
@@ -249,7 +249,7 @@ def test_a_try_counts_if_memory_runs_out_and_not_if_the_store_is_away(
     for number in range(1, MAX_SEALING_TRIES + 1):
         with pytest.raises(type(error)):
             list(topic.log_manager().seal(topic.record))
-        (segment,) = bench.metadata.log.segments(topic.record.id)
+        (segment,) = bench.metadata.segments.of_topic(topic.record.id)
         assert segment.sealing_tries == number * tries
     with pytest.raises(Misconfigured if tries else Unavailable):
         list(topic.log_manager().seal(topic.record))
@@ -266,11 +266,11 @@ def test_a_try_does_not_count_if_the_database_is_away_and_the_process_lives(
 
     for _ in range(MAX_SEALING_TRIES + 1):
         with monkeypatch.context() as patch:
-            for call in ("seal_segment", "let_go_of_sealing"):
-                patch.setattr(bench.metadata.log, call, away)
+            for call in ("seal", "release"):
+                patch.setattr(bench.metadata.sealing, call, away)
             with pytest.raises(Unavailable):
                 list(topic.log_manager().seal(topic.record))
-        (segment,) = bench.metadata.log.segments(topic.record.id)
+        (segment,) = bench.metadata.segments.of_topic(topic.record.id)
         assert segment.sealing_tries == 1
         bench.clock.advance(SEALER_DEAD_MS)
     assert [one.ledger_id for one in topic.log_manager().seal(topic.record)] == [1]
@@ -281,7 +281,7 @@ def test_a_last_try_that_stood_still_is_no_reason_to_give_up(bench: Workbench, t
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll(topic.record)
     for holder in [*["killed"] * (MAX_SEALING_TRIES - 1), owner_name()]:
-        assert bench.metadata.log.claim_sealing(topic.record.id, holder, bench.log.uid, SEALER_DEAD_MS) is not None
+        assert bench.metadata.sealing.claim(topic.record.id, holder, bench.log.uid, SEALER_DEAD_MS) is not None
         bench.clock.advance(SEALER_DEAD_MS)
     assert [one.ledger_id for one in topic.log_manager().seal(topic.record)] == [1]
 
@@ -295,7 +295,7 @@ def test_what_is_large_or_killed_a_sealer_is_left_to_the_process_for_it(
     for size in (1, 1, 2000):
         produce(topic, [one(b"k", b"x" * size)])
         topic.log_manager().roll(topic.record)
-    assert bench.metadata.log.claim_sealing(topic.record.id, "killed", bench.log.uid, SEALER_DEAD_MS, 1) is not None
+    assert bench.metadata.sealing.claim(topic.record.id, "killed", bench.log.uid, SEALER_DEAD_MS, 1) is not None
     bench.clock.advance(SEALER_DEAD_MS)
     woken: list[list[str]] = []
 
@@ -386,7 +386,7 @@ def test_an_open_segment_that_no_writer_has_is_rolled_by_age(
 
 def test_a_lease_from_a_clock_that_ran_ahead_keeps_no_idle_segment_open(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"a", b"1")])
-    bench.metadata.acquire_lease(topic.record.id, "elsewhere", 10**9)
+    bench.metadata.leases.acquire(topic.record.id, "elsewhere", 10**9)
     bench.clock.advance(1000)
     bench.metadata.policies.set(BROKER, "segment.ms", 1000)
     assert topic.log_manager().roll_old({}) == 1

@@ -18,7 +18,7 @@ from tests.workbench import Workbench, content, raw
 
 
 def states(bench: Workbench, topic: Topic) -> list[str]:
-    return [one.state.value for one in bench.metadata.log.segments(topic.record.id)]
+    return [one.state.value for one in bench.metadata.segments.of_topic(topic.record.id)]
 
 
 def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: Topic) -> None:
@@ -88,8 +88,8 @@ def test_a_file_that_cannot_be_removed_holds_up_no_other(
         assert topic.log_manager().sweep(failing=failing) == 3
         assert failing.keys() == {str(topic.name), deleted.record.uid}
         assert failing[str(topic.name)].endswith(f"{0:020}.log: Operation not permitted")
-        assert len(bench.metadata.log.segments(topic.record.id)) == 1
-        assert bench.metadata.log.segments(other.record.id) == []
+        assert len(bench.metadata.segments.of_topic(topic.record.id)) == 1
+        assert bench.metadata.segments.of_topic(other.record.id) == []
         for wanted in (None, topic.record):
             with pytest.raises(Unavailable, match=r"are not swept: .* not permitted"):
                 topic.log_manager().sweep(wanted)

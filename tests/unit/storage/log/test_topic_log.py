@@ -40,7 +40,7 @@ def policy(bench: Workbench, topic: Topic, name: str, value: object) -> None:
 
 
 def segments(bench: Workbench, topic: Topic) -> list[tuple[int, str]]:
-    return [(one.first_offset, one.state.value) for one in bench.metadata.log.segments(topic.record.id)]
+    return [(one.first_offset, one.state.value) for one in bench.metadata.segments.of_topic(topic.record.id)]
 
 
 def test_what_is_appended_is_read_at_once_with_ids_and_offsets(topic: Topic) -> None:
@@ -147,23 +147,23 @@ def test_what_a_fenced_writer_has_not_written_yet_fails(topic: Topic, monkeypatc
 
 def test_the_look_under_the_lock_tells_lease_and_segment(bench: Workbench, topic: Topic) -> None:
     """Lost leases, and a segment that was rolled by this very lease: a COMMIT whose answer was late."""
-    log, topic_id = bench.metadata.log, topic.record.id
+    segments, topic_id = bench.metadata.segments, topic.record.id
     produce(topic, [one(b"a", b"1")])
-    (segment,) = log.segments(topic_id)
-    lease = bench.metadata.acquire_lease(topic_id, "holder", 1000)
-    log.check_open_segment(lease, segment.ledger_id)
+    (segment,) = segments.of_topic(topic_id)
+    lease = bench.metadata.leases.acquire(topic_id, "holder", 1000)
+    segments.check_open(lease, segment.ledger_id)
     for other in (None, segment.ledger_id + 1):
         with pytest.raises(Fenced, match=f"the segment of ledger {segment.ledger_id} is open"):
-            log.check_open_segment(lease, other)
+            segments.check_open(lease, other)
     assert bench.log is not None
     roll_open_segment(bench.metadata, bench.clock, bench.log, topic.record, lease)
-    log.check_open_segment(lease, None)
+    segments.check_open(lease, None)
     with pytest.raises(Fenced, match="no segment is open"):
-        log.check_open_segment(lease, segment.ledger_id)
-    bench.metadata.release_lease(lease)
-    bench.metadata.acquire_lease(topic_id, "other", 1000)
+        segments.check_open(lease, segment.ledger_id)
+    bench.metadata.leases.release(lease)
+    bench.metadata.leases.acquire(topic_id, "other", 1000)
     with pytest.raises(Fenced, match="no longer holds the lease"):
-        log.check_open_segment(lease, None)
+        segments.check_open(lease, None)
 
 
 def test_segments_roll_by_size(bench: Workbench, topic: Topic) -> None:
@@ -171,7 +171,7 @@ def test_segments_roll_by_size(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"k%d" % number, b"x" * 6000) for number in range(7)])
     assert segments(bench, topic) == [(0, "ROLLED"), (3, "ROLLED"), (6, "OPEN")]
     assert [m.offset for m in raw(topic)] == list(range(7))
-    assert bench.metadata.topic(topic.name).next_offset == 6
+    assert bench.metadata.topics.get(topic.name).next_offset == 6
 
 
 def test_segments_roll_by_what_they_are_uncompressed(
@@ -203,13 +203,15 @@ def test_segments_roll_by_age_also_when_nothing_comes(bench: Workbench, topic: T
 def test_a_writer_rolls_when_it_is_asked_to(bench: Workbench, topic: Topic) -> None:
     with topic.append_log() as log:
         log.append(one(b"a", b"1"))
-        bench.metadata.log.request_roll(topic.record.id)
+        bench.metadata.segments.request_roll(topic.record.id)
         log.poll()
         assert segments(bench, topic) == [(0, "ROLLED")]
-        assert not bench.metadata.log.roll_requested(topic.record.id)
-        bench.metadata.log.request_roll(topic.record.id)
+        assert not bench.metadata.segments.roll_requested(topic.record.id)
+        bench.metadata.segments.request_roll(topic.record.id)
         log.poll()
-        assert not bench.metadata.log.roll_requested(topic.record.id), "there was nothing to roll: said all the same"
+        assert not bench.metadata.segments.roll_requested(topic.record.id), (
+            "there was nothing to roll: said all the same"
+        )
 
 
 def test_rolling_an_empty_segment_leaves_nothing(bench: Workbench, topic: Topic) -> None:
@@ -430,6 +432,6 @@ def test_a_log_directory_keeps_its_name_and_a_broken_one_is_told(tmp_path: Path)
 def test_states_follow_each_other(bench: Workbench, topic: Topic) -> None:
     produce(topic, [one(b"a", b"1")])
     topic.log_manager().roll_and_seal(topic.record)
-    (sealed,) = bench.metadata.log.segments(topic.record.id)
+    (sealed,) = bench.metadata.segments.of_topic(topic.record.id)
     assert sealed.state is SegmentState.SEALED
     assert segments(bench, topic) == [(0, "SEALED")]

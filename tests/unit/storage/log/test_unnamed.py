@@ -145,7 +145,7 @@ def test_a_process_gives_no_other_topic_the_ids_of_what_was_lost(bench: Workbenc
         started.append(other, [content((b"x", b"2"))])
     else:
         started.compact(other)
-    assert started.metadata.allocate_ledger_ids(1) > newer
+    assert started.metadata.ledgers.allocate_ids(1) > newer
     produce(started.topic(), [one(b"new", b"1")])
     assert raw(started.topic())[:2] == before
 
@@ -195,7 +195,7 @@ def test_what_has_nothing_to_do_with_the_file_sets_nothing_aside(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.metadata.log, "take_up_segment", fail)
+        patched.setattr(bench.metadata.segments, "take_up", fail)
         with pytest.raises(type(error), match=error.message):
             topic.log_manager().roll(topic.record, accept_loss=True)
     assert kept_aside(bench, topic) == []

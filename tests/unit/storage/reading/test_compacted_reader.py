@@ -49,7 +49,7 @@ def manifest(bench: Workbench, topic: Topic) -> Manifest:
 
 
 def pins(bench: Workbench, topic: Topic) -> tuple[Pin, ...]:
-    return bench.metadata.referenced(topic.record.id).pins
+    return bench.metadata.pins.referenced(topic.record.id).pins
 
 
 def take(reading: Iterator[Message], count: int) -> list[Message]:
@@ -150,7 +150,7 @@ def trim_compacted(bench: Workbench, topic: Topic) -> None:
     snapshot = topic.snapshot()
     assert snapshot.horizon is not None
     going = [one.ledger_id for one in snapshot.ledgers if one.last_offset <= snapshot.horizon.offset]
-    bench.metadata.log.trim(topic.record.id, snapshot.horizon.offset + 1, going, force=True, keep_start=True)
+    bench.metadata.trimming.trim(topic.record.id, snapshot.horizon.offset + 1, going, force=True, keep_start=True)
 
 
 EVERY_KEY = [(key, b"second" * 9) for key in KEYS]
@@ -262,7 +262,7 @@ def test_a_generation_in_another_order_cannot_be_gone_on_in(bench: Workbench, to
     reading = topic.messages(read_compacted=True)
     take(reading, 1)
     gone = manifest(bench, topic)
-    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
     bench.compactor().compact(topic.name, RunPolicies(event_time_order=True))
     for name in gone.objects:
         bench.store.delete(name)
@@ -302,7 +302,7 @@ def test_a_read_goes_on_raw_where_the_compacted_ledger_was_cleared(bench: Workbe
     got = take(reading, 1)
     for part in manifest(bench, topic).parts:
         bench.store.delete(part.rows.stored.name)
-    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR)
+    bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
     got += list(reading)
     assert [message.offset for message in got] == list(range(len(KEYS) + 2))
 
@@ -314,14 +314,14 @@ def test_a_cleared_ledger_that_raw_cannot_stand_in_for_is_said(bench: Workbench,
     for part in manifest(bench, topic).parts:
         bench.store.delete(part.rows.stored.name)
     trim_compacted(bench, topic)
-    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR, force=True)
+    bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR, force=True)
     with pytest.raises(StateMayBeStale, match=rf"offsets \d+ to 19 of {topic.name}"):
         list(reading)
     assert keys(list(topic.messages(read_compacted=True))) == [b"tail", b"tail"]
 
 
 def truncate(bench: Workbench, topic: Topic) -> None:
-    bench.metadata.log.truncate(topic.record.id)
+    bench.metadata.trimming.truncate(topic.record.id)
 
 
 def trim_by_force(bench: Workbench, topic: Topic) -> None:
@@ -331,7 +331,7 @@ def trim_by_force(bench: Workbench, topic: Topic) -> None:
 
 def trim_by_time(bench: Workbench, topic: Topic) -> None:
     scope = topic_scope(topic.record)
-    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR, force=True)
+    bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR, force=True)
     bench.metadata.policies.set(scope, "cleanup.policy", "delete")
     bench.metadata.policies.set(scope, "retention.ms", 10)
     bench.advance(20)
@@ -341,7 +341,7 @@ def trim_by_time(bench: Workbench, topic: Topic) -> None:
 def trim_and_delete_the_cursor(bench: Workbench, topic: Topic) -> None:
     bench.compact(topic)
     trim_by_force(bench, topic)
-    bench.metadata.delete_cursor(topic.record.id, COMPACTION_CURSOR, force=True)
+    bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR, force=True)
 
 
 @pytest.mark.parametrize("compacts", [False, True], ids=["", "compacted since"])
@@ -407,7 +407,7 @@ def test_a_pin_that_was_lost_is_a_generation_that_is_gone(
     def fenced(*_: object) -> None:
         raise Fenced("the pin expired", "go on")
 
-    monkeypatch.setattr(bench.metadata, "renew_pin", fenced)
+    monkeypatch.setattr(bench.metadata.pins, "renew", fenced)
     bench.advance(PIN_TTL_MS)
     got += list(reading)
     assert view(got) == view(everything)

@@ -41,7 +41,7 @@ def test_a_trimmed_message_of_a_later_event_hides_none_that_is_left(tmp_path: Pa
     topic.log_manager().roll_and_seal(topic.record)
     expected = {1: b"late", 2: b"1", 3: b"2", 4: None}
     for start, value in expected.items():
-        bench.metadata.log.trim(topic.record.id, start, [], force=True)
+        bench.metadata.trimming.trim(topic.record.id, start, [], force=True)
         found = topic.get(b"a")
         assert (found and found.payload) == value
     bench.metadata.close()

@@ -70,7 +70,7 @@ def test_the_last_message_is_none_whose_first_chunks_are_gone(bench: Workbench, 
     if how in ("sealed", "compacted"):
         topic.log_manager().roll_and_seal(topic.record)
     if how != "open":
-        bench.metadata.log.trim(topic.record.id, 1, [], force=True)
+        bench.metadata.trimming.trim(topic.record.id, 1, [], force=True)
     if how == "compacted":
         bench.compact(topic)
     for flag in (False, True):

@@ -150,7 +150,9 @@ def test_pages_stay_in_their_compacted_ledger_while_its_grace_lasts(
         page, token = page_of(topic, token, 3)
         found += page
     assert [one.key for one in found] == KEYS
-    assert bench.metadata.referenced(topic.record.id).pins == (), "between pages the grace holds it, and nothing else"
+    assert bench.metadata.pins.referenced(topic.record.id).pins == (), (
+        "between pages the grace holds it, and nothing else"
+    )
     rest, _ = page_of(topic, token, 100)
     assert view([*found, *rest]) == view(list(topic.messages()))
 
@@ -202,6 +204,6 @@ def test_the_token_of_a_page_that_found_nothing_is_taken(bench: Workbench, topic
         assert page == []
         assert page_of(topic, token, 5) == ([], token)
     bench.append(topic, [content((b"k", None), (b"a", b"1"), (b"b", b"2"))])
-    bench.metadata.log.truncate(topic.record.id)
+    bench.metadata.trimming.truncate(topic.record.id)
     bench.append(topic, [content((b"k", b"v"))])
     assert [one.payload for one in page_of(topic, token, 5)[0]] == [b"v"]

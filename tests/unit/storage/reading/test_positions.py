@@ -69,8 +69,8 @@ def test_where_raw_is_trimmed(bench: Workbench, filled: Topic) -> None:
     """R4: earliest is the start of the compacted ledger."""
     bench.compact(filled)
     ids = [message.message_id for message in raw(filled)]
-    first, second = bench.metadata.ledgers(filled.record.id)
-    bench.metadata.log.trim(filled.record.id, 6, [first.ledger_id], force=False, keep_start=True)
+    first, second = bench.metadata.ledgers.of_topic(filled.record.id)
+    bench.metadata.trimming.trim(filled.record.id, 6, [first.ledger_id], force=False, keep_start=True)
     marks = [mark_delete_before(filled, parse_place(text)) for text in ("2", str(ids[2]), "6", str(ids[7]))]
     assert [mark and (str(mark.message_id), mark.offset) for mark in marks] == [
         None,
@@ -78,7 +78,7 @@ def test_where_raw_is_trimmed(bench: Workbench, filled: Topic) -> None:
         (f"{second.ledger_id}:-1:-1", 5),
         (str(ids[6]), 6),
     ]
-    bench.metadata.log.trim(filled.record.id, 9, [second.ledger_id], force=True, keep_start=True)
+    bench.metadata.trimming.trim(filled.record.id, 9, [second.ledger_id], force=True, keep_start=True)
     assert offset_before(filled, "earliest") is None
     latest = mark_delete_before(filled, LATEST)
     assert latest is not None

@@ -49,7 +49,7 @@ def page(reader: PageReader, limits: ReadLimits = ReadLimits(), wait_ms: int = 0
 
 def trimmed(bench: Workbench, topic: Topic, start: int) -> None:
     going = [one.ledger_id for one in topic.snapshot().ledgers if one.last_offset < start]
-    bench.metadata.log.trim(topic.record.id, start, going, force=True)
+    bench.metadata.trimming.trim(topic.record.id, start, going, force=True)
 
 
 def test_every_start_begins_where_it_says(topic: Topic) -> None:
@@ -100,7 +100,7 @@ def test_a_time_is_not_that_of_a_message_that_was_trimmed(bench: Workbench, seal
         log.roll()
     if sealed:
         topic.log_manager().roll_and_seal(topic.record)
-    bench.metadata.log.trim(topic.record.id, 2, [], force=True)
+    bench.metadata.trimming.trim(topic.record.id, 2, [], force=True)
     for time, first in [(0, 2), (2, 3), (3, 4), (8, 4), (9, 6)]:
         assert offsets(topic.messages(AtTime(NOW + time))) == list(range(first, 6))
 
@@ -132,7 +132,7 @@ def test_pages_are_the_sequence(bench: Workbench, topic: Topic, flag: bool, size
         if len(given) < 4:
             bench.compact(topic)
     assert given == expected
-    assert bench.metadata.referenced(topic.record.id).pins == (), "the pin is given back"
+    assert bench.metadata.pins.referenced(topic.record.id).pins == (), "the pin is given back"
 
 
 def test_a_page_of_bytes_grows_for_a_message_that_is_larger(topic: Topic) -> None:

@@ -60,7 +60,7 @@ def test_an_error_costs_a_reader_nothing(bench: Workbench, topic: Topic, flag: b
             except Unavailable:
                 failures += 1
         assert given == expected, nth
-        assert bench.metadata.referenced(topic.record.id).pins == ()
+        assert bench.metadata.pins.referenced(topic.record.id).pins == ()
     assert failures > 1
 
 
@@ -199,7 +199,7 @@ def test_a_compacted_reader_whose_raw_goes_loses_no_newest_value(bench: Workbenc
     produce(topic, [one(b"Z", b"14")])
     bench.compact(topic)
     assert page(reader) == [14], "raw lasts: it does not jump"
-    assert bench.metadata.referenced(topic.record.id).pins == ()
+    assert bench.metadata.pins.referenced(topic.record.id).pins == ()
 
 
 def test_a_deletion_that_went_with_the_raw_messages_is_told(bench: Workbench, topic: Topic) -> None:
@@ -230,7 +230,7 @@ def test_one_read_goes_on_likewise(bench: Workbench, topic: Topic) -> None:
     given = [next(reading) for _ in range(3)]
     bench.compact(topic)
     retention.apply(topic.record)
-    for ledger in bench.metadata.log.trimmed_ledgers(topic.record.id):
+    for ledger in bench.metadata.trimming.trimmed(topic.record.id):
         bench.store.delete(ledger.rows.name)  # long enough ago
     given += reading
     assert view(given) == view(everything)

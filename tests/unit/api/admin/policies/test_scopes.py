@@ -36,8 +36,8 @@ def test_a_failure_between_two_writes_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: str, call: Callable[[Any], object], written: int
 ) -> None:
     metadata = Workbench.embedded(tmp_path).metadata
-    metadata.tenancy.create_partitioned(TOPIC, 2, {})
-    scopes = [policy_store.topic_scope(topic) for topic in metadata.topics_in("public/default")]
+    metadata.partitions.create(TOPIC, 2, {})
+    scopes = [policy_store.topic_scope(topic) for topic in metadata.topics.in_namespace("public/default")]
     quota = QuotaType.SIZE.policy
     metadata.policies.change(scopes, {TTL: 1, quota: 1000, f"{quota}.action": OverQuotaAction.HOLD.value})
     before = list(map(metadata.policies.of_scope, scopes))
