@@ -307,11 +307,11 @@ def test_verify_finds_a_chunk_that_should_have_gone(bench: Workbench, monkeypatc
 def keep_everything(self: object, resolved: object) -> object:
     from compactor.run.chunked import Decided
 
-    made = self._made  # type: ignore[attr-defined]
+    assembled = self._assembled  # type: ignore[attr-defined]
     kept = (
-        made.chunks[made.message != 0]
-        if len(made.last) == 0
-        else made.chunks[np.arange(len(made.chunks)) != made.last[0]]
+        assembled.chunks[assembled.message != 0]
+        if len(assembled.last) == 0
+        else assembled.chunks[np.arange(len(assembled.chunks)) != assembled.last[0]]
     )
     kept = kept[np.argsort(chunk_table.offsets(kept))]
     newest = int(kept["publish_time"].min())
