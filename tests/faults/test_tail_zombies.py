@@ -17,7 +17,7 @@ from storage.errors import CompactorError
 from storage.failpoints import Failpoint, observed
 from storage.log import topic_log
 from storage.log.segment import SegmentFiles
-from storage.log.segment_writer import SegmentWriter
+from storage.log.segment_file import SegmentFile
 from storage.log.topic_log import TopicLog
 from storage.metadata.liveness import LEASE_TTL_MS
 from storage.topic import Topic
@@ -34,19 +34,19 @@ def topic(bench: Workbench) -> Topic:
 
 @pytest.fixture
 def asleep_before(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], None]:
-    """The next call of that method of SegmentWriter comes a term late, and after what others do meanwhile."""
+    """The next call of that method of SegmentFile comes a term late, and after what others do meanwhile."""
 
     def arrange(method: str, meanwhile: Callable[[], object]) -> None:
-        original: Callable[..., Any] = getattr(SegmentWriter, method)
+        original: Callable[..., Any] = getattr(SegmentFile, method)
 
         def late(*arguments: Any, **options: Any) -> Any:
-            monkeypatch.setattr(SegmentWriter, method, original)
+            monkeypatch.setattr(SegmentFile, method, original)
             assert isinstance(bench.clock, ManualClock)
             bench.clock.advance(LEASE_TTL_MS + 1)
             meanwhile()
             return original(*arguments, **options)
 
-        monkeypatch.setattr(SegmentWriter, method, staticmethod(late))
+        monkeypatch.setattr(SegmentFile, method, staticmethod(late))
 
     monkeypatch.setattr(topic_log, "POLL_SECONDS", 3600.0)
     return arrange
