@@ -157,7 +157,7 @@ class Stage:
         assert until(lambda: loop._worker.busy() == (0, 0))
 
     def state(self, topic: Topic) -> CompactionState:
-        return self.control.control(topic.record.id)
+        return self.control.get(topic.record.id)
 
     def runs(self, topic: Topic) -> list[RunState]:
         return [run.state for run in reversed(self.metadata.runs.of_topic(topic.record.id, 1000))]

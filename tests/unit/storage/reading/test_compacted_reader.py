@@ -129,8 +129,8 @@ def test_a_database_that_is_away_stops_no_read(bench: Workbench, topic: Topic, m
     expected = list(topic.messages(read_compacted=True))
     reading = topic.messages(read_compacted=True)
     got = take(reading, 1)
-    for name in ("renew_pin", "release_pin"):
-        monkeypatch.setattr(bench.metadata, name, away)
+    for name in ("renew", "release"):
+        monkeypatch.setattr(bench.metadata.pins, name, away)
     bench.advance(PIN_TTL_MS)
     assert got + list(reading) == expected
 
