@@ -23,6 +23,7 @@ from storage.objects.interface import ObjectStore
 from storage.objects.registry import open_store
 from storage.topic import Topic
 from tests.budgets import IN_CI
+from tests.servers.light_java import LIGHT_JAVA
 from tests.workbench import Workbench, hashing_alike
 
 pytest_plugins = ["tests.costs"]
@@ -38,7 +39,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Temporary folders are in memory where there is room: an fsync takes 1 ms on a disk, 3 µs there.
 
     What a power cut leaves is proven by tests that take away what was not flushed, not by the disk below.
+    Whatever starts Spark inherits the options of `LIGHT_JAVA`.
     """
+    for name, options in LIGHT_JAVA.items():
+        os.environ.setdefault(name, options)
     if _TMPFS.is_dir() and shutil.disk_usage(_TMPFS).free >= _TMPFS_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_TMPFS))
 

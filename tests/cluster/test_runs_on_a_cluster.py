@@ -33,6 +33,7 @@ from tests.cluster.conftest import credentials
 from tests.cluster.driver import SIZING
 from tests.processes import process
 from tests.servers.fixtures_s3 import use_credentials
+from tests.servers.light_java import LIGHT_JAVA
 from tests.servers.postgres import PostgresServer
 from tests.servers.spark_cluster import SparkCluster, until
 from tests.servers.versitygw import Versitygw
@@ -161,6 +162,7 @@ def deployment(
         "TMPDIR": str(tmp_path),
         "SPARK_CONF_DIR": str(tmp_path / "conf"),
         "PYSPARK_PYTHON": str(executor_python),
+        **LIGHT_JAVA,
         "COMPACTOR_SPARK_MASTER": spark_cluster.url,
         "COMPACTOR_STORE": url,
         "COMPACTOR_S3_ENDPOINT": versitygw.endpoint,

@@ -32,7 +32,7 @@ from storage.model import Message
 from storage.objects.local import TEMPORARY_FOLDER, LocalStore
 from tests.clocks import ManualClock
 from tests.faults.stages import TOPIC, TRIMMED, Pairs, append, compact, import_table
-from tests.workbench import Workbench, compacted_only, content, raw, view
+from tests.workbench import Workbench, content, raw, view
 
 NEXT = content((b"key-05", b"after the crash"), (b"key-06", None), (b"after", b"the crash"))
 """The import that must still be possible."""
@@ -57,16 +57,22 @@ NOTHING = Written()
 
 @dataclass(frozen=True)
 class Seen:
-    """A topic as readers see it."""
+    """A topic as readers see it. `delivered`: what a reader of the compacted view gets, with its tail."""
 
     snapshot: TopicSnapshot
     raw: list[Message]
-    compacted: list[Message]
+    delivered: list[Message]
+
+    @property
+    def compacted(self) -> list[Message]:
+        """The messages of the compacted ledger."""
+        horizon = self.snapshot.horizon
+        return [message for message in self.delivered if horizon is not None and message.offset <= horizon.offset]
 
 
 def look(bench: Workbench) -> Seen:
     topic = bench.topic(TOPIC)
-    return Seen(topic.snapshot(), raw(topic), compacted_only(topic))
+    return Seen(topic.snapshot(), raw(topic), list(topic.messages(read_compacted=True)))
 
 
 def check_state(
@@ -94,8 +100,8 @@ def check_state(
     if not published:
         assert after.compacted == before.compacted
         assert after.snapshot.compacted == before.snapshot.compacted
-    check_reads(bench, trimmed=trimmed)
-    check_pieces(bench)
+    check_reads(after, trimmed=trimmed)
+    check_pieces(bench, after)
     old, new = before.snapshot.horizon, after.snapshot.horizon
     assert old is None or (new is not None and new >= old)
     if published:
@@ -105,10 +111,9 @@ def check_state(
     check_leftovers(bench)
 
 
-def check_pieces(bench: Workbench) -> None:
+def check_pieces(bench: Workbench, seen: Seen) -> None:
     """L4: each message is in a ledger or in a segment that is none yet, never in both, never in neither."""
-    topic = bench.topic(TOPIC)
-    snapshot, everything = topic.snapshot(), raw(topic)
+    snapshot = seen.snapshot
     segments = [one for one in snapshot.segments if one.content is not None]
     bounds = [(one.first_offset, one.last_offset) for one in snapshot.ledgers]
     bounds += [(one.first_offset, one.content.last_offset) for one in segments if one.content is not None]
@@ -116,8 +121,9 @@ def check_pieces(bench: Workbench) -> None:
     assert bounds[0][0] == snapshot.topic.start_offset
     assert [first for first, _ in bounds[1:]] == [last + 1 for _, last in bounds[:-1]]
     assert bounds[-1][1] + 1 == snapshot.topic.next_offset
-    assert [one.offset for one in everything] == list(range(snapshot.topic.start_offset, everything[-1].offset + 1))
-    rows = bench.metadata.segments.of_topic(topic.record.id)
+    offsets = [message.offset for message in seen.raw]
+    assert offsets == list(range(snapshot.topic.start_offset, offsets[-1] + 1))
+    rows = bench.metadata.segments.of_topic(snapshot.topic.id)
     known = {ledger.ledger_id for ledger in snapshot.ledgers}
     assert all((one.ledger_id in known) == (one.state is SegmentState.SEALED) for one in rows)
 
@@ -134,21 +140,19 @@ def check_files(bench: Workbench) -> None:
     assert len(bench.metadata.segments.of_topic(topic.record.id)) == len(needed)
 
 
-def check_reads(bench: Workbench, *, trimmed: bool = False) -> None:
+def check_reads(seen: Seen, *, trimmed: bool = False) -> None:
     """Properties 1, 2, 18: the compacted ledger and its tail are the fold of raw, and the cursor points to it.
 
     `trimmed`: raw does not hold all that they hold any more.
     """
-    topic = bench.topic(TOPIC)
-    everything, snapshot = raw(topic), topic.snapshot()
-    delivered = list(topic.messages(read_compacted=True))
+    everything, delivered, snapshot = seen.raw, seen.delivered, seen.snapshot
     ids = [message.message_id for message in delivered]
     assert ids == sorted(set(ids))
     if trimmed:
         behind = [message for message in delivered if message.offset >= TRIMMED]
         assert {message.message_id for message in behind} <= {message.message_id for message in everything}
-        seen = {message.key for message in everything}
-        assert {k: v for k, v in view(delivered).items() if k in seen} == view(everything)
+        keys_of_raw = {message.key for message in everything}
+        assert {k: v for k, v in view(delivered).items() if k in keys_of_raw} == view(everything)
         assert any(message.offset < TRIMMED for message in delivered)
     else:
         assert set(ids) <= {message.message_id for message in everything}
@@ -156,7 +160,7 @@ def check_reads(bench: Workbench, *, trimmed: bool = False) -> None:
     if snapshot.compacted is None:
         assert snapshot.cursor is None
     else:
-        keys = [message.key for message in compacted_only(topic)]
+        keys = [message.key for message in seen.compacted]
         assert len(keys) == len(set(keys))
         assert snapshot.cursor is not None
         assert snapshot.cursor.properties[COMPACTED_LEDGER_PROPERTY] == str(snapshot.compacted.ledger_id)
@@ -173,7 +177,8 @@ def check_recovery(bench: Workbench, written: Written = NOTHING, *, trimmed: boo
     import_table(bench, NEXT)
     if isinstance(bench.store, LocalStore):
         check_no_temporary_files(bench.store)
-    everything = raw(bench.topic(TOPIC))
+    extended = look(bench)
+    everything = extended.raw
     assert everything[: len(before.raw)] == before.raw
     added = [(m.key, m.payload) for m in everything[len(before.raw) :]]
     appended = [*Written(NEXT_ENTRIES).visible(len(NEXT_ENTRIES)), *_pairs(NEXT)]
@@ -183,11 +188,13 @@ def check_recovery(bench: Workbench, written: Written = NOTHING, *, trimmed: boo
         assert surfaced == written.visible(len(written.entries))[-len(surfaced) :]
     ids = [message.message_id for message in everything]
     assert ids == sorted(set(ids))
-    check_pieces(bench)
+    check_pieces(bench, extended)
     compact(bench)
-    check_reads(bench, trimmed=trimmed)
-    check_pieces(bench)
-    snapshot = bench.topic(TOPIC).snapshot()
+    after = look(bench)
+    assert after.raw == everything
+    check_reads(after, trimmed=trimmed)
+    check_pieces(bench, after)
+    snapshot = after.snapshot
     assert snapshot.last_run is not None
     assert snapshot.last_run.state is RunState.SUCCESS
     assert snapshot.compacted is not None
@@ -221,10 +228,10 @@ def check_garbage_collection(bench: Workbench, *, trimmed: bool = False) -> None
     assert collector.collect(topic.record).total == would_go
     assert listed(bench) == needed
     assert collector.collect(topic.record).total.count == 0
-    assert raw(topic) == everything
-    check_reads(bench, trimmed=trimmed)
     check_files(bench)
-    assert raw(topic) == everything
+    after = look(bench)
+    assert after.raw == everything
+    check_reads(after, trimmed=trimmed)
 
 
 def check_emptied(bench: Workbench, before: Seen) -> None:
@@ -239,7 +246,7 @@ def check_emptied(bench: Workbench, before: Seen) -> None:
     append(bench, NEXT_ENTRIES)
     compact(bench)
     assert [message.offset for message in raw(topic)] == list(range(first, first + 6))
-    check_reads(bench)
+    check_reads(look(bench))
     for _ in range(3):  # the dead one's attempts are given up, then their objects go
         bench.clock.advance(GRACE_MS + 1)
         reports = list(GarbageCollector(bench.metadata, bench.store, bench.clock).collect_all())
@@ -247,7 +254,7 @@ def check_emptied(bench: Workbench, before: Seen) -> None:
     assert listed(bench) == referenced(bench)
     check_files(bench)
     assert [folder.name for folder in bench.log.topic_folders()] == [topic.record.uid]
-    check_reads(bench)
+    check_reads(look(bench))
 
 
 def check_explicit_loss(bench: Workbench) -> None:
@@ -264,8 +271,9 @@ def check_explicit_loss(bench: Workbench) -> None:
     bench.metadata.cursors.delete(topic.record.id, COMPACTION_CURSOR)
     assert topic.snapshot().horizon is None
     compact(bench)
-    assert raw(topic) == everything
-    check_reads(bench)
+    after = look(bench)
+    assert after.raw == everything
+    check_reads(after)
 
 
 def check_leftovers(bench: Workbench) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from storage.clock import SystemClock
-from tests.conformance.metadata.conftest import clock, database_url, open_store, postgres_template, store, topic
+from tests.conformance.metadata.conftest import clock, database_url, open_store, postgres_database, store, topic
 from tests.faults.child import Nursery
 from tests.faults.worlds import LocalWorlds, S3Worlds, Worlds
 from tests.servers.fixtures_postgres import postgres_server
@@ -18,8 +18,8 @@ __all__ = [
     "database_url",
     "moto_server",
     "open_store",
+    "postgres_database",
     "postgres_server",
-    "postgres_template",
     "store",
     "topic",
     "versitygw",

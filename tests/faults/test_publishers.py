@@ -19,10 +19,11 @@ from storage.metadata.records import CompactedLedgerRecord, RunRecord, TopicReco
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import topics as topics_table
 from storage.model import MessageId, Position
+from tests.budgets import IN_CI
 from tests.conformance.metadata.builders import append, at_once, claim, compacted
 from tests.conformance.metadata.conftest import OpenStore
 
-ROUNDS = 100
+ROUNDS = 100 if IN_CI else 20
 
 
 def play(stores: list[MetadataStore], topic: TopicRecord, rounds: int) -> None:

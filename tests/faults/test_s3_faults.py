@@ -25,7 +25,7 @@ from tests.faults.worlds import PART_BYTES, Worlds
 from tests.servers.versitygw import Versitygw
 from tests.workbench import Workbench
 
-pytestmark = pytest.mark.parametrize("scheme", ["s3"])
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scheme", ["s3"])]
 
 ATTEMPTS = 3
 PASSING: dict[str, What] = {

@@ -105,6 +105,7 @@ def test_every_bug_has_its_seed() -> None:
     assert FOUND_BY.keys() == BUGS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", FOUND_BY)
 def test_a_seeded_bug_is_found(bug: str) -> None:
     with pytest.raises(SimulationFailed, match=f"--bug {bug}") as failed:

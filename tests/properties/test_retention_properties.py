@@ -78,7 +78,7 @@ run_steps = st.lists(
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(run_steps, run_policies)
-@within(fast=8, ci=40)
+@within(fast=8, ci=25)
 def test_runs_within_limits_of_time_and_start_equal_the_reference(
     schedule: list[dict[str, Any]], used: RunPolicies
 ) -> None:

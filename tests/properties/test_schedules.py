@@ -189,7 +189,7 @@ def retained_at(topic: Topic, horizon: int) -> dict[int, int]:
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps, policies, st.booleans())
-@within(fast=8, ci=40)
+@within(fast=8, ci=25)
 def test_equals_the_reference_replayed_over_the_same_schedule(
     schedule: list[dict[str, Any]], first: RunPolicies, colliding: bool
 ) -> None:

@@ -75,7 +75,7 @@ def topic_is_empty() -> object:
 @example([(([content((b"k", b"1"), (b"k", None))], 1), False, Sizing(1))], False)
 @example([(([content((None, b"x"), (None, None))], 1), True, Sizing(4, 1, 1, 1, 1))], False)
 @given(steps, st.booleans())
-@within(fast=8, ci=30)
+@within(fast=8, ci=20)
 def test_equals_the_reference_after_each_run(schedule: list[Failpoint], colliding: bool) -> None:
     replay(InProcess(), schedule, colliding)
 

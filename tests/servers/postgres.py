@@ -163,6 +163,44 @@ class PostgresServer:
             self._process.wait()
 
 
+class ReusedDatabase:
+    """A database that tests use one after the other: `reset` takes some ms, a database of its own 100 ms.
+
+    The schema must stay as it is, and no two may use it at once.
+    """
+
+    def __init__(self, url: URL) -> None:
+        """Remember what the database at `url` holds now: a few rows."""
+        self.url = url
+        self._connection = psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
+        tables = self._connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        self._rows = {name: self._read(name) for (name,) in tables.fetchall()}
+
+    def _read(self, table: str) -> bytes:
+        with self._connection.cursor().copy(f'COPY "{table}" TO STDOUT'.encode()) as copy:
+            return b"".join(bytes(block) for block in copy)
+
+    def reset(self) -> URL:
+        """Make the rows and sequences what they were in the beginning, and end the connections of others."""
+        execute = self._connection.execute
+        execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+        with self._connection.transaction():
+            execute("SET LOCAL session_replication_role = replica")  # no foreign key is checked
+            for table, rows in self._rows.items():
+                execute(f'DELETE FROM "{table}"'.encode())
+                if rows:
+                    with self._connection.cursor().copy(f'COPY "{table}" FROM STDIN'.encode()) as copy:
+                        copy.write(rows)
+            execute("SELECT setval(format('%I', sequencename)::regclass, 1, false) FROM pg_sequences")
+        return self.url
+
+    def close(self) -> None:
+        self._connection.close()
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

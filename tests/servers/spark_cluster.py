@@ -24,6 +24,7 @@ import pyspark
 
 from compactor.engines.java import find_java_home
 from tests.servers import until_stdin_ends
+from tests.servers.light_java import LIGHT_JAVA
 
 Found = TypeVar("Found")
 
@@ -102,6 +103,7 @@ class SparkCluster:
             "JAVA_HOME": str(find_java_home(os.environ).path),
             "SPARK_CONF_DIR": str(folder),
             "SPARK_DAEMON_MEMORY": "256m",
+            **LIGHT_JAVA,
             **environment,
         }
         self._workers: dict[str, Daemon] = {}

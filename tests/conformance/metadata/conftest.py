@@ -14,7 +14,7 @@ from storage.model import TopicName
 from tests.clocks import ManualClock
 from tests.conformance.metadata.lock_order import LockOrder
 from tests.servers.fixtures_postgres import postgres_server
-from tests.servers.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer, ReusedDatabase
 
 __all__ = ["postgres_server"]
 
@@ -24,22 +24,23 @@ OpenStore = Callable[..., MetadataStore]
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres_server: PostgresServer) -> str:
-    """The name of a database with our schema, to copy: quicker than migrating one for each test."""
+def postgres_database(postgres_server: PostgresServer) -> Iterator[ReusedDatabase]:
+    """A database with our schema, for one test at a time."""
     url = postgres_server.new_database()
     store = MetadataStore(url, ManualClock())
     store.upgrade()
     store.close()
-    assert url.database is not None
-    return url.database
+    database = ReusedDatabase(url)
+    yield database
+    database.close()
 
 
 @pytest.fixture(params=DATABASES)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> URL:
     """A database with our schema, of this test alone."""
     if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        return server.new_database(template=request.getfixturevalue("postgres_template"))
+        database: ReusedDatabase = request.getfixturevalue("postgres_database")
+        return database.reset()
     url = make_url(f"sqlite:///{tmp_path / 'metadata.db'}")
     store = MetadataStore(url, ManualClock())
     store.upgrade()
