@@ -25,13 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from api.http.connections import (
-    Listener,
-    deadline_protocol,
-    loop_errors,
-    most_connections,
-    without_repeats,
-)
+from api.http.connections import Listener, deadline_protocol, loop_errors, most_connections, without_repeats
 from api.observability import logs
 from api.observability.logs import Seldom
 from api.settings.settings import Settings

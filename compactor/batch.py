@@ -21,12 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from typing import Any
 
-from compactor.engines.engine import (
-    Divided,
-    Engine,
-    Failed,
-    Progress,
-)
+from compactor.engines.engine import Divided, Engine, Failed, Progress
 from storage.clock import Clock
 from storage.errors import CompactorError, Fenced, Unavailable, recorded
 from storage.heartbeat import Heartbeat

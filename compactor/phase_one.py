@@ -23,28 +23,9 @@ import numpy.typing as npt
 from pyroaring import BitMap, BitMap64
 
 from compactor.engines.engine import stop_of_this_task
-from compactor.run.chunked import (
-    Decided,
-    RangeChunks,
-    read_chunks,
-    with_complete,
-    write_chunks,
-)
-from compactor.run.plan import (
-    RangeResult,
-    RangeStatistics,
-    RowSet,
-    RunPlan,
-    RunPolicies,
-    Source,
-)
-from compactor.run.resolve import (
-    Rules,
-    newest_of,
-    resolve,
-    without_expired,
-    without_gone,
-)
+from compactor.run.chunked import Decided, RangeChunks, read_chunks, with_complete, write_chunks
+from compactor.run.plan import RangeResult, RangeStatistics, RowSet, RunPlan, RunPolicies, Source
+from compactor.run.resolve import Rules, newest_of, resolve, without_expired, without_gone
 from storage.checksums import crc32c
 from storage.clock import SystemClock
 from storage.errors import ObjectDamaged

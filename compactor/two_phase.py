@@ -29,27 +29,13 @@ from types import MappingProxyType
 from typing import Any
 
 from compactor.batch import Batch, Job, OnFailed, Outcome, Steps, Stillness, Work
-from compactor.engines.engine import (
-    Divided,
-    Engine,
-    Progress,
-    Quiet,
-    answers,
-)
+from compactor.engines.engine import Divided, Engine, Progress, Quiet, answers
 from compactor.phase_one import run_range
 from compactor.phase_two import run_task
 from compactor.run import run_input
 from compactor.run.expiry_scan import run_scan
 from compactor.run.layout import lay_out
-from compactor.run.plan import (
-    BitmapResult,
-    PartResult,
-    RangeResult,
-    RunPolicies,
-    Sizing,
-    expected_totals,
-    located,
-)
+from compactor.run.plan import BitmapResult, PartResult, RangeResult, RunPolicies, Sizing, expected_totals, located
 from compactor.run.result import PlannedRun, RunOutput, check_objects
 from storage.clock import Clock
 from storage.errors import CompactorError, Conflict, DataLoss, Fenced, recorded

@@ -11,12 +11,7 @@ import pytest
 
 from storage.checksums import crc32c
 from storage.entries.decode import StoredEntry
-from storage.entries.entry import (
-    BROKER_MAGIC,
-    MAGIC,
-    U32,
-    inspect,
-)
+from storage.entries.entry import BROKER_MAGIC, MAGIC, U32, inspect
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata, SingleMessageMetadata
 from tests.budgets import IN_CI
 

@@ -7,12 +7,7 @@ import threading
 
 from api.components import Components
 from api.settings.settings import Settings
-from compactor.engines.engine import (
-    IN_PROCESS,
-    Engine,
-    Engines,
-    InProcessEngines,
-)
+from compactor.engines.engine import IN_PROCESS, Engine, Engines, InProcessEngines
 from compactor.scheduling.control_loop import ControlLoop, LoopSettings
 from compactor.scheduling.worker import WorkerSettings
 from storage.errors import Unavailable

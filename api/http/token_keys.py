@@ -21,13 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from api.http.tokens import (
-    Key,
-    Verifier,
-    file_of,
-    key_sources,
-    revoked_tokens,
-)
+from api.http.tokens import Key, Verifier, file_of, key_sources, revoked_tokens
 from api.settings.settings import Settings
 from storage.clock import Clock
 from storage.errors import Misconfigured

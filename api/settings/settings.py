@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from api.settings.setting import Alias, Setting, Url
-from api.settings.setting import setting as _setting
+from api.settings.setting import Alias, Setting, Url, setting as _setting
 from compactor.maintenance.grace import GRACE_MS, LEAST_GRACE_MS
 from storage.errors import Misconfigured
 from storage.options.kinds import BOOLEAN, Choice, Decimal, Duration, List, Optional, Size, Text, Whole

@@ -106,8 +106,7 @@ def _serve(connection: Connection, folder: Path, threads: int) -> None:
     """In the child: answer each topic's name with a run on it, None with having forgotten that run."""
     from api.components import open_components
     from api.settings.settings import Settings
-    from benchmarks.this_job import ThisJob as Runs
-    from benchmarks.this_job import Without
+    from benchmarks.this_job import ThisJob as Runs, Without
     from compactor.engines.spark import SparkEngine, SparkSettings, open_session
     from storage.model import TopicName
     from storage.objects.local import LocalStore

@@ -44,12 +44,7 @@ from pyspark.sql import SparkSession
 
 from compactor.engines import cluster
 from compactor.engines.driver import JobWatch, Look, Watched
-from compactor.engines.engine import (
-    Divided,
-    Failed,
-    answers,
-    pack,
-)
+from compactor.engines.engine import Divided, Failed, answers, pack
 from compactor.engines.java import find_java_home
 from compactor.engines.jvm import Jvm
 from storage.errors import CompactorError, Fenced, Misconfigured, Unavailable

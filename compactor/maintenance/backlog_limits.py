@@ -36,13 +36,7 @@ from storage.errors import (
 from storage.ledger.seek import AtOffset
 from storage.log.directory import LogDirectory
 from storage.log.unsealed_messages import unsealed_end
-from storage.metadata.records import (
-    COMPACTION_CURSOR,
-    CursorRecord,
-    SegmentRecord,
-    TopicRecord,
-    TopicSnapshot,
-)
+from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRecord, TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, Position, TopicName
 from storage.objects.interface import ObjectStore

@@ -30,13 +30,7 @@ from storage.ledger.seek import NOWHERE, AtTime
 from storage.log.directory import LogDirectory
 from storage.log.log_manager import LogManager
 from storage.log.segment_tables import UnsealedSegments
-from storage.metadata.records import (
-    COMPACTION_CURSOR,
-    CursorRecord,
-    SegmentRecord,
-    TopicRecord,
-    TopicSnapshot,
-)
+from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, SegmentRecord, TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import MessageId
 from storage.objects.interface import ObjectStore

@@ -19,16 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from compactor.run.plan import (
-    BitmapPlan,
-    Located,
-    PartPlan,
-    RunPlan,
-    Sizing,
-    Slice,
-    Source,
-    SourceTotals,
-)
+from compactor.run.plan import BitmapPlan, Located, PartPlan, RunPlan, Sizing, Slice, Source, SourceTotals
 from storage.ledger import rows
 
 READ_COST = 0.3

@@ -16,12 +16,7 @@ from compactor.run.plan import RunPolicies
 from storage.errors import InvalidInput
 from storage.metadata.records import TopicRecord
 from storage.metadata.store import MetadataStore
-from storage.options.policies import (
-    NO_RUN,
-    POLICIES,
-    TopicPolicies,
-    policy,
-)
+from storage.options.policies import NO_RUN, POLICIES, TopicPolicies, policy
 from storage.options.resolution import Origin
 
 POLICY_OF: Mapping[str, str] = MappingProxyType(

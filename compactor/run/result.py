@@ -10,15 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from compactor.run.layout import Layout
-from compactor.run.plan import (
-    BitmapResult,
-    PartResult,
-    RangeResult,
-    RangeStatistics,
-    RunPlan,
-    ScanResult,
-    SourceTotals,
-)
+from compactor.run.plan import BitmapResult, PartResult, RangeResult, RangeStatistics, RunPlan, ScanResult, SourceTotals
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names
 from storage.ledger.manifest import Manifest, Part

@@ -10,16 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import takewhile
 
-from compactor.run.plan import (
-    RunPlan,
-    RunPolicies,
-    ScanPlan,
-    ScanResult,
-    Sizing,
-    Source,
-    merged_levels,
-    range_bits,
-)
+from compactor.run.plan import RunPlan, RunPolicies, ScanPlan, ScanResult, Sizing, Source, merged_levels, range_bits
 from storage.ledger.chunk_table import RECORD, ChunkTable
 from storage.ledger.hashing import KeyHasher
 from storage.ledger.key_index import FENCE_RECORDS, RECORD_BYTES, IndexDirectory

@@ -21,14 +21,7 @@ from random import Random
 
 from compactor.engines.engine import Engines
 from compactor.scheduling.backlog import Backlogs
-from compactor.scheduling.due import (
-    Check,
-    Due,
-    WorkerSlots,
-    due,
-    jobs,
-    without,
-)
+from compactor.scheduling.due import Check, Due, WorkerSlots, due, jobs, without
 from compactor.scheduling.leadership import RENEWALS, Leadership
 from compactor.scheduling.worker import Worker, WorkerSettings
 from storage.clock import Clock

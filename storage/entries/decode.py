@@ -25,12 +25,7 @@ import pyarrow as pa
 from storage.entries.batch import Messages, add_properties, split_batch
 from storage.entries.columns import ChunkRow, EntryRows, RowColumns
 from storage.entries.compression import Undecodable, decompress
-from storage.entries.entry import (
-    EntryHeader,
-    decode_key,
-    inspect,
-    parse,
-)
+from storage.entries.entry import EntryHeader, decode_key, inspect, parse
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.errors import InvalidRecord
 from storage.ledger.rows import Codec, Slot

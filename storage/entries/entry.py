@@ -17,8 +17,10 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
-from struct import Struct
-from struct import error as StructError  # noqa: N812
+from struct import (
+    Struct,
+    error as StructError,  # noqa: N812
+)
 
 from google.protobuf.message import DecodeError
 

@@ -44,12 +44,7 @@ from storage.log.segment_tables import UnsealedSegments
 from storage.log.sweep import LogSweep
 from storage.log.unnamed import behind
 from storage.metadata.liveness import is_alive
-from storage.metadata.records import (
-    Attempt,
-    SegmentRecord,
-    SegmentState,
-    TopicRecord,
-)
+from storage.metadata.records import Attempt, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord
 from storage.objects.interface import ObjectStore

@@ -23,14 +23,7 @@ from pathlib import Path
 from storage.entries.entry import EntryHeader, inspect
 from storage.errors import InvalidRecord
 from storage.log.frame_reader import FrameReader
-from storage.log.frames import (
-    FRAME_BYTES,
-    HEADER_BYTES,
-    SegmentHeader,
-    frame_checksum,
-    read_header,
-    stored_checksum,
-)
+from storage.log.frames import FRAME_BYTES, HEADER_BYTES, SegmentHeader, frame_checksum, read_header, stored_checksum
 from storage.log.segment import naming_file
 from storage.log.sparse_index import FramePosition, IndexFile
 

@@ -31,12 +31,7 @@ from storage.failpoints import Failpoint, failpoint
 from storage.log import recovery
 from storage.log.directory import sync_folder
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES, frame_head
-from storage.log.high_watermark import (
-    HighWatermark,
-    HighWatermarkWriter,
-    read_high_watermark,
-    read_writing_process,
-)
+from storage.log.high_watermark import HighWatermark, HighWatermarkWriter, read_high_watermark, read_writing_process
 from storage.log.segment import LocalSegment, SegmentFiles, WriterOptions, naming_file
 from storage.log.unnamed import holds_data, set_aside
 from storage.metadata.records import SegmentContent

@@ -18,12 +18,7 @@ import pyarrow as pa
 from storage.entries.decode import StoredEntry, unpack
 from storage.errors import DataLoss
 from storage.ledger import rows
-from storage.ledger.seek import (
-    FromId,
-    FromOffset,
-    FromTime,
-    SeekPosition,
-)
+from storage.ledger.seek import FromId, FromOffset, FromTime, SeekPosition
 from storage.log.directory import LogDirectory
 from storage.log.segment import LocalSegment
 from storage.log.segment_reader import SegmentReader

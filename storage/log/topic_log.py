@@ -23,11 +23,7 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 
 from storage.clock import Clock
-from storage.errors import (
-    CompactorError,
-    Fenced,
-    TopicNotFound,
-)
+from storage.errors import CompactorError, Fenced, TopicNotFound
 from storage.heartbeat import Heartbeat
 from storage.log.directory import LogDirectory
 from storage.log.group_commit import Done, copy_of

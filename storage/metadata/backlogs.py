@@ -16,8 +16,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, RowMapping, Select
 from storage.metadata import row_mapping, topics
 from storage.metadata.engine import Database
 from storage.metadata.records import BacklogRecord, SegmentState
-from storage.metadata.tables import compacted_ledgers, ledgers, segments
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.tables import compacted_ledgers, ledgers, segments, topics as topics_table
 
 _AT_ONCE = 1000
 

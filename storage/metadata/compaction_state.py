@@ -13,8 +13,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, select, update
 from storage.errors import CompactionPaused, CompactionRunning, Fenced
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import CompactionState, TopicRecord
-from storage.metadata.tables import controls, runs
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.tables import controls, runs, topics as topics_table
 
 _ROWS = select(
     controls, runs.c.heartbeat_at.label("aborting_heartbeat"), runs.c.holder.label("aborting_owner")

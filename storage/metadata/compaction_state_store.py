@@ -20,14 +20,7 @@ from sqlalchemy import Connection, func, select
 
 from storage.clock import Clock
 from storage.errors import CompactionRunning, Conflict, TopicNotFound
-from storage.metadata import (
-    compaction_state,
-    cursors,
-    row_mapping,
-    runs,
-    services,
-    topics,
-)
+from storage.metadata import compaction_state, cursors, row_mapping, runs, services, topics
 from storage.metadata.engine import Database
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import beating, is_alive
@@ -40,9 +33,7 @@ from storage.metadata.records import (
     RunState,
     TopicRecord,
 )
-from storage.metadata.tables import controls as controls_table
-from storage.metadata.tables import runs as runs_table
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.tables import controls as controls_table, runs as runs_table, topics as topics_table
 
 _NAMED = 3
 """How many topics an error names at most."""

@@ -20,16 +20,7 @@ from dataclasses import dataclass
 from pyroaring import BitMap
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
-from storage.ack_ranges import (
-    RANGE_BITS,
-    RANGE_OVERHEAD,
-    decode,
-    encode,
-    joined,
-    range_number,
-    ranges,
-    without_below,
-)
+from storage.ack_ranges import RANGE_BITS, RANGE_OVERHEAD, decode, encode, joined, range_number, ranges, without_below
 from storage.errors import Fenced, InvalidInput, NotFound, ObjectDamaged
 from storage.metadata import row_mapping
 from storage.metadata.records import COMPACTION_CURSOR, CursorRecord, TopicRecord

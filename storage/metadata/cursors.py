@@ -27,8 +27,7 @@ from storage.metadata.records import (
     CursorRecord,
     TopicRecord,
 )
-from storage.metadata.tables import compacted_ledgers, cursors
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.tables import compacted_ledgers, cursors, topics as topics_table
 from storage.model import Position
 
 MAX_NAME_BYTES = 255

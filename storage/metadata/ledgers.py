@@ -18,8 +18,7 @@ from storage.metadata import attempts, leases, row_mapping, topics
 from storage.metadata.engine import Database
 from storage.metadata.invariants import check_append
 from storage.metadata.records import Lease, SegmentState
-from storage.metadata.tables import compacted_ledgers, ledgers, segments, sequences
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.tables import compacted_ledgers, ledgers, segments, sequences, topics as topics_table
 from storage.model import LedgerRecord
 
 LEDGER_SEQUENCE = "ledger"

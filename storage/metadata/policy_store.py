@@ -28,8 +28,7 @@ from storage.errors import TopicNotFound
 from storage.metadata import cursors, topics
 from storage.metadata.engine import Database
 from storage.metadata.records import COMPACTION_CURSOR, TopicRecord
-from storage.metadata.tables import policies as policies_table
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.tables import policies as policies_table, topics as topics_table
 from storage.model import TopicName
 from storage.options import policies
 from storage.options.policies import TopicPolicies, Unreadable

@@ -15,19 +15,11 @@ from sqlalchemy import Connection, insert, update
 from storage.clock import Clock
 from storage.errors import Fenced
 from storage.failpoints import Failpoint, failpoint
-from storage.metadata import (
-    attempts,
-    compaction_state,
-    cursors,
-    row_mapping,
-    runs,
-    topics,
-)
+from storage.metadata import attempts, compaction_state, cursors, row_mapping, runs, topics
 from storage.metadata.engine import Database
 from storage.metadata.invariants import RERUN, check_publish
 from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, Retry, RunRecord, RunState
-from storage.metadata.tables import compacted_ledgers
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.tables import compacted_ledgers, topics as topics_table
 
 
 def publish(

@@ -26,9 +26,7 @@ from storage.metadata.invariants import check_run_is_current
 from storage.metadata.leases import shown_time
 from storage.metadata.liveness import is_alive
 from storage.metadata.records import AttemptKind, RunRecord, RunState, TopicRecord
-from storage.metadata.tables import attempts as attempts_table
-from storage.metadata.tables import runs
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.tables import attempts as attempts_table, runs, topics as topics_table
 from storage.model import Position, TopicName
 
 CLAIMED = "claimed"

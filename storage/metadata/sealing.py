@@ -22,18 +22,13 @@ from storage.metadata import attempts, row_mapping, segments, topics
 from storage.metadata.engine import Database
 from storage.metadata.invariants import check_seal
 from storage.metadata.liveness import is_alive
-from storage.metadata.records import (
-    MAX_SEALING_TRIES,
-    Attempt,
-    AttemptKind,
-    SegmentRecord,
-    SegmentState,
-    TopicRecord,
+from storage.metadata.records import MAX_SEALING_TRIES, Attempt, AttemptKind, SegmentRecord, SegmentState, TopicRecord
+from storage.metadata.tables import (
+    attempts as attempts_table,
+    ledgers,
+    segments as segments_table,
+    topics as topics_table,
 )
-from storage.metadata.tables import attempts as attempts_table
-from storage.metadata.tables import ledgers
-from storage.metadata.tables import segments as segments_table
-from storage.metadata.tables import topics as topics_table
 from storage.model import LedgerRecord
 from storage.owner import is_alive_here
 

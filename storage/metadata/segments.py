@@ -22,9 +22,7 @@ from storage.metadata.engine import Database
 from storage.metadata.invariants import check_open_segment, check_roll
 from storage.metadata.liveness import LEASE_TTL_MS, expiring
 from storage.metadata.records import Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord, TopicTail
-from storage.metadata.tables import leases as leases_table
-from storage.metadata.tables import segments
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.tables import leases as leases_table, segments, topics as topics_table
 
 TAIL = (SegmentState.OPEN, SegmentState.ROLLED)
 """The states of segments that no ledger stands for yet."""

@@ -12,13 +12,7 @@ from functools import lru_cache
 
 from sqlalchemy import BigInteger, Connection, Select, bindparam, case, func, select
 
-from storage.metadata import (
-    cursor_ranges,
-    cursors,
-    row_mapping,
-    segments,
-    topics,
-)
+from storage.metadata import cursor_ranges, cursors, row_mapping, segments, topics
 from storage.metadata.engine import Database
 from storage.metadata.records import (
     CompactedLedgerRecord,

@@ -33,11 +33,14 @@ from storage.metadata.records import (
     TenantRecord,
     TopicRecord,
 )
-from storage.metadata.tables import namespaces as namespaces_table
-from storage.metadata.tables import partitioned_topics, permissions
-from storage.metadata.tables import policies as policies_table
-from storage.metadata.tables import tenants as tenants_table
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.tables import (
+    namespaces as namespaces_table,
+    partitioned_topics,
+    permissions,
+    policies as policies_table,
+    tenants as tenants_table,
+    topics as topics_table,
+)
 from storage.model import TopicName
 
 Granted = Mapping[str, Mapping[str, tuple[str, ...]]]

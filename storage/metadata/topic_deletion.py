@@ -26,10 +26,10 @@ from storage.metadata.tables import (
     deleted_topics,
     leases,
     permissions,
+    policies as policies_table,
     runs,
+    topics as topics_table,
 )
-from storage.metadata.tables import policies as policies_table
-from storage.metadata.tables import topics as topics_table
 from storage.model import TopicName
 
 

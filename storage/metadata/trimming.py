@@ -29,11 +29,8 @@ from storage.metadata.records import (
     SegmentState,
     TopicRecord,
 )
-from storage.metadata.segments import TAIL
-from storage.metadata.segments import of_topic as segments_of
-from storage.metadata.tables import ledgers as ledgers_table
-from storage.metadata.tables import segments
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.segments import TAIL, of_topic as segments_of
+from storage.metadata.tables import ledgers as ledgers_table, segments, topics as topics_table
 from storage.model import LedgerRecord
 
 

@@ -16,14 +16,7 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from storage.errors import (
-    CompactorError,
-    Misconfigured,
-    ObjectExists,
-    ObjectMissing,
-    StorageFull,
-    Unavailable,
-)
+from storage.errors import CompactorError, Misconfigured, ObjectExists, ObjectMissing, StorageFull, Unavailable
 
 _CREDENTIALS = frozenset(
     {

@@ -34,15 +34,7 @@ from storage.clock import Clock
 from storage.errors import CompactorError, DataLoss, Fenced, ObjectMissing, StateMayBeStale, Unavailable
 from storage.failpoints import Failpoint, failpoint
 from storage.ledger.manifest import Manifest
-from storage.ledger.seek import (
-    NOWHERE,
-    AtOffset,
-    FromId,
-    FromOffset,
-    Reset,
-    SeekPosition,
-    start_position_of,
-)
+from storage.ledger.seek import NOWHERE, AtOffset, FromId, FromOffset, Reset, SeekPosition, start_position_of
 from storage.log.lease import afterwards
 from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import CompactedLedgerRecord, Pin, TopicSnapshot

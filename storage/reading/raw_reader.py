@@ -22,15 +22,7 @@ from collections.abc import Callable, Generator
 import pyarrow as pa
 
 from storage.errors import ObjectDamaged, ObjectMissing, OffsetOutOfRange
-from storage.ledger.seek import (
-    NOWHERE,
-    FromId,
-    FromOffset,
-    Reset,
-    SeekPosition,
-    StartPosition,
-    start_position_of,
-)
+from storage.ledger.seek import NOWHERE, FromId, FromOffset, Reset, SeekPosition, StartPosition, start_position_of
 from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import TopicSnapshot
 from storage.model import EARLIEST, LATEST

@@ -29,15 +29,7 @@ from storage.ledger import rows
 from storage.ledger.deletion_bitmap import alive, read_deleted
 from storage.ledger.manifest import Manifest, read_manifest
 from storage.ledger.rows_file import RowsObject, RowsReader
-from storage.ledger.seek import (
-    NOWHERE,
-    AtTime,
-    FromOffset,
-    FromTime,
-    SeekPosition,
-    StartPosition,
-    seek_position_of,
-)
+from storage.ledger.seek import NOWHERE, AtTime, FromOffset, FromTime, SeekPosition, StartPosition, seek_position_of
 from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.records import CompactedLedgerRecord, SegmentRecord, TopicSnapshot
 from storage.model import LedgerRecord, Message, MessageId, Position

@@ -13,12 +13,7 @@ import typer
 
 from api.cli.admin import exit_codes
 from api.cli.admin.main import GLOBAL_FLAGS, GLOBAL_OPTIONS, app
-from api.cli.admin.target import (
-    CLIENT_CONF,
-    CONFIG_VARIABLE,
-    DEFAULT_URL,
-    VARIABLES,
-)
+from api.cli.admin.target import CLIENT_CONF, CONFIG_VARIABLE, DEFAULT_URL, VARIABLES
 from api.cli.kit import exit_codes as kit_codes
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "admin-cli.md").read_text(encoding="utf-8")

@@ -21,8 +21,7 @@ import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pyroaring import BitMap, BitMap64
 from pyspark.sql import SparkSession
 

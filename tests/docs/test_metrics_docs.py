@@ -16,13 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.admin.compaction.runs import Scheduler
 from api.components import open_components
-from api.observability.metrics import (
-    METRICS,
-    Appended,
-    MetricDefinition,
-    Metrics,
-    Sources,
-)
+from api.observability.metrics import METRICS, Appended, MetricDefinition, Metrics, Sources
 from api.settings.settings import Settings
 from compactor.scheduling.due import Check
 from tests.clocks import ManualClock

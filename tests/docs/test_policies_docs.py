@@ -10,13 +10,7 @@ from pathlib import Path
 
 from api.cli.kit.reports import policy_value as cell
 from storage.options.kinds import ALWAYS_MS, NO_LIMIT
-from storage.options.policies import (
-    NO_RUN,
-    POLICIES,
-    WIDER,
-    Policy,
-    shown,
-)
+from storage.options.policies import NO_RUN, POLICIES, WIDER, Policy, shown
 from storage.options.resolution import Origin
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")

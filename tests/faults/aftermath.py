@@ -21,13 +21,7 @@ from storage.ledger import names
 from storage.ledger.manifest import read_manifest
 from storage.log.log_manager import SEALER_DEAD_MS
 from storage.log.segment import SegmentFiles
-from storage.metadata.records import (
-    COMPACTED_LEDGER_PROPERTY,
-    COMPACTION_CURSOR,
-    RunState,
-    SegmentState,
-    TopicSnapshot,
-)
+from storage.metadata.records import COMPACTED_LEDGER_PROPERTY, COMPACTION_CURSOR, RunState, SegmentState, TopicSnapshot
 from storage.model import Message
 from storage.objects.local import TEMPORARY_FOLDER, LocalStore
 from tests.clocks import ManualClock

@@ -26,8 +26,7 @@ from storage.errors import Fenced, StateMayBeStale
 from storage.failpoints import Failpoint, observed
 from storage.ledger import names
 from storage.ledger.manifest import read_manifest
-from storage.metadata import attempts as attempts_module
-from storage.metadata import pins as pins_module
+from storage.metadata import attempts as attempts_module, pins as pins_module
 from storage.metadata.pins import PinStore
 from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import AttemptKind, RunState

@@ -10,8 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from storage.entries.batch import Messages, split_batch
 from storage.entries.compression import Undecodable, compress, decompress

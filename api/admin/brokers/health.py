@@ -18,12 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
-from api.http.access import (
-    Access,
-    Action,
-    InFull,
-    caller_of,
-)
+from api.http.access import Access, Action, InFull, caller_of
 from api.http.routes import Routes
 from api.observability.redaction import redacted
 from api.service import Parts, Service

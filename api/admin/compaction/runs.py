@@ -9,11 +9,7 @@ from fastapi import Path, Query, Request
 from pydantic import BaseModel
 
 from api.admin import resolve
-from api.http.access import (
-    Action,
-    InFull,
-    allowed_on,
-)
+from api.http.access import Action, InFull, allowed_on
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.routes import Routes
 from api.reports import run_document, shown_error

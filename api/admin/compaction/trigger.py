@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from api.admin import resolve
 from api.admin.models import Answer
-from api.http.access import (
-    ANY_USE,
-    Action,
-    CallerName,
-    InFull,
-)
+from api.http.access import ANY_USE, Action, CallerName, InFull
 from api.http.paths import TOPIC_PATH, Topic
 from api.http.problems import Problem
 from api.http.routes import Routes

@@ -29,12 +29,7 @@ from api.formats.encoding import TextEncoding, to_text
 from api.http.access import Action
 from api.http.owner_proxy import NotTheOwner
 from api.http.paths import TOPIC_PATH, Topic, segment
-from api.http.problems import (
-    Problem,
-    log_for_operators,
-    status_of,
-    told,
-)
+from api.http.problems import Problem, log_for_operators, status_of, told
 from api.http.query_parameters import AUTHORITATIVE
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor

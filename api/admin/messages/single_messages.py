@@ -16,15 +16,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from api.admin import resolve
-from api.admin.messages.entries import (
-    MOST_ENTRIES,
-    NOT_FOUND,
-    RESPONSE,
-    entries,
-    entry_of,
-    entry_response,
-    refuse_far,
-)
+from api.admin.messages.entries import MOST_ENTRIES, NOT_FOUND, RESPONSE, entries, entry_of, entry_response, refuse_far
 from api.admin.models import Answer
 from api.formats.encoding import TextEncoding, to_bytes
 from api.formats.jsonl import JsonLines

@@ -16,24 +16,11 @@ from api.admin import resolve
 from api.admin.messages.entries import MOST_ENTRIES, entries
 from api.admin.models import Answer
 from api.admin.subscriptions.cursor_moves import clear_backlog
-from api.admin.subscriptions.cursor_positions import (
-    ONE,
-    ResetCursorData,
-    Subscription,
-    opened,
-    subscription_of,
-)
+from api.admin.subscriptions.cursor_positions import ONE, ResetCursorData, Subscription, opened, subscription_of
 from api.admin.tenancy.bundles import bundle_of, check_bundle
 from api.http.access import Action
 from api.http.owner_proxy import NotTheOwner
-from api.http.paths import (
-    NAMESPACE_PATH,
-    TOPIC_PATH,
-    Namespace,
-    Topic,
-    decoded,
-    segment,
-)
+from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded, segment
 from api.http.problems import Problem
 from api.http.routes import Routes
 from api.http.thread_pools import WaitsFor

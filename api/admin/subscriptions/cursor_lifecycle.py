@@ -13,14 +13,7 @@ from fastapi import Body, Depends, Path, Query
 from starlette.responses import Response
 
 from api.admin import resolve
-from api.admin.messages.entries import (
-    MOST_ENTRIES,
-    NOT_FOUND,
-    RESPONSE,
-    entries,
-    entry_response,
-    refuse_far,
-)
+from api.admin.messages.entries import MOST_ENTRIES, NOT_FOUND, RESPONSE, entries, entry_response, refuse_far
 from api.admin.models import TextByName
 from api.admin.subscriptions.cursor_positions import (
     LONG,

@@ -18,11 +18,7 @@ from api.admin.tenancy.bundles import BUNDLES, check_bundle
 from api.admin.tenancy.tenants import Tenant
 from api.http.access import ANY_USE, Action
 from api.http.paths import NAMESPACE_PATH, Namespace
-from api.http.problems import (
-    Problem,
-    not_found_as,
-    shown_errors,
-)
+from api.http.problems import Problem, not_found_as, shown_errors
 from api.http.routes import Routes
 from api.service import Parts
 from storage.errors import Conflict, NotFound

@@ -16,11 +16,7 @@ from fastapi import Body, Path
 from api.admin import resolve
 from api.admin.policies.namespace_policies import for_pulsar
 from api.admin.tenancy.tenants import NO_TENANT, Tenant
-from api.http.access import (
-    GRANTABLE,
-    Action,
-    topic_grants,
-)
+from api.http.access import GRANTABLE, Action, topic_grants
 from api.http.paths import NAMESPACE_PATH, TOPIC_PATH, Namespace, Topic, decoded
 from api.http.problems import Problem, not_found_as
 from api.http.routes import Routes

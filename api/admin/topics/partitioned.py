@@ -8,21 +8,8 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 
 from api.admin import resolve
-from api.admin.models import (
-    UNREADABLE,
-    EmptyBody,
-    Strict,
-    int_number,
-    parsed,
-    read_body,
-    unreadable,
-)
-from api.admin.topics.lifecycle import (
-    EXISTS,
-    NO_NAMESPACE,
-    connected,
-    written_by_a_service,
-)
+from api.admin.models import UNREADABLE, EmptyBody, Strict, int_number, parsed, read_body, unreadable
+from api.admin.topics.lifecycle import EXISTS, NO_NAMESPACE, connected, written_by_a_service
 from api.http.access import ANY_USE, Action
 from api.http.paths import TOPIC_PATH, Namespace, Topic
 from api.http.problems import Problem

@@ -10,15 +10,17 @@ from typing import Annotated
 
 import typer
 
-from api.cli.admin import compaction_commands as compaction
-from api.cli.admin import compactions_commands as compactions
-from api.cli.admin import exit_codes
-from api.cli.admin import maintenance_commands as maintenance
-from api.cli.admin import message_commands as messages
-from api.cli.admin import policies_commands as policies
-from api.cli.admin import subscription_commands as subscriptions
-from api.cli.admin import tenancy_commands as tenancy
-from api.cli.admin import topics_commands as topics
+from api.cli.admin import (
+    compaction_commands as compaction,
+    compactions_commands as compactions,
+    exit_codes,
+    maintenance_commands as maintenance,
+    message_commands as messages,
+    policies_commands as policies,
+    subscription_commands as subscriptions,
+    tenancy_commands as tenancy,
+    topics_commands as topics,
+)
 from api.cli.admin.requests import Command, Request, add_commands
 from api.cli.admin.session import Session
 from api.cli.kit.names import Output, OutputName

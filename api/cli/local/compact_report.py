@@ -11,14 +11,8 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from api.cli.kit import exit_codes
-from api.cli.kit.failures import describe as describe_error
-from api.cli.kit.failures import report as report_error
-from api.cli.kit.stderr import (
-    counted,
-    number,
-    say,
-    size,
-)
+from api.cli.kit.failures import describe as describe_error, report as report_error
+from api.cli.kit.stderr import counted, number, say, size
 from api.cli.kit.terminal import put
 from api.observability.redaction import redacted
 from compactor.batch import Outcome

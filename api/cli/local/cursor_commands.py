@@ -15,12 +15,7 @@ from api.cli.kit.output import show
 from api.cli.kit.terminal import put
 from api.components import open_components, open_for_writing
 from storage.model import TopicName
-from storage.reading.positions import (
-    PLACES,
-    described,
-    mark_delete_before,
-    parse_place,
-)
+from storage.reading.positions import PLACES, described, mark_delete_before, parse_place
 
 if TYPE_CHECKING:
     from storage.metadata.records import CursorRecord

@@ -14,13 +14,7 @@ from typing import Any
 
 import pytest
 
-from api.background.sealer_process import (
-    POLL_SECONDS,
-    RETRY_SECONDS,
-    BackgroundSealer,
-    _Sealing,
-    seal_until,
-)
+from api.background.sealer_process import POLL_SECONDS, RETRY_SECONDS, BackgroundSealer, _Sealing, seal_until
 from api.components import Components, open_components
 from api.settings.settings import Settings
 from storage.errors import Unavailable

@@ -15,8 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import HealthCheck, Phase, given, settings as hypothesis_settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 

@@ -9,12 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.http.tokens import (
-    ES256,
-    create,
-    new_key_pair,
-    private_key,
-)
+from api.http.tokens import ES256, create, new_key_pair, private_key
 from tests.certificates import certificate
 from tests.clients.rest.test_serve_process import start
 

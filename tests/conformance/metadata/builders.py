@@ -9,12 +9,7 @@ from dataclasses import replace
 
 from sqlalchemy import event
 
-from storage.metadata.records import (
-    AttemptKind,
-    CompactedLedgerRecord,
-    RunRecord,
-    TopicRecord,
-)
+from storage.metadata.records import AttemptKind, CompactedLedgerRecord, RunRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import IndexLocation, LedgerRecord, MessageId, Position, StoredObject
 

@@ -19,8 +19,7 @@ from sqlalchemy import BindParameter, Connection, Delete, Engine, Insert, Select
 from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BinaryExpression
 
-from storage.metadata.tables import METADATA
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.tables import METADATA, topics as topics_table
 
 
 class Strength(IntEnum):

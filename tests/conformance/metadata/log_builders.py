@@ -10,14 +10,7 @@ import pytest
 from sqlalchemy import URL
 
 from storage.failpoints import Failpoint, observed
-from storage.metadata.records import (
-    Attempt,
-    Lease,
-    SegmentContent,
-    SegmentRecord,
-    SegmentState,
-    TopicRecord,
-)
+from storage.metadata.records import Attempt, Lease, SegmentContent, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, MessageId
 from tests.conformance.metadata.builders import BIG, TTL, Sabotage, fail_at, ledger

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from storage.metadata.records import (
-    BacklogRecord,
-    SegmentRecord,
-    SegmentState,
-    TopicRecord,
-)
+from storage.metadata.records import BacklogRecord, SegmentRecord, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock

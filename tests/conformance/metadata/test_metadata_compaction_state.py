@@ -11,14 +11,7 @@ from sqlalchemy import URL, Connection, text
 from compactor.scheduling.status import CompactionStatus, compaction_status
 from storage.errors import CompactionPaused, CompactionRunning, Conflict, Fenced, TopicNotFound, Unavailable
 from storage.metadata import services, topics
-from storage.metadata.records import (
-    COMPACTION_CURSOR,
-    RUN_DEAD_MS,
-    CompactionState,
-    Retry,
-    RunState,
-    TopicRecord,
-)
+from storage.metadata.records import COMPACTION_CURSOR, RUN_DEAD_MS, CompactionState, Retry, RunState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import TopicName
 from tests.clocks import ManualClock

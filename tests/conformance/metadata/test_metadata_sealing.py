@@ -9,12 +9,7 @@ from sqlalchemy import delete, text
 
 from storage.errors import Fenced
 from storage.metadata import sealing
-from storage.metadata.records import (
-    MAX_SEALING_TRIES,
-    Attempt,
-    AttemptKind,
-    TopicRecord,
-)
+from storage.metadata.records import MAX_SEALING_TRIES, Attempt, AttemptKind, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.metadata.tables import attempts as attempts_table
 from storage.model import TopicName

@@ -9,12 +9,7 @@ from sqlalchemy import URL
 
 from storage.errors import Fenced, Unavailable
 from storage.failpoints import Failpoint
-from storage.metadata.records import (
-    SegmentContent,
-    SegmentRecord,
-    TopicRecord,
-    TopicSnapshot,
-)
+from storage.metadata.records import SegmentContent, SegmentRecord, TopicRecord, TopicSnapshot
 from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord
 from tests.clocks import ManualClock

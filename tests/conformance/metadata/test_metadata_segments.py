@@ -9,11 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import Fenced, TopicNotFound
-from storage.metadata.records import (
-    AttemptKind,
-    SegmentState,
-    TopicRecord,
-)
+from storage.metadata.records import AttemptKind, SegmentState, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import MessageId, TopicName
 from tests.clocks import ManualClock

@@ -8,10 +8,7 @@ from functools import partial
 import pytest
 
 from storage.errors import Fenced
-from storage.metadata.records import (
-    SERVICE_DEAD_MS,
-    ServiceRecord,
-)
+from storage.metadata.records import SERVICE_DEAD_MS, ServiceRecord
 from storage.metadata.store import MetadataStore
 from tests.clocks import ManualClock
 from tests.conformance.metadata.builders import at_once

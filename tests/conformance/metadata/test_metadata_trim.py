@@ -7,31 +7,13 @@ from sqlalchemy import URL
 
 from storage.errors import Conflict, InvalidInput, NotFound
 from storage.failpoints import Failpoint
-from storage.metadata.records import (
-    COMPACTION_CURSOR,
-    CompactedLedgerRecord,
-    RunRecord,
-    TopicRecord,
-)
+from storage.metadata.records import COMPACTION_CURSOR, CompactedLedgerRecord, RunRecord, TopicRecord
 from storage.metadata.store import MetadataStore
 from storage.model import LedgerRecord, Position, TopicName
 from tests.clocks import ManualClock
-from tests.conformance.metadata.builders import (
-    append,
-    at_once,
-    claim,
-    compacted,
-    emptied,
-    end_of,
-    publish_all,
-)
+from tests.conformance.metadata.builders import append, at_once, claim, compacted, emptied, end_of, publish_all
 from tests.conformance.metadata.conftest import OpenStore
-from tests.conformance.metadata.log_builders import (
-    check_all_or_nothing,
-    leased,
-    opened,
-    state,
-)
+from tests.conformance.metadata.log_builders import check_all_or_nothing, leased, opened, state
 
 
 def compact_up_to(store: MetadataStore, topic: TopicRecord, end: Position) -> RunRecord:

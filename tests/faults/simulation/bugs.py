@@ -49,11 +49,14 @@ from storage.metadata import (
 )
 from storage.metadata.engine import Database
 from storage.metadata.pins import PinStore
-from storage.metadata.tables import compacted_ledgers, deleted_topics
-from storage.metadata.tables import cursors as cursors_table
-from storage.metadata.tables import ledgers as ledgers_table
-from storage.metadata.tables import pins as pins_table
-from storage.metadata.tables import topics as topics_table
+from storage.metadata.tables import (
+    compacted_ledgers,
+    cursors as cursors_table,
+    deleted_topics,
+    ledgers as ledgers_table,
+    pins as pins_table,
+    topics as topics_table,
+)
 from storage.metadata.trimming import TrimmingStore
 from storage.reading import snapshot_reader
 from storage.reading.compacted_reader import CompactedReader

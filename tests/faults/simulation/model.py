@@ -18,13 +18,7 @@ from typing import Any
 
 from compactor import reference
 from compactor.run.plan import RunPolicies
-from storage.metadata.records import (
-    CursorRecord,
-    RunRecord,
-    RunState,
-    TopicRecord,
-    TopicSnapshot,
-)
+from storage.metadata.records import CursorRecord, RunRecord, RunState, TopicRecord, TopicSnapshot
 from storage.model import EARLIEST, LedgerRecord, Message, MessageId
 from storage.reading.retention_filter import BOTH
 

@@ -5,22 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pyroaring import BitMap64
 
 from compactor import reference
 from compactor.phase_one import run_range, split_by_source, unkeyed_survivors
 from compactor.phase_two import read_offsets
-from compactor.run.plan import (
-    RangeResult,
-    RunPlan,
-    RunPolicies,
-    Sizing,
-    Source,
-    expected_totals,
-    located,
-)
+from compactor.run.plan import RangeResult, RunPlan, RunPolicies, Sizing, Source, expected_totals, located
 from storage.checksums import crc32c
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import key_index

@@ -25,8 +25,7 @@ from storage.metadata.policy_store import topic_scope
 from storage.metadata.records import COMPACTION_CURSOR, TopicSnapshot
 from storage.objects.interface import StoreLocation
 from storage.topic import Topic
-from tests.chunked import append as append_rows
-from tests.chunked import chunk, message, whole
+from tests.chunked import append as append_rows, chunk, message, whole
 from tests.clocks import ManualClock
 from tests.workbench import TINY, Workbench, compacted_only, content, raw
 

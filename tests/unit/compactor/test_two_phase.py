@@ -10,12 +10,7 @@ import pytest
 
 from compactor.engines.engine import InProcess
 from compactor.maintenance.garbage import GarbageCollector
-from compactor.run.plan import (
-    PartResult,
-    RangeResult,
-    RunPolicies,
-    Sizing,
-)
+from compactor.run.plan import PartResult, RangeResult, RunPolicies, Sizing
 from compactor.two_phase import HEARTBEAT_MS, TwoPhaseCompactor
 from storage.errors import (
     CompactionRunning,

@@ -10,11 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from api.http import openapi, problems
-from api.http.access import (
-    Action,
-    Authentication,
-    CallerName,
-)
+from api.http.access import Action, Authentication, CallerName
 from api.http.paths import EncodedSlashes
 from api.http.routes import Routes
 from api.http.tokens import create

@@ -14,12 +14,7 @@ import structlog
 from fastapi import FastAPI
 
 from api.http import problems
-from api.http.access import (
-    Action,
-    Authentication,
-    Caller,
-    allowed,
-)
+from api.http.access import Action, Authentication, Caller, allowed
 from api.http.audit import Audit
 from api.http.limits import Limits
 from api.http.tokens import create

@@ -16,12 +16,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from api.http import connections
-from api.http.connections import (
-    Listener,
-    deadline_protocol,
-    loop_errors,
-    most_connections,
-)
+from api.http.connections import Listener, deadline_protocol, loop_errors, most_connections
 from api.observability.logs import SELDOM_MS, Seldom
 from api.settings.settings import Settings
 from tests.clocks import ManualClock

@@ -14,20 +14,10 @@ import pytest
 from fastapi import FastAPI
 
 from api.http import problems
-from api.http.access import (
-    Access,
-    Action,
-    Authentication,
-)
+from api.http.access import Access, Action, Authentication
 from api.http.routes import Routes
 from api.http.token_keys import TokenKeys
-from api.http.tokens import (
-    ES256,
-    BadToken,
-    create,
-    new_key_pair,
-    private_key,
-)
+from api.http.tokens import ES256, BadToken, create, new_key_pair, private_key
 from api.settings.settings import Settings
 from storage.errors import Misconfigured
 from tests.asgi import TestClient, with_pools

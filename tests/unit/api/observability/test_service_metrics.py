@@ -8,12 +8,7 @@ from typing import cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.observability.metrics import (
-    REFRESH_MS,
-    Appended,
-    Metrics,
-    Sources,
-)
+from api.observability.metrics import REFRESH_MS, Appended, Metrics, Sources
 from api.observability.run_totals import LATE_LOOKS
 from compactor.scheduling.due import Check
 from storage.errors import Unavailable

@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.engines.cluster import (
-    check_master,
-    is_local,
-    max_failures,
-    reach_master,
-    zip_packages,
-)
+from compactor.engines.cluster import check_master, is_local, max_failures, reach_master, zip_packages
 from storage.errors import Misconfigured, Unavailable
 
 

@@ -7,14 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from compactor.engines.driver import (
-    Asker,
-    JobWatch,
-    Look,
-    NoAnswer,
-    Patience,
-    Watched,
-)
+from compactor.engines.driver import Asker, JobWatch, Look, NoAnswer, Patience, Watched
 
 HOLD_SECONDS = 60
 """What must come from another thread has come long before; or the test fails."""

@@ -15,12 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.engines.java import (
-    REMOVED_PACKAGE,
-    UNWANTED_MODULE,
-    find_java_home,
-    make_launcher_home,
-)
+from compactor.engines.java import REMOVED_PACKAGE, UNWANTED_MODULE, find_java_home, make_launcher_home
 from storage.errors import Misconfigured
 
 MakeJava = Callable[..., Path]

@@ -23,12 +23,7 @@ from pyspark.java_gateway import launch_gateway
 from api.cli.local.spark_engine import spark_engine as spark_engine_of
 from api.settings.settings import Settings
 from compactor.engines.driver import Asker, Look
-from compactor.engines.engine import (
-    PARTITIONS_PER_CORE,
-    Engine,
-    Failed,
-    answers,
-)
+from compactor.engines.engine import PARTITIONS_PER_CORE, Engine, Failed, answers
 from compactor.engines.jvm import Jvm
 from compactor.engines.spark import (
     JAVA_NAMES,

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.maintenance.backlog_limits import (
-    BacklogExtent,
-    BacklogLimits,
-    bytes_behind,
-    first_of_last,
-)
+from compactor.maintenance.backlog_limits import BacklogExtent, BacklogLimits, bytes_behind, first_of_last
 from storage.errors import Conflict, Unavailable
 from storage.log.segment_tables import UnsealedSegments
 from storage.metadata.policy_store import topic_scope

@@ -9,11 +9,7 @@ import pytest
 
 from compactor.maintenance.garbage import GarbageCollector
 from compactor.maintenance.retention import Retention, Trimmed
-from compactor.maintenance.retention_plan import (
-    RetentionHold,
-    TrimPlan,
-    TrimReason,
-)
+from compactor.maintenance.retention_plan import RetentionHold, TrimPlan, TrimReason
 from compactor.run.plan import RunPolicies
 from storage.entries.encode import encode_message
 from storage.errors import Conflict, LeaseHeld, ObjectMissing

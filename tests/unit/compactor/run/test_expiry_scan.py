@@ -8,18 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pyroaring import BitMap
 
 from compactor.run.expiry_scan import run_scan
-from compactor.run.plan import (
-    RunPlan,
-    RunPolicies,
-    ScanPlan,
-    ScanResult,
-    Source,
-)
+from compactor.run.plan import RunPlan, RunPolicies, ScanPlan, ScanResult, Source
 from storage.ledger import key_index, names, rows
 from storage.ledger.deletion_bitmap import encode_deleted, read_all_deleted
 from storage.ledger.hashing import KeyHasher, Xxh3KeyHasher

@@ -9,12 +9,7 @@ import pyarrow as pa
 import pytest
 
 from compactor.maintenance.retention import Retention
-from compactor.run.options import (
-    POLICY_OF,
-    overridden,
-    run_policies,
-    stored_policies,
-)
+from compactor.run.options import POLICY_OF, overridden, run_policies, stored_policies
 from compactor.run.plan import RunPolicies, Sizing
 from storage.ledger.manifest import read_manifest
 from storage.log.bulk_append import INPUT_SCHEMA

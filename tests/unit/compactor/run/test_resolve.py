@@ -10,17 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from compactor.run.plan import RunPolicies
-from compactor.run.resolve import (
-    Resolved,
-    Rules,
-    newest_of,
-    resolve,
-    without_expired,
-)
+from compactor.run.resolve import Resolved, Rules, newest_of, resolve, without_expired
 from storage.ledger.key_index import MARKER, NO_EVENT_TIME, OFFSET_MASK, TOMBSTONE, U64, Records
 
 HOUR = 3_600_000

@@ -9,12 +9,7 @@ import pyarrow as pa
 import pytest
 
 from compactor.run import layout
-from compactor.run.plan import (
-    PartResult,
-    RunPolicies,
-    Sizing,
-    SourceTotals,
-)
+from compactor.run.plan import PartResult, RunPolicies, Sizing, SourceTotals
 from compactor.run.result import RunOutput, check_objects
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.log.bulk_append import INPUT_SCHEMA

@@ -9,13 +9,7 @@ import pytest
 from pyroaring import BitMap64
 
 from compactor.run import run_input
-from compactor.run.plan import (
-    RunPlan,
-    RunPolicies,
-    ScanPlan,
-    ScanResult,
-    Sizing,
-)
+from compactor.run.plan import RunPlan, RunPolicies, ScanPlan, ScanResult, Sizing
 from storage.ledger import key_index
 from storage.ledger.chunk_table import ChunkTable
 from storage.ledger.hashing import Xxh3KeyHasher

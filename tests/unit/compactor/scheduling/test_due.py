@@ -6,18 +6,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from compactor.scheduling.backlog import Backlog
-from compactor.scheduling.due import (
-    Check,
-    WorkerSlots,
-    cause_of,
-    due,
-    jobs,
-    retry_delay_ms,
-)
+from compactor.scheduling.due import Check, WorkerSlots, cause_of, due, jobs, retry_delay_ms
 from storage.metadata.records import CompactionState, TopicRecord
 from storage.model import TopicName
 from storage.options.resolution import Triggers

@@ -8,12 +8,7 @@ from dataclasses import replace
 import pytest
 
 from storage.entries import chunk_assembler
-from storage.entries.chunk_assembler import (
-    ChunkAssembler,
-    ChunkLimits,
-    assembled,
-    chunk_fields,
-)
+from storage.entries.chunk_assembler import ChunkAssembler, ChunkLimits, assembled, chunk_fields
 from storage.entries.compression import compress
 from storage.entries.pulsar_metadata_pb2 import MessageMetadata
 from storage.ledger.rows import Codec, Slot

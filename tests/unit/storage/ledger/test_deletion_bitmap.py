@@ -6,18 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pyroaring import BitMap
 
 from storage.errors import ObjectDamaged, ObjectMissing
 from storage.ledger import names
-from storage.ledger.deletion_bitmap import (
-    alive,
-    encode_deleted,
-    read_all_deleted,
-    read_deleted,
-)
+from storage.ledger.deletion_bitmap import alive, encode_deleted, read_all_deleted, read_deleted
 from storage.ledger.manifest import DeletedRows, Part
 from storage.ledger.rows_file import RowsObject
 from storage.model import MessageId, Position, StoredObject

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from storage.errors import ObjectDamaged, ObjectExists, ObjectMissing
 from storage.ledger.manifest import DeletedRows, Manifest, Part, read_manifest, write_manifest

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from storage.errors import ObjectDamaged, ObjectExists, ObjectMissing, StorageFull
 from storage.ledger import rows

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from storage.ledger import rows
 from storage.log.bulk_append import INPUT_SCHEMA, cut_ledgers, to_rows

@@ -11,12 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import (
-    InvalidInput,
-    InvalidRecord,
-    LeaseHeld,
-    Unavailable,
-)
+from storage.errors import InvalidInput, InvalidRecord, LeaseHeld, Unavailable
 from storage.failpoints import Failpoint, observed
 from storage.ledger import rows
 from storage.log.frames import FRAME_BYTES, HEADER_BYTES

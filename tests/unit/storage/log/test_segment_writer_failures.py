@@ -12,12 +12,7 @@ from typing import Any
 
 import pytest
 
-from storage.errors import (
-    CompactorError,
-    Misconfigured,
-    StorageFull,
-    Unavailable,
-)
+from storage.errors import CompactorError, Misconfigured, StorageFull, Unavailable
 from storage.failpoints import Failpoint, observed
 from storage.log.group_commit import Answer, PendingAppend
 from storage.log.segment import AppendResult, FlushPolicy

@@ -7,12 +7,7 @@ import pytest
 from compactor.run.plan import RunPolicies
 from storage.errors import InvalidInput
 from storage.options import policies
-from storage.options.policies import (
-    POLICIES,
-    Instead,
-    TopicPolicies,
-    Unreadable,
-)
+from storage.options.policies import POLICIES, Instead, TopicPolicies, Unreadable
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from storage.options.policies import (
-    EVICT,
-    HOLD,
-    POLICIES,
-    TopicPolicies,
-    Unreadable,
-)
-from storage.options.resolution import (
-    Origin,
-    Triggers,
-    UnreadableSetting,
-    resolve,
-)
+from storage.options.policies import EVICT, HOLD, POLICIES, TopicPolicies, Unreadable
+from storage.options.resolution import Origin, Triggers, UnreadableSetting, resolve
 
 HOUR = 3_600_000
 Settings = Mapping[str, object]

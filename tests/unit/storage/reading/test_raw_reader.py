@@ -8,12 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from storage.errors import ObjectMissing, OffsetOutOfRange
-from storage.ledger.seek import (
-    AtOffset,
-    AtTime,
-    Reset,
-    StartPosition,
-)
+from storage.ledger.seek import AtOffset, AtTime, Reset, StartPosition
 from storage.model import EARLIEST, LATEST, Message, MessageId
 from storage.objects.interface import ObjectStore
 from storage.reading.limits import ReadLimits
