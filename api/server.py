@@ -99,7 +99,7 @@ def serve_app(app: ASGIApp, settings: Settings, listener: Listener, on_signal: C
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
-            before = {one: signal.signal(one, self.handle_exit) for one in (signal.SIGTERM, signal.SIGINT)}
+            before = {item: signal.signal(item, self.handle_exit) for item in (signal.SIGTERM, signal.SIGINT)}
             try:
                 yield
             finally:
@@ -161,7 +161,7 @@ def check_tls(settings: Settings) -> None:
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_certificate, settings.tls_key)
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        which = [one for one in (settings.tls_certificate, settings.tls_key) if not Path(one).is_file()]
+        which = [item for item in (settings.tls_certificate, settings.tls_key) if not Path(item).is_file()]
         what = f"{which[0]} does not exist" if which else "they are no certificate in PEM and its key"
         raise Misconfigured(f"tls.certificate and tls.key cannot be used: {what}", "name PEM files") from error
 
@@ -235,6 +235,6 @@ def _is_loopback(host: str) -> bool:
     """Whether all addresses of a host are this machine's own."""
     try:
         found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        return bool(found) and all(ipaddress.ip_address(str(one[4][0])).is_loopback for one in found)
+        return bool(found) and all(ipaddress.ip_address(str(item[4][0])).is_loopback for item in found)
     except (OSError, ValueError):
         return False

@@ -258,7 +258,7 @@ def _report(name: str, result: Result) -> None:
         f"indexes; {sizes['survivors']:,} survivors, {sizes['output'] / 2**20:,.0f} MiB."
     )
     phases = {
-        what: median(int(one[what]) for one in result.phases)
+        what: median(int(phase[what]) for phase in result.phases)
         for what in ("snapshot_ms", "phase_one_ms", "phase_two_ms", "verify_ms", "publish_ms")
     }
     print("Phases, median: " + ", ".join(f"{what[:-3].replace('_', ' ')} {ms:.0f} ms" for what, ms in phases.items()))
@@ -268,7 +268,7 @@ def _report(name: str, result: Result) -> None:
     for who, goal in GOALS.get(name, []):
         of_way = [row for row in result.rows if who in (row.name, row.family)]
         families = {row.family for row in of_way}
-        ratio = [one for family in families for one in best_ratios(of_way, family, base)]
+        ratio = [item for family in families for item in best_ratios(of_way, family, base)]
         if ratio:
             verdict = "reached" if median(ratio) >= goal else "MISSED"
             print(f"{who}: {median(ratio):.2f} × this job's time (goal {goal}: {verdict})")

@@ -135,7 +135,7 @@ def compacted_topic(components: Components) -> int:
 
 def copy_rows(connection: Connection, first: int) -> None:
     """Give every other topic what the first one has."""
-    others = [one for one in connection.execute(select(tables.topics.c.id)).scalars() if one != first]
+    others = [scalar for scalar in connection.execute(select(tables.topics.c.id)).scalars() if scalar != first]
     ids = iter(range(1_000_000, 1_000_000 + len(others) * (LEDGERS + 8)))
     for table, own in (
         (tables.ledgers, ("ledger_id",)),

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
             started = time.perf_counter()
             outcomes = list(bench.compactor.compact_all(names))
             seconds = time.perf_counter() - started
-            assert all(one.run is not None and one.error is None for one in outcomes)
+            assert all(outcome.run is not None and outcome.error is None for outcome in outcomes)
             each = 1000 * seconds / options.topics
             print(f"| {options.topics} topics, round {number + 1} | {seconds:.1f} | {each:.0f} ms |", flush=True)
             say(f"goal {ROUND_GOAL:.0f} s: {'reached' if seconds <= ROUND_GOAL else 'MISSED'}")

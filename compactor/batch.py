@@ -253,7 +253,7 @@ class Batch:
         still = self.stillness is not None and self.stillness.is_over
         if isinstance(together, Unavailable) and len(running) > 1 and not still:
             alone = [self._do_together([job]) for job in running]
-            return [one if isinstance(one, CompactorError) else one[0] for one in alone]
+            return [item if isinstance(item, CompactorError) else item[0] for item in alone]
         return [together for _ in running] if isinstance(together, CompactorError) else [*together]
 
     def _do_together(self, running: list[Job]) -> list[list[Any]] | CompactorError:

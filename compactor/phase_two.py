@@ -83,8 +83,8 @@ def _write_part(store: ObjectStore, plan: RunPlan, task: PartPlan) -> PartResult
 
 def _surviving_rows(store: ObjectStore, plan: RunPlan, task: PartPlan, seen: _Seen) -> Iterator[tuple[int, pa.Table]]:
     """The rows of a part, by source, about an output row group at a time."""
-    all_named = read_offsets(store, [one.row_sets for one in task.slices])
-    all_deleted = read_all_deleted(store, [plan.sources[one.source].deleted for one in task.slices])
+    all_named = read_offsets(store, [item.row_sets for item in task.slices])
+    all_deleted = read_all_deleted(store, [plan.sources[item.source].deleted for item in task.slices])
     for one, named, deleted in zip(task.slices, all_named, all_deleted, strict=True):
         source = plan.sources[one.source]
         if one.source < plan.old_parts:

@@ -96,7 +96,7 @@ class Drawn:
         self._next: dict[str, int] = {}
 
     def rows(self, drawn: Sequence[dict[str, Any]], now: int, start: int) -> list[Row]:
-        return [self._row(one, now, start) for one in drawn]
+        return [self._row(item, now, start) for item in drawn]
 
     def _row(self, one: dict[str, Any], now: int, start: int) -> Row:
         event_time = None if one["event_time"] is None else start + one["event_time"]

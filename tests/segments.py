@@ -91,8 +91,8 @@ class OneSegment:
     def rolled(self, entries: list[bytes], **options: Any) -> int:
         """Write a whole segment; its size."""
         with self.create(NEVER, **options) as writer:
-            for one in entries:
-                writer.append(one)
+            for item in entries:
+                writer.append(item)
         return self.files.log.stat().st_size
 
 

@@ -57,7 +57,7 @@ class EmptyBody(Unreadable):
 def _of_unicode(given: dict[str, str]) -> dict[str, str]:
     """JSON can tell of halves of surrogate pairs, but no answer could: UTF-8 has none."""
     for text in (*given, *given.values()):
-        if any("\ud800" <= one <= "\udfff" for one in text):
+        if any("\ud800" <= character <= "\udfff" for character in text):
             raise ValueError(f"{text[:_SHOWN]!r} is no text of Unicode")
     return given
 

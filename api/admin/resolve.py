@@ -61,9 +61,9 @@ def refuse_partitioned(parts: Service, name: TopicName, reason: str) -> None:
 def partitions(parts: Service, whole: PartitionedTopic) -> list[TopicRecord]:
     """The partitions that there are: each can be deleted by itself."""
     found = []
-    for one in partition_names(whole):
+    for name in partition_names(whole):
         try:
-            found.append(parts.components.metadata.topics.get(one))
+            found.append(parts.components.metadata.topics.get(name))
         except TopicNotFound:
             continue
     return found

@@ -180,13 +180,13 @@ def _whole_messages(batches: Iterator[pa.RecordBatch], partition: int) -> Iterat
             continue
         found: list[dict[str, Any]] = []
         size = 0
-        for one in assembled(row_messages(iter([batch]), partition), assembler):
+        for item in assembled(row_messages(iter([batch]), partition), assembler):
             found.append(
-                {"ledger_id": one.message_id.ledger_id, "entry_id": one.message_id.entry_id}
-                | {"batch_index": one.message_id.batch_index, "properties": list(one.properties.items()) or None}
-                | {name: getattr(one, name) for name in ("offset", "key", "payload", "publish_time", "event_time")}
+                {"ledger_id": item.message_id.ledger_id, "entry_id": item.message_id.entry_id}
+                | {"batch_index": item.message_id.batch_index, "properties": list(item.properties.items()) or None}
+                | {name: getattr(item, name) for name in ("offset", "key", "payload", "publish_time", "event_time")}
             )
-            size += len(one.payload or b"")
+            size += len(item.payload or b"")
             if size >= _BATCH_BYTES:  # many times what is stored, if they were compressed
                 yield pa.RecordBatch.from_pylist(found, schema=_MESSAGE_SCHEMA)
                 found, size = [], 0

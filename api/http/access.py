@@ -141,7 +141,7 @@ class Access:
             raise Problem(403, f"role {caller.role!r} is no superuser, and only superusers may do this")
         granted = self._granted(caller.role, tenant, namespace, topic)
         if "admin" not in granted and not granted & {action.value for action in actions}:
-            where = "/".join(one for one in (tenant, namespace, topic) if one is not None)
+            where = "/".join(item for item in (tenant, namespace, topic) if item is not None)
             wanted = " or ".join(action.value for action in actions)
             raise Problem(403, f"role {caller.role!r} has no permission to {wanted} in {where}: ask its administrator")
 

@@ -38,7 +38,7 @@ class Wire:
         if settings.access_control:
             return cls(settings.limits_header_bytes, None)
         names = (settings.host, urlsplit(settings.url).hostname, *settings.allowed_hosts)
-        return cls(settings.limits_header_bytes, frozenset(one.lower().strip("[]") for one in names if one))
+        return cls(settings.limits_header_bytes, frozenset(name.lower().strip("[]") for name in names if name))
 
     def refusal(self, scope: Scope, *, names: bool) -> Problem | None:
         """Why a request is refused; None: it is not. `names`: whether the names that it uses are checked."""
@@ -56,7 +56,7 @@ class Wire:
         hosts = [value for name, value in headers if name == b"host"]
         origins = [value for name, value in headers if name == b"origin"]
         if all(map(self._is_ours, hosts)) and all(
-            self._is_ours(site) and site in hosts for site in (one.partition(b"://")[2] for one in origins)
+            self._is_ours(site) and site in hosts for site in (origin.partition(b"://")[2] for origin in origins)
         ):
             return None
         return Problem(

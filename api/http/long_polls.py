@@ -103,14 +103,14 @@ class LongPolls:
         while self._waiting:
             waiting = list(self._waiting)
             try:
-                found = await self._ends_of(sorted({one.topic_id for one in waiting}))
+                found = await self._ends_of(sorted({item.topic_id for item in waiting}))
             except Exception:  # each read finds out on its own, and reports it to its caller
                 found = None
-            for one in waiting:
-                seen = [] if found is None else [found.get(one.topic_id)]
-                if not seen or seen != one.seen:
-                    one.seen = seen
-                    one.woken.set()
+            for item in waiting:
+                seen = [] if found is None else [found.get(item.topic_id)]
+                if not seen or seen != item.seen:
+                    item.seen = seen
+                    item.woken.set()
             await asyncio.sleep(POLL_SECONDS)
 
     async def _ends_of(self, topic_ids: Sequence[int]) -> dict[int, _End]:

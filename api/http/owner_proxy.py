@@ -127,14 +127,16 @@ class OwnerProxy:
 
         `start`: where the read begins; None: it needs the newest messages.
         """
-        unsealed = [one for one in self._metadata.segments.of_topic(topic.id) if one.state is not SegmentState.SEALED]
+        unsealed = [
+            item for item in self._metadata.segments.of_topic(topic.id) if item.state is not SegmentState.SEALED
+        ]
         if not unsealed:
             return
         here = self._log.known_uid
-        if all(one.log_uid == here for one in unsealed):
+        if all(item.log_uid == here for item in unsealed):
             return
-        wanted = unsealed[::-1] if start is None else [one for one in unsealed if may_come_to(start, one)][:1]
-        living = {one.log_uid: one for one in self._metadata.services.live() if one.url}
+        wanted = unsealed[::-1] if start is None else [item for item in unsealed if may_come_to(start, item)][:1]
+        living = {item.log_uid: item for item in self._metadata.services.live() if item.url}
         for segment in wanted:
             if segment.log_uid == here:
                 return

@@ -62,10 +62,10 @@ async def answered(request: Request, other: NotTheOwner) -> Response:
         return await forwarding.forward(request, other.service)
     body = await request.body()
     found = []
-    for one in resolve.partition_names(partitioned):
-        path[_TOPIC_AT] = segment(one.topic)
+    for item in resolve.partition_names(partitioned):
+        path[_TOPIC_AT] = segment(item.topic)
         try:
-            found.append(await _asked(request, forwarding, metadata, one, "/".join(path), body))
+            found.append(await _asked(request, forwarding, metadata, item, "/".join(path), body))
         except TopicNotFound:
             continue  # each can be deleted by itself
         except Problem as problem:
@@ -92,15 +92,15 @@ async def _asked(
 
 def together(method: str, found: Sequence[httpx.Response]) -> Response:
     """One answer of those of the partitions, which are at least one."""
-    dated = [one for one in found if AGE in one.headers]
-    good = [one for one in found if one.is_success]
-    bad = [one for one in found if not one.is_success and AGE not in one.headers]
-    tolerated = bool(good or dated) and all(one.status_code in _TOLERATED for one in bad) and method in ("GET", "PUT")
+    dated = [item for item in found if AGE in item.headers]
+    good = [item for item in found if item.is_success]
+    bad = [item for item in found if not item.is_success and AGE not in item.headers]
+    tolerated = bool(good or dated) and all(item.status_code in _TOLERATED for item in bad) and method in ("GET", "PUT")
     if bad and not tolerated:
         return _passed(bad[0])
     if dated:
         return _passed(max(dated, key=_age))
-    contents = [json.loads(one.content) for one in good if one.content]
+    contents = [json.loads(item.content) for item in good if item.content]
     if not contents:
         return Response(status_code=204)
     if isinstance(contents[0], list):

@@ -65,7 +65,7 @@ def segment(name: str) -> str:
 
 def kept(raw_path: str) -> str:
     """A path as it came, percent-encoded, in which no client resolves `.` or `..`: they are names here."""
-    return "/".join(one if one.strip(".") else one.replace(".", "%2E") for one in raw_path.split("/"))
+    return "/".join(part if part.strip(".") else part.replace(".", "%2E") for part in raw_path.split("/"))
 
 
 async def topic_name(request: Request) -> TopicName:

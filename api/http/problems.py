@@ -172,7 +172,7 @@ def _verbs(request: Request) -> list[str]:
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if any(one["loc"] == ("body",) for one in error.errors()) and not re.fullmatch(r"application/(.+\+)?json", kind):
+    if any(item["loc"] == ("body",) for item in error.errors()) and not re.fullmatch(r"application/(.+\+)?json", kind):
         sent = f"it came as {kind[:100]}" if kind else "it has none"
         if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
             return answer(415, f"a JSON body needs the header Content-Type: application/json, and {sent}")
@@ -181,7 +181,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 def shown_errors(error: RequestValidationError | ValidationError) -> str:
     """The first errors of a body or a query, each with its place."""
-    shown = ((".".join(str(part)[:_SHOWN] for part in one["loc"]), one["msg"]) for one in error.errors()[:_ERRORS])
+    shown = ((".".join(str(part)[:_SHOWN] for part in item["loc"]), item["msg"]) for item in error.errors()[:_ERRORS])
     return "; ".join(f"{place}: {what}" if place else what for place, what in shown)
 
 

@@ -23,7 +23,9 @@ async def known_query(request: Request) -> None:
     known = sorted(_names(request.scope["route"].dependant))
     for name in request.query_params:
         if name not in known and name != _ANYWHERE:
-            near = difflib.get_close_matches(name, known, n=1) or [one for one in known if one.lower() == name.lower()]
+            near = difflib.get_close_matches(name, known, n=1) or [
+                item for item in known if item.lower() == name.lower()
+            ]
             advice = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
             raise Problem(400, f"there is no query parameter {name[:100]!r} here: {advice}")
 
@@ -41,4 +43,4 @@ AUTHORITATIVE = Depends(authoritative_query)
 
 
 def _names(dependant: Dependant) -> set[str]:
-    return {one.alias for one in dependant.query_params}.union(*map(_names, dependant.dependencies))
+    return {param.alias for param in dependant.query_params}.union(*map(_names, dependant.dependencies))

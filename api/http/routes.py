@@ -58,7 +58,9 @@ class Route(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        permissions = [one.dependency for one in self.dependencies if isinstance(one.dependency, Permission)]
+        permissions = [
+            dependency.dependency for dependency in self.dependencies if isinstance(dependency.dependency, Permission)
+        ]
 
         async def answer(request: Request) -> Response:
             for permission in permissions:
@@ -128,9 +130,9 @@ class Routes:
         `needs`: actions, of which the caller may do any; and dependencies. `refuses`: statuses besides those that the
         path and `waits_for` imply. `responses` and `options`: as FastAPI has them.
         """
-        actions = [one for one in needs if isinstance(one, Action)]
+        actions = [need for need in needs if isinstance(need, Action)]
         dependencies = [allowed(*actions)] if actions else []
-        dependencies += [one for one in needs if not isinstance(one, Action)]
+        dependencies += [need for need in needs if not isinstance(need, Action)]
         statuses = sorted({*refuses, *_implied(path, waits_for)})
 
         def added(endpoint: Endpoint) -> Endpoint:

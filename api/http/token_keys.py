@@ -74,7 +74,7 @@ class TokenKeys:
         self._revoked: _Source[frozenset[str]] | None = None
         if listed:
             self._revoked = _Source(listed, lambda: revoked_tokens(listed))
-        self._has_files = listed != "" or any(one.file is not None for one in self._keys)
+        self._has_files = listed != "" or any(key.file is not None for key in self._keys)
         self.verifier = Verifier(
             self._all_keys(),
             clock,
@@ -132,7 +132,7 @@ class TokenKeys:
             self._checking, self._checked_at = False, self._clock.now_ms()
 
     def _all_keys(self) -> list[Key]:
-        return [key for one in self._keys for key in one.content]
+        return [key for item in self._keys for key in item.content]
 
 
 def _stamp(file: Path | None) -> _Stamp:

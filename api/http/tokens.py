@@ -135,7 +135,7 @@ def key_sources(settings: Settings) -> list[tuple[str, Callable[[], list[Key]]]]
     secret, public, key_set = settings.auth_token_secret_key, settings.auth_token_public_key, settings.auth_jwks_file
 
     def secrets() -> list[Key]:
-        return [Key(HS256, one) for one in secret_keys("auth.token-secret-key", secret)]
+        return [Key(HS256, key) for key in secret_keys("auth.token-secret-key", secret)]
 
     def publics() -> list[Key]:
         key = public_key("auth.token-public-key", public)
@@ -201,7 +201,7 @@ def secret_keys(name: str, given: str) -> list[bytes]:
     content = _content(name, given)
     if _is_of_a_pair(content):
         raise Misconfigured(f"{name} holds a key of a pair, which others may know: it is no secret", _KEPT)
-    found = [one for one in (_unbase64(content), content) if one is not None and len(one) >= SECRET_BYTES]
+    found = [item for item in (_unbase64(content), content) if item is not None and len(item) >= SECRET_BYTES]
     if not found:
         what = f"the secret key of {name} is shorter than {SECRET_BYTES} bytes"
         if not given.startswith(("data:", "file:")) and not Path(given).exists():
@@ -259,11 +259,11 @@ def jwks(path: str) -> list[Key]:
     try:
         found = json.loads(content)["keys"]
         keys = []
-        for one in found:
-            if one["kty"] not in ("RSA", "EC") or one.get("use", "sig") != "sig" or "d" in one:
+        for item in found:
+            if item["kty"] not in ("RSA", "EC") or item.get("use", "sig") != "sig" or "d" in item:
                 continue
-            public = _usable("auth.jwks-file", jwt.PyJWK(one, RS256 if one["kty"] == "RSA" else ES256).key)
-            keys.append(Key(algorithm_of(public), public, one.get("kid")))
+            public = _usable("auth.jwks-file", jwt.PyJWK(item, RS256 if item["kty"] == "RSA" else ES256).key)
+            keys.append(Key(algorithm_of(public), public, item.get("kid")))
     except (ValueError, KeyError, TypeError, RecursionError, UnsupportedAlgorithm, jwt.PyJWTError) as error:
         raise Misconfigured(
             f"auth.jwks-file {path} is no list of keys", 'give a file {"keys": […]} of RSA and P-256 public keys'

@@ -87,7 +87,7 @@ class Producers:
     def topics(self) -> list[TopicRecord]:
         """Those that are open."""
         with self._lock:
-            return [one.topic for one in self._open.values()]
+            return [item.topic for item in self._open.values()]
 
     def append(self, topic: Topic, entries: Sequence[bytes]) -> list[Answer]:
         """Append entries, in order; what came of each. Returns when all are acknowledged, or are not going to be.
@@ -118,13 +118,13 @@ class Producers:
 
     def close_topic(self, topic_id: int) -> None:
         """Give one topic back now, when its writers have finished."""
-        self._close(self._taken(lambda one: one.topic.id == topic_id))
+        self._close(self._taken(lambda item: item.topic.id == topic_id))
 
     def close_idle(self) -> int:
         """Release the logs that were idle for that time; the number released."""
         now = self._clock.now_ms()
         # Or as long in the future: the clock was set back.
-        idle = self._taken(lambda one: not one.users and abs(now - one.used_at) >= self._idle_ms)
+        idle = self._taken(lambda item: not item.users and abs(now - item.used_at) >= self._idle_ms)
         self._close(idle)
         return len(idle)
 
@@ -171,14 +171,14 @@ class Producers:
             return [] if old.dropped else [old]
         if len(self._open) < self._most:
             return []
-        idle = [one for one in self._open.values() if not one.users]
+        idle = [item for item in self._open.values() if not item.users]
         if not idle:
             raise Unavailable(
                 f"{self._most} topics are written at once, as many as may be",
                 "try again, or raise producers.max",
                 is_public=True,
             )
-        oldest = min(idle, key=lambda one: one.used_at)
+        oldest = min(idle, key=lambda item: item.used_at)
         return [self._open.pop(oldest.topic.id)]
 
     def _opened(self, one: _Open, topic: Topic) -> None:
@@ -210,23 +210,23 @@ class Producers:
     def _taken(self, wanted: Callable[[_Open], bool]) -> list[_Open]:
         """Take out those that are wanted; those in use are closed by the last caller that releases them."""
         with self._lock:
-            found = [one for one in self._open.values() if wanted(one)]
-            for one in found:
-                del self._open[one.topic.id]
-                one.dropped = bool(one.users)
-        return [one for one in found if not one.dropped]
+            found = [item for item in self._open.values() if wanted(item)]
+            for item in found:
+                del self._open[item.topic.id]
+                item.dropped = bool(item.users)
+        return [item for item in found if not item.dropped]
 
     @staticmethod
     def _close(some: Sequence[_Open]) -> None:
-        for one in some:
-            log, one.log = one.log, None
+        for item in some:
+            log, item.log = item.log, None
             if log is not None:
                 try:
                     log.__exit__(None, None, None)
                 except CompactorError:
                     pass  # what was acknowledged is flushed; the rest was never acknowledged
                 except Exception:  # the caller that makes room, or releases others, continues
-                    _log.exception("the log of %s did not end as it should", one.topic.name)
+                    _log.exception("the log of %s did not end as it should", item.topic.name)
 
 
 def _refused(answer: Answer) -> bool:

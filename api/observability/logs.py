@@ -115,5 +115,5 @@ def _masked(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): HIDDEN if _SECRET_NAME.search(str(name)) else _masked(one) for name, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_masked(one) for one in value]
+        return [_masked(item) for item in value]
     return value if isinstance(value, int | float | bool) or value is None else shown(str(value), LOGGED)

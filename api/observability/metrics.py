@@ -65,8 +65,8 @@ class Sources:
 
 
 METRICS: Mapping[str, MetricDefinition] = {
-    one.name: one
-    for one in (
+    item.name: item
+    for item in (
         MetricDefinition(
             "pulsar_compaction_removed_event_count", "gauge", "Messages that compactions have removed, in all.", _TOPIC
         ),
@@ -232,9 +232,9 @@ class _Scrape(Collector):
         totals = self._totals
         yield _plain("compactor_topics", standing.topics)
         by_state = {
-            "SUCCESS": sum(one.succeeded for one in totals.topics.values()),
-            "ERROR": sum(one.failed for one in totals.topics.values()),
-            "CANCELLED": sum(one.cancelled for one in totals.topics.values()),
+            "SUCCESS": sum(topic.succeeded for topic in totals.topics.values()),
+            "ERROR": sum(topic.failed for topic in totals.topics.values()),
+            "CANCELLED": sum(topic.cancelled for topic in totals.topics.values()),
         }
         yield _labelled("compactor_runs", by_state)
         yield _plain("compactor_runs_running", totals.alive(now))
@@ -252,7 +252,7 @@ class _Scrape(Collector):
         yield _plain("compactor_log_segments_given_up", standing.given_up)
 
     def _of_topics(self) -> Iterator[Metric]:
-        latest = sorted(self._totals.topics.items(), key=lambda one: -one[1].last_run_id)[: self._max_topics]
+        latest = sorted(self._totals.topics.items(), key=lambda item: -item[1].last_run_id)[: self._max_topics]
         for name, value in _BY_TOPIC.items():
             family = _family(name)
             for topic_id, totals in latest:
@@ -277,14 +277,14 @@ class _Scrape(Collector):
 
 _SEGMENTS = ("OPEN", "ROLLED", "SEALED")
 _BY_TOPIC: Mapping[str, Callable[[TopicTotals], float]] = {
-    "pulsar_compaction_removed_event_count": lambda one: one.removed_messages,
-    "pulsar_compaction_succeed_count": lambda one: one.succeeded,
-    "pulsar_compaction_failed_count": lambda one: one.failed,
-    "pulsar_compaction_duration_time_in_mills": lambda one: one.duration_ms,
-    "pulsar_compaction_read_throughput": lambda one: one.read_rate,
-    "pulsar_compaction_write_throughput": lambda one: one.write_rate,
-    "pulsar_compaction_compacted_entries_count": lambda one: one.compacted_messages,
-    "pulsar_compaction_compacted_entries_size": lambda one: one.compacted_bytes,
+    "pulsar_compaction_removed_event_count": lambda item: item.removed_messages,
+    "pulsar_compaction_succeed_count": lambda item: item.succeeded,
+    "pulsar_compaction_failed_count": lambda item: item.failed,
+    "pulsar_compaction_duration_time_in_mills": lambda item: item.duration_ms,
+    "pulsar_compaction_read_throughput": lambda item: item.read_rate,
+    "pulsar_compaction_write_throughput": lambda item: item.write_rate,
+    "pulsar_compaction_compacted_entries_count": lambda item: item.compacted_messages,
+    "pulsar_compaction_compacted_entries_size": lambda item: item.compacted_bytes,
 }
 _CHECKED = (
     "compactor_last_check_seconds",

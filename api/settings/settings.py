@@ -394,7 +394,9 @@ class Settings:
 
     def __repr__(self) -> str:
         shown = {
-            one.name: one.shown(getattr(self, one.attribute)) for one in SETTINGS.values() if self.origin(one.name)
+            setting.name: setting.shown(getattr(self, setting.attribute))
+            for setting in SETTINGS.values()
+            if self.origin(setting.name)
         }
         return f"Settings({shown})"
 

@@ -25,9 +25,9 @@ def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((ADDRESS, 0))
-        return [one.getsockname()[1] for one in sockets]
+        for item in sockets:
+            item.bind((ADDRESS, 0))
+        return [item.getsockname()[1] for item in sockets]
 
 
 class Broker:

@@ -62,10 +62,10 @@ def read_passes(log: str, topic: str) -> list[Pass]:
 
 def is_done(passes: list[Pass], ends: dict[str, int]) -> bool:
     """Whether every partition is cleaned up to its end offset."""
-    reached = {one.partition: one.dirty_to for one in passes}
+    reached = {pass_.partition: pass_.dirty_to for pass_ in passes}
     return all(reached.get(partition, 0) >= end for partition, end in ends.items())
 
 
 def elapsed(passes: list[Pass]) -> float:
     """Seconds from the begin of the first pass to the end of the last, over all partitions and threads."""
-    return max(one.ended for one in passes) - min(one.began for one in passes)
+    return max(pass_.ended for pass_ in passes) - min(pass_.began for pass_ in passes)

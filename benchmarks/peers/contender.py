@@ -95,15 +95,15 @@ class Meter:
 
     def __init__(self, process: int) -> None:
         self._process = process
-        self._before = {one: _written_bytes(one) for one in self._processes()}
-        for one in self._before:
+        self._before = {item: _written_bytes(item) for item in self._processes()}
+        for item in self._before:
             with contextlib.suppress(OSError):
-                Path(f"/proc/{one}/clear_refs").write_text("5")  # the peak is the present from here on
+                Path(f"/proc/{item}/clear_refs").write_text("5")  # the peak is the present from here on
 
     def read(self) -> Usage:
         """Processes that have ended in between are not seen."""
         now = self._processes()
-        written = sum(_written_bytes(one) - self._before.get(one, 0) for one in now)
+        written = sum(_written_bytes(item) - self._before.get(item, 0) for item in now)
         return Usage(written, sum(map(peak_resident_bytes, now)))
 
     def _processes(self) -> list[int]:

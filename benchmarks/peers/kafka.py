@@ -102,7 +102,9 @@ class Kafka:
                 raise PeerFailed(f"{self.name}: the cleaner gave up on {topic}: {broker.log_since(start)[-1500:]}")
             broker.check(deadline)
             time.sleep(_POLL_SECONDS)
-        said = (" + ".join(f"{one.seconds:.1f}" for one in passes if one.partition == partition) for partition in ends)
+        said = (
+            " + ".join(f"{pass_.seconds:.1f}" for pass_ in passes if pass_.partition == partition) for partition in ends
+        )
         return Compaction(elapsed(passes), f"the cleaner says, by partition: {'; '.join(said)} s")
 
     def survivors(self, topic: str, shape: Shape) -> Survivors:

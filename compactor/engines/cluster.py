@@ -58,7 +58,7 @@ def reach_master(master: str, within_seconds: float = ANSWER_WITHIN_SECONDS) -> 
 
     Raises Misconfigured (not host:port), Unavailable (no process accepts a connection).
     """
-    addresses = [_ADDRESS.fullmatch(one) for one in master.removeprefix("spark://").split(",")]
+    addresses = [_ADDRESS.fullmatch(part) for part in master.removeprefix("spark://").split(",")]
     failures = []
     for address in addresses:
         if address is None or int(address[2]) > 65535:

@@ -81,7 +81,7 @@ def pack(count: int, weights: Sequence[float] | None, cores: int) -> list[list[i
         weight, slot, numbers = heapq.heappop(bins)
         numbers.append(number)
         heapq.heappush(bins, (weight + max(weights[number], 1e-9), slot, numbers))
-    packed = sorted(bins, key=lambda one: (-one[0], one[1]))
+    packed = sorted(bins, key=lambda item: (-item[0], item[1]))
     return heavy + [numbers for _, _, numbers in packed]
 
 

@@ -272,7 +272,7 @@ def _tasks(tracker: StatusTracker, job_ids: Iterable[int]) -> tuple[int, int]:
     """Of some jobs the tasks that have ended, and those that run."""
     jobs = [info for info in map(tracker.getJobInfo, job_ids) if info]
     stages = [info for job in jobs for info in map(tracker.getStageInfo, job.stageIds) if info]
-    return sum(one.numCompletedTasks for one in stages), sum(one.numActiveTasks for one in stages)
+    return sum(stage.numCompletedTasks for stage in stages), sum(stage.numActiveTasks for stage in stages)
 
 
 class SparkEngine:

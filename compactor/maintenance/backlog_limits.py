@@ -139,17 +139,17 @@ class BacklogLimits:
         if policies.message_ttl_seconds:
             self._acknowledge_older(topic, self.clock.now_ms() - policies.message_ttl_seconds * 1000)
         over = self.over_quota(topic, policies)
-        for one in over:
-            if one.action == EVICT:
-                self._evict(topic, one)
-        return next((one for one in over if one.action != EVICT), None)
+        for item in over:
+            if item.action == EVICT:
+                self._evict(topic, item)
+        return next((item for item in over if item.action != EVICT), None)
 
     def check(self, topic: TopicRecord) -> None:
         """Raises Unavailable or Conflict if the topic is to take no messages now."""
         policies = self.metadata.policies.effective(topic)
-        for one in self.over_quota(topic, policies) if has_limits(policies) else ():
-            if one.action != EVICT:
-                raise one.error
+        for item in self.over_quota(topic, policies) if has_limits(policies) else ():
+            if item.action != EVICT:
+                raise item.error
 
     def over_quota(self, topic: TopicRecord, policies: TopicPolicies) -> list[OverQuota]:
         """The quotas that the topic is over."""
@@ -216,7 +216,7 @@ class BacklogLimits:
     def _acknowledge_below(self, opened: Topic, waiting: Sequence[CursorRecord], offset: int) -> None:
         """Let these subscriptions go on at an offset, or where they are if that is behind it."""
         moving = [record for record in waiting if _next_offset(record) < offset]
-        lasts = {one.offset: one for one in map(last_of, opened.snapshot().extents) if one} if moving else {}
+        lasts = {item.offset: item for item in map(last_of, opened.snapshot().extents) if item} if moving else {}
 
         def locate(wanted: int) -> Position | None:
             try:
@@ -261,7 +261,7 @@ class BacklogLimits:
 
     def _cursors(self, topic: TopicRecord) -> list[CursorRecord]:
         """The subscriptions that limits are for."""
-        return [one for one in self.metadata.cursors.of_topic(topic.id) if one.name != COMPACTION_CURSOR]
+        return [item for item in self.metadata.cursors.of_topic(topic.id) if item.name != COMPACTION_CURSOR]
 
 
 def _next_offset(cursor: CursorRecord) -> int:

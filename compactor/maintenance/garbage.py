@@ -153,18 +153,18 @@ class GarbageCollector:
         failpoint(Failpoint.GC_ATTEMPTS_FENCED)
         retired = 0 if dry_run else self._collect_retired(topic)
         marked_before = now - self.metadata.policies.effective(topic).file_delete_delay_ms
-        going = [one for one in self.metadata.trimming.trimmed(topic.id) if _was_marked(one, marked_before)]
+        going = [item for item in self.metadata.trimming.trimmed(topic.id) if _was_marked(item, marked_before)]
         trimmed = len(going) if dry_run else self._purge_trimmed(topic, marked_before)
         snapshot = self.metadata.pins.referenced(topic.id)
         kept = list(snapshot.compacted)
         if dry_run:
             given_up = sum(
-                one.finished_at is None and not beating(self.grace_ms, now).has(one.heartbeat_at)
-                for one in snapshot.attempts
+                attempt.finished_at is None and not beating(self.grace_ms, now).has(attempt.heartbeat_at)
+                for attempt in snapshot.attempts
             )
-            kept = [one for one in kept if not self._may_go(snapshot, one, now)]
+            kept = [item for item in kept if not self._may_go(snapshot, item, now)]
             retired = len(snapshot.compacted) - len(kept)
-            snapshot = replace(snapshot, ledgers=tuple(one for one in snapshot.ledgers if one not in going))
+            snapshot = replace(snapshot, ledgers=tuple(ledger for ledger in snapshot.ledgers if ledger not in going))
         garbage = self._garbage(listed, self._references(snapshot, kept), snapshot, now, _objects_of(going))
         failpoint(Failpoint.GC_REFERENCES_READ)
         objects = self._delete(garbage, dry_run, self.on_object)
@@ -177,12 +177,12 @@ class GarbageCollector:
 
     def _is_clean(self, snapshot: GcSnapshot, listed: list[ObjectInfo], now: int) -> bool:
         """Whether there is nothing to expire, to collect, to purge or to delete, and no attempt is unfinished."""
-        if any(one.retired_at is not None for one in snapshot.compacted):
+        if any(item.retired_at is not None for item in snapshot.compacted):
             return False
-        if any(one.deleted_at is not None for one in snapshot.ledgers):
+        if any(ledger.deleted_at is not None for ledger in snapshot.ledgers):
             return False
         left = _attempts_of(info.name for info in listed)
-        if any(one.finished_at is None or one.attempt_id not in left for one in snapshot.attempts):
+        if any(attempt.finished_at is None or attempt.attempt_id not in left for attempt in snapshot.attempts):
             return False
         references = self._references(snapshot, list(snapshot.compacted))
         return not self._garbage(listed, references, snapshot, now, set())

@@ -184,7 +184,7 @@ def with_complete(winners: Records, complete: Records, by_event: bool) -> Record
         larger = complete.event_time > theirs.event_time
         later = larger | ((complete.event_time == theirs.event_time) & later)
     else:
-        complete, winners = (Records(one.hi, one.lo, one.offset) for one in (complete, winners))
+        complete, winners = (Records(item.hi, item.lo, item.offset) for item in (complete, winners))
     together = concatenated([winners, complete.take(~both | later)])
     return together.take(key_index.latest(together.hi, together.lo))
 

@@ -192,10 +192,10 @@ class _Left:
         self._chunks.append(chunk_table.chunk_records(table, self._plan.hasher))
 
     def write(self, store: ObjectStore, source: int) -> IndexLocation:
-        together = concatenated([Records(one.hi, one.lo, one.offset) for one in self._records])
+        together = concatenated([Records(record.hi, record.lo, record.offset) for record in self._records])
         records = together.take(key_index.latest(together.hi, together.lo))
-        if any(one.event_time is not None for one in self._records):
-            events = concatenated([one.by_event() for one in self._records])
+        if any(record.event_time is not None for record in self._records):
+            events = concatenated([record.by_event() for record in self._records])
             assert events.event_time is not None
             events = events.take(key_index.latest_by_event(events.hi, events.lo, events.event_time))
             records = Records(records.hi, records.lo, records.offset, events.event_offset, events.event_time)

@@ -45,12 +45,12 @@ class Layout:
 
     def bytes_to_write(self, plan: RunPlan, left: Mapping[int, SourceTotals]) -> float:
         """What the parts will take in the store, about."""
-        sources = {one.source for part in self.parts for one in part.slices}
+        sources = {item.source for part in self.parts for item in part.slices}
         return sum(_written(plan, number, left[number]) for number in sources)
 
     def costs(self, plan: RunPlan) -> list[float]:
         """Bytes that each task reads and writes, about."""
-        parts = [sum(_span_bytes(plan.sources[one.source], one) for one in part.slices) for part in self.parts]
+        parts = [sum(_span_bytes(plan.sources[item.source], item) for item in part.slices) for part in self.parts]
         marks = [4.0 * sum(row_set.count for _, found in task.parts for _, row_set in found) for task in self.bitmaps]
         return parts + marks
 

@@ -230,16 +230,16 @@ class ControlLoop:
     def _unreadable_policies(self) -> int:
         """How many stored policies this version cannot read; each is logged once, and when it is another value."""
         found = self._metadata.policies.unreadable()
-        for one in found:
-            if (one.scope, one.name, one.stored) not in self._logged_policies:
+        for item in found:
+            if (item.scope, item.name, item.stored) not in self._logged_policies:
                 _log.warning(
                     "the policy %s of %s cannot be read (%s): a value that deletes nothing counts instead; set it "
                     "again, or remove it",
-                    one.name,
-                    one.scope,
-                    one.stored.reason,
+                    item.name,
+                    item.scope,
+                    item.stored.reason,
                 )
-        self._logged_policies = [(one.scope, one.name, one.stored) for one in found]
+        self._logged_policies = [(item.scope, item.name, item.stored) for item in found]
         return len(found)
 
     def _begin(self) -> None:
@@ -252,11 +252,11 @@ class ControlLoop:
         self._due = without(self._due, unavailable.union(requested))
         if not requested and not self._due:
             return
-        measured = {one.topic.id: one for one in self._backlogs.of(requested)} if requested else {}
+        measured = {item.topic.id: item for item in self._backlogs.of(requested)} if requested else {}
         wanted = [measured[topic_id] for topic_id in requested if topic_id in measured]
-        wanted += [one.backlog for one in self._due]
-        causes = {one.topic.id: one.cause for one in self._due}
-        small_ids = {one.topic.id for one in wanted if self._slots.is_small(one)}
+        wanted += [item.backlog for item in self._due]
+        causes = {item.topic.id: item.cause for item in self._due}
+        small_ids = {item.topic.id for item in wanted if self._slots.is_small(item)}
         for topics in jobs(wanted, large, small, self._slots):
             begun = [topic for topic in topics if topic.id in measured or self._request(topic, causes[topic.id])]
             self._due = without(self._due, {topic.id for topic in topics})

@@ -79,20 +79,20 @@ class Check:
     ) -> Check:
         """From what was measured at `now`."""
         late = [
-            now - one.triggers.max_lag_ms - one.oldest
-            for one in backlogs
-            if one.triggers.max_lag_ms and one.oldest is not None
+            now - backlog.triggers.max_lag_ms - backlog.oldest
+            for backlog in backlogs
+            if backlog.triggers.max_lag_ms and backlog.oldest is not None
         ]
-        failing = [one for one in backlogs if controls.get(one.topic.id, CompactionState()).failures]
+        failing = [backlog for backlog in backlogs if controls.get(backlog.topic.id, CompactionState()).failures]
         return cls(
             now,
             len(backlogs),
             due,
-            sum(one.bytes for one in backlogs),
-            max((one.dirty_ratio for one in backlogs), default=0.0),
+            sum(backlog.bytes for backlog in backlogs),
+            max((backlog.dirty_ratio for backlog in backlogs), default=0.0),
             max(0, *late, 0),
             len(failing),
-            sum(one.bytes for one in failing),
+            sum(item.bytes for item in failing),
             unreadable_policies,
         )
 
@@ -122,7 +122,7 @@ def due(backlogs: Sequence[Backlog], controls: Mapping[int, CompactionState], no
         cause = cause_of(backlog, now)
         if cause is not None and may_begin(controls.get(backlog.topic.id, CompactionState()), now):
             found.append(Due(backlog, cause))
-    return sorted(found, key=lambda one: (-one.backlog.dirtiness, -one.backlog.bytes, str(one.topic.name)))
+    return sorted(found, key=lambda item: (-item.backlog.dirtiness, -item.backlog.bytes, str(item.topic.name)))
 
 
 def may_begin(control: CompactionState, now: int) -> bool:
@@ -166,4 +166,4 @@ def retry_delay_ms(failures: int, first_ms: int, most_ms: int, chance: float) ->
 
 def without(wanted: Sequence[Due], topic_ids: Collection[int]) -> list[Due]:
     """Those of other topics."""
-    return [one for one in wanted if one.topic.id not in topic_ids]
+    return [item for item in wanted if item.topic.id not in topic_ids]

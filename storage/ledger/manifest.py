@@ -191,13 +191,13 @@ class Manifest:
                 created_at=document["created_at"],
                 horizon=horizon,
                 parts=tuple(_parse_part(part) for part in document["parts"]),
-                index=tuple(tuple(_parse_index(one) for one in level) for level in document["index"]["levels"]),
+                index=tuple(tuple(_parse_index(item) for item in level) for level in document["index"]["levels"]),
                 frozen_at=document["frozen_at"],
                 policies=document["policies"],
                 dropped_to=horizon.offset if version in OLDER_VERSIONS else document["dropped_to"],
                 keys=document["keys"],
                 tombstones=document["tombstones"],
-                chunks=tuple(_parse_chunk_table(one) for one in document.get("chunks", ())),
+                chunks=tuple(_parse_chunk_table(item) for item in document.get("chunks", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ObjectDamaged(f"the manifest {name} cannot be read ({error})", _REMEDY) from error

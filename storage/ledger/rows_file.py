@@ -331,9 +331,9 @@ def _constant_columns(group: Any) -> dict[str, Any]:
         column = group.column(i)
         leaves.setdefault(column.path_in_schema.split(".")[0], []).append(column.statistics)
     for name, statistics in leaves.items():
-        if any(one is None or not one.has_null_count for one in statistics):
+        if any(statistic is None or not statistic.has_null_count for statistic in statistics):
             continue
-        if all(one.null_count == group.num_rows and one.num_values == 0 for one in statistics):
+        if all(statistic.null_count == group.num_rows and statistic.num_values == 0 for statistic in statistics):
             constant[name] = None
         elif len(statistics) == 1 and _is_one_value(statistics[0]):
             constant[name] = statistics[0].min

@@ -125,7 +125,7 @@ def last_id(connection: Connection, topic_id: int) -> int | None:
         connection.execute(select(func.max(table.c.ledger_id)).where(table.c.topic_id == topic_id)).scalar_one()
         for table in (ledgers, segments)
     ]
-    return max((one for one in found if one is not None), default=None)
+    return max((item for item in found if item is not None), default=None)
 
 
 def of_topic(connection: Connection, topic_id: int) -> tuple[LedgerRecord, ...]:

@@ -79,7 +79,7 @@ class MetricsStore:
             all_topics = connection.execute(select(func.count()).select_from(topics)).scalar_one()
             requested, oldest, paused, failing = connection.execute(wanted).one()
             states = {str(state): int(count) for state, count in connection.execute(by_state)}
-            size, given_up = (int(one or 0) for one in connection.execute(rolled).one())
+            size, given_up = (int(item or 0) for item in connection.execute(rolled).one())
         return Standing(all_topics, requested, oldest, int(paused or 0), int(failing or 0), states, size, given_up)
 
     def topic_names(self) -> dict[int, TopicName]:

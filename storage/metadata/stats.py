@@ -209,5 +209,5 @@ _LAST_RUNS = select(runs).where(runs.c.run_id.in_(_SUCCEEDED.union_all(_FAILED))
 
 def _last_runs(connection: Connection, topic_id: int) -> tuple[RunRecord | None, RunRecord | None]:
     found = [row_mapping.run(row) for row in connection.execute(_LAST_RUNS, {"topic": topic_id}).mappings()]
-    succeeded = next((one for one in found if one.state is RunState.SUCCESS), None)
-    return succeeded, next((one for one in found if one.state is not RunState.SUCCESS), None)
+    succeeded = next((item for item in found if item.state is RunState.SUCCESS), None)
+    return succeeded, next((item for item in found if item.state is not RunState.SUCCESS), None)

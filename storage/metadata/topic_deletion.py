@@ -66,11 +66,11 @@ def delete_topics(connection: Connection, topic_ids: Collection[int], now: int, 
         connection.execute(select(key).where(table.c.topic_id.in_(ids)).order_by(key).with_for_update()).all()
     for table in _tables_of_a_topic():
         connection.execute(delete(table).where(table.c.topic_id.in_(ids)))
-    connection.execute(delete(policies_table).where(policies_table.c.scope.in_([topic_scope(one) for one in going])))
-    connection.execute(delete(permissions).where(permissions.c.scope.in_([str(one.name) for one in going])))
+    connection.execute(delete(policies_table).where(policies_table.c.scope.in_([topic_scope(item) for item in going])))
+    connection.execute(delete(permissions).where(permissions.c.scope.in_([str(item.name) for item in going])))
     connection.execute(delete(topics_table).where(topics_table.c.id.in_(ids)))
     if going:
-        over = [{"uid": one.uid, "topic_id": one.id, "name": str(one.name), "deleted_at": now} for one in going]
+        over = [{"uid": item.uid, "topic_id": item.id, "name": str(item.name), "deleted_at": now} for item in going]
         connection.execute(insert(deleted_topics), over)
     return [DeletedTopic(topic.uid, topic.name, now) for topic in going]
 

@@ -31,7 +31,7 @@ def read_ranges(store: ObjectStore, ranges: Sequence[Range]) -> list[memoryview]
     """The bytes of each range, in the order of `ranges`; all that is read is in memory at once."""
     blocks = [memoryview(b"")] * len(ranges)
     run: list[int] = []
-    for number in sorted(range(len(ranges)), key=lambda one: (ranges[one].name, ranges[one].start)):
+    for number in sorted(range(len(ranges)), key=lambda item: (ranges[item].name, ranges[item].start)):
         if run and not _near(store, ranges[run[-1]], ranges[number]):
             _read(store, ranges, run, blocks)
             run = []

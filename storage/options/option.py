@@ -37,7 +37,7 @@ def option(declared: Option) -> Any:
 
 def table(of: type, kind: type[OptionT]) -> Mapping[str, OptionT]:
     """The options that dataclass `of` declares, by name, in the order in which they are shown."""
-    declared = ((one.name, one.metadata[_OPTION]) for one in fields(of) if _OPTION in one.metadata)
+    declared = ((item.name, item.metadata[_OPTION]) for item in fields(of) if _OPTION in item.metadata)
     return MappingProxyType({one.name: replace(one, attribute=attribute) for attribute, one in declared})
 
 

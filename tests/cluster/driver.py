@@ -125,7 +125,7 @@ def main() -> None:
             outcomes = [bench.compact(components.topic(name)) for name in asked.topics]
         finally:
             session.stop()
-    print(json.dumps({"ledgers": [one.compacted_ledger_id for one in outcomes], "reads": store.reads}))
+    print(json.dumps({"ledgers": [outcome.compacted_ledger_id for outcome in outcomes], "reads": store.reads}))
 
 
 if __name__ == "__main__":

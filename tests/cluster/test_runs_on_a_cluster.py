@@ -236,7 +236,7 @@ def test_speculation_gives_the_same_result(deployment: Deployment, phase: int) -
     run = names.run_prefix(manifest.topic_uid, compacted.attempt_id)
     made = {stored.name for stored in deployment.bench.store.list(run)}
     served = {part.rows.stored.name for part in manifest.parts} | {
-        one.name for level in manifest.index for one in level
+        item.name for level in manifest.index for item in level
     }
     assert made & served
     assert made - served, "the loser's objects are there, and in no manifest"

@@ -296,12 +296,12 @@ def test_worked_example_5_grouping() -> None:
         StoreLocation("file:///nowhere"), "u", -1, "a", RunPolicies(), 0, Xxh3KeyHasher(0), tuple(sources), old_parts=0
     )
     layout = lay_out(plan, found, expected_totals(plan, found), Sizing(parallelism=1, part_bytes=GB))
-    taken = [[(one.source, one.first_offset, one.last_offset) for one in part.slices] for part in layout.parts]
+    taken = [[(item.source, item.first_offset, item.last_offset) for item in part.slices] for part in layout.parts]
     sizes = [sum(live[which] * (last - first + 1) / rows for which, first, last in part) for part in taken]
     assert len(sizes) == 4 < len(live)
     assert max(sizes) <= 1.0
     assert max(sizes) < 1.05 * min(sizes), "equal: here 0.78 GB each, about"
-    flat = [one for part in taken for one in part]
+    flat = [item for part in taken for item in part]
     assert sorted({which for which, _, _ in flat}) == list(range(len(live)))
     assert flat[0][1] == 0
     assert all(before[2] + 1 == after[1] for before, after in pairwise(flat)), "neighbours, in order, nothing twice"

@@ -152,6 +152,10 @@ def test_every_exit_code_is_documented() -> None:
 
 def test_names_of_formats_encodings_and_states_are_those_of_what_knows_them() -> None:
     """The command line repeats them so that its help needs no Arrow."""
-    assert [one.value for one in StateName] == [one.value for one in RunState]
-    assert [one.value for one in FormatName] == [one.value for one in InputFormat] == [one.value for one in READERS]
-    assert [one.value for one in EncodingName] == [one.value for one in TextEncoding]
+    assert [item.value for item in StateName] == [item.value for item in RunState]
+    assert (
+        [item.value for item in FormatName]
+        == [item.value for item in InputFormat]
+        == [reader.value for reader in READERS]
+    )
+    assert [item.value for item in EncodingName] == [item.value for item in TextEncoding]

@@ -121,7 +121,7 @@ def messages_of(chunks: list[dict[str, int]]) -> list[list[dict[str, int]]]:
     """The complete messages that chunks make, in the order of their last chunks."""
     begun: dict[tuple[int, ...], list[dict[str, int]]] = {}
     complete = []
-    for one in sorted(chunks, key=lambda one: one["offset"] & (1 << 62) - 1):
+    for one in sorted(chunks, key=lambda item: item["offset"] & (1 << 62) - 1):
         same = ("uuid_high", "uuid_low", "key_high", "key_low", "count")
         identity = (*(one[name] for name in same), one["offset"] >> 62 & 1)
         if one["index"] == 0:
@@ -368,12 +368,12 @@ def test_the_page_reads_a_compacted_ledger_with_chunks(tmp_path: Path) -> None:
     chunks = []
     for table in manifest["chunks"]:
         found = read_chunks(bench.store.get(table["name"]), table["length"], table["crc32c"])
-        assert all(one["key_high"] >> (64 - table["bits"]) == table["prefix"] for one in found)
+        assert all(item["key_high"] >> (64 - table["bits"]) == table["prefix"] for item in found)
         chunks += found
     mask = (1 << 62) - 1
-    made = [[one["offset"] & mask for one in whole_] for whole_ in messages_of(chunks)]
+    made = [[item["offset"] & mask for item in whole_] for whole_ in messages_of(chunks)]
     assert made == [[4, 5], [3, 6]]
-    kept = [one["offset"] & mask for one in chunks if one["retained_at"] > -(2**63)]
+    kept = [item["offset"] & mask for item in chunks if item["retained_at"] > -(2**63)]
     assert kept == [5]
     assert sum(table["pending"] for table in manifest["chunks"]) == 1
     bench.metadata.close()

@@ -100,7 +100,7 @@ def test_a_segment_is_read_by_what_the_page_says(written: tuple[Topic, Path]) ->
     topic, path = written
     data = path.with_suffix(".log").read_bytes()
     header, seed = read_header(data)
-    (segment,) = [one for one in topic.snapshot().segments if one.first_offset == 1]
+    (segment,) = [item for item in topic.snapshot().segments if item.first_offset == 1]
     assert header == {"uid": topic.record.uid, "ledger_id": segment.ledger_id, "first_offset": 1}
     end = read_end(path.with_suffix(".end").read_bytes(), seed)
     frames = list(read_frames(data, seed, 1, end["visible"]))

@@ -44,7 +44,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     with open_components(Settings(data=str(tmp_path_factory.mktemp("metrics")))) as components:
         metrics = Metrics(components.metadata.metrics, ManualClock(), 1, sources)
         metrics.http.labels("GET", "/livez", "200").observe(0.1)
-        yield {one.name: one for one in text_string_to_metric_families(metrics.exposition().decode())}
+        yield {family.name: family for family in text_string_to_metric_families(metrics.exposition().decode())}
 
 
 def test_the_table_has_every_metric_in_order_and_no_other() -> None:
@@ -56,14 +56,17 @@ def test_the_registry_has_what_the_table_says(scrape: dict[str, Any]) -> None:
     found = {name: family for name, family in found.items() if not name.endswith("_created")}
     assert {
         f"{name}_total" if one.type == "counter" else name: (one.type, one.documentation) for name, one in found.items()
-    } == {one.name: (one.kind, one.doc) for one in METRICS.values()}
+    } == {metric.name: (metric.kind, metric.doc) for metric in METRICS.values()}
 
 
 def known(scrape: dict[str, Any]) -> set[str]:
     """All that a query may name."""
     names = set(METRICS) | _PROCESS
     return names | {
-        f"{one.name}_{end}" for one in METRICS.values() if one.kind == "histogram" for end in ("bucket", "count", "sum")
+        f"{metric.name}_{end}"
+        for metric in METRICS.values()
+        if metric.kind == "histogram"
+        for end in ("bucket", "count", "sum")
     }
 
 
@@ -74,7 +77,7 @@ def test_the_process_metrics_that_are_used_exist(scrape: dict[str, Any]) -> None
 def test_the_dashboard_asks_for_metrics_that_exist(scrape: dict[str, Any]) -> None:
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
-    queries += [one["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    queries += [item["query"] for item in dashboard["templating"]["list"] if item["type"] == "query"]
     assert len(queries) > 10
     used = {name for query in queries for name in _NAME.findall(query)}
     assert used <= known(scrape)

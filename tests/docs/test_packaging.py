@@ -112,6 +112,6 @@ def test_the_makefile_tells_every_target() -> None:
 def test_a_new_module_is_under_the_contracts_as_well(contract: str, only: str) -> None:
     """import-linter checks all three packages whole; only the place that a contract names may import."""
     contracts = pyproject()["tool"]["importlinter"]["contracts"]
-    (found,) = (one for one in contracts if one["name"] == contract)
+    (found,) = (item for item in contracts if item["name"] == contract)
     assert set(found["source_modules"]) == {"api", "compactor", "storage"}
     assert {ignored.split(" -> ")[0] for ignored in found["ignore_imports"]} == {only}

@@ -34,7 +34,7 @@ def routes() -> list[str]:
 
 def test_the_page_has_every_route_once_and_no_other() -> None:
     told = re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", PAGE.split("## Where the answers differ")[0], re.MULTILINE)
-    known = [one.replace("{rest:path}", "{rest}").replace(":path}", "}") for one in routes()]
+    known = [route.replace("{rest:path}", "{rest}").replace(":path}", "}") for route in routes()]
     assert sorted(told) == sorted(known)
 
 
@@ -67,4 +67,4 @@ def line(row: Row) -> str:
 
 
 def test_the_page_of_calls_that_are_not_offered_is_their_table() -> None:
-    assert [one for one in NOT_OFFERED.splitlines() if one.startswith("| `/")] == [line(row) for row in ROWS]
+    assert [item for item in NOT_OFFERED.splitlines() if item.startswith("| `/")] == [line(row) for row in ROWS]

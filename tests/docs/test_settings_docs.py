@@ -34,9 +34,13 @@ def test_the_table_has_every_setting_in_order_and_no_other() -> None:
 def test_no_name_is_both_a_settings_and_a_policys() -> None:
     """A file says both, by name alone."""
     settings = {
-        name.lower() for one in SETTINGS.values() for name in (one.name, *(alias.name for alias in one.aliases))
+        name.lower()
+        for setting in SETTINGS.values()
+        for name in (setting.name, *(alias.name for alias in setting.aliases))
     }
-    policies = {name.lower() for one in POLICIES.values() for name in (one.name, one.attribute, *one.aliases)}
+    policies = {
+        name.lower() for policy in POLICIES.values() for name in (policy.name, policy.attribute, *policy.aliases)
+    }
     assert not settings & policies
 
 

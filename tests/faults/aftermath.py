@@ -108,9 +108,11 @@ def check_state(
 def check_pieces(bench: Workbench, seen: Seen) -> None:
     """L4: each message is in a ledger or in a segment that is none yet, never in both, never in neither."""
     snapshot = seen.snapshot
-    segments = [one for one in snapshot.segments if one.content is not None]
-    bounds = [(one.first_offset, one.last_offset) for one in snapshot.ledgers]
-    bounds += [(one.first_offset, one.content.last_offset) for one in segments if one.content is not None]
+    segments = [segment for segment in snapshot.segments if segment.content is not None]
+    bounds = [(ledger.first_offset, ledger.last_offset) for ledger in snapshot.ledgers]
+    bounds += [
+        (segment.first_offset, segment.content.last_offset) for segment in segments if segment.content is not None
+    ]
     bounds.sort()
     assert bounds[0][0] == snapshot.topic.start_offset
     assert [first for first, _ in bounds[1:]] == [last + 1 for _, last in bounds[:-1]]
@@ -119,7 +121,7 @@ def check_pieces(bench: Workbench, seen: Seen) -> None:
     assert offsets == list(range(snapshot.topic.start_offset, offsets[-1] + 1))
     rows = bench.metadata.segments.of_topic(snapshot.topic.id)
     known = {ledger.ledger_id for ledger in snapshot.ledgers}
-    assert all((one.ledger_id in known) == (one.state is SegmentState.SEALED) for one in rows)
+    assert all((row.ledger_id in known) == (row.state is SegmentState.SEALED) for row in rows)
 
 
 def check_files(bench: Workbench) -> None:
@@ -128,7 +130,7 @@ def check_files(bench: Workbench) -> None:
     topic = bench.topic(TOPIC)
     topic.log_manager().sweep()
     folder = bench.log.of_topic(topic.record.uid)
-    needed = {SegmentFiles(folder, one.first_offset).log.name for one in topic.snapshot().segments}
+    needed = {SegmentFiles(folder, segment.first_offset).log.name for segment in topic.snapshot().segments}
     assert {path.name for path in folder.glob("*.log")} == needed
     assert {path.with_suffix(".log").name for path in folder.iterdir()} == needed
     assert len(bench.metadata.segments.of_topic(topic.record.id)) == len(needed)
@@ -244,7 +246,7 @@ def check_emptied(bench: Workbench, before: Seen) -> None:
     for _ in range(3):  # the dead one's attempts are given up, then their objects go
         bench.clock.advance(GRACE_MS + 1)
         reports = list(GarbageCollector(bench.metadata, bench.store, bench.clock).collect_all())
-        assert [(one.error, one.foreign) for one in reports if one.error or one.foreign] == []
+        assert [(report.error, report.foreign) for report in reports if report.error or report.foreign] == []
     assert listed(bench) == referenced(bench)
     check_files(bench)
     assert [folder.name for folder in bench.log.topic_folders()] == [topic.record.uid]

@@ -118,7 +118,9 @@ def collect_deleted(bench: Workbench) -> None:
     assert bench.log is not None
     bench.clock.advance(GRACE_MS + 1)
     assert LogManager(bench.metadata, bench.store, bench.clock, bench.log, "keeper").sweep() == 3
-    assert sum(one.total.count for one in GarbageCollector(bench.metadata, bench.store, bench.clock).collect_all()) > 2
+    assert (
+        sum(item.total.count for item in GarbageCollector(bench.metadata, bench.store, bench.clock).collect_all()) > 2
+    )
 
 
 def read(bench: Workbench) -> None:

@@ -260,7 +260,7 @@ class Parent:
             assert self.given == given, "the reader was given something else"
             bench.compact(topic)
             assert view(list(topic.messages(read_compacted=True))) == view(found)
-            assert all(one.state is SegmentState.SEALED for one in bench.metadata.segments.of_topic(topic.record.id))
+            assert all(item.state is SegmentState.SEALED for item in bench.metadata.segments.of_topic(topic.record.id))
         return first + len(found)
 
     def run(self, kills: int) -> dict[str, int]:

@@ -244,6 +244,6 @@ def test_two_machines_a_year_apart_publish_one_after_the_other(database_url: URL
         assert after.horizon.offset > horizon
         horizon = after.horizon.offset
         assert stores[0].runs.last(topic.id) == stores[1].runs.get(run.run_id)
-    assert [one.generation for one in stores[0].pins.retired(topic.id)] == [1, 2, 3, 4, 5]
+    assert [item.generation for item in stores[0].pins.retired(topic.id)] == [1, 2, 3, 4, 5]
     for store in stores:
         store.close()

@@ -191,7 +191,7 @@ def test_a_process_killed_at_a_step(
 
 
 @pytest.mark.parametrize(
-    "scheme", [pytest.param(one, marks=pytest.mark.slow if one == "s3" else []) for one in SCHEMES]
+    "scheme", [pytest.param(scheme, marks=pytest.mark.slow if scheme == "s3" else []) for scheme in SCHEMES]
 )
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_scenario_that_nobody_kills(worlds: Worlds, name: str, nursery: Nursery, began_ms: int) -> None:

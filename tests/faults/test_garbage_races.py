@@ -286,7 +286,7 @@ def test_the_harness_notices_when_unfinished_attempts_lose_their_objects(
 
     def all_finished(topic_id: int) -> Any:
         snapshot = real(topic_id)
-        return replace(snapshot, attempts=tuple(replace(one, finished_at=0) for one in snapshot.attempts))
+        return replace(snapshot, attempts=tuple(replace(attempt, finished_at=0) for attempt in snapshot.attempts))
 
     monkeypatch.setattr(bench.metadata.pins, "referenced", all_finished)
     import_beside_collections(bench, topic, alive=True)

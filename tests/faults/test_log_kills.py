@@ -54,8 +54,8 @@ class Watched:
 
     def check(self, found: list[StoredEntry]) -> None:
         """`found`: all entries that the segment holds now."""
-        assert [(one.entry_id, one.data) for one in found[: len(self.held)]] == [
-            (one.entry_id, one.data) for one in self.held
+        assert [(item.entry_id, item.data) for item in found[: len(self.held)]] == [
+            (item.entry_id, item.data) for item in self.held
         ]
         offset = self.segment.first_offset
         orders: dict[str, list[int]] = {}
@@ -155,7 +155,7 @@ def test_the_watcher_sees_what_is_lost(log_nursery: LogNursery, tmp_path: Path) 
     watched = Watched(OneSegment(tmp_path, 1, 0))
     life = watched.live(log_nursery, watched.order(0, 3, records=100))
     held = watched.held
-    told = max(one.entry_id for one in life.acknowledged)
+    told = max(item.entry_id for item in life.acknowledged)
     swapped = [*held[:5], replace(held[6], entry_id=5), replace(held[5], entry_id=6), *held[7:]]
     other = replace(held[3], data=message(3))
     for wrong in (held[:told], swapped, [*held[:3], other, *held[4:]], held[1:]):

@@ -269,7 +269,7 @@ def live_through(world: World, services: list[OneService], seed: int) -> None:
         except BaseException as error:
             world.failures.append(error)
 
-    threads = [threading.Thread(target=guarded, args=one) for one in work]
+    threads = [threading.Thread(target=guarded, args=item) for item in work]
     for thread in threads:
         thread.start()
     threading.Event().wait(SECONDS)
@@ -283,7 +283,7 @@ def live_through(world: World, services: list[OneService], seed: int) -> None:
 def is_quiet(world: World) -> bool:
     """Nothing is requested, runs or fails."""
     control = world.metadata.compaction_state
-    failing = [one for one in control.all().values() if one.failures]
+    failing = [item for item in control.all().values() if item.failures]
     running = world.metadata.runs.newest(1, state=RunState.RUNNING)
     return not (control.requests() or running or failing)
 

@@ -88,13 +88,13 @@ def test_the_clean_topic_has_no_difference(bench: Workbench, forger: Forger) -> 
     assert report.checked["part rows compared with raw"] == forger.manifest.messages
 
 
-@pytest.mark.parametrize(("seed", "kind", "key"), SEEDS, ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize(("seed", "kind", "key"), SEEDS, ids=lambda item: getattr(item, "__name__", ""))
 def test_a_seed_is_found(
     bench: Workbench, forger: Forger, seed: Callable[[Forger], None], kind: DifferenceKind, key: bytes | None
 ) -> None:
     seed(forger)
     found = verify(bench, forger).differences
-    assert any(one.kind is kind and (key is None or one.key == key) for one in found), found
+    assert any(item.kind is kind and (key is None or item.key == key) for item in found), found
 
 
 @pytest.mark.parametrize("what", RECORDS)
@@ -143,7 +143,9 @@ def test_every_object_that_is_lost_is_named(bench: Workbench, forger: Forger) ->
         kept = bench.store.get(name)
         bench.store.delete(name)
         found = verify(bench, forger)
-        assert any(one.kind is DifferenceKind.DAMAGED and name in str(one) for one in found.differences), what
+        assert any(
+            difference.kind is DifferenceKind.DAMAGED and name in str(difference) for difference in found.differences
+        ), what
         bench.store.put(name, kept)
     assert verify(bench, forger).total == 0
 
@@ -158,7 +160,9 @@ def test_every_object_with_a_flipped_bit_is_named(bench: Workbench, forger: Forg
         bench.store.delete(name)
         bench.store.put(name, bytes(flipped))
         found = verify(bench, forger)
-        assert any(one.kind is DifferenceKind.DAMAGED and name in str(one) for one in found.differences), what
+        assert any(
+            difference.kind is DifferenceKind.DAMAGED and name in str(difference) for difference in found.differences
+        ), what
         bench.store.delete(name)
         bench.store.put(name, kept)
 
@@ -166,18 +170,20 @@ def test_every_object_with_a_flipped_bit_is_named(bench: Workbench, forger: Forg
 def test_without_raw_only_what_the_compacted_ledger_says_of_itself_is_found(bench: Workbench, forger: Forger) -> None:
     """A part that forgot a key is found: its index has it. An altered value is not, and that is said."""
     number, offset = place(forger, b"key05")
-    below = [one for one in forger.topic.snapshot().ledgers if one.last_offset <= forger.record.horizon.offset]
+    below = [ledger for ledger in forger.topic.snapshot().ledgers if ledger.last_offset <= forger.record.horizon.offset]
     with bench.metadata.database.write() as connection:
-        connection.execute(delete(ledgers).where(ledgers.c.ledger_id.in_([one.ledger_id for one in below])))
+        connection.execute(delete(ledgers).where(ledgers.c.ledger_id.in_([item.ledger_id for item in below])))
     clean = verify(bench, forger)
     assert clean.total == 0
     assert clean.checked["part rows compared with raw"] == 0
-    assert any("raw is trimmed" in one for one in clean.unchecked)
+    assert any("raw is trimmed" in item for item in clean.unchecked)
     forger.part(number, with_value(offset, "payload", b"another"))
     assert verify(bench, forger).total == 0
     forger.part(number, without(offset))
     found = verify(bench, forger)
-    assert any(one.kind is DifferenceKind.MISSING and one.offset == offset for one in found.differences)
+    assert any(
+        difference.kind is DifferenceKind.MISSING and difference.offset == offset for difference in found.differences
+    )
 
 
 def test_many_differences_are_counted_and_some_are_named(bench: Workbench, forger: Forger) -> None:
@@ -185,5 +191,5 @@ def test_many_differences_are_counted_and_some_are_named(bench: Workbench, forge
     forger.part(number, lambda table: table.filter(pc.equal(table.column("offset"), offset)))
     found = Verifier(bench.metadata, bench.store, bench.clock, bench.engine, sizing=SIZING, limit=2)
     report = found.verify(forger.topic.name)
-    assert sum(one.kind is DifferenceKind.MISSING for one in report.differences) == 2
+    assert sum(difference.kind is DifferenceKind.MISSING for difference in report.differences) == 2
     assert report.counts[DifferenceKind.MISSING] > 10

@@ -150,7 +150,7 @@ def test_the_log_comes_to_a_database_with_topics(empty: list[Database]) -> None:
     (topic,) = store.topics.all()
     snapshot = store.snapshot(topic.id)
     assert (topic.start_offset, topic.next_offset, snapshot.segments) == (0, 100, ())
-    assert [(one.ledger_id, one.last_offset, one.deleted_at) for one in snapshot.ledgers] == [(5, 99, None)]
+    assert [(ledger.ledger_id, ledger.last_offset, ledger.deleted_at) for ledger in snapshot.ledgers] == [(5, 99, None)]
     assert snapshot.cursor is not None
     assert snapshot.cursor.properties == {"CompactedTopicLedger": "77"}
     assert not store.segments.roll_requested(topic.id)

@@ -72,11 +72,11 @@ def test_chunks_are_put_together_in_the_same_way_everywhere(drawn: list[dict[str
     assert list(assembled(found)) == messages
 
     made = assemble(chunk_records(table, CollidingHasher() if colliding else Xxh3KeyHasher(SEED))[::-1])
-    chunked = [one for one in messages if found[one.offset - 100].is_chunk]
-    assert sorted(made.offset.tolist()) == [one.offset for one in chunked]
+    chunked = [message for message in messages if found[message.offset - 100].is_chunk]
+    assert sorted(made.offset.tolist()) == [item.offset for item in chunked]
     for number, (at, empty) in enumerate(zip(made.last, made.empty, strict=True)):
         mine = made.chunks[made.message == number]
-        (one,) = [one for one in chunked if one.offset == offsets(made.chunks[at : at + 1])[0]]
+        (one,) = [item for item in chunked if item.offset == offsets(made.chunks[at : at + 1])[0]]
         assert offsets(mine).tolist() == [row.offset for row in rows_of[one.offset]]
         assert empty == (not one.payload)
         event_time = made.chunks["event_time"][made.first[number]]
@@ -153,7 +153,7 @@ def compare(bench: Workbench, topic: Topic, state: reference.State, horizon: int
     """What the manifest says of the compacted ledger."""
     manifest = manifest_of(topic, bench)
     messages, _, pending = reference.whole_messages(state.messages)
-    keyed = [one for one in messages if one.key is not None]
+    keyed = [message for message in messages if message.key is not None]
     assert (manifest.keys, manifest.tombstones) == (len(keyed) - len(state.retained_at), len(state.retained_at))
     assert manifest.dropped_to == state.dropped_to
     assert manifest.messages == len(state.messages)
@@ -161,7 +161,7 @@ def compare(bench: Workbench, topic: Topic, state: reference.State, horizon: int
     chunks = np.concatenate(found)
     assert sorted(offsets(chunks)) == [row.offset for row in state.messages if row.is_chunk]
     assert all(len(table) == one.records > 0 for table, one in zip(found[1:], manifest.chunks, strict=True))
-    assert sum(one.pending for one in manifest.chunks) == sum(map(len, pending))
+    assert sum(chunk.pending for chunk in manifest.chunks) == sum(map(len, pending))
     kept = chunks[chunks["retained_at"] != NO_EVENT_TIME]
     times = dict(zip(offsets(kept).tolist(), kept["retained_at"].tolist(), strict=True))
     assert retained_at(topic, horizon) | times == state.retained_at
@@ -187,7 +187,7 @@ def tail_of(state: reference.State, added: list[Message]) -> list[Message]:
     """The messages that rows behind the horizon complete."""
     messages, _, _ = reference.whole_messages([*state.messages, *added])
     behind = added[0].offset if added else 0
-    return [one for one in messages if added and one.offset >= behind]
+    return [message for message in messages if added and message.offset >= behind]
 
 
 def drawn_row(uuid: str | None, payload: bytes | None, event_time: int | None) -> dict[str, Any]:

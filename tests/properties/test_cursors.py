@@ -51,7 +51,7 @@ class Life:
     """Mark-delete of the last reset, or the highest since."""
 
     def locate(self, offset: int) -> Position | None:
-        return next((at(one) for one in range(offset, HIGH) if one not in self.gone), None)
+        return next((at(number) for number in range(offset, HIGH) if number not in self.gone), None)
 
     def open(self) -> Owner:
         settings = CursorSettings(flush_acknowledgements=None, flush_ms=None)

@@ -212,7 +212,7 @@ class Schedule:
         assert not reader.held
         assert reader.got
         ttl, now = self.policies.key_ttl_ms, self.clock.now_ms()
-        gone = [one for one in self.everything if one.is_tombstone or (ttl and one.publish_time + ttl <= now)]
+        gone = [item for item in self.everything if item.is_tombstone or (ttl and item.publish_time + ttl <= now)]
         assert gone[-1].offset > reader.got[-1].offset
 
 

@@ -350,14 +350,14 @@ class LogMachine(RuleBasedStateMachine):
     @rule(group=st.lists(sent(), min_size=1, max_size=4))
     def append(self, group: list[list[Sent]]) -> None:
         log = self.open_writer()
-        for one in (one for some in group for one in some):
-            self.add(one.placed(log.append(one.data)))
+        for item in (item for some in group for item in some):
+            self.add(item.placed(log.append(item.data)))
 
     @rule(group=st.lists(sent(), min_size=1, max_size=4))
     def append_without_waiting(self, group: list[list[Sent]]) -> None:
         log = self.open_writer()
         answers: list[Answer] = []
-        flat = [one for some in group for one in some]
+        flat = [item for some in group for item in some]
         for one in flat:
             log.submit(one.data, answers.append)
         self.close_writer()
@@ -377,7 +377,7 @@ class LogMachine(RuleBasedStateMachine):
     def crash(self, group: list[list[Sent]], written: int, aids: str) -> None:
         """The writer dies with entries under way. What it had acknowledged is there, and of the rest a beginning."""
         log = self.open_writer()
-        flat = [one for some in group for one in some]
+        flat = [item for some in group for item in some]
         tickets = []
         for number, one in enumerate(flat):
             tickets.append(log._current(one.data).submit(one.data))
@@ -627,7 +627,7 @@ class LogMachine(RuleBasedStateMachine):
             assert row == self.rows[row.offset], "as it was appended"
             if not reading.compacted:
                 between = self.rows[max(reading.next, self.first) : row.offset]
-                left_out = [one for one in between if one.slot != int(Slot.COMPACTED_OUT)]
+                left_out = [item for item in between if item.slot != int(Slot.COMPACTED_OUT)]
                 assert not left_out
             reading.next = row.offset + 1
         reading.got += got

@@ -194,7 +194,7 @@ def _trimmed(bench: Workbench, topic: Topic, share: float | None, *, force: bool
     raw_before = [message.offset for message in topic.messages()]
     view_before = list(topic.messages(read_compacted=True))
     cursors = bench.metadata.cursors.of_topic(topic.record.id)
-    needed = min((one.mark_delete.offset + 1 if one.mark_delete else 0 for one in cursors), default=2**62)
+    needed = min((cursor.mark_delete.offset + 1 if cursor.mark_delete else 0 for cursor in cursors), default=2**62)
 
     if share is None:
         retention.apply(topic.record, force=force)
@@ -212,7 +212,7 @@ def _trimmed(bench: Workbench, topic: Topic, share: float | None, *, force: bool
     if (
         "compact" in cleanup
         and not force
-        and not any(one.name == COMPACTION_CURSOR for one in cursors)
+        and not any(cursor.name == COMPACTION_CURSOR for cursor in cursors)
         and share is None
     ):
         assert gone == []

@@ -147,7 +147,7 @@ def value_of(key: bytes, state: reference.State, tail: list[Message], used: RunP
             found.append(((event_time, message.offset), message))
     if by_event and key in state.markers and state.markers[key][0] > now - used.event_time_max_lateness_ms:
         found.append((state.markers[key], None))
-    winner = max(found, key=lambda one: one[0])[1] if found else None
+    winner = max(found, key=lambda item: item[0])[1] if found else None
     return None if winner is None or winner.is_tombstone else winner
 
 

@@ -172,7 +172,7 @@ class SegmentMachine(RuleBasedStateMachine):
         every = self.policy.messages == 1
         assert not every or self.flushed == len(self.appended)
         reader = self.segment.reader(chunk_bytes=256)
-        found = [(one.entry_id, one.offset, one.data) for one in reader.entries()]
+        found = [(item.entry_id, item.offset, item.data) for item in reader.entries()]
         assert found == [(number, self.offset(number), one[0]) for number, one in enumerate(self.appended)]
         last = reader.last()
         assert (last.offset if last else 999) == self.offset(1 << 30) - 1
@@ -185,7 +185,7 @@ class SegmentMachine(RuleBasedStateMachine):
         expected = [
             number for number, (_, messages, _) in enumerate(self.appended) if self.offset(number) + messages > start
         ]
-        assert [one.entry_id for one in reader.entries(start)] == expected
+        assert [item.entry_id for item in reader.entries(start)] == expected
         time = PUBLISHED + data.draw(st.integers(-6, 6), label="time")
         first = next((number for number, one in enumerate(self.appended) if one[2] >= time), 1 << 30)
         assert reader.offset_at_time(time) == self.offset(first)

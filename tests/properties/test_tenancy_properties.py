@@ -110,8 +110,8 @@ class Tenancy(RuleBasedStateMachine):
         taken = bool({topic, *new} & set(there or {})) or name in self.partitioned
         if self.check(lambda: self.store.partitions.create(name, partitions, {}), there is None, taken):
             self.partitioned[name] = partitions
-            for one in new:
-                self.made(TopicName(tenant, namespace, one))
+            for item in new:
+                self.made(TopicName(tenant, namespace, item))
 
     @rule(tenant=TENANTS, namespace=NAMESPACES, topic=PLAIN, partitions=st.integers(1, 3))
     def update_partitions(self, tenant: str, namespace: str, topic: str, partitions: int) -> None:
@@ -133,7 +133,7 @@ class Tenancy(RuleBasedStateMachine):
         if self.check(lambda: self.store.partitions.delete(name, False), number is None, False):
             there = self.tree[tenant][namespace]
             self.ended |= {
-                there.pop(one) for one in [f"{topic}-partition-{n}" for n in range(number or 0)] if one in there
+                there.pop(item) for item in [f"{topic}-partition-{n}" for n in range(number or 0)] if item in there
             }
             del self.partitioned[name]
 
@@ -147,7 +147,7 @@ class Tenancy(RuleBasedStateMachine):
         tenancy = self.store.tenancy
         found = {
             tenant: {
-                full.partition("/")[2]: {one.name.topic: one.uid for one in self.store.topics.in_namespace(full)}
+                full.partition("/")[2]: {item.name.topic: item.uid for item in self.store.topics.in_namespace(full)}
                 for full in tenancy.namespaces(tenant)
             }
             for tenant in tenancy.tenants()
@@ -155,7 +155,7 @@ class Tenancy(RuleBasedStateMachine):
         assert found == self.tree
         everywhere = [full for tenant in self.tree for full in tenancy.namespaces(tenant)]
         assert {
-            one.name: one.partitions for full in everywhere for one in self.store.partitions.in_namespace(full)
+            item.name: item.partitions for full in everywhere for item in self.store.partitions.in_namespace(full)
         } == self.partitioned
         assert all(tenancy.deleted_topic(uid) is not None for uid in self.ended)
 

@@ -55,8 +55,8 @@ class PostgresLink:
         """Break every connection now, and let nobody connect until `restore`."""
         self._down = True
         broken, self._sockets = self._sockets[1:], self._sockets[:1]
-        for one in broken:
-            _close(one)
+        for item in broken:
+            _close(item)
 
     def restore(self) -> None:
         """Let clients connect again."""
@@ -71,8 +71,8 @@ class PostgresLink:
         self._held.clear()
 
     def close(self) -> None:
-        for one in self._sockets:
-            _close(one)
+        for item in self._sockets:
+            _close(item)
 
     def _accept(self) -> None:
         while True:

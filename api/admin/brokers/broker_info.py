@@ -69,7 +69,7 @@ def get_leader_broker(parts: Parts) -> BrokerInfo:
     """The service that schedules compactions."""
     services = parts.components.metadata.services
     name = services.leader()
-    found = next((one for one in services.live() if one.name == name), None)
+    found = next((item for item in services.live() if item.name == name), None)
     if found is None:
         raise Problem(404, "Couldn't find leader broker")
     return BrokerInfo(broker_id=urlsplit(found.url).netloc, service_url=found.url)
@@ -127,5 +127,5 @@ def list_cluster_brokers(parts: Parts, request: Request, cluster: str) -> list[s
 
 
 def _brokers(parts: Service, request: Request) -> list[str]:
-    live = [urlsplit(one.url).netloc for one in parts.components.metadata.services.live()]
+    live = [urlsplit(item.url).netloc for item in parts.components.metadata.services.live()]
     return sorted(set(live)) or [urlsplit(service_urls(parts, request)[0]).netloc]

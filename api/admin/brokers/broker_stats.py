@@ -56,7 +56,7 @@ def _written(parts: Service, seldom: Seldom) -> Generator[str, None, None]:
 
 
 def _bundles(parts: Service, seldom: Seldom, by_bundle: dict[str, list[TopicName]]) -> Iterator[str]:
-    for number, bundle in enumerate(one for one in RANGES if one in by_bundle):
+    for number, bundle in enumerate(item for item in RANGES if item in by_bundle):
         yield f'{"," if number else ""}{json.dumps(bundle)}:{{"persistent":{{'
         between = ""
         for name in by_bundle[bundle]:
@@ -88,19 +88,19 @@ def _stats(found: TopicCounts) -> dict[str, Any]:
         "publishers": [],
         "replication": {},
         "subscriptions": {
-            one.record.name: {
+            cursor.record.name: {
                 "consumers": [],
-                "msgBacklog": found.backlog(one),
+                "msgBacklog": found.backlog(cursor),
                 "msgRateExpired": 0.0,
                 "msgRateOut": 0.0,
                 "messageAckRate": 0.0,
                 "msgThroughputOut": 0.0,
                 "msgRateRedeliver": 0.0,
-                "numberOfEntriesSinceFirstNotAckedMessage": found.backlog(one),
-                "totalNonContiguousDeletedMessagesRange": one.ranges,
+                "numberOfEntriesSinceFirstNotAckedMessage": found.backlog(cursor),
+                "totalNonContiguousDeletedMessagesRange": cursor.ranges,
                 "type": NO_CONSUMER,
             }
-            for one in cursors
+            for cursor in cursors
         },
         "producerCount": 0,
         "averageMsgSize": 0.0,
@@ -113,7 +113,7 @@ def _stats(found: TopicCounts) -> dict[str, Any]:
         "msgThroughputIn": 0.0,
         "msgThroughputOut": 0.0,
         "storageSize": found.size,
-        "backlogSize": max((found.backlog_bytes(one) for one in cursors), default=0),
+        "backlogSize": max((found.backlog_bytes(cursor) for cursor in cursors), default=0),
         "pendingAddEntriesCount": 0,
         "filteredEntriesCount": 0,
     }

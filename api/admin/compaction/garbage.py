@@ -72,15 +72,15 @@ def collect_garbage(parts: Parts, wanted: Annotated[CollectGarbage, Body()] = Co
     if wanted.topics is None:
         found = list(collector.collect_all(wanted.dry_run, wanted.unknown_topics))
     else:
-        names = [TopicName.parse(one) for one in dict.fromkeys(wanted.topics)]
+        names = [TopicName.parse(fromkey) for fromkey in dict.fromkeys(wanted.topics)]
         records = [components.metadata.topics.get(name) for name in names]
         found = [collector.collect(record, wanted.dry_run) for record in records]
-    counted = [one for one in found if one.topic is not None or one.deleted]
+    counted = [item for item in found if item.topic is not None or item.deleted]
     return {
         "dry_run": wanted.dry_run,
-        "objects": sum(one.total.count for one in counted),
-        "bytes": sum(one.total.bytes for one in counted),
-        "topics": [_shown(one) for one in found if _has_something(one)],
+        "objects": sum(item.total.count for item in counted),
+        "bytes": sum(item.total.bytes for item in counted),
+        "topics": [_shown(item) for item in found if _has_something(item)],
     }
 
 

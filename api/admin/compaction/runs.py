@@ -106,7 +106,7 @@ def get_topic_compactions(parts: Parts, topic: Topic, in_full: InFull, state: St
     found: list[tuple[TopicName, RunRecord]] = []
     for record in records:
         found += parts.components.metadata.runs.newest(limit, topic_id=record.id, state=state)
-    found.sort(key=lambda one: -one[1].run_id)
+    found.sort(key=lambda item: -item[1].run_id)
     return _shown(parts, found[:limit], in_full)
 
 
@@ -128,16 +128,16 @@ def get_scheduler(parts: Parts) -> Scheduler:
         leader=leader,
         services=[
             ServiceState(
-                name=one.name,
-                url=one.url,
-                started_at=one.started_at,
-                heartbeat_at=one.heartbeat_at,
-                leads=one.name == leader,
+                name=item.name,
+                url=item.url,
+                started_at=item.started_at,
+                heartbeat_at=item.heartbeat_at,
+                leads=item.name == leader,
             )
-            for one in metadata.services.live()
+            for item in metadata.services.live()
         ],
         queue=[_control(record, control, True) for record, control in metadata.compaction_state.requests()],
-        running=[Run(**one) for one in _shown(parts, running, True)],
+        running=[Run(**item) for item in _shown(parts, running, True)],
         failing=[_control(record, control, True) for record, control in controls if control.failures],
         paused=[_control(record, control, True) for record, control in controls if control.paused],
     )

@@ -39,11 +39,11 @@ def compact(parts: Parts, caller: CallerName, topic: Topic) -> None:
     resolve.namespace(parts, resolve.namespace_of(topic), "Namespace not found")
     records = resolve.topics(parts, topic)
     if len(records) > 1:
-        now = {one.id: parts.components.metadata.compaction_state.activity(one.id) for one in records}
-        if any(one.running for one in now.values()):
+        now = {item.id: parts.components.metadata.compaction_state.activity(item.id) for item in records}
+        if any(item.running for item in now.values()):
             raise Problem(409, RUNNING)
         # What refuses does it before anything is triggered.
-        records.sort(key=lambda one: not now[one.id].control.paused)
+        records.sort(key=lambda item: not now[item.id].control.paused)
     for record in records:
         try:
             parts.control.trigger(record, MANUAL, caller)

@@ -115,10 +115,10 @@ def _records(parts: Service, name: TopicName) -> list[TopicRecord | None]:
     whole = parts.components.metadata.partitions.find(name)
     if whole is None:
         return _alone(parts, name)
-    there = {one.name: one for one in resolve.partitions(parts, whole)}
+    there = {partition.name: partition for partition in resolve.partitions(parts, whole)}
     if not there:
         raise Problem(404, "Topic partitions were not yet created")
-    return [there.get(one) for one in resolve.partition_names(whole)]
+    return [there.get(item) for item in resolve.partition_names(whole)]
 
 
 def _alone(parts: Service, name: TopicName) -> list[TopicRecord | None]:
@@ -151,7 +151,7 @@ async def _produced(
             if len(records) == 1:
                 raise
             log_for_operators(request, error)
-            acks = [_failed(one, error) for one in some]
+            acks = [_failed(item, error) for item in some]
         for at, ack in zip(mine, acks, strict=True):
             results[at] = ack
     return await parsing.run(_answered, results)
@@ -168,7 +168,7 @@ def _by_target(
 
 
 def _answered(results: Sequence[ProducerAck | None]) -> Response:
-    acks = ProducerAcks(message_publish_results=[one for one in results if one is not None])
+    acks = ProducerAcks(message_publish_results=[result for result in results if result is not None])
     return Response(acks.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
 
 
@@ -233,21 +233,21 @@ async def _sent(
             return acks.message_publish_results
         raise Problem(found.status_code, str(found.json().get("reason", "")))
     except (Problem, ValueError) as error:
-        return [_failed(one, error) for one in messages]
+        return [_failed(message, error) for message in messages]
 
 
 def _forwarded_body(messages: Sequence[NewMessage]) -> bytes:
     """The messages as another service takes them: JSON, keys and payloads in base64."""
     lines = [
         {
-            "key": None if one.key is None else to_text(one.key, TextEncoding.BASE64),
-            "payload": None if one.payload is None else to_text(one.payload, TextEncoding.BASE64),
-            "properties": dict(one.properties),
-            "eventTime": one.event_time,
-            "sequenceId": one.sequence_id,
-            "context": one.context,
+            "key": None if message.key is None else to_text(message.key, TextEncoding.BASE64),
+            "payload": None if message.payload is None else to_text(message.payload, TextEncoding.BASE64),
+            "properties": dict(message.properties),
+            "eventTime": message.event_time,
+            "sequenceId": message.sequence_id,
+            "context": message.context,
         }
-        for one in messages
+        for message in messages
     ]
     return msgspec.json.encode({"producerName": messages[0].producer, "messages": lines})
 

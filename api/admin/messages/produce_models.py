@@ -118,7 +118,7 @@ def parsed(content_type: str, body: bytes, key: TextEncoding, value: TextEncodin
         raise Problem(400, f"the messages cannot be taken: {shown_errors(error)}") from error
     for schema in (sent.key_schema, sent.value_schema):
         _check_schema(schema)
-    return [_message(one, sent.producer_name or DEFAULT_PRODUCER, key, value) for one in sent.messages]
+    return [_message(message, sent.producer_name or DEFAULT_PRODUCER, key, value) for message in sent.messages]
 
 
 def _check_bounds(body: bytes, most: int) -> list[int]:

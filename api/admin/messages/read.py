@@ -157,11 +157,11 @@ def _check_ledger(parts: Service, source: OpenTopic, state: ReaderState) -> None
 
 def _kind_of(accept: str) -> str:
     """The content type that the caller takes; JSON Lines if it takes anything."""
-    wanted = [one.partition(";")[0].strip().lower() for one in accept.split(",")]
-    for one in wanted:
-        if one == ARROW:
+    wanted = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    for item in wanted:
+        if item == ARROW:
             return ARROW
-        if one in ("*/*", "application/*", JSON_LINES, "application/json", "application/jsonl", "text/*", ""):
+        if item in ("*/*", "application/*", JSON_LINES, "application/json", "application/jsonl", "text/*", ""):
             return JSON_LINES
     raise Problem(406, f"messages come as {JSON_LINES} or {ARROW}")
 
@@ -238,5 +238,5 @@ async def _behind(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGener
     async with aclosing(rest):
         if first:
             yield first
-        async for one in rest:
-            yield one
+        async for item in rest:
+            yield item

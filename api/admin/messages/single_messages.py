@@ -235,7 +235,7 @@ def _of_key(
     records = resolve.topics(parts, topic) if sealed_only else resolve.local_topics(parts, topic)
     of_partitions = _newest(parts, records, wanted, sealed_only)
     found = [(_age(parts, record, message), message) for record, message in of_partitions]
-    age, newest = max(found, key=lambda one: one[0], default=(None, None))
+    age, newest = max(found, key=lambda item: item[0], default=(None, None))
     headers = {} if age is None else {AGE: ":".join(map(str, age))}
     if newest is None or newest.is_tombstone:
         raise Problem(404, f"the key {key[:100]!r} of {topic} has no value", headers)

@@ -90,5 +90,5 @@ def policies_document(
 
 def for_pulsar(permissions: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Permissions by role, without actions that Pulsar's clients do not know."""
-    known = {role: [one for one in actions if one in PULSAR_ACTIONS] for role, actions in permissions.items()}
+    known = {role: [action for action in actions if action in PULSAR_ACTIONS] for role, actions in permissions.items()}
     return {role: actions for role, actions in known.items() if actions}

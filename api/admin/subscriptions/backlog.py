@@ -194,11 +194,11 @@ def _topics(parts: Service, namespace: str, bundle: str | None) -> list[TopicRec
     resolve.namespace(parts, namespace)
     wanted = None if bundle is None else check_bundle(bundle)
     found = parts.components.metadata.topics.in_namespace(namespace)
-    return [one for one in found if wanted is None or bundle_of(one.name) == wanted]
+    return [item for item in found if wanted is None or bundle_of(item.name) == wanted]
 
 
 def _subscriptions(parts: Service, record: TopicRecord, wanted: str | None) -> list[str]:
-    names = (one.name for one in parts.components.metadata.cursors.of_topic(record.id))
+    names = (item.name for item in parts.components.metadata.cursors.of_topic(record.id))
     return [name for name in names if name != COMPACTION_CURSOR and wanted in (None, name)]
 
 

@@ -51,7 +51,7 @@ EXISTS = "Subscription already exists for topic"
 def get_subscriptions(parts: Parts, topic: Topic) -> list[str]:
     """Their names; of a partitioned topic those of all partitions."""
     records = resolve.topics(parts, topic)
-    return sorted({one.name for record in records for one in parts.components.metadata.cursors.of_topic(record.id)})
+    return sorted({item.name for record in records for item in parts.components.metadata.cursors.of_topic(record.id)})
 
 
 @router.put(ONE, Action.CONSUME, Depends(changes_it), AUTHORITATIVE, refuses=(409,), waits_for=WaitsFor.STORE)
@@ -137,7 +137,7 @@ def peek_nth_message(
             cursor = owned.cursor
             mark = cursor.mark_delete
             found = entries(owned.topic, AtOffset(mark.offset + 1 if mark else 0))
-            rows = (one for one in found if not all(cursor.is_acknowledged(row["offset"]) for row in one))
+            rows = (item for item in found if not all(cursor.is_acknowledged(row["offset"]) for row in item))
     entry = next(islice(rows, position - 1, None), None)
     if entry is None:
         raise Problem(404, NOT_FOUND)
@@ -149,7 +149,7 @@ def _created(parts: Service, record: TopicRecord, name: str, place: ResetCursorD
     metadata = parts.components.metadata
     properties = (place.properties or {}) if isinstance(place, ResetCursorData) else {}
     if name == COMPACTION_CURSOR:
-        if any(one.name == name for one in metadata.cursors.of_topic(record.id)):
+        if any(item.name == name for item in metadata.cursors.of_topic(record.id)):
             return False
         metadata.cursors.ensure(record.id, name)
         if properties:

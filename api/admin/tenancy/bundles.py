@@ -20,7 +20,7 @@ BUNDLES: dict[str, Any] = {"boundaries": list(_BOUNDARIES), "numBundles": len(_B
 """As Pulsar's `BundlesData`."""
 RANGES = tuple(f"{first}_{end}" for first, end in pairwise(_BOUNDARIES))
 """The bundles by name, in order."""
-_STARTS = tuple(int(one, 16) for one in _BOUNDARIES[:-1])
+_STARTS = tuple(int(boundary, 16) for boundary in _BOUNDARIES[:-1])
 
 
 def bundle_of(topic: TopicName) -> str:

@@ -114,7 +114,7 @@ def list_namespace_topics(parts: Parts, namespace: Namespace, mode: str = "PERSI
     resolve.namespace(parts, namespace)
     if mode == "NON_PERSISTENT":
         return []
-    return [str(one.name) for one in parts.components.metadata.topics.in_namespace(namespace)]
+    return [str(item.name) for item in parts.components.metadata.topics.in_namespace(namespace)]
 
 
 @router.get(NAMESPACE_PATH + "/bundles", Action.ADMIN)

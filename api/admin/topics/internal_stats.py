@@ -61,7 +61,7 @@ def get_internal_info(parts: Parts, topic: Topic) -> TopicInternalInfo:
 def internal_stats(found: TopicCounts) -> TopicInternalStats:
     """The model of one topic; its counts have lines."""
     standing, extents = found.standing, found.extents
-    unrolled = next((one for one in extents if one.open), None)
+    unrolled = next((extent for extent in extents if extent.open), None)
     compacted = standing.compacted
     return TopicInternalStats(
         entries_added_counter=found.entries,
@@ -69,10 +69,14 @@ def internal_stats(found: TopicCounts) -> TopicInternalStats:
         total_size=found.size,
         current_ledger_entries=unrolled.entries if unrolled else 0,
         current_ledger_size=unrolled.size if unrolled else 0,
-        last_ledger_created_timestamp=moment(max([standing.topic.created_at, *(one.created_at for one in extents)])),
+        last_ledger_created_timestamp=moment(
+            max([standing.topic.created_at, *(extent.created_at for extent in extents)])
+        ),
         last_confirmed_entry=str(found.last_entry),
-        ledgers=[LedgerInfo(ledger_id=one.ledger_id, entries=one.entries, size=one.size) for one in extents],
-        cursors={one.record.name: _cursor(found, one) for one in standing.cursors},
+        ledgers=[
+            LedgerInfo(ledger_id=extent.ledger_id, entries=extent.entries, size=extent.size) for extent in extents
+        ],
+        cursors={cursor.record.name: _cursor(found, cursor) for cursor in standing.cursors},
         properties=dict(standing.properties),
         compacted_ledger=LedgerInfo(ledger_id=-1, entries=-1, size=-1)
         if compacted is None
@@ -84,28 +88,28 @@ def internal_info(found: TopicCounts) -> TopicInternalInfo:
     """The model of one topic; its counts have lines."""
     topic, extents = found.standing.topic, found.extents
     made = moment(topic.created_at)
-    changed = moment(max([topic.created_at, *(one.created_at for one in extents)]))
+    changed = moment(max([topic.created_at, *(extent.created_at for extent in extents)]))
     return TopicInternalInfo(
         version=topic.generation,
         creation_date=made,
         modification_date=changed,
         ledgers=[
             StoredLedgerInfo(
-                ledger_id=one.ledger_id,
-                entries=None if one.open else one.entries,
-                size=None if one.open else one.size,
-                timestamp=one.created_at,
+                ledger_id=extent.ledger_id,
+                entries=None if extent.open else extent.entries,
+                size=None if extent.open else extent.size,
+                timestamp=extent.created_at,
             )
-            for one in extents
+            for extent in extents
         ],
         cursors={
-            one.record.name: StoredCursorInfo(
+            cursor.record.name: StoredCursorInfo(
                 creation_date=made,
                 modification_date=changed,
-                mark_delete=PositionInfo(**found.position(one)._asdict()),
-                properties=_numbers(one.record) or None,
+                mark_delete=PositionInfo(**found.position(cursor)._asdict()),
+                properties=_numbers(cursor.record) or None,
             )
-            for one in found.standing.cursors
+            for cursor in found.standing.cursors
         },
     )
 

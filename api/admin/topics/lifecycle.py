@@ -40,7 +40,7 @@ def list_topics(
     """The topics of a namespace, partitions one by one."""
     resolve.namespace(parts, namespace)
     wanted = None if bundle is None else check_bundle(bundle)
-    names = (one.name for one in parts.components.metadata.topics.in_namespace(namespace))
+    names = (item.name for item in parts.components.metadata.topics.in_namespace(namespace))
     return [str(name) for name in names if wanted is None or bundle_of(name) == wanted]
 
 

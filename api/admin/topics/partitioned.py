@@ -94,7 +94,7 @@ Wanted = Annotated[_Wanted, Depends(_wanted_body)]
 def list_partitioned_topics(parts: Parts, namespace: Namespace) -> list[str]:
     """The partitioned topics of a namespace, without their partitions."""
     resolve.namespace(parts, namespace)
-    return [str(one.name) for one in parts.components.metadata.partitions.in_namespace(namespace)]
+    return [str(item.name) for item in parts.components.metadata.partitions.in_namespace(namespace)]
 
 
 @router.put(TOPIC_PATH + "/partitions", Action.ADMIN, refuses=(406, 409), openapi_extra=_BODY, responses=UNREADABLE)
@@ -156,10 +156,10 @@ def delete_partitioned_topic(parts: Parts, topic: Topic, force: bool = False) ->
     if whole is None:
         raise _not_partitioned(parts, topic)
     each = resolve.partitions(parts, whole)
-    for one in each:
-        parts.producers.close_topic(one.id)
-    written = [one for one in each if metadata.leases.current(one.id) is not None]
-    others = [one for one in written if not written_by_a_service(parts, one.id)]
+    for item in each:
+        parts.producers.close_topic(item.id)
+    written = [item for item in each if metadata.leases.current(item.id) is not None]
+    others = [item for item in written if not written_by_a_service(parts, item.id)]
     if others and not force:
         raise Problem(412, connected(len(others)))
     try:

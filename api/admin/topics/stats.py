@@ -83,9 +83,9 @@ def get_partitioned_stats(
     summed.oldest_backlog_message_age_seconds = 0
     if per_partition:
         summed.partitions = each
-    for one in (summed, *each.values()):
-        if COMPACTION_CURSOR in one.subscriptions:
-            one.subscriptions[COMPACTION_CURSOR].type = EXCLUSIVE
+    for item in (summed, *each.values()):
+        if COMPACTION_CURSOR in item.subscriptions:
+            item.subscriptions[COMPACTION_CURSOR].type = EXCLUSIVE
     return summed
 
 
@@ -93,7 +93,7 @@ def get_partitioned_stats(
 def get_backlog(parts: Parts, request: Request, topic: Topic) -> OfflineTopicStats:
     """How much a topic holds, and how much of it is before its slowest cursor."""
     found = of_topic(parts, topic)
-    backlogs = {one.record.name: found.backlog(one) for one in found.standing.cursors}
+    backlogs = {cursor.record.name: found.backlog(cursor) for cursor in found.standing.cursors}
     return OfflineTopicStats(
         topic_name=f"{topic.tenant}/{topic.namespace}/persistent/{topic.topic}",
         broker_name=urlsplit(service_urls(parts, request)[0]).hostname or "",
@@ -130,18 +130,20 @@ def partitioned(parts: Service, topic: TopicName) -> PartitionedTopic:
 def topic_stats(found: TopicCounts, policies: TopicPolicies, owner: str, *, sizes: bool, earliest: bool) -> TopicStats:
     """The stats of one topic."""
     standing = found.standing
-    waiting = [one for one in standing.cursors if found.backlog(one)]
+    waiting = [cursor for cursor in standing.cursors if found.backlog(cursor)]
     return TopicStats(
         bytes_in_counter=found.size,
         msg_in_counter=found.end,
         storage_size=found.size,
-        backlog_size=max((found.backlog_bytes(one) for one in standing.cursors), default=0),
+        backlog_size=max((found.backlog_bytes(cursor) for cursor in standing.cursors), default=0),
         backlog_quota_limit_size=policies.backlog_quota_bytes,
         backlog_quota_limit_time=policies.backlog_quota_seconds,
         earliest_msg_publish_time_in_backlogs=_earliest(waiting) if earliest else 0,
-        subscriptions={one.record.name: _subscription(found, one, sizes, earliest) for one in standing.cursors},
+        subscriptions={
+            cursor.record.name: _subscription(found, cursor, sizes, earliest) for cursor in standing.cursors
+        },
         deduplication_status="Disabled",
-        non_contiguous_deleted_messages_ranges=sum(one.ranges for one in standing.cursors),
+        non_contiguous_deleted_messages_ranges=sum(cursor.ranges for cursor in standing.cursors),
         compaction=compaction_stats(standing),
         owner_broker=owner,
         topic_creation_time_stamp=standing.topic.created_at,
@@ -153,13 +155,13 @@ def summed_fields(each: Sequence[TopicStats]) -> dict[str, object]:
     """The fields of the sum of several topics; of subscriptions by name, of compactions the newest times."""
     if not each:
         return {}
-    names = sorted({name for one in each for name in one.subscriptions})
-    runs = [one.compaction for one in each]
-    oldest = [one.earliest_msg_publish_time_in_backlogs for one in each if one.earliest_msg_publish_time_in_backlogs]
+    names = sorted({name for item in each for name in item.subscriptions})
+    runs = [item.compaction for item in each]
+    oldest = [item.earliest_msg_publish_time_in_backlogs for item in each if item.earliest_msg_publish_time_in_backlogs]
     return {
         **_folded(sum, each, _COUNTED),
         "subscriptions": {
-            name: _summed_subscription([one.subscriptions[name] for one in each if name in one.subscriptions])
+            name: _summed_subscription([item.subscriptions[name] for item in each if name in item.subscriptions])
             for name in names
         },
         "compaction": CompactionStats.model_validate(
@@ -195,7 +197,7 @@ _NEWEST = (
 
 def _folded(fold: Callable[[Iterable[int]], int], each: Sequence[BaseModel], names: Iterable[str]) -> dict[str, object]:
     """Fields by name, each the sum, minimum or maximum of those of several models."""
-    return {name: fold(getattr(one, name) for one in each) for name in names}
+    return {name: fold(getattr(item, name) for item in each) for name in names}
 
 
 def _subscription(found: TopicCounts, cursor: CursorStanding, sizes: bool, earliest: bool) -> SubscriptionStats:
@@ -212,13 +214,13 @@ def _subscription(found: TopicCounts, cursor: CursorStanding, sizes: bool, earli
 
 
 def _summed_subscription(each: Sequence[SubscriptionStats]) -> SubscriptionStats:
-    properties = {k: v for one in each for k, v in one.subscription_properties.items()}
+    properties = {k: v for item in each for k, v in item.subscription_properties.items()}
     counted = _folded(sum, each, _COUNTED_OF_SUBSCRIPTION)
     return SubscriptionStats.model_validate(counted | {"subscription_properties": properties})
 
 
 def _earliest(cursors: Iterable[CursorStanding]) -> int:
-    return min((one.oldest_publish_time for one in cursors if one.oldest_publish_time), default=0)
+    return min((cursor.oldest_publish_time for cursor in cursors if cursor.oldest_publish_time), default=0)
 
 
 def _owner(parts: Service, request: Request) -> str:

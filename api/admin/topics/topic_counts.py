@@ -55,21 +55,21 @@ class TopicCounts:
     def first(self) -> int:
         """The first offset that can be read."""
         sums = self.standing.sums
-        starts = [one.first_offset for one in self.standing.segments]
+        starts = [segment.first_offset for segment in self.standing.segments]
         starts += [sums.first_offset] if sums.first_offset is not None else []
         return max(min(starts, default=self.end), self.standing.topic.start_offset)
 
     @property
     def entries(self) -> int:
-        return self.standing.sums.entries + sum(self._segment(one)[0] for one in self.standing.segments)
+        return self.standing.sums.entries + sum(self._segment(segment)[0] for segment in self.standing.segments)
 
     @property
     def size(self) -> int:
-        return self.standing.sums.logical_bytes + sum(self._segment(one)[1] for one in self.standing.segments)
+        return self.standing.sums.logical_bytes + sum(self._segment(segment)[1] for segment in self.standing.segments)
 
     @property
     def last_publish_time(self) -> int:
-        rolled = [one.content.max_publish_time for one in self.standing.segments if one.content]
+        rolled = [segment.content.max_publish_time for segment in self.standing.segments if segment.content]
         return max([self.standing.sums.max_publish_time, *rolled])
 
     def backlog(self, cursor: CursorStanding) -> int:
@@ -78,10 +78,14 @@ class TopicCounts:
 
     def backlog_bytes(self, cursor: CursorStanding) -> int:
         """Bytes of the ledgers and segments that a cursor is not through with."""
-        behind = [one for one in self.standing.segments if one.content is None or one.content.last_offset > cursor.mark]
+        behind = [
+            segment
+            for segment in self.standing.segments
+            if segment.content is None or segment.content.last_offset > cursor.mark
+        ]
         if self.end - 1 <= cursor.mark:
             return 0
-        return cursor.sealed_bytes + sum(self._segment(one)[1] for one in behind)
+        return cursor.sealed_bytes + sum(self._segment(item)[1] for item in behind)
 
     @property
     def extents(self) -> list[Extent]:
@@ -91,16 +95,16 @@ class TopicCounts:
             for line in self.standing.lines
         ]
         unsealed = [
-            Extent(one.ledger_id, *self._segment(one), one.created_at, one.content is None)
-            for one in self.standing.segments
+            Extent(segment.ledger_id, *self._segment(segment), segment.created_at, segment.content is None)
+            for segment in self.standing.segments
         ]
-        return sorted((*sealed, *unsealed), key=lambda one: one.ledger_id)
+        return sorted((*sealed, *unsealed), key=lambda item: item.ledger_id)
 
     @property
     def last_entry(self) -> EntryPosition:
         """The last entry, or the place before the first one. Asks for lines."""
         extents = self.extents
-        filled = [one for one in extents if one.entries]
+        filled = [extent for extent in extents if extent.entries]
         if filled:
             return EntryPosition(filled[-1].ledger_id, filled[-1].entries - 1)
         return EntryPosition(extents[0].ledger_id if extents else -1, -1)
@@ -127,7 +131,7 @@ def topic_counts(parts: Service, name: TopicName, *, lines: bool = False, precis
         standing = components.metadata.stats.of(name, lines=lines, precise=precise)
     except TopicNotFound:
         return None
-    unrolled = next((one for one in standing.segments if one.content is None), None)
+    unrolled = next((segment for segment in standing.segments if segment.content is None), None)
     active = unsealed_end(components.log, standing.topic, unrolled) if unrolled is not None else None
     return TopicCounts(standing, active)
 
@@ -147,5 +151,5 @@ def compaction_stats(standing: TopicStanding) -> CompactionStats:
 def _removed(run: RunRecord) -> int:
     """Messages that were there before a run, and are not after it."""
     numbers = [run.statistics.get(name, 0) for name in ("messages_before", "messages_in", "messages_out")]
-    before, new, left = (one if isinstance(one, int) else 0 for one in numbers)
+    before, new, left = (number if isinstance(number, int) else 0 for number in numbers)
     return max(before + new - left, 0)

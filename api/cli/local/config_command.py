@@ -39,11 +39,11 @@ def described(settings: Settings) -> dict[str, dict[str, Any]]:
     from storage.options import policies
 
     found = {
-        one.name: {
-            "value": one.shown(getattr(settings, one.attribute)),
-            "origin": settings.origin(one.name) or "default",
+        setting.name: {
+            "value": setting.shown(getattr(settings, setting.attribute)),
+            "origin": settings.origin(setting.name) or "default",
         }
-        for one in SETTINGS.values()
+        for setting in SETTINGS.values()
     }
     for name, value in settings.policies.items():
         found[name] = {"value": policies.shown(name, value), "origin": settings.origin(name)}

@@ -46,7 +46,7 @@ def collect_garbage(
     beside imports, compactions and readers. The names of the objects go to standard output.
     """
     grace_ms = parse_duration("--grace", grace, LEAST_GRACE_MS)
-    wanted = [TopicName.parse(one) for one in dict.fromkeys(topic or ())]
+    wanted = [TopicName.parse(fromkey) for fromkey in dict.fromkeys(topic or ())]
     if wanted and unknown_topics:
         raise InvalidInput("--topic and --unknown-topics do not go together", "leave one of them out")
     if yes and dry_run:

@@ -101,7 +101,7 @@ def test_subscriptions_and_their_messages(admin: Admin, topic: str) -> None:
     admin("topics", "update-subscription-properties", topic, "-s", "s", "-p", "x=y").done()
     assert admin("topics", "get-subscription-properties", topic, "-s", "s", "--output", "json").json == {"x": "y"}
     peeked = admin("topics", "peek-messages", topic, "-s", "s", "-n", "2", "--output", "json").json
-    assert [(one["partition-key"], one["value"]) for one in peeked] == [("a", "a1"), ("b", "b1")]
+    assert [(item["partition-key"], item["value"]) for item in peeked] == [("a", "a1"), ("b", "b1")]
     admin("topics", "skip", topic, "-s", "s", "-n", "2").done()
     assert "c1" in admin("topics", "peek-messages", topic, "-s", "s").stdout
     last = admin("topics", "last-message-id", topic, "--output", "json").json

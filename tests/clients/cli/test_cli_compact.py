@@ -315,7 +315,7 @@ def test_a_dry_run_of_a_bad_topic_fails_alone(
         path.unlink()
     result = compactor_command("compact-topic", "--all", "--dry-run", "--output", "json")
     assert result.exit_code == 7
-    assert [(one["topic"][-1], one["exit_code"], bool(one["forecast"])) for one in result.messages] == [
+    assert [(message["topic"][-1], message["exit_code"], bool(message["forecast"])) for message in result.messages] == [
         ("a", 0, True),
         ("b", 7, False),
         ("c", 0, True),

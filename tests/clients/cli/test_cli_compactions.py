@@ -264,7 +264,7 @@ def test_a_worker_that_is_killed_is_taken_over_after_its_heartbeat(
 
     def expired() -> bool:
         listed = json.loads(compactor_command("compactions", "list", "--output", "json").done().stdout)
-        assert [(one["run"], one["state"]) for one in listed] == [(1, "RUNNING")]
+        assert [(item["run"], item["state"]) for item in listed] == [(1, "RUNNING")]
         return bool(listed[0]["heartbeat_expired"])
 
     last_sign(-60_000)

@@ -29,7 +29,9 @@ MESSAGES = [
 
 def content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages without what the topic gave them."""
-    return [{name: field for name, field in one.items() if name not in ("message_id", "offset")} for one in messages]
+    return [
+        {name: field for name, field in message.items() if name not in ("message_id", "offset")} for message in messages
+    ]
 
 
 def test_json_lines_come_out_as_they_went_in(compactor_command: Compactor, folder: Path) -> None:
@@ -48,7 +50,7 @@ def test_a_message_of_the_far_future_is_taken_only_where_that_is_allowed(
     refused.refused(2, "in.jsonl: the publish time 9223372036854775807 of a message is")
     compactor_command("topics", "policies", "--broker", "--set", "message.timestamp.after.max.ms=none").done()
     compactor_command("import", "t", "in.jsonl").done()
-    assert [one["publish_time"] for one in compactor_command("read", "t").done().messages] == [2**63 - 1]
+    assert [message["publish_time"] for message in compactor_command("read", "t").done().messages] == [2**63 - 1]
 
 
 def test_an_output_is_an_input(compactor_command: Compactor, folder: Path) -> None:
@@ -73,7 +75,7 @@ def test_standard_input(compactor_command: Compactor, pack: Any) -> None:
     given = pack(b'{"key":"a","value":"1"}\r\n{"key":"b","value":"2"}')
     imported = compactor_command("import", "t", "-", stdin=given).done()
     assert imported.stderr.startswith("standard input: 2 messages, 4 B in 1 ledger (")
-    assert [one["key"] for one in compactor_command("read", "t").messages] == ["a", "b"]
+    assert [message["key"] for message in compactor_command("read", "t").messages] == ["a", "b"]
 
 
 def test_a_pipe_is_a_file_too(compactor_command: Compactor, folder: Path) -> None:
@@ -101,9 +103,9 @@ def test_several_files_in_one_call_keep_their_order(compactor_command: Compactor
         "standard input",
     ]
     read = compactor_command("read", "t").messages
-    assert [one["value"] for one in read] == ["1", "2", "3", "9"]
-    assert [one["offset"] for one in read] == [0, 1, 2, 3]
-    ledgers = [int(one["message_id"].split(":")[0]) for one in read]
+    assert [item["value"] for item in read] == ["1", "2", "3", "9"]
+    assert [item["offset"] for item in read] == [0, 1, 2, 3]
+    ledgers = [int(item["message_id"].split(":")[0]) for item in read]
     assert ledgers == sorted(ledgers)
     assert len(set(ledgers)) == 3
 
@@ -112,8 +114,8 @@ def test_ledger_size_cuts_ledgers(compactor_command: Compactor, folder: Path) ->
     write_lines(folder / "in.jsonl", *({"key": "k", "value": "v" * 1023} for _ in range(10)))
     done = compactor_command("import", "t", "in.jsonl", "--ledger-size", "4K").done()
     assert "10 messages, 10.0 KiB in 3 ledgers" in done.stderr
-    ids = [one["message_id"] for one in compactor_command("read", "t").messages]
-    entries = [int(one.split(":")[1]) for one in ids]
+    ids = [message["message_id"] for message in compactor_command("read", "t").messages]
+    entries = [int(item.split(":")[1]) for item in ids]
     assert entries == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
 
 
@@ -122,7 +124,7 @@ def test_base64_carries_any_bytes(compactor_command: Compactor, folder: Path) ->
     encodings = ("--key-encoding", "base64", "--value-encoding", "base64")
     compactor_command("import", "t", "in.jsonl", *encodings).done()
     read = compactor_command("read", "t", *encodings).done()
-    assert [(one["key"], one["value"]) for one in read.messages] == [("/w==", "AP/+"), ("YQ==", "")]
+    assert [(message["key"], message["value"]) for message in read.messages] == [("/w==", "AP/+"), ("YQ==", "")]
     compactor_command("import", "again", "-", *encodings, stdin=read.raw_stdout).done()
     assert content(compactor_command("read", "again", *encodings).messages) == content(read.messages)
     compactor_command("read", "t").refused(2, "the key of message", "is not UTF-8 text", "--key-encoding base64")
@@ -156,7 +158,7 @@ def test_parquet_strings_and_bytes_of_every_kind(compactor_command: Compactor, f
     pq.write_table(table, folder / "in.parquet")
     compactor_command("import", "t", "in.parquet").done()
     read = compactor_command("read", "t").done().messages
-    assert [(one["key"], one["value"]) for one in read] == list(zip(KEYS, VALUES, strict=True))
+    assert [(item["key"], item["value"]) for item in read] == list(zip(KEYS, VALUES, strict=True))
 
 
 def test_parquet_with_every_optional_column(compactor_command: Compactor, folder: Path) -> None:
@@ -192,7 +194,7 @@ def test_the_format_can_be_told(compactor_command: Compactor, folder: Path) -> N
     compactor_command("import", "t", "no-suffix", "--input-format", "parquet").done()
     write_lines(folder / "lines.parquet", {"key": "b", "value": "2"})
     compactor_command("import", "t", "lines.parquet", "--input-format", "jsonl").done()
-    assert [one["key"] for one in compactor_command("read", "t").messages] == ["a", "b"]
+    assert [message["key"] for message in compactor_command("read", "t").messages] == ["a", "b"]
 
 
 def test_short_and_full_topic_names_are_one_topic(compactor_command: Compactor) -> None:

@@ -62,7 +62,7 @@ def test_a_segment_is_shown_message_by_message(compactor_command: Compactor, seg
         "properties": {},
     }
     assert second["position"] == third["position"] == HEADER + FRAME + first["length"]
-    assert [(one["message_id"], one["offset"], one["key"], one["value"]) for one in (second, third)] == [
+    assert [(item["message_id"], item["offset"], item["key"], item["value"]) for item in (second, third)] == [
         ("1:1:-1:0", 1, "b", "2"),
         ("1:1:-1:1", 2, None, None),
     ]
@@ -288,8 +288,8 @@ def test_a_loss_is_accepted_only_by_hand(compactor_command: Compactor, segment: 
     assert " rolled, 1 segment sealed, 0 segments to be sealed" in rolled.stdout
     assert "lost" in rolled.stderr
     lost = set(range(before)) - {
-        one["offset"]
-        for one in compactor_command("read", "t", "--key-encoding", "base64", "--value-encoding", "base64")
+        message["offset"]
+        for message in compactor_command("read", "t", "--key-encoding", "base64", "--value-encoding", "base64")
         .done()
         .messages
     }
@@ -299,7 +299,7 @@ def test_a_loss_is_accepted_only_by_hand(compactor_command: Compactor, segment: 
     assert " rolled, 1 segment sealed, 0 segments" in again.stdout
     assert "lost" not in again.stderr
     read = compactor_command("read", "t", "--key-encoding", "base64", "--value-encoding", "base64").done().messages
-    assert [one["offset"] for one in read] == [offset for offset in range(before + 1) if offset not in lost]
+    assert [item["offset"] for item in read] == [offset for offset in range(before + 1) if offset not in lost]
     assert read[-1]["key"] == "ZA=="
 
 
@@ -325,7 +325,7 @@ def test_what_is_left_of_a_damaged_rolled_segment_is_sealed_by_hand(
     accepted = compactor_command("log", "seal", "t", "--accept-loss").done().stderr.splitlines()
     assert accepted[0] == f"{name}: segment 1 sealed, 2 messages, 2 messages lost"
     read = compactor_command("read", "t", "--key-encoding", "base64", "--value-encoding", "base64").done().messages
-    assert [(one["offset"], one["message_id"]) for one in read] == [(0, "1:0:-1"), (3, "1:2:-1"), (4, "2:0:-1")]
+    assert [(item["offset"], item["message_id"]) for item in read] == [(0, "1:0:-1"), (3, "1:2:-1"), (4, "2:0:-1")]
 
 
 def test_stats_of_a_topic_that_was_trimmed(compactor_command: Compactor, segment: Path) -> None:

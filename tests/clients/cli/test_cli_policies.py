@@ -84,7 +84,7 @@ def test_a_topic_that_shall_be_compacted_has_its_cursor_from_then_on(
 
     def cursors() -> list[str]:
         return [
-            one["cursor"] for one in json.loads(compactor_command("cursor", "list", topic, "--output", "json").stdout)
+            load["cursor"] for load in json.loads(compactor_command("cursor", "list", topic, "--output", "json").stdout)
         ]
 
     compactor_command("topics", "policies", topic, "--set", "cleanup.policy=delete").done()
@@ -104,7 +104,7 @@ def test_lags_are_changed_together_in_whatever_order(compactor_command: Compacto
         given = (f"min.compaction.lag.ms={least}", f"max.compaction.lag.ms={most}")
         for both in (given, given[::-1]):
             result = compactor_command(
-                "topics", "policies", topic, *(part for one in both for part in ("--set", one)), "--output", "json"
+                "topics", "policies", topic, *(part for item in both for part in ("--set", item)), "--output", "json"
             )
             assert shown(result)["min.compaction.lag.ms"] == (least, "topic")
             assert shown(result)["max.compaction.lag.ms"] == (most, "topic")
@@ -146,7 +146,7 @@ def test_a_run_takes_the_stored_policies_and_an_option_counts_before_them(
     (run,) = runs(topic)
     assert (run.policies["tombstone_retention_ms"], run.policies["retain_null_key"]) == (3_600_000, True)
     read = compactor_command("read", topic, "--read-compacted").done().messages
-    assert [(one["key"], one["value"]) for one in read] == [(None, "n"), ("k", None)]
+    assert [(item["key"], item["value"]) for item in read] == [(None, "n"), ("k", None)]
 
     second = compactor_command(*compact, "--tombstone-retention", "2h", "--key-ttl", "9d").done()
     assert (

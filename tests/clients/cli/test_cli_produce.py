@@ -27,7 +27,9 @@ MESSAGES: list[dict[str, Any]] = [
 
 def content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages without what the topic gave them."""
-    return [{name: field for name, field in one.items() if name not in ("message_id", "offset")} for one in messages]
+    return [
+        {name: field for name, field in message.items() if name not in ("message_id", "offset")} for message in messages
+    ]
 
 
 @pytest.mark.parametrize(
@@ -57,15 +59,18 @@ def test_standard_input_is_the_default_and_the_topic_is_gone_on_with(compactor_c
     compactor_command("produce", "t", "-", stdin=b'{"key":"b","value":"2"}').done()
     assert compactor_command("produce", "t", stdin=b"").done().stderr.startswith("0 messages acknowledged")
     read = compactor_command("read", "t").done().messages
-    assert [(one["message_id"], one["offset"], one["key"]) for one in read] == [("1:0:-1", 0, "a"), ("1:1:-1", 1, "b")]
-    assert len({one["publish_time"] for one in read}) <= 2
-    assert all(one["publish_time"] > 1_600_000_000_000 for one in read), "the time of producing, if a line has none"
+    assert [(item["message_id"], item["offset"], item["key"]) for item in read] == [
+        ("1:0:-1", 0, "a"),
+        ("1:1:-1", 1, "b"),
+    ]
+    assert len({item["publish_time"] for item in read}) <= 2
+    assert all(item["publish_time"] > 1_600_000_000_000 for item in read), "the time of producing, if a line has none"
 
 
 def test_the_key_of_lines_that_have_none(compactor_command: Compactor) -> None:
     lines = b'{"value":"1"}\n{"key":null,"value":"2"}\n{"key":"own","value":"3"}\n'
     compactor_command("produce", "t", "--key", "given", stdin=lines).done()
-    assert [one["key"] for one in compactor_command("read", "t").messages] == ["given", "given", "own"]
+    assert [message["key"] for message in compactor_command("read", "t").messages] == ["given", "given", "own"]
     without = compactor_command("produce", "t", stdin=b'{"value":"1"}\n')
     assert without.exit_code == 2
     assert "line 1" in without.stderr
@@ -82,7 +87,7 @@ def test_ids_are_those_that_readers_see(compactor_command: Compactor, folder: Pa
         produced = compactor_command("produce", "t", "in.jsonl", "--ids", *options).done()
         read = compactor_command("read", "t").done().messages[before:]
         assert produced.stdout.splitlines() == [message["message_id"] for message in read]
-    assert [one["message_id"] for one in read] == [
+    assert [item["message_id"] for item in read] == [
         "1:6:-1:0",
         "1:6:-1:1",
         "1:6:-1:2",

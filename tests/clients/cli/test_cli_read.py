@@ -37,7 +37,9 @@ def test_json_lines_have_the_documented_fields_in_order(compactor_command: Compa
     ],
 )
 def test_from(compactor_command: Compactor, history: str, start: str, offsets: list[int]) -> None:
-    assert [one["offset"] for one in compactor_command("read", history, "--from", start).done().messages] == offsets
+    assert [
+        message["offset"] for message in compactor_command("read", history, "--from", start).done().messages
+    ] == offsets
 
 
 def test_bad_starts(compactor_command: Compactor, history: str) -> None:
@@ -94,7 +96,7 @@ def test_parquet_out_and_in_again(compactor_command: Compactor, history: str, fo
     assert [str(table.schema.field(name).type) for name in ("key", "value")] == ["string", "string"]
     compactor_command("import", "again", "out.parquet").done()
     first, second = (compactor_command("read", topic).messages for topic in (history, "again"))
-    assert [one | {"message_id": ""} for one in first] == [one | {"message_id": ""} for one in second]
+    assert [item | {"message_id": ""} for item in first] == [item | {"message_id": ""} for item in second]
 
 
 def test_parquet_of_bytes(compactor_command: Compactor, folder: Path) -> None:

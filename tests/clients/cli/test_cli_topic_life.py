@@ -37,4 +37,4 @@ def test_a_partitioned_topics_life(compactor_command: Compactor) -> None:
     told = compactor_command("topics", "delete", "pt", "--yes").done()
     assert told.stdout.startswith("Topic persistent://public/default/pt of 2 partitions deleted: 0 messages")
     listed = json.loads(compactor_command("topics", "list", "--output", "json").done().stdout)
-    assert [one["topic"] for one in listed] == ["persistent://public/default/pt-partition-2"]
+    assert [item["topic"] for item in listed] == ["persistent://public/default/pt-partition-2"]

@@ -40,7 +40,7 @@ def offsets(compactor_command: Compactor, topic: str, *options: str) -> list[int
 
 
 def gone(document: dict[str, Any]) -> list[tuple[int, int, str]]:
-    return [(one["first_offset"], one["last_offset"], one["why"]) for one in document["ledgers"]]
+    return [(ledger["first_offset"], ledger["last_offset"], ledger["why"]) for ledger in document["ledgers"]]
 
 
 def test_before_an_offset(compactor_command: Compactor, topic: str) -> None:
@@ -108,7 +108,7 @@ def test_a_cursor_holds_the_rest_and_is_named(compactor_command: Compactor, topi
     assert document["start_offset"] == 12
     assert (document["held"]["cursor"], document["held"]["start_offset"]) == ("slow", 30)
     assert document["held"]["mark_delete_offset"] == 11
-    assert [one["first_offset"] for one in document["held"]["ledgers"]] == [11]
+    assert [ledger["first_offset"] for ledger in document["held"]["ledgers"]] == [11]
     assert "The cursor slow, at " in held.stderr
     assert "(offset 11), holds 1 more ledger back" in held.stderr
     assert "--force" in held.stderr

@@ -94,7 +94,7 @@ def find_repository(environment: Mapping[str, str], settings: tuple[Path, ...] =
 
 def _mirror_of_central(settings: Path) -> str | None:
     for mirror in ElementTree.parse(settings).iterfind(".//{*}mirror"):
-        wanted = [one.strip() for one in mirror.findtext("{*}mirrorOf", "").split(",")]
+        wanted = [part.strip() for part in mirror.findtext("{*}mirrorOf", "").split(",")]
         if "central" in wanted or ("*" in wanted and "!central" not in wanted):
             return mirror.findtext("{*}url")
     return None

@@ -91,7 +91,7 @@ def main() -> int:
                     seen.clear()
                     admin(*shlex.split(command))
                     # One that does not wait for its answer may not have asked yet.
-                    found += [Call(command, *one) for one in seen] or [one for one in known[command] if one.verb]
+                    found += [Call(command, *item) for item in seen] or [item for item in known[command] if item.verb]
                     silent += [] if found and found[-1].command == command else [command]
     head = [line for line in FILE.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     lines = [re.sub(r"\t+$", "", "\t".join(call)) for call in found]

@@ -54,7 +54,7 @@ def test_a_topics_life(java_admin: Any, client: JavaGateway, rest: httpx.Client)
     rest.post("/topics/persistent/public/default/by-java", json={"messages": messages}).raise_for_status()
     earliest = client.jvm.org.apache.pulsar.client.api.MessageId.earliest
     topics.createSubscription(topic, "s", earliest)
-    assert [bytes(one.getData()).decode() for one in topics.peekMessages(topic, "s", 2)] == ["v0", "v1"]
+    assert [bytes(message.getData()).decode() for message in topics.peekMessages(topic, "s", 2)] == ["v0", "v1"]
     assert topics.peekMessages(topic, "s", 1)[0].getKey() == "k0"
     assert topics.getLastMessageId(topic).getEntryId() == 11
 

@@ -51,7 +51,7 @@ def produce(rest: httpx.Client, topic: str, messages: int, keys: int) -> None:
     """`messages` messages in turn with one of `keys` keys."""
     body = {"messages": [{"key": f"k{n % keys}", "payload": f"v{n}"} for n in range(messages)]}
     answer = rest.post(f"/topics/{topic.replace('://', '/')}", json=body).raise_for_status()
-    assert all(one["errorCode"] == 0 for one in answer.json()["messagePublishResults"])
+    assert all(result["errorCode"] == 0 for result in answer.json()["messagePublishResults"])
 
 
 def test_tenants_and_namespaces(admin: PulsarAdmin) -> None:
@@ -124,7 +124,7 @@ def test_partitioned_topics(admin: PulsarAdmin, rest: httpx.Client) -> None:
     assert stats["msgInCounter"] == 30
     assert sorted(stats["partitions"]) == [f"{topic}-partition-{n}" for n in range(3)]  # type: ignore[call-overload]
     internal = document(admin, "topics", "partitioned-stats-internal", topic)
-    entries = [one["numberOfEntries"] for one in internal["partitions"].values()]  # type: ignore[attr-defined]
+    entries = [item["numberOfEntries"] for item in internal["partitions"].values()]  # type: ignore[attr-defined]
     assert sum(entries) == 30
     plain = f"{topic} is a partitioned topic, instead of calling delete topic, please call delete-partitioned-topic."
     assert done(admin, "topics", "delete", topic) == [CLIENT_SAYS.format(topic, "ConflictException", plain)]
@@ -272,7 +272,7 @@ def test_permissions_and_bundles_of_topics(admin: PulsarAdmin) -> None:
     assert isinstance(bundles, list)
     ranges = [f"{first}_{end}" for first, end in itertools.pairwise(bundles)]
     (lies,) = done(admin, "topics", "bundle-range", topic)
-    assert [one for one in ranges if topic in done(admin, "topics", "list", ns, "-b", one)] == [lies]
+    assert [item for item in ranges if topic in done(admin, "topics", "list", ns, "-b", item)] == [lies]
     assert topic in "\n".join(done(admin, "broker-stats", "topics"))
 
 

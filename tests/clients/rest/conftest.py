@@ -55,7 +55,7 @@ class RestTopic:
 
     def values(self, query: str = "") -> list[tuple[str | None, str | None]]:
         """Keys and values of a page."""
-        return [(one["key"], one["value"]) for one in self.read(query)]
+        return [(item["key"], item["value"]) for item in self.read(query)]
 
     def compact(self) -> None:
         """One run, which succeeds."""
@@ -67,7 +67,7 @@ class RestTopic:
 def assert_refused(answer: Any, status: int, *words: str) -> None:
     """The answer has this status, and a reason with these words."""
     assert answer.status_code == status, answer.text
-    assert [one for one in words if one not in answer.json()["reason"]] == [], answer.text
+    assert [word for word in words if word not in answer.json()["reason"]] == [], answer.text
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_every_call_is_offered_or_says_that_it_is_not(served: Served) -> None:
 def test_a_call_that_pulsars_clients_expect_no_answer_from_has_none(served: Served, command: str) -> None:
     """They wait forever for the end of a call that answers a list."""
     _prepare(served)
-    call = next(one for one in recorded() if one.command.startswith(command))
+    call = next(item for item in recorded() if item.command.startswith(command))
     answer = served.ask(call.verb, call.path, call.body or None)
     assert (answer.status_code, answer.content) == (204, b"")
 

@@ -347,7 +347,7 @@ ENDED = ("SUCCESS", "ERROR")
 
 def _is_over(call: Call) -> bool:
     """Whether the broker had executed what was asked of it when it was asked this."""
-    return call.verb == "GET" and (any(f'"{one}"' in call.answer for one in ENDED) or call.note in OVER)
+    return call.verb == "GET" and (any(f'"{item}"' in call.answer for item in ENDED) or call.note in OVER)
 
 
 OVER = frozenset(

@@ -70,7 +70,7 @@ def test_every_route_goes_through_the_same_steps_and_is_made_before_the_first_re
     app = cast(Any, client.app)
     for route in (route for router in ROUTERS for route in router.routes):
         assert isinstance(route, Route)
-        assert any(one is route for one in app.router.routes), route.path
+        assert any(item is route for item in app.router.routes), route.path
 
 
 def test_without_a_token_nothing_is_answered(client: TestClient, operations: list[tuple[str, str, Any]]) -> None:

@@ -180,7 +180,7 @@ def test_what_a_backlog_is_made_of(rest_topic: RestTopic) -> None:
     assert rest_topic.ask("PUT", "/subscription/s", "earliest").status_code == 204
     assert rest_topic.ask("POST", "/subscription/s/skip/1").status_code == 204
     found = rest_topic.ask("POST", "/subscription/s/analyzeBacklog").json()
-    second, last = (":".join(one.split(":")[:2]) for one in (ids[1], ids[3]))
+    second, last = (":".join(item.split(":")[:2]) for item in (ids[1], ids[3]))
     assert found == {
         "entries": 3,
         "messages": 3,
@@ -226,7 +226,7 @@ def test_the_backlogs_of_a_namespace(served: Served, namespace: str) -> None:
     assert backlog(first) == backlog(second) == {"__compaction": 1, "a": 0, "b": 1}
     name = f"persistent://{namespace.removeprefix(f'{ADMIN}/namespaces/')}/t1"
     bundle = served.ask("GET", f"/lookup/v2/topic/{name.replace('://', '/')}/bundle").text
-    other = next(one for one in ("0x00000000_0x40000000", "0x40000000_0x80000000") if one != bundle)
+    other = next(item for item in ("0x00000000_0x40000000", "0x40000000_0x80000000") if item != bundle)
     assert served.ask("POST", f"{namespace}/{bundle}/clearBacklog").status_code == 204
     assert backlog(first) == {"__compaction": 1, "a": 0, "b": 0}
     assert served.ask("POST", f"{namespace}/clearBacklog").status_code == 204
@@ -295,6 +295,6 @@ def test_a_topic_whose_figures_cannot_be_had_is_left_out_of_all_stats_and_logged
     found = served.ask("GET", f"{ADMIN}/broker-stats/topics").json()
     assert other.name in json.dumps(found)
     assert f'"{rest_topic.name}"' not in json.dumps(found)
-    assert [one.message for one in caplog.records if "is left out" in one.message] == [
+    assert [record.message for record in caplog.records if "is left out" in record.message] == [
         f"{rest_topic.name} is left out of the stats of all topics: log.uid holds nonsense: restore it"
     ]

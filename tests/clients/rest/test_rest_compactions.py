@@ -127,7 +127,7 @@ def test_many_watchers_share_a_read(bench: Workbench) -> None:
         return list(found)
 
     found = asyncio.run(watch())
-    assert {one["run"] for one in found} == {run.run_id}
+    assert {item["run"] for item in found} == {run.run_id}
     assert reports.reads == 3
 
 
@@ -139,14 +139,14 @@ def test_pause_and_resume(rest_topic: RestTopic, served: Served) -> None:
     (waiting,) = rest_topic.ask("GET", "/compaction/control").json()
     assert waiting["state"] == "InProgress"
     assert rest_topic.name in [
-        one["topic"] for one in served.ask("GET", "/admin/v2/compactions/scheduler").json()["queue"]
+        item["topic"] for item in served.ask("GET", "/admin/v2/compactions/scheduler").json()["queue"]
     ]
     for times in (1, 2):
         (control,) = rest_topic.ask("POST", "/compaction/pause").json()
         assert (control["state"], control["requested_at"]) == (f"Paused({times})", None)
     assert rest_topic.ask("PUT", "/compaction").status_code == 409
     scheduler = served.ask("GET", "/admin/v2/compactions/scheduler").json()
-    assert rest_topic.name in [one["topic"] for one in scheduler["paused"]]
+    assert rest_topic.name in [item["topic"] for item in scheduler["paused"]]
     for state in ("Paused(1)", "None"):
         (control,) = rest_topic.ask("POST", "/compaction/resume").json()
         assert control["state"] == state
@@ -158,7 +158,7 @@ def test_failing_topics_are_shown(rest_topic: RestTopic, served: Served) -> None
     record = served.topic(rest_topic.name).record
     served.service.components.metadata.compaction_state.record_failure(record.id, "the workers are away", 17)
     failing = served.ask("GET", "/admin/v2/compactions/scheduler").json()["failing"]
-    (found,) = [one for one in failing if one["topic"] == rest_topic.name]
+    (found,) = [item for item in failing if item["topic"] == rest_topic.name]
     assert (found["failures"], found["last_error"]) == (1, "the workers are away")
     assert rest_topic.ask("POST", "/compaction/abort").status_code == 200
 

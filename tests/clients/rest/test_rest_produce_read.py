@@ -45,7 +45,7 @@ def test_what_was_produced_is_read(rest_topic: RestTopic) -> None:
     assert [ack["errorCode"] for ack in acks] == [0, 0, 0]
     assert acks[0]["context"] == "c"
     first, second, third = rest_topic.read()
-    assert [one["message_id"] for one in (first, second, third)] == [ack["messageId"] for ack in acks]
+    assert [item["message_id"] for item in (first, second, third)] == [ack["messageId"] for ack in acks]
     assert (first["key"], first["value"], first["event_time"], first["properties"]) == ("k", "v", 17, {"p": "q"})
     assert (second["key"], second["value"]) == (None, "no key")
     assert (third["key"], third["value"]) == ("k", None)
@@ -81,7 +81,7 @@ def test_json_lines_are_produced_as_they_are_read(rest_topic: RestTopic) -> None
     assert answer.status_code == 200, answer.text
     assert rest_topic.values() == [("a", "1"), (None, None)]
     assert rest_topic.read()[0]["publish_time"] == 5
-    again = "".join(json.dumps(one) + "\n" for one in rest_topic.read())
+    again = "".join(json.dumps(item) + "\n" for item in rest_topic.read())
     assert lines_of(rest_topic, again).status_code == 200
     assert rest_topic.values() == [("a", "1"), (None, None)] * 2
 
@@ -97,7 +97,7 @@ def test_pages_are_the_whole_in_order_and_hold_what_was_asked(rest_topic: RestTo
     rest_topic.put(**{f"k{number}": "x" * number for number in range(10)})
     rest_topic.compact()
     rest_topic.put(**{f"k{number}": "y" for number in range(7, 12)})
-    whole = [one["offset"] for one in rest_topic.read(f"readCompacted={flag}")]
+    whole = [item["offset"] for item in rest_topic.read(f"readCompacted={flag}")]
     found = pages(rest_topic, f"readCompacted={flag}&limit=4")
     assert [offset for page in found for offset in page] == whole
     assert all(len(page) == 4 for page in found[:-1])
@@ -336,9 +336,9 @@ def test_the_flag_is_for_persistent_topics(served: Served) -> None:
 def test_a_deleted_topic_is_given_back_and_its_name_begins_anew(rest_topic: RestTopic) -> None:
     rest_topic.put(a="1", b="2")
     assert rest_topic.ask("DELETE").status_code == 204
-    assert rest_topic.name not in [str(one.name) for one in rest_topic.served.service.producers.topics]
+    assert rest_topic.name not in [str(topic.name) for topic in rest_topic.served.service.producers.topics]
     path = f"/topics/persistent/public/default/{rest_topic.local}"
     assert rest_topic.served.ask("POST", path, '{"messages": [{"payload": "v"}]}').status_code == 404
     assert rest_topic.ask("PUT").status_code == 204
     rest_topic.put(c="3")
-    assert [one["offset"] for one in rest_topic.read()] == [0]
+    assert [item["offset"] for item in rest_topic.read()] == [0]

@@ -31,14 +31,14 @@ def test_messages_count_in_ledgers_and_in_the_open_segment(rest_topic: RestTopic
     assert stats["msgInCounter"] == 7
     assert stats["storageSize"] == stats["bytesInCounter"] > sealed["storageSize"]
     internal = rest_topic.ask("GET", "/internalStats").json()
-    assert internal["numberOfEntries"] == sum(one["entries"] for one in internal["ledgers"]) == 7
+    assert internal["numberOfEntries"] == sum(ledger["entries"] for ledger in internal["ledgers"]) == 7
     assert internal["currentLedgerEntries"] == internal["ledgers"][-1]["entries"] == 3
     assert internal["currentLedgerSize"] == internal["ledgers"][-1]["size"] > 0
     assert internal["totalSize"] == stats["storageSize"]
     assert internal["lastConfirmedEntry"] == f"{internal['ledgers'][-1]['ledgerId']}:2"
     assert internal["compactedLedger"]["ledgerId"] == -1
     info = rest_topic.ask("GET", "/internal-info").json()
-    assert [one.get("entries") for one in info["ledgers"]] == [4, None]
+    assert [ledger.get("entries") for ledger in info["ledgers"]] == [4, None]
     backlog = rest_topic.ask("GET", "/backlog").json()
     assert (backlog["totalMessages"], backlog["messageBacklog"]) == (7, 0)
 
@@ -137,16 +137,16 @@ def test_a_partitioned_topic_is_the_sum_of_its_partitions(served: Served) -> Non
     assert stats["msgInCounter"] == 7
     assert stats["metadata"] == {"partitions": 3, "deleted": False}
     assert stats["subscriptions"]["s"]["msgBacklog"] == 7
-    assert [one["msgInCounter"] for one in stats["partitions"].values()] == [1, 2, 4]
+    assert [item["msgInCounter"] for item in stats["partitions"].values()] == [1, 2, 4]
     assert stats["subscriptions"]["__compaction"]["type"] == "Exclusive"
     assert stats["oldestBacklogMessageAgeSeconds"] == 0
-    assert stats["storageSize"] == sum(one["storageSize"] for one in stats["partitions"].values())
+    assert stats["storageSize"] == sum(item["storageSize"] for item in stats["partitions"].values())
     assert whole.ask("GET", "/partitioned-stats?perPartition=false").json()["partitions"] == {}
     internal = whole.ask("GET", "/partitioned-internalStats").json()
-    assert [one["numberOfEntries"] for one in internal["partitions"].values()] == [1, 2, 4]
-    assert [one["properties"] for one in internal["partitions"].values()] == [{}, {}, {}]
+    assert [item["numberOfEntries"] for item in internal["partitions"].values()] == [1, 2, 4]
+    assert [item["properties"] for item in internal["partitions"].values()] == [{}, {}, {}]
     info = whole.ask("GET", "/internal-info").json()
-    assert [len(one["ledgers"]) for one in info["partitions"].values()] == [1, 1, 1]
+    assert [len(item["ledgers"]) for item in info["partitions"].values()] == [1, 1, 1]
     missing = RestTopic(served, "nosuch")
     for below in ("/partitioned-stats", "/partitioned-internalStats", "/internal-info", "/backlog"):
         assert missing.ask("GET", below).status_code == 404

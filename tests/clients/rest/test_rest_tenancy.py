@@ -298,7 +298,7 @@ def test_only_services_that_live_are_brokers(served: Served) -> None:
         store.heartbeat(ServiceRecord(name, f"http://{name[:-3]}", None, 0, 0))
     try:
         assert _get(served, "/brokers") == _get(served, "/brokers/standalone") == ["live:1"]
-        assert [one["name"] for one in _get(served, "/compactions/scheduler")["services"]] == ["live:1:aa"]
+        assert [service["name"] for service in _get(served, "/compactions/scheduler")["services"]] == ["live:1:aa"]
     finally:
         for name in ("live:1:aa", "killed:1:aa"):
             metadata.services.leave(name)

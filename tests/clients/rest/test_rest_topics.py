@@ -41,15 +41,15 @@ def _reason(answer: Any) -> tuple[int, str]:
 
 
 def test_properties_are_merged_and_removed(rest_topic: RestTopic, whole: RestTopic) -> None:
-    for one in (rest_topic, whole):
-        assert one.ask("PUT", "/properties", {"a": "1", "b": "2"}).status_code == 204
-        assert one.ask("PUT", "/properties", {"b": "3"}).status_code == 204
-        assert one.ask("GET", "/properties").json() == {"a": "1", "b": "3"}
-        assert one.ask("DELETE", "/properties?key=a").status_code == 204
-        assert one.ask("DELETE", "/properties?key=a").status_code == 204
-        assert one.ask("GET", "/properties").json() == {"b": "3"}
-        assert one.ask("DELETE", "/properties").status_code == 400
-        assert one.ask("PUT", "/properties", {"b": 3}).status_code == 400
+    for item in (rest_topic, whole):
+        assert item.ask("PUT", "/properties", {"a": "1", "b": "2"}).status_code == 204
+        assert item.ask("PUT", "/properties", {"b": "3"}).status_code == 204
+        assert item.ask("GET", "/properties").json() == {"a": "1", "b": "3"}
+        assert item.ask("DELETE", "/properties?key=a").status_code == 204
+        assert item.ask("DELETE", "/properties?key=a").status_code == 204
+        assert item.ask("GET", "/properties").json() == {"b": "3"}
+        assert item.ask("DELETE", "/properties").status_code == 400
+        assert item.ask("PUT", "/properties", {"b": 3}).status_code == 400
     missing = RestTopic(rest_topic.served, "nosuch")
     assert missing.ask("GET", "/properties").status_code == 404
     assert missing.ask("PUT", "/properties", {"a": "1"}).status_code == 404
@@ -244,23 +244,23 @@ def test_each_topic_lies_in_one_bundle_of_its_namespace_in_all_calls(served: Ser
 
 def test_retention_of_a_topic(rest_topic: RestTopic, whole: RestTopic) -> None:
     body = {"retentionTimeInMinutes": 9, "retentionSizeInMB": 4}
-    for one in (rest_topic, whole):
-        assert one.ask("GET", "/retention").text == ""
+    for item in (rest_topic, whole):
+        assert item.ask("GET", "/retention").text == ""
         for policy, minutes in (("nothing", -1), ("compact", -1), ("delete", 168 * 60)):
-            assert one.ask("PUT", "/policies/cleanup.policy", policy).status_code == 204
-            assert one.ask("GET", "/retention?applied=true").json() == {
+            assert item.ask("PUT", "/policies/cleanup.policy", policy).status_code == 204
+            assert item.ask("GET", "/retention?applied=true").json() == {
                 "retentionTimeInMinutes": minutes,
                 "retentionSizeInMB": -1,
             }
-        assert one.ask("DELETE", "/policies/cleanup.policy").status_code == 204
-        assert one.ask("POST", "/retention", body).status_code == 204
-        assert one.ask("GET", "/retention").json() == one.ask("GET", "/retention?applied=true").json() == body
+        assert item.ask("DELETE", "/policies/cleanup.policy").status_code == 204
+        assert item.ask("POST", "/retention", body).status_code == 204
+        assert item.ask("GET", "/retention").json() == item.ask("GET", "/retention?applied=true").json() == body
     assert _partition(whole, 0).ask("GET", "/retention").status_code == 412
     record = whole.served.topic(_partition(whole, 2).name).record
     assert whole.served.service.components.metadata.policies.effective(record).retention_minutes == 9
-    for one in (rest_topic, whole):
-        assert one.ask("DELETE", "/retention").status_code == 204
-        assert one.ask("GET", "/retention").text == ""
+    for item in (rest_topic, whole):
+        assert item.ask("DELETE", "/retention").status_code == 204
+        assert item.ask("GET", "/retention").text == ""
     assert RestTopic(rest_topic.served, "nosuch").ask("POST", "/retention", body).status_code == 404
 
 
@@ -286,7 +286,7 @@ def test_a_partitioned_topic_with_a_paused_partition_is_not_compacted(whole: Res
     assert _partition(whole, 1).ask("POST", "/compaction/pause").status_code == 200
     status, reason = _reason(whole.ask("PUT", "/compaction"))
     assert (status, f"{whole.name}-partition-1" in reason, "paused" in reason) == (409, True, True)
-    assert [one["state"] for one in whole.ask("GET", "/compaction/control").json()] == ["None", "Paused(1)", "None"]
+    assert [item["state"] for item in whole.ask("GET", "/compaction/control").json()] == ["None", "Paused(1)", "None"]
 
 
 def test_a_topic_that_is_paused_is_not_compacted(rest_topic: RestTopic) -> None:

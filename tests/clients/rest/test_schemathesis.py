@@ -93,9 +93,9 @@ def problems_of(operation: Any, mode: GenerationMode) -> tuple[int, list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
 def test_no_operation_answers_what_it_does_not_declare(mode: GenerationMode, schema: Any) -> None:
-    operations = [one.ok() for one in schema.get_all_operations()]
+    operations = [operation.ok() for operation in schema.get_all_operations()]
     assert len(operations) > 20
     told = [problems_of(operation, mode) for operation in operations]
-    wrong = [one for _, problems in told for one in problems]
+    wrong = [problem for _, problems in told for problem in problems]
     assert not wrong, "\n".join(wrong)
     assert sum(asked for asked, _ in told) > 2 * len(operations)

@@ -76,7 +76,7 @@ class LockOrder:
             strength = Strength.KEY_SHARE if wanted.key_share else Strength.SHARE
         else:
             strength = Strength.NO_KEY_UPDATE if wanted.key_share else Strength.UPDATE
-        tables = wanted.of or [one for source in statement.get_final_froms() for one in _tables(source)]
+        tables = wanted.of or [item for source in statement.get_final_froms() for item in _tables(source)]
         for table in tables:
             self._lock(transaction, getattr(table, "table", table).name, strength)
 
@@ -91,7 +91,7 @@ class LockOrder:
             self.violations.append(f"topic {new[0]} is locked behind topic {before}")
         elif len(new) > 1 and not getattr(statement, "_order_by_clauses", ()):
             self.violations.append(f"topics {new} are locked in any order")
-        elif new and (later := sorted(one for one in ("attempts", "runs") if one in transaction.locked)):
+        elif new and (later := sorted(item for item in ("attempts", "runs") if item in transaction.locked)):
             self.violations.append(f"topic {new[0]} is locked behind {', '.join(later)}")
         transaction.topics.update(new)
 
@@ -112,7 +112,7 @@ class LockOrder:
             return
         gated = any(before.get(queue, 0) >= Strength.NO_KEY_UPDATE for queue in _QUEUES)
         rank = RANKS.get(table, _REST)
-        later = sorted(one for one in before if rank < RANKS.get(one, rank if gated else _REST))
+        later = sorted(item for item in before if rank < RANKS.get(item, rank if gated else _REST))
         if later:
             self.violations.append(f"{table} ({strength.name}) is locked behind {', '.join(later)}")
         before[table] = max(strength, before.get(table, strength))
@@ -122,7 +122,7 @@ def _tables(source: Any) -> list[Any]:
     """The tables of a FROM element."""
     if isinstance(source, Table):
         return [source]
-    return [one for side in ("left", "right") if hasattr(source, side) for one in _tables(getattr(source, side))]
+    return [table for side in ("left", "right") if hasattr(source, side) for table in _tables(getattr(source, side))]
 
 
 def _locks_topics(statement: Any) -> bool:
@@ -139,6 +139,6 @@ def _topic_ids(statement: Any, given: Sequence[Mapping[str, object]]) -> list[in
         by_id = isinstance(part, BinaryExpression) and part.left is topics_table.c.id
         if by_id and part.operator in (operators.eq, operators.in_op) and isinstance(part.right, BindParameter):
             key, value = part.right.key, part.right.value
-            values = [one[key] for one in given if key in one] or [value]
-            return [int(one) for some in values for one in (some if isinstance(some, list | tuple) else [some])]
+            values = [item[key] for item in given if key in item] or [value]
+            return [int(item) for some in values for item in (some if isinstance(some, list | tuple) else [some])]
     return None

@@ -263,10 +263,10 @@ def test_all_that_refers_to_objects(store: MetadataStore, topic: TopicRecord) ->
     found = store.pins.referenced(topic.id)
     assert found.topic == store.topics.get(topic.name)
     assert found.ledgers == tuple(made)
-    assert [one.ledger_id for one in found.compacted] == [first.compacted_ledger_id, second.compacted_ledger_id]
-    assert [one.retired_at is None for one in found.compacted] == [False, True]
+    assert [item.ledger_id for item in found.compacted] == [first.compacted_ledger_id, second.compacted_ledger_id]
+    assert [item.retired_at is None for item in found.compacted] == [False, True]
     assert found.attempts == tuple(store.attempts.of_topic(topic.id))
-    assert [one.attempt_id for one in found.attempts if one.finished_at is None] == [run.attempt_id]
+    assert [attempt.attempt_id for attempt in found.attempts if attempt.finished_at is None] == [run.attempt_id]
     assert found.pins == (pin,)
     with pytest.raises(TopicNotFound):
         store.pins.referenced(NOBODY)
@@ -290,8 +290,8 @@ def test_what_refers_to_objects_is_of_one_moment(database_url: URL, open_store: 
         for snapshot in seen[0]:
             assert isinstance(snapshot, GcSnapshot)
             finished = {attempt.attempt_id for attempt in snapshot.attempts if attempt.finished_at is not None}
-            published = {one.attempt_id for one in snapshot.compacted}
+            published = {item.attempt_id for item in snapshot.compacted}
             assert (runs[0].attempt_id in finished) == (runs[0].attempt_id in published)
-            assert len([one for one in snapshot.compacted if one.retired_at is None]) == (
+            assert len([item for item in snapshot.compacted if item.retired_at is None]) == (
                 1 if snapshot.topic.generation else 0
             )

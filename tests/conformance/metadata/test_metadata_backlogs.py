@@ -31,7 +31,7 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
     store.segments.open(lease, opened)
 
     found = store.backlogs.of([empty.id, never.id, behind.id])
-    now = {one.topic.name: store.topics.get(one.topic.name) for one in found}
+    now = {item.topic.name: store.topics.get(item.topic.name) for item in found}
     assert found == [
         BacklogRecord(now[empty.name]),
         BacklogRecord(
@@ -55,7 +55,7 @@ def test_backlogs(store: MetadataStore, clock: ManualClock) -> None:
     assert store.backlogs.of([never.id, 10**6]) == [found[1]]
     assert store.backlogs.of([]) == []
     assert list(store.backlogs.in_pages(2)) == [found[:2], found[2:]]
-    assert [[one.id for one in page] for page in store.topics.in_pages(1)] == [[empty.id], [never.id], [behind.id]]
+    assert [[item.id for item in page] for page in store.topics.in_pages(1)] == [[empty.id], [never.id], [behind.id]]
 
 
 def test_a_ledger_that_straddles_the_horizon_counts_by_its_share(store: MetadataStore, topic: TopicRecord) -> None:

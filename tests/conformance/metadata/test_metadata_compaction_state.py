@@ -77,7 +77,7 @@ def test_a_request_is_kept_until_its_run_is_claimed(
     made = store.compaction_state.request(topic.id, "manual", "ann")
     assert made == CompactionState(clock.now_ms(), "manual", requested_by="ann")
     assert store.compaction_state.requests() == [(topic, made)]
-    assert [one.name for one in store.cursors.of_topic(topic.id)] == [COMPACTION_CURSOR], "S9"
+    assert [item.name for item in store.cursors.of_topic(topic.id)] == [COMPACTION_CURSOR], "S9"
     with pytest.raises(CompactionRunning, match=r"is requested since .*\(manual, by ann\)"):
         store.compaction_state.request(topic.id, "manual", "bob")
     run = store.runs.claim(topic.id, "worker", {}, TTL, leader=leading(store))
@@ -100,11 +100,11 @@ def test_the_oldest_request_comes_first(store: MetadataStore, clock: ManualClock
 def test_of_many_triggers_one_is_taken(database_url: URL, open_store: OpenStore) -> None:
     stores = [open_store(database_url) for _ in range(4)]
     topic = stores[0].tenancy.ensure_topic(TopicName.parse("t"))
-    asked = at_once([partial(one.compaction_state.request, topic.id, "manual", "ann") for one in stores])
-    assert sorted(type(one).__name__ for one in asked) == ["CompactionRunning"] * 3 + ["CompactionState"]
+    asked = at_once([partial(store.compaction_state.request, topic.id, "manual", "ann") for store in stores])
+    assert sorted(type(item).__name__ for item in asked) == ["CompactionRunning"] * 3 + ["CompactionState"]
     token = leading(stores[0])
-    claimed = at_once([partial(one.runs.claim, topic.id, "worker", {}, TTL, leader=token) for one in stores])
-    assert sorted(type(one).__name__ for one in claimed) == ["Fenced"] * 3 + ["RunRecord"]
+    claimed = at_once([partial(store.runs.claim, topic.id, "worker", {}, TTL, leader=token) for store in stores])
+    assert sorted(type(item).__name__ for item in claimed) == ["Fenced"] * 3 + ["RunRecord"]
 
 
 def test_a_claim_by_hand_takes_the_request_too(store: MetadataStore, topic: TopicRecord) -> None:
@@ -163,7 +163,7 @@ def test_an_interrupted_run_is_asked_for_once(store: MetadataStore, topic: Topic
     assert store.compaction_state.request_interrupted("leader") == []
     clock.advance(1)
     asked = at_once([lambda: store.compaction_state.request_interrupted("leader") for _ in range(3)])
-    assert sorted(len(one) for one in asked if isinstance(one, list)) == [0, 0, 1]
+    assert sorted(len(item) for item in asked if isinstance(item, list)) == [0, 0, 1]
     assert store.compaction_state.get(topic.id).cause == "interrupted"
     run = store.runs.claim(topic.id, "worker", {}, RUN_DEAD_MS, leader=leading(store))
     assert store.runs.get(dead.run_id).state is RunState.ERROR
@@ -175,8 +175,8 @@ def test_a_topic_that_is_deleted_meanwhile_stops_no_other(
     store: MetadataStore, topic: TopicRecord, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = store.tenancy.ensure_topic(TopicName.parse("other"))
-    for one in (topic, other):
-        claim(store, one)
+    for item in (topic, other):
+        claim(store, item)
     clock.advance(RUN_DEAD_MS)
     real = topics.locked
 
@@ -186,7 +186,7 @@ def test_a_topic_that_is_deleted_meanwhile_stops_no_other(
         return real(connection, topic_id)
 
     monkeypatch.setattr(topics, "locked", locked)
-    assert [one.id for one in store.compaction_state.request_interrupted("me")] == [other.id]
+    assert [item.id for item in store.compaction_state.request_interrupted("me")] == [other.id]
 
 
 def test_a_run_is_handed_over(store: MetadataStore, topic: TopicRecord) -> None:
@@ -232,20 +232,20 @@ def test_several_topics_are_paused_resumed_and_aborted_together_or_not_at_all(
     for change in (control.pause_all, control.resume_all, control.abort_all):
         with pytest.raises(TopicNotFound):
             change([*ids, 99_999])
-    assert [control.get(one) for one in ids] == [CompactionState(), CompactionState()]
-    assert [one.paused for one in control.pause_all(ids)] == [1, 1]
+    assert [control.get(item) for item in ids] == [CompactionState(), CompactionState()]
+    assert [item.paused for item in control.pause_all(ids)] == [1, 1]
     control.pause(ids[0])  # as a pause left them that failed half way, when each had a transaction of its own
-    assert [one.paused for one in control.resume_all(ids)] == [1, 0]
-    assert [one.paused for one in control.resume_all(ids)] == [0, 0]
+    assert [item.paused for item in control.resume_all(ids)] == [1, 0]
+    assert [item.paused for item in control.resume_all(ids)] == [0, 0]
     with pytest.raises(Conflict, match="is not paused"):
         control.resume_all(ids)
     run = claim(store, topic)
-    assert [one.aborting for one in control.pause_all(ids[::-1])] == [False, True]
+    assert [item.aborting for item in control.pause_all(ids[::-1])] == [False, True]
     with pytest.raises(Conflict, match="has not stopped yet"):
         control.resume_all(ids)
-    assert [control.get(one).paused for one in ids] == [1, 1]
+    assert [control.get(item).paused for item in ids] == [1, 1]
     store.runs.fail(run, "fenced")
-    assert [one.paused for one in control.resume_all(ids)] == [0, 0]
+    assert [item.paused for item in control.resume_all(ids)] == [0, 0]
 
 
 def test_a_pause_whose_answer_was_lost_is_found_out(

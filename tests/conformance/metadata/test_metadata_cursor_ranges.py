@@ -235,7 +235,7 @@ def test_a_deletion_beside_owners_leaves_no_row(store: MetadataStore, topic: Top
         return flushes
 
     outcomes = at_once([flush(0), flush(1), lambda: store.cursors.delete(topic.id, "s")])
-    assert all(one is None or isinstance(one, NotFound) for one in outcomes), outcomes
+    assert all(outcome is None or isinstance(outcome, NotFound) for outcome in outcomes), outcomes
     assert rows(store) == 0
 
 

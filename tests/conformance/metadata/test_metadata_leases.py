@@ -91,7 +91,7 @@ def test_many_are_renewed_at_once(store: MetadataStore, topic: TopicRecord, cloc
     """Of many, one may be lost, given back or gone with its topic: the others are renewed."""
     names = ["kept", "taken", "released", "deleted", "kept-too"]
     topics = [store.tenancy.ensure_topic(TopicName.parse(name)) for name in names]
-    held = [store.leases.acquire(one.id, "a", TTL) for one in topics]
+    held = [store.leases.acquire(item.id, "a", TTL) for item in topics]
     clock.advance(TTL)
     overtaking = store.leases.acquire(topics[1].id, "b", TTL)
     store.leases.release(held[2])
@@ -113,7 +113,7 @@ def test_a_lease_whose_row_is_locked_holds_up_no_other(
     if store.database.dialect != POSTGRESQL:
         pytest.skip("SQLite has one lock")
     other = store.tenancy.ensure_topic(TopicName.parse("other"))
-    held = [store.leases.acquire(one.id, "a", TTL) for one in (topic, other)]
+    held = [store.leases.acquire(item.id, "a", TTL) for item in (topic, other)]
     clock.advance(TTL - 1)
     with store.database.write() as rolling:
         leases.check(rolling, held[0])

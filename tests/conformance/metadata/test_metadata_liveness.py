@@ -48,7 +48,7 @@ def test_a_dead_process_holds_no_run_segment_service_or_leadership(store: Metada
     append(store, topic, 3)
     run = claim(store, topic, str(DEAD))
     assert not store.compaction_state.activity(topic.id, TTL).running
-    assert [one.id for one in store.compaction_state.request_interrupted("here", TTL)] == [topic.id]
+    assert [item.id for item in store.compaction_state.request_interrupted("here", TTL)] == [topic.id]
     assert claim(store, topic, owner_name()).epoch == run.epoch + 1
     with pytest.raises(CompactionRunning):
         claim(store, topic)

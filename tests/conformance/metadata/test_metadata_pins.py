@@ -45,7 +45,7 @@ def pinned(store: MetadataStore, topic: TopicRecord, holder: str = "reader", ttl
 
 
 def kept(store: MetadataStore, topic: TopicRecord) -> list[int]:
-    return [one.ledger_id for one in store.pins.referenced(topic.id).compacted]
+    return [item.ledger_id for item in store.pins.referenced(topic.id).compacted]
 
 
 @pytest.fixture
@@ -141,11 +141,11 @@ def test_nor_is_what_another_topic_has(
 def test_retired_ledgers_are_listed_the_oldest_first(store: MetadataStore, topic: TopicRecord) -> None:
     append(store, topic, 3)
     made = [publish_all(store, topic).compacted_ledger_id for _ in range(4)]
-    assert [one.ledger_id for one in store.pins.retired(topic.id)] == made[:3]
+    assert [item.ledger_id for item in store.pins.retired(topic.id)] == made[:3]
     assert kept(store, topic) == made
     # With the cursor the last one retires too.
     store.cursors.delete(topic.id, "__compaction")
-    assert [one.ledger_id for one in store.pins.retired(topic.id)] == made
+    assert [item.ledger_id for item in store.pins.retired(topic.id)] == made
     assert store.pins.take(topic.id, "reader", TTL)[1] is None
     assert [store.pins.collect(topic.id, int(ledger or 0), 0) for ledger in made] == [True] * 4
     # The generation goes on, though no row remembers where it was.

@@ -166,7 +166,7 @@ def test_a_value_that_cannot_be_read_stops_nothing_and_is_named(store: MetadataS
     assert store.policies.resolved_around(NAMESPACE) == found
     assert store.policies.of_scope(BROKER) == {"retention.ms": 5}
     assert isinstance(store.policies.settings(BROKER)["cleanup.policy"], Unreadable)
-    assert [(one.scope, one.name, one.stored.value) for one in store.policies.unreadable()] == [
+    assert [(item.scope, item.name, item.stored.value) for item in store.policies.unreadable()] == [
         ("the broker", "cleanup.policy", ["tier"]),
         ("the namespace public/default", "segment.bytes", 1 << 40),
         (f"the topic {topic.name}", "segment.bytes", 1 << 40),
@@ -255,7 +255,7 @@ def test_several_set_the_same_policy_at_once(database_url: URL, open_store: Open
         values = [20_000 + number for number in range(len(stores))]
         results = at_once(
             [
-                lambda one=one, value=value, name=name: one.policies.set(topic_scope(topic), name, value)
+                lambda item=one, value=value, name=name: item.policies.set(topic_scope(topic), name, value)
                 for one, value in zip(stores, values, strict=True)
             ]
         )

@@ -94,10 +94,10 @@ def test_of_two_that_open_one_wins(database_url: URL, open_store: OpenStore, top
     stores = [open_store(database_url) for _ in range(threads)]
     with leased(stores[0], topic) as lease:
         for _ in range(4):
-            new = [new_segment(one, topic) for one in stores]
+            new = [new_segment(store, topic) for store in stores]
             results = at_once(
                 [
-                    lambda one=one, segment=segment: one.segments.open(lease, segment)
+                    lambda item=one, segment=segment: item.segments.open(lease, segment)
                     for one, segment in zip(stores, new, strict=True)
                 ]
             )
@@ -117,7 +117,7 @@ def test_of_two_that_roll_one_wins(database_url: URL, open_store: OpenStore, top
             held = [content(segment, count) for count in (3, 4)]
             results = at_once(
                 [
-                    lambda one=one, mine=mine, segment=segment: one.segments.roll(lease, segment.ledger_id, mine)
+                    lambda item=one, mine=mine, segment=segment: item.segments.roll(lease, segment.ledger_id, mine)
                     for one, mine in zip(stores, held, strict=True)
                 ]
             )
@@ -131,13 +131,13 @@ def test_of_two_that_roll_one_wins(database_url: URL, open_store: OpenStore, top
 def test_sealers_never_claim_the_same_segment(database_url: URL, open_store: OpenStore, topic: TopicRecord) -> None:
     stores = [open_store(database_url) for _ in range(6)]
     rolled(stores[0], topic, 1, 1, 1, 1)
-    results = at_once([lambda one=one: one.sealing.claim(topic.id, "sealer", LOG_UID, TTL) for one in stores])
+    results = at_once([lambda store=store: store.sealing.claim(topic.id, "sealer", LOG_UID, TTL) for store in stores])
     taken = [result for result in results if isinstance(result, tuple)]
     assert len({segment.ledger_id for segment, _ in taken}) == len(taken) == 4
     assert results.count(None) == 2
     sealed = at_once(
         [
-            lambda one=one, pair=pair: one.sealing.seal(pair[1], ledger_of(*pair))
+            lambda item=one, pair=pair: item.sealing.seal(pair[1], ledger_of(*pair))
             for one, pair in zip(stores, taken, strict=False)
         ]
     )
@@ -169,7 +169,7 @@ def test_of_two_that_seal_one_segment_one_wins(
                 overtake,
             ]
         )
-        (ledger_made,) = [one for one in stores[0].ledgers.of_topic(topic.id) if one.ledger_id == segment.ledger_id]
+        (ledger_made,) = [item for item in stores[0].ledgers.of_topic(topic.id) if item.ledger_id == segment.ledger_id]
         if first is None:
             assert second is None
             assert ledger_made.attempt_id == slow.attempt_id
@@ -186,8 +186,10 @@ def test_two_commits_of_one_sealer(database_url: URL, open_store: OpenStore, top
         segment, attempt = claimed(stores[0], topic)
         results = at_once(
             [
-                lambda one=one, segment=segment, attempt=attempt: one.sealing.seal(attempt, ledger_of(segment, attempt))
-                for one in stores
+                lambda store=store, segment=segment, attempt=attempt: store.sealing.seal(
+                    attempt, ledger_of(segment, attempt)
+                )
+                for store in stores
             ]
         )
         assert sorted(type(result).__name__ for result in results) == ["Fenced", "NoneType"]
@@ -234,7 +236,7 @@ def test_snapshots_never_miss_or_repeat_a_message(database_url: URL, open_store:
     for snapshot in [*read_, *pinned]:
         end = 0
         pieces: list[LedgerRecord | SegmentRecord] = [*snapshot.ledgers, *snapshot.segments]
-        for piece in sorted(pieces, key=lambda one: one.first_offset):
+        for piece in sorted(pieces, key=lambda item: item.first_offset):
             assert piece.first_offset == end
             if isinstance(piece, LedgerRecord):
                 end = piece.last_offset + 1

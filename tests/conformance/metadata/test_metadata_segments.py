@@ -68,7 +68,7 @@ def test_segments_follow_each_other(store: MetadataStore, topic: TopicRecord) ->
     first, second = rolled(store, topic, 3, 4)
     with leased(store, topic) as lease:
         third = opened(store, lease, topic)
-    assert [one.first_offset for one in (first, second, third)] == [0, 3, 7]
+    assert [item.first_offset for item in (first, second, third)] == [0, 3, 7]
     assert store.snapshot(topic.id).segments == (first, second, third)
 
 

@@ -43,7 +43,7 @@ def test_of_many_candidates_one_leads(database_url: str, open_store: OpenStore, 
     stores = [open_store(database_url) for _ in range(4)]
     names = [f"host:{number}:x" for number in range(4)]
     tokens = at_once([partial(one.services.lead, name, TTL_MS) for one, name in zip(stores, names, strict=True)])
-    (token,) = [one for one in tokens if one is not None]
+    (token,) = [item for item in tokens if item is not None]
     assert token == 1
     leader = names[tokens.index(token)]
     assert stores[0].services.leader() == leader

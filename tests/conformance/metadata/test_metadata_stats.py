@@ -39,8 +39,8 @@ def test_sums_and_lines_are_those_of_the_topic_alone(store: MetadataStore, topic
     assert (found.sums.ledgers, found.sums.messages, found.sums.entries, found.sums.logical_bytes) == (2, 12, 12, 1200)
     assert (found.sums.first_offset, found.sums.last_offset) == (0, 11)
     assert (found.sums.max_publish_time, found.sums.newest_at) == (BIG + 1, BIG + 4)
-    assert [(one.ledger_id, one.entries, one.last_message_id) for one in found.lines] == [
-        (one.ledger_id, one.entries, one.last_message_id) for one in made
+    assert [(line.ledger_id, line.entries, line.last_message_id) for line in found.lines] == [
+        (item.ledger_id, item.entries, item.last_message_id) for item in made
     ]
     assert store.stats.of(topic.name).lines == ()
 
@@ -49,7 +49,7 @@ def test_what_lies_behind_each_cursor(store: MetadataStore, topic: TopicRecord) 
     first, second = append(store, topic, 5, 7)
     for name, mark in (("at-start", None), ("in-between", end_of(first)), ("at-end", end_of(second))):
         store.cursors.create(topic.id, name, mark, {"who": name})
-    found = {one.record.name: one for one in store.stats.of(topic.name).cursors}
+    found = {cursor.record.name: cursor for cursor in store.stats.of(topic.name).cursors}
     assert {name: (one.mark, one.sealed_bytes) for name, one in found.items()} == {
         "at-start": (-1, 1200),
         "in-between": (4, 700),
@@ -84,7 +84,7 @@ def test_the_last_success_and_the_last_failure(store: MetadataStore, topic: Topi
     assert failed.run_id < cancelled.run_id
     assert found.compacted is not None
     assert found.compacted.ledger_id == published.compacted_ledger_id
-    assert [one.record.name for one in found.cursors] == [COMPACTION_CURSOR]
+    assert [cursor.record.name for cursor in found.cursors] == [COMPACTION_CURSOR]
     running = claim(store, topic)
     assert running.run_id > cancelled.run_id
     assert store.stats.of(topic.name).failed == cancelled
@@ -109,7 +109,7 @@ def _statements(store: MetadataStore, topic: TopicRecord) -> tuple[list[str], To
         found = store.stats.of(topic.name, lines=True)
     finally:
         event.remove(store.database.engine, "before_cursor_execute", before)
-    return [one for one in seen if one.startswith("SELECT")], found
+    return [item for item in seen if item.startswith("SELECT")], found
 
 
 def test_statements_do_not_grow_with_the_topic_and_read_no_index(store: MetadataStore, topic: TopicRecord) -> None:
@@ -124,4 +124,4 @@ def test_statements_do_not_grow_with_the_topic_and_read_no_index(store: Metadata
     many, found = _statements(store, topic)
     assert found.sums.ledgers == 10
     assert len(many) == len(few) <= 8
-    assert not any("index_directory" in one for one in many)
+    assert not any("index_directory" in item for item in many)

@@ -193,7 +193,7 @@ def test_a_partitioned_topics_life(store: MetadataStore, shop: str, clock: Manua
     store.partitions.update(PT, 3)
     assert names(store.topics.in_namespace(shop)) == [f"pt-partition-{n}" for n in range(3)], "a lost one comes back"
     uids = {topic.uid for topic in store.topics.in_namespace(shop)}
-    assert {one.uid for one in store.partitions.delete(PT, False)} == uids
+    assert {item.uid for item in store.partitions.delete(PT, False)} == uids
     assert (store.topics.in_namespace(shop), store.partitions.find(PT)) == ([], None)
 
 
@@ -325,7 +325,10 @@ def test_racing_for_one_name(database_url: URL, open_store: OpenStore) -> None:
 def test_racing_first_imports_make_one_namespace(database_url: URL, open_store: OpenStore) -> None:
     stores = [open_store(database_url) for _ in range(4)]
     answers = at_once(
-        [lambda one=one, n=n: one.tenancy.ensure_topic(TopicName("new", "ns", f"t{n}")) for n, one in enumerate(stores)]
+        [
+            lambda item=one, n=n: item.tenancy.ensure_topic(TopicName("new", "ns", f"t{n}"))
+            for n, one in enumerate(stores)
+        ]
     )
     assert all(isinstance(answer, TopicRecord) for answer in answers), answers
     assert stores[0].tenancy.namespaces("new") == ["new/ns"]

@@ -54,7 +54,9 @@ def rows(store: MetadataStore) -> dict[str, list[tuple[object, ...]]]:
     """All rows of all tables."""
     with store.database.read() as connection:
         tables = sorted(set(inspect(connection).get_table_names()) - {"alembic_version", "sequences"})
-        return {one: sorted(map(tuple, connection.execute(text(f"SELECT * FROM {one}"))), key=str) for one in tables}
+        return {
+            table: sorted(map(tuple, connection.execute(text(f"SELECT * FROM {table}"))), key=str) for table in tables
+        }
 
 
 def test_every_row_goes_and_no_other(store: MetadataStore, clock: ManualClock) -> None:

@@ -325,8 +325,8 @@ def test_of_two_that_trim_one_wins(database_url: URL, open_store: OpenStore, top
         end = made[0].last_offset + 1
         results = at_once(
             [
-                lambda one=one, made=made, end=end: one.trimming.trim(topic.id, end, ids(made), force=False)
-                for one in stores
+                lambda store=store, made=made, end=end: store.trimming.trim(topic.id, end, ids(made), force=False)
+                for store in stores
             ]
         )
         assert sorted(type(result).__name__ for result in results) == ["Conflict", "NoneType"]

@@ -49,8 +49,8 @@ def test_all_goes_and_offsets_go_on(store: MetadataStore, topic: TopicRecord, cl
     assert {cursor.name for cursor in store.cursors.of_topic(topic.id)} == {COMPACTION_CURSOR, "reader"}
 
     trimmed = store.trimming.trimmed(topic.id)
-    assert [(one.first_offset, one.deleted_at) for one in trimmed] == [(0, clock.now_ms()), (3, clock.now_ms())]
-    assert [one.retired_at for one in store.pins.retired(topic.id)] == [clock.now_ms()]
+    assert [(item.first_offset, item.deleted_at) for item in trimmed] == [(0, clock.now_ms()), (3, clock.now_ms())]
+    assert [item.retired_at for item in store.pins.retired(topic.id)] == [clock.now_ms()]
     files = store.sealing.files(LOG_UID, clock.now_ms())
     assert [(owner.id, one.ledger_id, one.sealed_at) for owner, one in files] == [
         (topic.id, waiting.ledger_id, clock.now_ms())
@@ -151,12 +151,12 @@ def test_what_was_sealed_before_stays_as_it_was(store: MetadataStore, topic: Top
 
 def test_topics_are_truncated_together_or_not_at_all(store: MetadataStore, topic: TopicRecord) -> None:
     second = store.tenancy.ensure_topic(TopicName.parse("second"))
-    for one in (topic, second):
-        append(store, one, 3)
+    for item in (topic, second):
+        append(store, item, 3)
     with pytest.raises(TopicNotFound):
         store.trimming.truncate_all([topic.id, second.id, 99_999])
-    assert [len(store.ledgers.of_topic(one.id)) for one in (topic, second)] == [1, 1]
+    assert [len(store.ledgers.of_topic(item.id)) for item in (topic, second)] == [1, 1]
     check_all_or_nothing(
         store, topic, lambda: store.trimming.truncate_all([second.id, topic.id]), Failpoint.TRUNCATE_INSIDE_COMMIT
     )
-    assert [store.ledgers.of_topic(one.id) for one in (topic, second)] == [(), ()]
+    assert [store.ledgers.of_topic(item.id) for item in (topic, second)] == [(), ()]

@@ -132,14 +132,16 @@ class Producer:
             )
             for _ in range(chance.choice([1, 1, 2, 5, 12]))
         ]
-        body = {"messages": [{"key": one.key, "payload": one.value, "properties": {"n": one.serial}} for one in sent]}
+        body = {
+            "messages": [{"key": item.key, "payload": item.value, "properties": {"n": item.serial}} for item in sent]
+        }
         answer = self._call("POST", f"/topics/persistent/public/default/{history.name}", json=body)
         self._tally.add("messages sent", len(sent))
         if answer.status == 200:
             self._take_answers(history, sent, answer.json()["messagePublishResults"])
         elif answer.status not in UNKNOWN:
-            for one in sent:
-                history.refuse(one)
+            for item in sent:
+                history.refuse(item)
 
     def _take_answers(self, history: History, sent: list[SentMessage], results: list[dict[str, Any]]) -> None:
         if len(results) != len(sent):
@@ -186,11 +188,11 @@ def read_all(
         if answer.status != 200:
             raise history.violation(f"a read of {parameters} answers {answer.status} {answer.text[:500]}")
         page = list(parsed(answer.text))
-        for one in page:
-            history.check_read(one, since)
-            if found and one.id <= found[-1].id:
-                raise history.violation(f"a read gave {one} after {found[-1]}")
-            found.append(one)
+        for item in page:
+            history.check_read(item, since)
+            if found and item.id <= found[-1].id:
+                raise history.violation(f"a read gave {item} after {found[-1]}")
+            found.append(item)
         if not page and answer.headers[NEXT] == place:
             return found
         place = answer.headers[NEXT]
@@ -234,17 +236,17 @@ class Follower:
         return False
 
     def _take(self, answer: Answer, page: list[ReadMessage]) -> bool:
-        for one in page:
-            self.history.check_read(one, self.since)
-            if self.last is not None and one.id <= self.last.id:
-                raise self.history.violation(f"a reader was given {one} after {self.last} (R7)")
-            self.last = one
-            if one.key is None:
+        for item in page:
+            self.history.check_read(item, self.since)
+            if self.last is not None and item.id <= self.last.id:
+                raise self.history.violation(f"a reader was given {item} after {self.last} (R7)")
+            self.last = item
+            if item.key is None:
                 continue
-            if one.value:
-                self.state[one.key] = one
+            if item.value:
+                self.state[item.key] = item
             else:
-                self.state.pop(one.key, None)
+                self.state.pop(item.key, None)
         self.tally.add("messages followed", len(page))
         at_end = not page and answer.headers[NEXT] == self.token
         self.token = answer.headers[NEXT]
@@ -252,7 +254,7 @@ class Follower:
 
     def _cleared(self) -> bool:
         """Whether the topic was cleared, or may have been, since this read began."""
-        return any(one.end is None or one.end > self.since for one in self.history.clearings)
+        return any(clearing.end is None or clearing.end > self.since for clearing in self.history.clearings)
 
     def _check_stale(self, answer: Answer) -> None:
         """R7: it is told only where something is gone that was not read."""
@@ -302,9 +304,12 @@ class Reader:
                 return
             assert newest.id is not None
             deletes = [
-                one
-                for one in history.sent.values()
-                if one.key == key and one.value is None and not one.never and (one.id is None or one.id > newest.id)
+                item
+                for item in history.sent.values()
+                if item.key == key
+                and item.value is None
+                and not item.never
+                and (item.id is None or item.id > newest.id)
             ]
         if not deletes:
             raise history.violation(f"a look-up of {key} since {since} found nothing, and {newest} was acknowledged")
@@ -324,22 +329,22 @@ class Reader:
                     raise history.violation(f"a raw read at {place} was answered {answer.status} {answer.text[:500]}")
                 return
             page = list(parsed(answer.text))
-            for one in page:
-                history.check_read(one, began)
-                if last is not None and one.id <= last.id:
-                    raise history.violation(f"a raw read gave {one} after {last}")
-                first, last = first or one, one
-                given.add(one.serial)
+            for item in page:
+                history.check_read(item, began)
+                if last is not None and item.id <= last.id:
+                    raise history.violation(f"a raw read gave {item} after {last}")
+                first, last = first or item, item
+                given.add(item.serial)
             if not page:
                 break
             place = answer.headers[NEXT]
         self._tally.add("raw reads")
         if first is not None:
             history.missed += [
-                one
-                for one in history.must_be_there()
-                if one.known is not None and one.known < since and one.serial not in given and one.id is not None
-                if one.id > first.id
+                item
+                for item in history.must_be_there()
+                if item.known is not None and item.known < since and item.serial not in given and item.id is not None
+                if item.id > first.id
             ]
 
 

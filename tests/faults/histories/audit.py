@@ -77,24 +77,24 @@ def _horizon(history: History, call: Caller) -> MessageId | None:
 
 def check_raw(history: History, raw: list[ReadMessage], horizon: MessageId | None) -> None:
     """Nothing acknowledged is lost, at the id that was told; offsets are dense; only a prefix was trimmed."""
-    offsets = [one.offset for one in raw]
+    offsets = [item.offset for item in raw]
     if offsets != list(range(offsets[0], offsets[0] + len(offsets))) if offsets else False:
         raise history.violation(f"the offsets of raw are not dense: {offsets}")
-    given = {one.serial for one in raw}
+    given = {item.serial for item in raw}
     first = raw[0].id if raw else None
-    for one in history.must_be_there():
-        assert one.id is not None
-        if one.serial in given:
+    for item in history.must_be_there():
+        assert item.id is not None
+        if item.serial in given:
             continue
-        if first is not None and one.id > first:
-            raise history.violation(f"{one} was acknowledged and is lost: raw goes from {first} to {raw[-1].id}")
-        compacted = history.loses_raw and horizon is not None and one.id <= horizon
-        if not compacted and not history.may_be_hidden(one):
-            raise history.violation(f"{one} was trimmed, and the horizon is {horizon}")
-    for one in raw:
-        if history.hidden_to is not None and one.id < history.hidden_to:
-            raise history.violation(f"{one} is below {history.hidden_to}, where the topic was trimmed to")
-    missed = [one for one in history.missed if one.serial in given]
+        if first is not None and item.id > first:
+            raise history.violation(f"{item} was acknowledged and is lost: raw goes from {first} to {raw[-1].id}")
+        compacted = history.loses_raw and horizon is not None and item.id <= horizon
+        if not compacted and not history.may_be_hidden(item):
+            raise history.violation(f"{item} was trimmed, and the horizon is {horizon}")
+    for item in raw:
+        if history.hidden_to is not None and item.id < history.hidden_to:
+            raise history.violation(f"{item} is below {history.hidden_to}, where the topic was trimmed to")
+    missed = [item for item in history.missed if item.serial in given]
     if missed:
         raise history.violation(f"a raw read passed over {missed[:5]}, which are there")
     history.missed.clear()
@@ -103,9 +103,9 @@ def check_raw(history: History, raw: list[ReadMessage], horizon: MessageId | Non
 def check_view(history: History, given: list[ReadMessage]) -> None:
     """The compacted read ends with the fold of what is there."""
     state: dict[str, str | None] = {}
-    for one in given:
-        if one.key is not None:
-            state[one.key] = one.value
+    for item in given:
+        if item.key is not None:
+            state[item.key] = item.value
     _check_state(history, state, "the compacted view", keeps_gone=False)
 
 
@@ -119,8 +119,8 @@ def _check_state(history: History, state: Mapping[str, str | None], what: str, *
 
 
 def _lately(history: History, key: str) -> str:
-    mine = sorted((one for one in history.sent.values() if one.key == key and not one.never), key=_sent_at)
-    return "; of the key lately:\n" + "\n".join(f"    {history.fate(one).name} {one}" for one in mine[-6:])
+    mine = sorted((item for item in history.sent.values() if item.key == key and not item.never), key=_sent_at)
+    return "; of the key lately:\n" + "\n".join(f"    {history.fate(item).name} {item}" for item in mine[-6:])
 
 
 def _sent_at(one: SentMessage) -> int:
@@ -166,7 +166,7 @@ def check_garbage(database_url: str, store_url: str, endpoint: str) -> int:
         referenced: set[str] = set()
         for topic in metadata.topics.all():
             found = metadata.pins.referenced(topic.id)
-            referenced |= {name for one in found.ledgers for name in (one.rows.name, one.index.name)}
+            referenced |= {name for ledger in found.ledgers for name in (ledger.rows.name, ledger.index.name)}
             for compacted in found.compacted:
                 referenced |= read_manifest(store, compacted.manifest).objects | {compacted.manifest.name}
         left = {info.name for info in store.list("topics/")}

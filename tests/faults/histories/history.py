@@ -219,9 +219,9 @@ class History:
         """The newest message of a key that was there at the tick `before`, whatever became of it since."""
         with self.lock:
             there = [
-                one
-                for one in self.sent.values()
-                if one.key == key and one.known is not None and one.known < before and self.fate(one) is Fate.THERE
+                item
+                for item in self.sent.values()
+                if item.key == key and item.known is not None and item.known < before and self.fate(item) is Fate.THERE
             ]
             return max(there, key=_id_of, default=None)
 
@@ -231,18 +231,18 @@ class History:
         `keeps_gone`: for a reader that followed the topic; it may have read what is gone since, to its last message.
         """
         with self.lock:
-            mine = [one for one in self.sent.values() if one.key == key and not one.never]
-            fates = {one.serial: self.fate(one) for one in mine}
-            stays = [one for one in mine if fates[one.serial] is Fate.THERE and not self._is_hidden(one)]
+            mine = [item for item in self.sent.values() if item.key == key and not item.never]
+            fates = {item.serial: self.fate(item) for item in mine}
+            stays = [item for item in mine if fates[item.serial] is Fate.THERE and not self._is_hidden(item)]
             newest = max(stays, key=_id_of, default=None)
             found: set[str | None] = {newest.value if newest else None}
             if newest is not None and self.may_be_hidden(newest):
                 found.add(None)
-            for one in mine:
-                if fates[one.serial] is Fate.MAYBE and (one.id is None or newest is None or one.id > _id_of(newest)):
-                    found |= {one.value, None} if self.may_be_hidden(one) else {one.value}
+            for item in mine:
+                if fates[item.serial] is Fate.MAYBE and (item.id is None or newest is None or item.id > _id_of(newest)):
+                    found |= {item.value, None} if self.may_be_hidden(item) else {item.value}
             if keeps_gone:
-                last = max((one for one in mine if one.id is not None), key=_id_of, default=None)
+                last = max((item for item in mine if item.id is not None), key=_id_of, default=None)
                 if last is not None:
                     found.add(last.value)
             return found
@@ -256,29 +256,32 @@ class History:
 
     def keys(self) -> set[str]:
         with self.lock:
-            return {one.key for one in self.sent.values() if one.key is not None}
+            return {item.key for item in self.sent.values() if item.key is not None}
 
     def must_be_there(self) -> list[SentMessage]:
         """Those that are THERE, in the order of their ids."""
         with self.lock:
-            return sorted((one for one in self.sent.values() if self.fate(one) is Fate.THERE), key=_id_of)
+            return sorted((item for item in self.sent.values() if self.fate(item) is Fate.THERE), key=_id_of)
 
     def resolve(self, raw: list[ReadMessage], older_than: float) -> int:
         """What had no answer, was sent before `older_than` (seconds) and is not in raw, although raw begins before it,
         will never be there; how many. `raw`: all of it, read when nothing was under way."""
         with self.lock:
             there = {message.serial for message in raw}
-            known = [one.known for one in self.sent.values() if one.serial in there and one.known is not None]
+            known = [item.known for item in self.sent.values() if item.serial in there and item.known is not None]
             covered_from = min(known, default=None)
             if covered_from is None:
                 return 0
             lost = [
-                one
-                for one in self.sent.values()
-                if one.known is None and not one.never and covered_from < one.sent_at and one.sent_seconds < older_than
+                item
+                for item in self.sent.values()
+                if item.known is None
+                and not item.never
+                and covered_from < item.sent_at
+                and item.sent_seconds < older_than
             ]
-            for one in lost:
-                one.never = True
+            for item in lost:
+                item.never = True
             return len(lost)
 
     def forget(self) -> None:
@@ -289,7 +292,7 @@ class History:
             for one in self.sent.values():
                 if one.id is not None and (one.key not in last or _id_of(last[one.key]) < one.id):
                     last[one.key] = one
-            kept = {one.serial for one in last.values()}
+            kept = {item.serial for item in last.values()}
             self.sent = {
                 serial: one
                 for serial, one in self.sent.items()

@@ -38,7 +38,7 @@ class Appending:
     def append_some(self, model: TopicModel | None = None) -> None:
         """One writer's life."""
         world = self._world
-        free = [one for one in world.free("a") if one.name not in self._open]
+        free = [item for item in world.free("a") if item.name not in self._open]
         if not free or world.is_importing:  # the model would not know which of the two came first
             return
         process, model = world.random.choice(free), model or world.random.choice(world.topics)
@@ -101,7 +101,7 @@ class Appending:
     def open_log(self, model: TopicModel | None = None) -> None:
         """A writer that stays: it holds the lease, and renews it as its heart beats, until it loses it or goes."""
         world = self._world
-        free = [one for one in world.free("a") if one.name not in self._open]
+        free = [item for item in world.free("a") if item.name not in self._open]
         if not free or world.is_importing:
             return
         process, model = world.random.choice(free), model or world.random.choice(world.topics)
@@ -122,7 +122,7 @@ class Appending:
     def append_to_open(self) -> None:
         """It appends, although its lease may have gone to another meanwhile (S8: or its topic)."""
         world = self._world
-        free = [one for one in world.free("a") if one.name in self._open]
+        free = [item for item in world.free("a") if item.name in self._open]
         if not free or world.is_importing:
             return
         process = world.random.choice(free)
@@ -144,7 +144,7 @@ class Appending:
 
     def close_log(self) -> None:
         """It goes, and leaves the segment open for the next one."""
-        free = [one for one in self._world.free("a") if one.name in self._open]
+        free = [item for item in self._world.free("a") if item.name in self._open]
         if not free:
             return
         process = self._world.random.choice(free)

@@ -122,7 +122,7 @@ def _garbage_of_anybody(self: GarbageCollector, listed: Any, referenced: Any, *_
 
 
 def _references_of_serving(self: GarbageCollector, snapshot: Any, kept: Any) -> set[str]:
-    return _references(self, snapshot, [one for one in kept if one.retired_at is None])
+    return _references(self, snapshot, [item for item in kept if item.retired_at is None])
 
 
 _references = GarbageCollector._references

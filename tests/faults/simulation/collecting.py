@@ -138,7 +138,9 @@ class Collecting:
         try:
             for done in collector.collect_all():
                 told = f"garbage collection of {done.topic} failed: {done.error}"
-                over = isinstance(done.error, NotFound) and done.topic_uid in {one.record.uid for one in world.deleted}
+                over = isinstance(done.error, NotFound) and done.topic_uid in {
+                    item.record.uid for item in world.deleted
+                }
                 lost = any(name in str(done.error) for name in world.lost)
                 require(done.error is None or over or lost or process.faults > faults, told)
                 world.happened.add("deleted topic collected" if done.over and done.total.count else "collected all")
@@ -168,7 +170,7 @@ class Collecting:
         for model in world.topics:
             after = world.observer.pins.referenced(model.record.id)
             require(len(after.compacted) == (model.serving is not None), "rows of retired generations are left")
-            require(all(one.finished_at is not None for one in after.attempts), "attempts are left open")
+            require(all(attempt.finished_at is not None for attempt in after.attempts), "attempts are left open")
         for model in world.topics:
             self._check_files(model)
         deleted = {model.record.uid for model in world.deleted}

@@ -157,7 +157,7 @@ class Compacting:
     def advance(self, running: Running | None = None, faults: float = 0.15) -> None:
         """One run goes on: its work is done, or it is given what came of it, or both."""
         world = self._world
-        found = [one for one in self.running if one.process in world.free("c")]
+        found = [item for item in self.running if item.process in world.free("c")]
         if running is None:
             if not found:
                 return
@@ -246,12 +246,12 @@ class Compacting:
         """A trigger, and what it began is driven to its end."""
         before = list(self.running)
         self.start(model)
-        for running in [one for one in self.running if one not in before]:
+        for running in [item for item in self.running if item not in before]:
             self.finish(running)
 
     def overtake(self) -> None:
         """A run's process stalls until it is held for dead; another compacts the topic, and the first comes back."""
-        found = [one for one in self.running if one.process in self._world.free("c")]
+        found = [item for item in self.running if item.process in self._world.free("c")]
         if not found:
             return
         running = self._world.random.choice(found)

@@ -193,14 +193,14 @@ class TopicModel:
 
     def _trim(self, gone: Sequence[LedgerRecord], start: int, cursors: Sequence[CursorRecord], now: int) -> None:
         """Ledgers are gone, or the topic begins later: only what nobody needs (C1, C2, S9)."""
-        told = f"{self.record.name}: ledgers {[one.ledger_id for one in gone]} are trimmed, the start is {start}"
+        told = f"{self.record.name}: ledgers {[item.ledger_id for item in gone]} are trimmed, the start is {start}"
         require(start >= self.start, f"{told}, and was {self.start}")
         end = max((ledger.last_offset + 1 for ledger in gone), default=start)
         compacted = [ledger for ledger in gone if ledger.last_offset >= start]
         require(not compacted or "compact" in self.cleanup, f"{told} under the cleanup policy {set(self.cleanup)}")
-        require(all(one.last_offset <= self.horizon for one in compacted), f"{told} above the horizon {self.horizon}")
+        require(all(item.last_offset <= self.horizon for item in compacted), f"{told} above the horizon {self.horizon}")
         if not self.forced:
-            needed = {one.name: one.mark_delete.offset + 1 if one.mark_delete else 0 for one in cursors}
+            needed = {cursor.name: cursor.mark_delete.offset + 1 if cursor.mark_delete else 0 for cursor in cursors}
             held = [name for name, offset in needed.items() if max(offset, self.start) < max(end, start)]
             require(not held, f"{told}, and {held} need them: {needed}")
             told_above = f"{told} above the horizon {self.horizon}, and it is compacted"
@@ -252,7 +252,7 @@ class TopicModel:
     def visible(self, ledger_id: int | None, start: int) -> tuple[Message, ...]:
         """The messages of a compacted ledger that readers get while the topic begins at `start`."""
         kept = self.states[ledger_id].messages if ledger_id is not None else ()
-        return tuple(one for one in kept if one.offset >= start) if self.hides_compacted else kept
+        return tuple(item for item in kept if item.offset >= start) if self.hides_compacted else kept
 
 
 def _message(ledger: LedgerRecord, number: int, row: dict[str, Any], partition: int) -> Message:

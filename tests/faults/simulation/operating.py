@@ -37,7 +37,7 @@ class Operating:
 
     def _any(self) -> TopicModel:
         """A topic; mostly one that has a run under way, if there is one: that run has to notice."""
-        living = [one.model for one in self._compacting.running if one.model in self._world.topics]
+        living = [item.model for item in self._compacting.running if item.model in self._world.topics]
         draw = self._world.random
         return draw.choice(living if living and draw.random() < 0.6 else self._world.topics)
 
@@ -100,7 +100,7 @@ class Operating:
         """The topic goes, and another one takes its name (S8)."""
         model = model or self._any()
         forced = self._world.random.random() < 0.7
-        self._act(model, f"deletes{' by force' if forced else ''}", lambda one: self._delete(one, model, forced), 0.3)
+        self._act(model, f"deletes{' by force' if forced else ''}", lambda item: self._delete(item, model, forced), 0.3)
 
     def _delete(self, process: Process, model: TopicModel, forced: bool) -> None:
         world = self._world

@@ -300,7 +300,7 @@ class WatchedPins(PinStore):
         pinned = snapshot.compacted
         if pin is not None:
             kept = self._process.world.observer.pins.referenced(topic_id).compacted
-            (pinned,) = [one for one in kept if one.ledger_id == pin.ledger_id]
+            (pinned,) = [item for item in kept if item.ledger_id == pin.ledger_id]
             self._process.world.sweep_pins(topic_id)
             self._process.world.pins[pin.pin_id] = pin
             self._own.add(pin.pin_id)
@@ -320,7 +320,7 @@ class WatchedPins(PinStore):
             super().release(pin)
         finally:  # it may be gone though the answer was lost
             world = self._process.world
-            if all(one.pin_id != pin.pin_id for one in world.observer.pins.referenced(pin.topic_id).pins):
+            if all(item.pin_id != pin.pin_id for item in world.observer.pins.referenced(pin.topic_id).pins):
                 world.pins.pop(pin.pin_id, None)
 
     def collect(self, topic_id: int, ledger_id: int, grace_ms: int) -> bool:

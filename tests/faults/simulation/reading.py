@@ -106,7 +106,7 @@ class Readers:
     def advance(self, reading: Reading | None = None, count: int | None = None, faults: float = 0.12) -> None:
         """A reader is given some more."""
         world = self._world
-        found = [one for one in self.open if one.process in world.free("r")]
+        found = [item for item in self.open if item.process in world.free("r")]
         if reading is None:
             if not found:
                 return
@@ -162,8 +162,8 @@ class Readers:
             require(look.first > behind + 1, f"{reading} could go on raw: {error}")
             if look.ledger is None or look.first > max(behind, model.horizons[look.ledger]) + 1:
                 return  # a gap that no compacted ledger stands for
-            seen = [one.ledger for one in reading.looks]
-            orders = {one is not None and model.policies[one].event_time_order for one in seen}
+            seen = [item.ledger for item in reading.looks]
+            orders = {item is not None and model.policies[item].event_time_order for item in seen}
             state = model.states[look.ledger]
             hides = model.hides_compacted and look.start > behind + 1  # what was trimmed there may have been newer
             dropped = state.dropped_to > behind
@@ -181,7 +181,7 @@ class Readers:
         if not reading.compacted:
             expected = model.at_or_after(None, len(model.everything), reading.start)
             given = {message.offset for message in reading.given}
-            expected = [one for one in expected if one.offset in given or one.offset >= model.first]
+            expected = [item for item in expected if item.offset in given or item.offset >= model.first]
             self._equal(reading, reading.given, expected, reading.end if complete else 0)
             return
         complete_to, inside = -1, None

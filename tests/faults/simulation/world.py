@@ -64,7 +64,7 @@ STEPS = {
 COMMITS = {"w": Failpoint.IMPORT_BEFORE_COMMIT, "c": Failpoint.PUBLISH_BEFORE_TRANSACTION}
 """The last step before the COMMIT that matters most."""
 FAULTS = [Kind.FAIL, Kind.FULL, Kind.LOST, Kind.TRUNCATED, Kind.ALTERED]
-CLEANUP = [frozenset(one) for one in ((), ("compact",), ("compact",), ("delete",), ("compact", "delete"))]
+CLEANUP = [frozenset(item) for item in ((), ("compact",), ("compact",), ("delete",), ("compact", "delete"))]
 DELETE_DELAY_MS = 60_000
 LOOKED_AT = frozenset({Failpoint.PUBLISH_AFTER_COMMIT, Failpoint.TRIM_MARKED, Failpoint.TRUNCATE_INSIDE_COMMIT})
 """Right behind what changes the models, or before it, they are compared."""

@@ -48,11 +48,11 @@ SECOND_PASS = """\
 
 def test_passes_are_read_with_the_stamps_of_their_messages() -> None:
     passes = read_passes(LOG, "t-1")
-    assert [(one.partition, one.dirty_from, one.dirty_to, one.seconds) for one in passes] == [
+    assert [(pass_.partition, pass_.dirty_from, pass_.dirty_to, pass_.seconds) for pass_ in passes] == [
         ("t-1-1", 0, 500, 1.7),
         ("t-1-0", 0, 300, 1002.5),
     ]
-    assert [one.ended - one.began for one in passes] == pytest.approx([1.75, 2.5])
+    assert [pass_.ended - pass_.began for pass_ in passes] == pytest.approx([1.75, 2.5])
 
 
 def test_time_runs_from_the_first_begin_to_the_last_end_of_the_topic() -> None:

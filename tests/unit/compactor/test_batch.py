@@ -361,7 +361,7 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
 
     def watched(runs: Any, progress: Mapping[int, Mapping[str, object]]) -> list[int]:
         fenced = beat(runs, progress)
-        if all(one.get("tasks_done") == 1 for one in progress.values()):
+        if all(item.get("tasks_done") == 1 for item in progress.values()):
             at_half.set()
         return fenced
 
@@ -391,7 +391,7 @@ def test_the_rows_of_all_runs_follow_their_progress(bench: Workbench, monkeypatc
         return Job(name, run, steps(name.topic))
 
     batch = Batch(bench.metadata, Halfway(), Quiet(), heartbeat_ms=15)
-    outcomes = list(batch.run([one.name for one in some], claim, 10))
+    outcomes = list(batch.run([item.name for item in some], claim, 10))
     begun = [{"phase": f"phase of {n}", "tasks_done": 0, "tasks_total": 2, "bytes_done": 0} for n in "ab"]
     half = [{"phase": f"phase of {n}", "tasks_done": 1, "tasks_total": 2, "bytes_done": 200} for n in "ab"]
     assert seen == [*begun, *half]

@@ -94,7 +94,7 @@ def test_a_dry_run_works_beside_a_running_compaction(bench: Workbench) -> None:
     outcome = replace(bench, engine=Looks()).compact(topic)
     assert outcome.run is not None
     assert outcome.run.state is RunState.SUCCESS
-    assert [one["messages_out"] for one in said] == [outcome.run.statistics["messages_out"]] * 2
+    assert [item["messages_out"] for item in said] == [outcome.run.statistics["messages_out"]] * 2
 
 
 @pytest.mark.parametrize("error", [Unavailable("the store is away", "wait"), KeyboardInterrupt()])

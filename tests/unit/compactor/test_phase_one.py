@@ -80,13 +80,13 @@ def test_the_tasks_of_all_ranges_promise_the_survivors_of_the_reference(
     assert surviving_offsets(object_store, plan, results) == offsets
 
     totals = expected_totals(plan, located(results))
-    assert sum(one.count for one in totals.values()) == len(offsets)
-    assert sum(one.offset_sum for one in totals.values()) == sum(offsets)
+    assert sum(total.count for total in totals.values()) == len(offsets)
+    assert sum(total.offset_sum for total in totals.values()) == sum(offsets)
     assert sum(result.statistics.keys for result in results) == len([m for m in expected if m.key is not None])
     assert sum(result.statistics.null_keys for result in results) == len([m for m in expected if m.key is None])
     assert sum(result.statistics.records for result in results) == sum(
-        len({m.key for m in messages(iter(one.to_batches()), -1) if m.key is not None})
-        for one in (table.slice(ledger.first_offset, ledger.messages) for ledger in ledgers)
+        len({m.key for m in messages(iter(item.to_batches()), -1) if m.key is not None})
+        for item in (table.slice(ledger.first_offset, ledger.messages) for ledger in ledgers)
     )
 
 

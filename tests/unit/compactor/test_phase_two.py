@@ -63,7 +63,7 @@ def check_part(store: ObjectStore, part: Part) -> None:
     assert part.deleted is None
     assert (part.first.offset, part.last.offset) == (first["offset"], last["offset"])
     ids = [(row["ledger_id"], row["entry_id"], row["batch_index"]) for row in (first, last)]
-    assert [one.message_id.order for one in (part.first, part.last)] == ids
+    assert [item.message_id.order for item in (part.first, part.last)] == ids
     assert part.logical_bytes == int(rows.logical_sizes(table).sum())
     times = [row["publish_time"] for row in drawn]
     assert (part.min_publish_time, part.max_publish_time) == (min(times), max(times))
@@ -87,7 +87,7 @@ def check_run(store: ObjectStore, planned: PlannedRun, expected: pa.Table) -> Ma
 def rows_left(previous: pa.Table, raw: pa.Table, retain_null_key: bool) -> pa.Table:
     """The rows of the reference's survivors, whole."""
     both = pa.concat_tables([previous, raw])
-    live = {one.offset for one in reference.compact(as_messages(previous), as_messages(raw), retain_null_key)}
+    live = {item.offset for item in reference.compact(as_messages(previous), as_messages(raw), retain_null_key)}
     return both.filter(pa.array([offset in live for offset in both.column("offset").to_pylist()], pa.bool_()))
 
 
@@ -270,7 +270,7 @@ def test_bitmaps_of_several_parts_share_an_object(object_store: ObjectStore) -> 
     result = run_task(planned.plan, plan)
     assert isinstance(result, BitmapResult)
     assert {place.name for place in result.deleted.values()} == {result.deleted[0].name}
-    assert [list(one) for one in read_all_deleted(object_store, list(result.deleted.values()))] == [[0], [2]]
+    assert [list(item) for item in read_all_deleted(object_store, list(result.deleted.values()))] == [[0], [2]]
     assert result.kept == {0: SourceTotals(2, 1 + 2), 1: SourceTotals(2, 3 + 4)}
     assert result.last_alive is None
     parsed = names.parse(result.deleted[0].name)

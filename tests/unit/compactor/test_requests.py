@@ -63,8 +63,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     manifest = publish_compacted(bench, store, topic)
     for number in range(0, LEDGERS, 100):
         tables = [
-            pa.Table.from_pylist([{"key": key(ROWS * 8 * one), "payload": b"new"}], schema=INPUT_SCHEMA)
-            for one in range(number, number + 100)
+            pa.Table.from_pylist([{"key": key(ROWS * 8 * item), "payload": b"new"}], schema=INPUT_SCHEMA)
+            for item in range(number, number + 100)
         ]
         topic.bulk_append(ledger_bytes=1).append(tables)
     assert len(topic.snapshot().ledgers) == 1 + LEDGERS

@@ -57,7 +57,7 @@ def assert_clean(bench: Workbench, topic: Topic) -> None:
 
 
 def offsets(topic: Topic) -> list[int]:
-    return [one.offset for one in topic.messages(read_compacted=True)]
+    return [item.offset for item in topic.messages(read_compacted=True)]
 
 
 def ten(bench: Workbench, topic: Topic) -> None:
@@ -138,7 +138,7 @@ def test_a_run_does_not_bring_back_what_was_trimmed_before_it(bench: Workbench) 
     ten(bench, topic)
     trim(bench, topic, 5)
     outcome = bench.compact(topic)
-    assert offsets(topic) == [5, 6, 7, 8, 9] == [one.offset for one in raw(topic)]
+    assert offsets(topic) == [5, 6, 7, 8, 9] == [item.offset for item in raw(topic)]
     assert [topic.get(f"k{n}".encode()) is None for n in range(10)] == [True] * 5 + [False] * 5
     assert outcome.run is not None
     assert outcome.run.statistics["messages_in"] == 5
@@ -173,7 +173,7 @@ def test_chunks_below_the_start_make_no_message(bench: Workbench) -> None:
     trim(bench, topic, 4)
     bench.compact(topic)
     expected = reference.run(reference.State(), given, RunPolicies(), NOW, raw_from=4)
-    assert [one.offset for one in expected.messages] == [4, 5, 6, 7]
+    assert [item.offset for item in expected.messages] == [4, 5, 6, 7]
     compacted = topic.snapshot().compacted
     assert compacted is not None
     manifest = read_manifest(bench.store, compacted.manifest)
@@ -190,7 +190,7 @@ def test_by_event_time_the_best_of_what_is_left_wins(bench: Workbench) -> None:
     at(bench, topic, (b"c", b"other", None))
     trim(bench, topic, 2)
     bench.compactor().compact(topic.name, BY_EVENT)
-    assert [(one.key, one.payload) for one in compacted_only(topic)] == [(b"a", b"wins"), (b"c", b"other")]
+    assert [(item.key, item.payload) for item in compacted_only(topic)] == [(b"a", b"wins"), (b"c", b"other")]
     assert_clean(bench, topic)
 
 
@@ -201,7 +201,7 @@ def test_late_values_revive_nothing_after_compaction_cursor_was_deleted(bench: W
 
     def compact() -> list[bytes | None]:
         bench.compactor().compact(topic.name, policies)
-        return [one.key for one in compacted_only(topic)]
+        return [item.key for item in compacted_only(topic)]
 
     at(bench, topic, (b"deleted", b"v", NOW), (b"deleted", None, NOW + 200), (b"expired", b"v", NOW + 200))
     clock = bench.clock
@@ -228,11 +228,11 @@ def test_what_an_earlier_run_kept_stays(bench: Workbench) -> None:
     bench.append(topic, [content((b"a", b"2"), (b"b", None), (b"b", b"4"), (b"c", b"5"))])
     trim(bench, topic, 4)
     bench.compact(topic)
-    assert [one.payload for one in compacted_only(topic)] == [b"0", b"4", b"5"]
+    assert [item.payload for item in compacted_only(topic)] == [b"0", b"4", b"5"]
     assert_clean(bench, topic)
     bench.append(topic, [content((b"a", None))])
     bench.compact(topic)
-    assert [one.payload for one in compacted_only(topic)] == [b"4", b"5"]
+    assert [item.payload for item in compacted_only(topic)] == [b"4", b"5"]
     assert_clean(bench, topic)
 
 
@@ -243,7 +243,7 @@ def test_a_trim_after_the_run_takes_nothing_from_it(bench: Workbench) -> None:
     trim(bench, topic, 5)
     bench.append(topic, [content((b"k1", b"new"))])
     bench.compact(topic)
-    assert [one.offset for one in compacted_only(topic)] == [0, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert [item.offset for item in compacted_only(topic)] == [0, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     assert_clean(bench, topic)
 
 
@@ -258,7 +258,7 @@ def test_a_run_goes_by_the_start_that_its_snapshot_had(bench: Workbench) -> None
 
     with patch("compactor.two_phase.failpoint", failpoint):
         bench.compact(topic)
-    assert [one.offset for one in compacted_only(topic)] == list(range(10))
+    assert [item.offset for item in compacted_only(topic)] == list(range(10))
     assert_clean(bench, topic)
 
 
@@ -288,7 +288,7 @@ def test_under_compact_delete_it_is_the_same(bench: Workbench) -> None:
     at(bench, topic, (b"a", b"gone", 90), (b"a", b"wins", 50), (b"a", b"newest", 20))
     trim(bench, topic, 1)
     bench.compactor().compact(topic.name, replace(BY_EVENT, start_offset=1))
-    assert [one.payload for one in compacted_only(topic)] == [b"wins"]
+    assert [item.payload for item in compacted_only(topic)] == [b"wins"]
     assert_clean(bench, topic)
 
 
@@ -308,5 +308,5 @@ def test_verify_names_what_a_run_brought_back(bench: Workbench, policies: RunPol
         bench.compactor().compact(topic.name, policies)
     assert offsets(topic) == [0, 1, 2]
     report = verified(bench, topic)
-    assert {one.kind for one in report.differences} == {DifferenceKind.EXTRA}
-    assert {one.offset for one in report.differences} == {0, 1}
+    assert {difference.kind for difference in report.differences} == {DifferenceKind.EXTRA}
+    assert {difference.offset for difference in report.differences} == {0, 1}

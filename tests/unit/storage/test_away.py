@@ -85,7 +85,7 @@ def test_what_comes_behind_the_segment_is_read_without_it(bench: Workbench, away
         message = away.get(b"k0")
         assert message is not None
         assert (message.offset, message.payload) == (6, b"3")
-        assert [one.offset for one in away.messages(AtOffset(6))] == [6]
+        assert [item.offset for item in away.messages(AtOffset(6))] == [6]
         assert away.last_message_id() == message.message_id
         with pytest.raises(SegmentNotLocal, match=NAMED):
             away.get(b"k1")

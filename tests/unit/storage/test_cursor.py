@@ -84,7 +84,7 @@ def test_in_order_nobody_is_asked_and_nothing_is_held(world: World) -> None:
     assert cursor.held_bytes == 0
     seen = world.statements()
     cursor.flush()
-    assert [one for one in seen if not one[0].startswith(("SELECT", "BEGIN"))] == [("UPDATE cursors SET", 1)]
+    assert [item for item in seen if not item[0].startswith(("SELECT", "BEGIN"))] == [("UPDATE cursors SET", 1)]
     assert (world.located, world.stored()) == ([], at(999))
 
 

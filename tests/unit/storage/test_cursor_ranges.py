@@ -37,7 +37,7 @@ def test_a_thousand_acknowledgements_are_one_transaction(world: World) -> None:
     seen = world.statements()
     for number in range(5000):
         cursor.acknowledge(at(2 * number + 1))
-    assert len([one for one in seen if one[0].startswith("BEGIN")]) == 5
+    assert len([item for item in seen if item[0].startswith("BEGIN")]) == 5
 
 
 def test_a_million_holes(world: World) -> None:
@@ -51,7 +51,7 @@ def test_a_million_holes(world: World) -> None:
     ((record, summary),) = world.metadata.cursors.summaries(world.topic.id)
     assert (record.mark_delete, summary.messages, summary.ranges, summary.rows) == (None, 1_000_000, 1_000_000, rows)
     loaded = world.metadata.cursors.load(world.topic.id, "s", 1 << 30)
-    sizes = [len(one.serialize()) for one in loaded.stretches.values()]
+    sizes = [len(stretch.serialize()) for stretch in loaded.stretches.values()]
     assert len(sizes) == rows
     assert max(sizes) <= MAX_RANGE_BYTES <= KIB_64 + 128
     assert summary.stored_bytes == sum(sizes)
@@ -63,7 +63,7 @@ def test_a_million_holes(world: World) -> None:
     seen = world.statements()
     again.acknowledge(at(1_000_000))
     again.flush()
-    assert [one for one in seen if not one[0].startswith(("SELECT", "BEGIN"))] == [("UPDATE cursor_ranges SET", 1)]
+    assert [item for item in seen if not item[0].startswith(("SELECT", "BEGIN"))] == [("UPDATE cursor_ranges SET", 1)]
     again.acknowledge_cumulative(at(RANGE_OFFSETS + 1))
     again.flush()
     assert world.metadata.cursors.summary(world.topic.id, "s")[1].rows == rows - 1

@@ -134,7 +134,7 @@ def test_a_chunked_message_counts_as_one(bench: Workbench, read_compacted: bool)
     chunked.append(bench, topic, [*chunked.whole("u", b"a", b"1", b"2", b"3"), chunked.message(b"b", b"x")])
     bench.compact(topic)
     found = [list(topic.messages(EARLIEST, read_compacted, limit)) for limit in range(4)]
-    assert [[one.payload for one in some] for some in found] == [[], [b"123"], [b"123", b"x"], [b"123", b"x"]]
+    assert [[item.payload for item in some] for some in found] == [[], [b"123"], [b"123", b"x"], [b"123", b"x"]]
 
 
 def test_a_limit_of_bytes_counts_over_ledgers(bench: Workbench) -> None:

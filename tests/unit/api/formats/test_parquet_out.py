@@ -31,9 +31,11 @@ def test_chunked_messages_come_whole(tmp_path: Path, limit: int | None, found: l
     table = pq.read_table(file)
     assert table.column("value").to_pylist() == found
     expected = list(topic.messages(max_messages=limit))
-    assert table.column("message_id").to_pylist() == [str(one.message_id) for one in expected]
-    assert table.column("offset").to_pylist() == [one.offset for one in expected]
-    assert [dict(one or ()) for one in table.column("properties").to_pylist()] == [one.properties for one in expected]
+    assert table.column("message_id").to_pylist() == [str(item.message_id) for item in expected]
+    assert table.column("offset").to_pylist() == [item.offset for item in expected]
+    assert [dict(item or ()) for item in table.column("properties").to_pylist()] == [
+        item.properties for item in expected
+    ]
 
 
 def test_chunked_messages_are_not_all_held_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +43,7 @@ def test_chunked_messages_are_not_all_held_at_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(parquet, "_BATCH_BYTES", 5)
     bench = Workbench.embedded(tmp_path)
     topic = bench.topic()
-    chunked.append(bench, topic, [one for uuid in "uvwx" for one in chunked.whole(uuid, b"k", b"12", b"3")])
+    chunked.append(bench, topic, [item for uuid in "uvwx" for item in chunked.whole(uuid, b"k", b"12", b"3")])
     file = tmp_path / "out.parquet"
     assert write_parquet(str(file), topic.read(), -1, TextEncoding.UTF8, TextEncoding.UTF8, 3) == 3
     with pq.ParquetFile(file) as written:

@@ -67,7 +67,7 @@ def client() -> Iterator[TestClient]:
 def lines(event: str | None = None) -> list[dict[str, Any]]:
     """What was logged; each line is JSON."""
     found = [json.loads(line) for line in OUTPUT.getvalue().splitlines()]
-    return [one for one in found if event in (None, one["event"])]
+    return [item for item in found if event in (None, item["event"])]
 
 
 def test_a_change_is_one_line_that_says_who_what_and_how_it_ended(client: TestClient) -> None:
@@ -124,7 +124,7 @@ def test_an_error_that_nobody_foresaw_is_written_down_with_its_request(client: T
     (line,) = lines("change")
     assert line["status"] == 500
     assert line["request_id"] in answer.json()["reason"]
-    (error,) = [one for one in lines() if one["level"] == "error"]
+    (error,) = [item for item in lines() if item["level"] == "error"]
     assert "RuntimeError" in error["exception"]
     assert "planted" not in OUTPUT.getvalue()
 

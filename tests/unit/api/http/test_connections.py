@@ -62,8 +62,8 @@ def test_a_connection_beyond_the_limit_is_closed_until_another_one_ends(
         first.close()
         third, _ = listener.accept()
         assert third.fileno() >= 0
-        for one in (*clients, second, third):
-            one.close()
+        for item in (*clients, second, third):
+            item.close()
     assert [record.message.split(":")[0] for record in caplog.records] == ["2 connections are open, as many as may"], (
         "once, not once a connection"
     )
@@ -259,13 +259,13 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off(
     fake.timers.clear()  # of the request's head
     fake.waits = 1_000_000
     protocol.pause_writing()
-    for one in taken:
-        if one is None:
+    for item in taken:
+        if item is None:
             protocol.resume_writing()
         else:
-            fake.waits -= one
+            fake.waits -= item
         fake.pass_time()
-        if one != 1:
+        if item != 1:
             assert not fake.is_aborted
     fake.pass_time()
     assert fake.is_aborted == closed

@@ -20,8 +20,8 @@ def begun(value: object, depth: int = 0) -> dict[int, int]:
     if not isinstance(value, list | dict):
         return {}
     found = {depth: 1}
-    for one in value.values() if isinstance(value, dict) else value:
-        for at, count in begun(one, depth + 1).items():
+    for item in value.values() if isinstance(value, dict) else value:
+        for at, count in begun(item, depth + 1).items():
             found[at] = found.get(at, 0) + count
     return found
 

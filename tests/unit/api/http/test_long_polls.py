@@ -68,9 +68,9 @@ def test_reads_that_wait_share_a_look_and_are_woken_by_what_comes_to_their_topic
     async def scenario() -> None:
         many = [polls.changes(topics[0].record.id, FAR_MS, here) for _ in range(100)]
         other = polls.changes(topics[1].record.id, FAR_MS, here)
-        await asyncio.gather(*(anext(one) for one in (*many, other)))  # what came before they were looked at
+        await asyncio.gather(*(anext(item) for item in (*many, other)))  # what came before they were looked at
         assert len(looks) <= 2
-        waiting = [asyncio.ensure_future(anext(one)) for one in many]
+        waiting = [asyncio.ensure_future(anext(item)) for item in many]
         unmoved = asyncio.ensure_future(anext(other))
         await asyncio.to_thread(produce, topics[0], [one(b"k", b"v")])
         await asyncio.gather(*waiting)

@@ -286,4 +286,10 @@ def test_a_name_of_dots_changes_no_path_on_its_way(bench: Workbench, name: str) 
 
 
 def test_names_of_dots_are_segments_of_a_path() -> None:
-    assert [segment(one) for one in (".", "..", "...", "a.b", "a/b")] == ["%2E", "%2E%2E", "%2E%2E%2E", "a.b", "a%2Fb"]
+    assert [segment(item) for item in (".", "..", "...", "a.b", "a/b")] == [
+        "%2E",
+        "%2E%2E",
+        "%2E%2E%2E",
+        "a.b",
+        "a%2Fb",
+    ]

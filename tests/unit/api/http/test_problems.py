@@ -47,7 +47,7 @@ def answering(error: Exception) -> TestClient:
         Problem(503, "n cannot be reached at http://me:hunter2@other (password='hunter2 x'): try again"),
         InvalidInput("'postgresql://me:hunter2@db/c' is no topic", "give one"),
     ],
-    ids=lambda one: type(one).__name__,
+    ids=lambda item: type(item).__name__,
 )
 def test_no_answer_holds_a_secret_nor_where_store_and_database_are(error: CompactorError) -> None:
     said = answering(error).get("/read").json()["reason"]
@@ -62,7 +62,7 @@ def test_what_is_the_operators_is_logged_once_whole(caplog: pytest.LogCaptureFix
     for _ in range(3):
         answer = client.get("/read")
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    (record,) = [item for item in caplog.records if item.levelno == logging.WARNING]
     assert "GET /read is answered 503: cannot read object x" in record.message
     assert "minio:9000/bucket" in record.message
 
@@ -78,8 +78,8 @@ def test_damage_of_each_topic_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     client = TestClient(app, raise_server_exceptions=False)
     for topic in ("t", "u", "u"):
         assert client.get(f"/read/{topic}").status_code == 507
-    logged = [one.message for one in caplog.records if one.levelno == logging.WARNING]
-    assert [("of t " in one, "of u " in one) for one in logged] == [(True, False), (False, True)]
+    logged = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert [("of t " in item, "of u " in item) for item in logged] == [(True, False), (False, True)]
 
 
 def test_a_reason_is_short_however_long_the_names_in_it_are() -> None:

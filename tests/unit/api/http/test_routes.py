@@ -112,22 +112,24 @@ def test_endpoints_run_in_the_threads_of_what_they_wait_for(client: TestClient) 
 
 
 def dependencies(dependant: Dependant) -> Iterator[Any]:
-    for one in dependant.dependencies:
-        yield one.call
-        yield from dependencies(one)
+    for dependency in dependant.dependencies:
+        yield dependency.call
+        yield from dependencies(dependency)
 
 
 def test_no_dependency_of_a_route_is_called_by_threads_beside_the_pools() -> None:
     """Starlette's threads have no bounds of ours."""
-    found = {one for router in ROUTERS for route in router.routes for one in dependencies(route.dependant)}
+    found = {
+        dependency for router in ROUTERS for route in router.routes for dependency in dependencies(route.dependant)
+    }
     assert found
-    functions = {one if inspect.isroutine(one) else type(one).__call__ for one in found}
-    assert {one.__name__ for one in functions if not inspect.iscoroutinefunction(one)} == set()
+    functions = {item if inspect.isroutine(item) else type(item).__call__ for item in found}
+    assert {function.__name__ for function in functions if not inspect.iscoroutinefunction(function)} == set()
 
 
 def test_a_route_is_named_by_its_operation() -> None:
     """The audit log shows the name."""
-    shown = [route for one in ROUTERS for route in one.routes if route.include_in_schema]
+    shown = [route for item in ROUTERS for route in item.routes if route.include_in_schema]
     assert len({route.operation_id for route in shown}) == len(shown)
     names = {route.operation_id: (route.name, route.summary) for route in shown}
     assert names["setNamespaceMessageTTL"] == ("set_namespace_message_ttl", "Set Namespace Message Ttl")

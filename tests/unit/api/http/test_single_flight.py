@@ -46,9 +46,9 @@ def test_one_who_leaves_takes_nothing_from_the_others_and_an_error_is_told_to_al
         gone, *rest = (asyncio.create_task(shared.answer(fail)) for _ in range(3))
         await asyncio.sleep(0)
         gone.cancel()
-        for one in rest:
+        for item in rest:
             with pytest.raises(LookupError, match="nothing there"):
-                await one
+                await item
         assert await shared.answer(lambda: 7) == 7
 
     asyncio.run(scenario())

@@ -122,7 +122,7 @@ def test_errors_and_the_parts_of_a_stream_come_back(leave: threading.Event) -> N
     async def scenario() -> None:
         with pytest.raises(ZeroDivisionError):
             await pool.run(divmod, 1, 0)
-        assert [one async for one in pool.each(numbers())] == list(range(10))
+        assert [item async for item in pool.each(numbers())] == list(range(10))
         stream = pool.each(numbers())
         assert await anext(stream) == 0
         await stream.aclose()

@@ -101,9 +101,9 @@ def test_times_go_by_the_clock(claims: dict[str, object], leeway_ms: int, refuse
 
 def test_a_token_without_a_signature_is_refused() -> None:
     token = jwt.encode({"sub": "root"}, None, "none")
-    for one in (token, token.rstrip("."), token.replace("none", "None")):
+    for item in (token, token.rstrip("."), token.replace("none", "None")):
         with pytest.raises(BadToken):
-            all_keys().role(one)
+            all_keys().role(item)
 
 
 def test_a_public_key_is_never_taken_for_a_secret() -> None:
@@ -201,8 +201,8 @@ def test_public_keys_that_cannot_be_used() -> None:
     weak = rsa.generate_private_key(public_exponent=65_537, key_size=1024).public_key()
     other = ec.generate_private_key(ec.SECP384R1()).public_key()
     encoded = [
-        one.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-        for one in (weak, other)
+        item.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        for item in (weak, other)
     ]
     for key in (*encoded, RSA_PRIVATE, SECRET):
         with pytest.raises(Misconfigured, match=r"auth\.token-public-key"):

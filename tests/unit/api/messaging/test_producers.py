@@ -42,9 +42,9 @@ def test_many_threads_share_one_log(bench: Workbench, producers: Producers) -> N
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(isinstance(one, AppendResult) for one in found)
+    assert all(isinstance(item, AppendResult) for item in found)
     assert [message.offset for message in topic.messages()] == list(range(16))
-    assert [one.name for one in producers.topics] == [topic.name]
+    assert [item.name for item in producers.topics] == [topic.name]
 
 
 def test_behind_a_message_that_failed_none_of_its_request_is_taken(
@@ -97,7 +97,7 @@ def test_the_oldest_makes_room(bench: Workbench, producers: Producers) -> None:
     for name in ("a", "b", "a", "c"):
         producers.append(bench.topic(name), [entry()])
         bench.clock.advance(1)
-    assert {str(one.name.topic) for one in producers.topics} == {"a", "c"}
+    assert {str(topic.name.topic) for topic in producers.topics} == {"a", "c"}
 
 
 def test_one_that_does_not_end_as_it_should_holds_up_nobody(

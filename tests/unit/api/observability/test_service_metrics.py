@@ -50,7 +50,7 @@ class History:
 
     def runs(self, after: int, again: list[int]) -> list[RunFigures]:
         self.asked = again
-        return [one for one in self.rows if one.run_id > after or one.run_id in again]
+        return [row for row in self.rows if row.run_id > after or row.run_id in again]
 
 
 def metrics(history: History, most: int = 10, sources: Sources = Sources()) -> tuple[Metrics, ManualClock]:  # noqa: B008

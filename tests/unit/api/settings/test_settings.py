@@ -252,9 +252,9 @@ def test_every_setting_is_read_by_something() -> None:
     text = "\n".join(file.read_text(encoding="utf-8") for file in sources if file.name != "settings.py")
     own = (ROOT / "api" / "settings" / "settings.py").read_text(encoding="utf-8")
     unread = [
-        one.name
-        for one in SETTINGS.values()
-        if not re.search(rf"\.{one.attribute}\b", text) and not re.search(rf"self\.{one.attribute}\b", own)
+        setting.name
+        for setting in SETTINGS.values()
+        if not re.search(rf"\.{setting.attribute}\b", text) and not re.search(rf"self\.{setting.attribute}\b", own)
     ]
     assert unread == []
 

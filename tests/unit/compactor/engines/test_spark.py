@@ -82,7 +82,7 @@ def test_light_tasks_share_partitions_and_a_bad_one_fails_alone(spark_engine: En
     outcomes = spark_engine.run(1000, where, print, weights=[100.0] * 1000)
     assert isinstance(outcomes[400], Failed)
     assert str(outcomes[400].error) == "object 400 is gone: restore it"
-    partitions = Counter(one for one in outcomes if not isinstance(one, Failed))
+    partitions = Counter(outcome for outcome in outcomes if not isinstance(outcome, Failed))
     assert len(partitions) == PARTITIONS_PER_CORE * spark_engine.parallelism
     assert sum(partitions.values()) == 999
 

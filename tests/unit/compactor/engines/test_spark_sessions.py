@@ -41,7 +41,7 @@ class Sessions:
         return "engine"
 
     def _open(self, *_: object) -> int:
-        number = sum(one.startswith("open") for one in self.happened) + 1
+        number = sum(item.startswith("open") for item in self.happened) + 1
         self.happened.append(f"open {number}")
         return number
 
@@ -89,7 +89,9 @@ def test_without_executors_there_is_no_engine(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(5):
         found.append(sessions.open())
         sessions.time.now += 59
-    assert all(one.startswith("Spark's master spark://here:7077 has given this service no executors") for one in found)
+    assert all(
+        item.startswith("Spark's master spark://here:7077 has given this service no executors") for item in found
+    )
     assert sessions.happened == ["open 1", "end 1", "open 2"]
     sessions.time.now += 200
     sessions.open()

@@ -69,6 +69,6 @@ def test_a_task_in_the_middle_of_its_reading_is_stopped(
     assert until(lambda: loop._worker.busy() == (0, 0))
     assert stage.runs(topic) == [RunState.CANCELLED]
     assert not stage.control.get(topic.record.id).aborting
-    begun, stopped = (one.message for one in caplog.records if one.message.startswith("compaction "))
+    begun, stopped = (record.message for record in caplog.records if record.message.startswith("compaction "))
     assert begun == "compaction begun"
     assert stopped.startswith("compaction stopped: run 1 of persistent://public/default/t is CANCELLED already: ")

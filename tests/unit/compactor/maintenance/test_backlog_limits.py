@@ -68,7 +68,7 @@ class Limited:
 
     def marks(self) -> dict[str, int | None]:
         cursors = self.workbench.metadata.cursors.of_topic(self.topic.record.id)
-        return {one.name: None if one.mark_delete is None else one.mark_delete.offset for one in cursors}
+        return {cursor.name: None if cursor.mark_delete is None else cursor.mark_delete.offset for cursor in cursors}
 
 
 @pytest.fixture

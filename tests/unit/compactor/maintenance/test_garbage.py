@@ -132,7 +132,7 @@ def test_a_topic_with_nothing_to_do_costs_no_write(
 def test_a_replaced_generation_goes_after_its_grace_time(bench: Workbench, topic: Topic) -> None:
     """Parts that the newer generation kept stay; afterwards exactly what is referred to is there."""
     replaced, serving = bench.metadata.pins.referenced(topic.record.id).compacted
-    old, new = (read_manifest(bench.store, one.manifest).objects for one in (replaced, serving))
+    old, new = (read_manifest(bench.store, item.manifest).objects for item in (replaced, serving))
     assert old & new, "generations share parts, or this test shows nothing"
     assert old - new
     bench.advance(GRACE_MS - 1)
@@ -293,8 +293,8 @@ def lose_manifest(bench: Workbench, topic: Topic) -> str:
 def test_a_manifest_that_cannot_be_read_keeps_everything_of_its_topic(bench: Workbench, topic: Topic) -> None:
     """Never guess: even what surely is garbage stays. The error names the object, the ledger and the way out."""
     other = bench.topic("other")
-    for one in (topic, other):
-        finished, _ = leave(bench, one)
+    for item in (topic, other):
+        finished, _ = leave(bench, item)
         bench.metadata.attempts.finish(finished)
     bench.advance(GRACE_MS)
     lost = lose_manifest(bench, topic)
@@ -342,12 +342,12 @@ def test_topics_that_the_database_does_not_know_go_only_when_asked(bench: Workbe
     for asked, dry_run in ((False, False), (True, True)):
         told: list[str] = []
         (report,) = (
-            one for one in collector(bench, told).collect_all(dry_run, unknown_topics=asked) if one.topic is None
+            item for item in collector(bench, told).collect_all(dry_run, unknown_topics=asked) if item.topic is None
         )
         assert (report.topic_uid, report.deleted, report.total) == (uid, False, Totals(1, 4))
         assert (old in told) is asked
         assert {old, young} <= {info.name for info in bench.store.list()}
-    (report,) = (one for one in collector(bench).collect_all(unknown_topics=True) if one.topic is None)
+    (report,) = (item for item in collector(bench).collect_all(unknown_topics=True) if item.topic is None)
     assert (report.deleted, report.total) == (True, Totals(1, 4))
     assert old not in {info.name for info in bench.store.list()}
     assert young in {info.name for info in bench.store.list()}

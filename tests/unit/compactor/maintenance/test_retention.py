@@ -70,7 +70,7 @@ def offsets(topic: Topic, read_compacted: bool = False) -> list[int]:
 
 
 def gone(trimmed: Trimmed) -> list[int]:
-    return [one.extent.first_offset for one in trimmed.plan.going]
+    return [item.extent.first_offset for item in trimmed.plan.going]
 
 
 def states(bench: Workbench, topic: Topic) -> list[SegmentState]:
@@ -84,7 +84,7 @@ def test_worked_example_7_on_a_topic(bench: Workbench, topic: Topic) -> None:
     assert [ledger.first_offset for ledger in topic.snapshot().ledgers] == [23]
     assert offsets(topic) == list(range(25, 40))
     assert [m.offset for m in topic.messages(AtOffset(11), max_messages=1)] == [25]
-    assert [one.first_offset for one in bench.metadata.trimming.trimmed(topic.record.id)] == [0, 11]
+    assert [item.first_offset for item in bench.metadata.trimming.trimmed(topic.record.id)] == [0, 11]
 
 
 def test_a_message_id_is_as_good_as_its_offset(bench: Workbench, topic: Topic) -> None:
@@ -342,7 +342,7 @@ def test_a_reader_that_is_under_way_goes_on_until_the_objects_go(bench: Workbenc
     assert bench.metadata.trimming.trimmed(topic.record.id) != []
     wet = collector.collect(topic.record)
     assert (wet.trimmed_ledgers, wet.objects) == (2, dry.objects)
-    assert sum(one.count for one in wet.objects.values()) == 4
+    assert sum(stored.count for stored in wet.objects.values()) == 4
     assert collector.collect(topic.record).trimmed_ledgers == 0
     assert offsets(topic) == [7, 8]
     late = topic.read(AtOffset(0), reset=Reset.EARLIEST)

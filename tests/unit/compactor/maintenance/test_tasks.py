@@ -98,7 +98,7 @@ def test_what_an_idle_topic_holds_is_rolled(bench: Bench) -> None:
     for state in ("OPEN", "ROLLED"):
         bench.leads = False
         assert bench.maintenance.run_due() == EACH_SERVICES
-        assert [one.state.value for one in bench.workbench.metadata.segments.of_topic(topic.record.id)] == [state]
+        assert [item.state.value for item in bench.workbench.metadata.segments.of_topic(topic.record.id)] == [state]
         bench.clock.advance(4 * HOUR)
 
 
@@ -289,7 +289,7 @@ def test_collecting_rests_after_each_topic_as_long_as_it_took_and_more(
     monkeypatch.setattr(GarbageCollector, "_collect", slowly)
     bench.maintenance._rest = rested.append
     bench.maintenance.run_due()
-    assert [one for one in rested if one] == [RESTS * 0.5, RESTS * 0.5]
+    assert [item for item in rested if item] == [RESTS * 0.5, RESTS * 0.5]
 
 
 def test_what_a_deleted_topic_left_goes_after_its_delay(bench: Bench) -> None:

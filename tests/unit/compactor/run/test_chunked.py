@@ -28,7 +28,7 @@ def offsets(topic: Topic) -> list[int]:
 
 
 def values(topic: Topic) -> list[tuple[bytes | None, bytes | None]]:
-    return [(one.key, one.payload) for one in topic.messages(read_compacted=True)]
+    return [(item.key, item.payload) for item in topic.messages(read_compacted=True)]
 
 
 def compact(bench: Workbench, topic: Topic, policies: RunPolicies = RunPolicies()) -> bool:  # noqa: B008
@@ -287,7 +287,7 @@ def test_verify_finds_a_table_that_is_not_what_the_rows_say(
     append(bench, topic, [*whole("u", b"k", b"A", b"B"), message(b"l", b"v")])
     compact(bench, topic)
     genuine = chunk_table.read_tables
-    monkeypatch.setattr(chunk_table, "read_tables", lambda *given: [forgery(one.copy()) for one in genuine(*given)])
+    monkeypatch.setattr(chunk_table, "read_tables", lambda *given: [forgery(item.copy()) for item in genuine(*given)])
     assert kind in verified(bench, topic).counts
 
 
@@ -301,7 +301,7 @@ def test_verify_finds_a_chunk_that_should_have_gone(bench: Workbench, monkeypatc
     bench.compactor().compact(topic.name)
     assert offsets(topic) == [0, 2, 3]
     report = verified(bench, topic)
-    assert [(one.kind, one.offset) for one in report.differences] == [(DifferenceKind.EXTRA, 0)]
+    assert [(difference.kind, difference.offset) for difference in report.differences] == [(DifferenceKind.EXTRA, 0)]
 
 
 def keep_everything(self: object, resolved: object) -> object:

@@ -271,7 +271,7 @@ def test_of_a_dirty_ledger_every_row_that_is_too_old_is_named(
     result = run_scan(plan, ScanPlan(0, values_to=10))
     assert (result.index, result.due, result.oldest_value, result.oldest_tombstone) == (None, None, None, None)
     assert result.expired is not None
-    assert [list(one) for one in read_all_deleted(object_store, [result.expired])] == [[0, 2, 3, 4, 5]]
+    assert [list(item) for item in read_all_deleted(object_store, [result.expired])] == [[0, 2, 3, 4, 5]]
     assert result.expired.name.startswith(names.run_prefix(plan.topic_uid, plan.attempt_id))
     groups = RowsReader(object_store, source.rows).groups
     stored = replace(source.rows.stored, name=damaged_copy(object_store, source.rows.stored.name, groups[2].start))

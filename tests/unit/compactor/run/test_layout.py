@@ -71,7 +71,7 @@ def laid_out(
 
 def written(layout_: Layout) -> list[list[int]]:
     """The sources of each part, in order."""
-    return [[one.source for one in part.slices] for part in layout_.parts]
+    return [[item.source for item in part.slices] for part in layout_.parts]
 
 
 # --- cutting a stretch into parts
@@ -97,24 +97,24 @@ def test_parts_tile_every_live_source_once_and_in_order(
 ) -> None:
     results = data.draw(survivors(sources))
     # Not below a 30th of the whole, so that an example has tens of parts and not millions.
-    part_bytes = max(part_bytes, sum(one.rows.stored.size for one in sources) // 30)
+    part_bytes = max(part_bytes, sum(item.rows.stored.size for item in sources) // 30)
     sizing = Sizing(parallelism, part_bytes=part_bytes, part_rows=2**40, small_part_bytes=part_bytes)
     plan, found = plan_of(sources), located(results)
     parts = lay_out(plan, found, expected_totals(plan, found), sizing).parts
     assert [part.number for part in parts] == list(range(len(parts)))
 
-    slices = [one for part in parts for one in part.slices]
+    slices = [item for part in parts for item in part.slices]
     alive = sorted({row_set.source for result in results for row_set in result.row_sets})
     for number in alive:
-        tiles = [one for one in slices if one.source == number]
+        tiles = [item for item in slices if item.source == number]
         assert (tiles[0].first_offset, tiles[-1].last_offset) == (
             sources[number].first_offset,
             sources[number].last_offset,
         )
         assert all(before.last_offset + 1 == after.first_offset for before, after in pairwise(tiles))
         assert all(tile.row_sets == found[number] for tile in tiles)
-    assert {one.source for one in slices} == set(alive)
-    assert all(one.first_offset <= one.last_offset for one in slices)
+    assert {item.source for item in slices} == set(alive)
+    assert all(item.first_offset <= item.last_offset for item in slices)
     assert all(before.last_offset < after.first_offset for before, after in pairwise(slices))
     assert all(part.slices and part.slices[-1].last_offset - part.slices[0].first_offset < 2**32 for part in parts)
 
@@ -132,7 +132,7 @@ def test_as_many_parts_as_their_size_or_the_cores_ask_for(ledgers: int, parallel
     by_size = -(-ledgers * stored // sizing.part_bytes)
     goal = -(-by_size // parallelism) * parallelism
     assert goal - 1 <= len(parts) <= goal + 1
-    covered = [sum(one.last_offset - one.first_offset + 1 for one in part.slices) for part in parts]
+    covered = [sum(item.last_offset - item.first_offset + 1 for item in part.slices) for part in parts]
     assert max(covered) <= 1.1 * 1000 * ledgers / goal + 1
 
 
@@ -150,7 +150,7 @@ def test_crumbs_at_the_end_are_no_part_of_their_own(crumbs: int) -> None:
 
 def test_no_part_holds_more_rows_than_it_may() -> None:
     parts = laid_out(sources_of([(1, 1000, 10)]), 0, [1000], Sizing(1, part_rows=300))[0].parts
-    assert [one.last_offset - one.first_offset + 1 for part in parts for one in part.slices] == [250] * 4
+    assert [item.last_offset - item.first_offset + 1 for part in parts for item in part.slices] == [250] * 4
 
 
 @pytest.mark.parametrize("old_parts", [0, 2])
@@ -293,7 +293,7 @@ def test_every_live_source_is_kept_or_written_once_and_in_order(
     sizing = Sizing(2, part_bytes=part_bytes, small_part_bytes=1, max_garbage_ratio=ratio)
     found, left = laid_out(sources, old_parts, counts, sizing)
 
-    in_parts = [one.source for part in found.parts for one in part.slices]
+    in_parts = [item.source for part in found.parts for item in part.slices]
     assert in_parts == sorted(in_parts)
     assert found.kept == tuple(sorted(found.kept))
     assert sorted({*in_parts, *found.kept}) == sorted(number for number, totals in left.items() if totals.count)
@@ -333,9 +333,9 @@ class Trickle:
             after.append(replace(sources[number], messages=left[number].count, deleted=deleted))
         for part in found.parts:
             share = 0.0
-            for one in part.slices:
-                whole = sources[one.source].last_offset - sources[one.source].first_offset + 1
-                share += left[one.source].count * (one.last_offset - one.first_offset + 1) / whole
+            for item in part.slices:
+                whole = sources[item.source].last_offset - sources[item.source].first_offset + 1
+                share += left[item.source].count * (item.last_offset - item.first_offset + 1) / whole
             count = round(share)
             rows_object = RowsObject(StoredObject("rows", count, 0), 1)
             after.append(Source(rows_object, part.slices[0].first_offset, part.slices[-1].last_offset, count))

@@ -68,7 +68,9 @@ class Model:
         touched = {message.key for message in new} | (step.due & set(before))
         for key in touched:
             candidates = [before[key]] if key in before else []
-            winner = max([*candidates, *(one for one in new if one.key == key)], key=lambda m: m.order(self.by_event))
+            winner = max(
+                [*candidates, *(item for item in new if item.key == key)], key=lambda m: m.order(self.by_event)
+            )
             order = winner.order(self.by_event)
             if self.markers.get(key, (NO_EVENT_TIME, -1)) > order:
                 continue
@@ -148,13 +150,13 @@ def run(model: Model, levels: list[Records], step: Step, now: int) -> tuple[Reso
     """One run of the code under test, from the state of the model before its own run."""
     by_event = model.by_event
     due = [model.live[key] for key in step.due if key in model.live]
-    markers = records([(one.key, flagged(one, True), flagged(one, True), one.event_time) for one in due], by_event)
+    markers = records([(item.key, flagged(item, True), flagged(item, True), item.event_time) for item in due], by_event)
     runs = [markers, *(index_of(ledger, by_event) for ledger in step.ledgers)]
     new = [message for ledger in step.ledgers for message in ledger]
     expired = [message.offset for number, message in enumerate(new) if number in step.expired]
     winners = without_expired(newest_of(runs, by_event), np.array(expired, dtype=np.uint64))
     merged = min(step.merged, len(levels))
-    dirty = {message.key for message in new} | {one.key for one in due}
+    dirty = {message.key for message in new} | {item.key for item in due}
     seen = [*levels[:merged], *(only(level, dirty) if step.probed else level for level in levels[merged:])]
     policies = RunPolicies(
         tombstone_retention_ms=HOUR * step.retained,
@@ -174,7 +176,7 @@ def check(model: Model, resolved: Resolved, levels: list[Records], step: Step, n
     assert sorted(resolved.superseded.tolist()) == sorted(superseded)
     assert (resolved.tombstones_removed, resolved.tombstones_kept) == (counted["removed"], counted["kept"])
     assert (resolved.expired, resolved.dropped_to) == (counted["expired"], counted["dropped_to"])
-    tombstones = [sum(one.tombstone for one in state.values()) for state in (before, model.live)]
+    tombstones = [sum(item.tombstone for item in state.values()) for state in (before, model.live)]
     assert resolved.tombstones == tombstones[1] - tombstones[0]
     assert resolved.keys == len(model.live) - len(before) - resolved.tombstones
 

@@ -21,7 +21,9 @@ KEEP = Sizing(1, max_garbage_ratio=1)
 
 
 def letters(text: str, payload: bytes = b"v") -> pa.Table:
-    return pa.Table.from_pylist([{"key": one.encode(), "payload": payload} for one in text], schema=INPUT_SCHEMA)
+    return pa.Table.from_pylist(
+        [{"key": character.encode(), "payload": payload} for character in text], schema=INPUT_SCHEMA
+    )
 
 
 def made_of(
@@ -188,9 +190,9 @@ def test_statistics_are_of_all_phases(object_store: ObjectStore, made: RunOutput
         "keys": 7,
     }
     assert (found["parts"], found["parts_kept"], found["parts_written"], found["tasks"]) == (3, 2, 1, 3)
-    assert found["bytes_read"] == sum(one.statistics.bytes_read for one in ranges) + part.statistics.bytes_read
+    assert found["bytes_read"] == sum(item.statistics.bytes_read for item in ranges) + part.statistics.bytes_read
     assert found["bytes_written"] == (
-        part.part.rows.stored.size + bitmap.deleted[0].length + sum(one.statistics.bytes_written for one in ranges)
+        part.part.rows.stored.size + bitmap.deleted[0].length + sum(item.statistics.bytes_written for item in ranges)
     )
     assert found["bytes_out"] == manifest.stored_bytes
 

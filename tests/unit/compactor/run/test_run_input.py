@@ -285,7 +285,7 @@ def test_sources_are_the_parts_that_serve_and_then_the_dirty_ledgers() -> None:
     previous = manifest(replace(part(0), deleted=deleted), levels=(3, 9))
     ledgers = [ledger(0, 0), ledger(1, 0), ledger(2, 0)]
     plan = plan_of(ledgers, previous, RunPolicies(), floor=5)
-    assert [one.rows.stored.name for one in plan.sources] == ["part-0", "rows-1", "rows-2"]
+    assert [source.rows.stored.name for source in plan.sources] == ["part-0", "rows-1", "rows-2"]
     assert (plan.old_parts, plan.sources[0].messages, plan.sources[0].deleted) == (1, 6, deleted)
     assert plan.sources[0].offset_sum == 7
     assert plan.indexes == (ledgers[1].index, ledgers[2].index)

@@ -30,7 +30,7 @@ def bench(tmp_path: Path) -> Iterator[Workbench]:
 
 def cause(bench: Workbench, topic: Topic) -> str | None:
     """Why a service that has just been started finds the topic due."""
-    found = {one.topic.id: one for one in Backlogs(bench.metadata, bench.log).of_all(bench.clock)}
+    found = {item.topic.id: item for item in Backlogs(bench.metadata, bench.log).of_all(bench.clock)}
     backlog = found.get(topic.record.id)
     return None if backlog is None else cause_of(backlog, bench.clock.now_ms())
 
@@ -178,7 +178,7 @@ def test_only_topics_for_which_something_is_set_are_looked_at(bench: Workbench) 
         in_ledgers(bench, bench.topic(name))
     assert Backlogs(bench.metadata, bench.log).of_all(bench.clock) == []
     set_at(bench, bench.topic("b"), MESSAGES, 1)
-    assert [one.topic.name.topic for one in Backlogs(bench.metadata, bench.log).of_all(bench.clock)] == ["b"]
+    assert [item.topic.name.topic for item in Backlogs(bench.metadata, bench.log).of_all(bench.clock)] == ["b"]
 
 
 def test_kafkas_ratio_and_lag_on_a_topic_that_is_cleaned_by_compaction(bench: Workbench) -> None:

@@ -107,7 +107,7 @@ def test_a_request_that_is_made_after_the_look_stays(
 def test_the_leader_forgets_services_that_were_killed_long_ago(stage: Stage) -> None:
     killed, loop = stage.service(), stage.lead()
     killed.heartbeat()
-    known = lambda: [one.name for one in stage.metadata.services.live(10**9)]  # noqa: E731
+    known = lambda: [item.name for item in stage.metadata.services.live(10**9)]  # noqa: E731
     assert known() == [killed.name, loop.name]
     for seconds in (60, 239):
         stage.clock.advance(seconds * 1000)
@@ -166,7 +166,7 @@ def test_only_the_leader_executes_and_anybody_may_ask(stage: Stage) -> None:
     assert stage.engines.opened == 0
     stage.finish(first)
     assert stage.runs(topic) == [RunState.SUCCESS]
-    assert [one.url for one in stage.metadata.services.live()] == ["http://service0", "http://service1"]
+    assert [item.url for item in stage.metadata.services.live()] == ["http://service0", "http://service1"]
 
 
 def test_what_is_due_is_compacted_when_it_is_looked_at(stage: Stage) -> None:
@@ -198,7 +198,7 @@ def test_a_policy_that_cannot_be_read_is_logged_once_and_counted_and_stops_no_ot
     assert stage.runs(good) == [RunState.SUCCESS]
     assert loop.last_check is not None
     assert loop.last_check.unreadable_policies == 1
-    (line,) = [one for one in caplog.messages if "cannot be read" in one]
+    (line,) = [message for message in caplog.messages if "cannot be read" in message]
     assert "the policy segment.bytes of the topic persistent://public/default/bad" in line
 
 
@@ -285,6 +285,6 @@ def test_it_runs_by_itself(stage: Stage) -> None:
     loop.trigger(asked.record)
     assert until(lambda: stage.runs(asked) == [RunState.SUCCESS])
     loop.serve_at("http://moved")
-    assert [one.url for one in stage.metadata.services.live()] == ["http://moved"]
+    assert [item.url for item in stage.metadata.services.live()] == ["http://moved"]
     loop.drain(HOLD_SECONDS)
     assert stage.engines.closed

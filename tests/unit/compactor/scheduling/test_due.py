@@ -75,7 +75,7 @@ def test_the_dirtiest_goes_first_and_equal_ones_by_size_then_name() -> None:
         backlog(4, size=100, clean=100, threshold_bytes=1),
         backlog(5, size=50, clean=0, threshold_bytes=1),
     ]
-    assert [one.topic.id for one in due(backlogs, {}, NOW)] == [3, 2, 5, 4, 1]
+    assert [item.topic.id for item in due(backlogs, {}, NOW)] == [3, 2, 5, 4, 1]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_the_dirtiest_goes_first_and_equal_ones_by_size_then_name() -> None:
 )
 def test_who_is_left_out(control: CompactionState, begins: bool) -> None:
     backlogs = [backlog(1, threshold_bytes=1), backlog(2, threshold_bytes=1)]
-    assert [one.topic.id for one in due(backlogs, {1: control}, NOW)] == ([1, 2] if begins else [2])
+    assert [item.topic.id for item in due(backlogs, {1: control}, NOW)] == ([1, 2] if begins else [2])
 
 
 SLOTS = WorkerSlots(count=3, small_bytes=100, batch=3)
@@ -106,7 +106,7 @@ def large(number: int) -> Backlog:
 
 
 def ids(found: list[list[TopicRecord]]) -> list[list[int]]:
-    return [[one.id for one in topics] for topics in found]
+    return [[item.id for item in topics] for topics in found]
 
 
 def test_small_topics_go_together_and_large_ones_alone() -> None:
@@ -138,14 +138,14 @@ def test_no_lane_has_two_jobs_and_no_topic_is_begun_twice(
 ) -> None:
     wanted = [small(number) if kind else large(number) for number, kind in enumerate(kinds)]
     found = jobs(wanted, busy_large, busy_small, slots)
-    begun = Counter(one.id for topics in found for one in topics)
+    begun = Counter(item.id for topics in found for item in topics)
     assert set(begun.values()) <= {1}
     assert len(found) <= max(0, slots.count - busy_large - busy_small)
     for topics in found:
         assert 1 <= len(topics) <= slots.batch
-        assert len(topics) == 1 or all(kinds[one.id] for one in topics)
+        assert len(topics) == 1 or all(kinds[item.id] for item in topics)
     if busy_large + busy_small < slots.count and any(kinds):
-        assert any(kinds[one] for one in begun) or (slots.count - busy_large - busy_small) <= len(found)
+        assert any(kinds[item] for item in begun) or (slots.count - busy_large - busy_small) <= len(found)
 
 
 def test_a_failing_topic_waits_longer_each_time_up_to_the_most() -> None:

@@ -161,7 +161,7 @@ def test_a_failure_that_cannot_be_recorded_is_told(
     monkeypatch.setattr(stage.control, "run_failed", away)
     stage.poll(loop, bad)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [("does not exist" in one, "no database" in one) for one in told] == [(True, True)], told
+    assert [("does not exist" in item, "no database" in item) for item in told] == [(True, True)], told
 
 
 def damage(stage: Stage, topic: Topic) -> None:
@@ -187,7 +187,7 @@ def test_an_engine_that_cannot_start_is_no_topics_fault(stage: Stage, caplog: py
         stage.clock.advance(6_000)
         loop.heartbeat()
     assert stage.engines.opened == 3
-    assert [one for one in caplog.messages if "no Spark" in one] == [
+    assert [message for message in caplog.messages if "no Spark" in message] == [
         "compactions cannot begin, and wait: no Spark: start it"
     ], "once, not every few seconds"
     assert loop.engine_error == "no Spark: start it"

@@ -63,7 +63,7 @@ def compact(bench: Workbench, topic: Topic, policies: RunPolicies, later: int = 
 
 
 def kinds(report: Report) -> set[tuple[DifferenceKind, bytes | None]]:
-    return {(one.kind, one.key) for one in report.differences}
+    return {(difference.kind, difference.key) for difference in report.differences}
 
 
 # Beside a writer
@@ -170,7 +170,7 @@ def test_with_an_incomplete_history_any_value_may_have_expired(bench: Workbench)
     forger.publish(replace(empty, dropped_to=1))
     report = verify(bench, forger.topic)
     assert report.total == 0
-    assert any("history" in one for one in report.unchecked)
+    assert any("history" in item for item in report.unchecked)
 
 
 def test_null_keys_that_an_earlier_run_dropped_are_not_missing(bench: Workbench) -> None:
@@ -182,7 +182,7 @@ def test_null_keys_that_an_earlier_run_dropped_are_not_missing(bench: Workbench)
     assert verify(bench, topic).total == 0
     Forger(bench, topic).unkeyed("null_keys", lambda bitmap: bitmap - bitmap)
     report = verify(bench, topic)
-    assert {one.offset for one in report.differences if one.kind is DifferenceKind.MISSING} == {2}
+    assert {difference.offset for difference in report.differences if difference.kind is DifferenceKind.MISSING} == {2}
 
 
 # Event-time order
@@ -239,7 +239,7 @@ def test_after_a_change_of_order_only_clear_keys_are_judged(bench: Workbench) ->
     compact(bench, forger.topic, RunPolicies(), later=10)
     report = verify(bench, forger.topic)
     assert report.total == 0
-    assert any(one.startswith("2 keys") for one in report.unchecked)
+    assert any(item.startswith("2 keys") for item in report.unchecked)
     forger.publish(replace(forger.manifest, parts=(), index=()))
     assert kinds(verify(bench, forger.topic)) == {(DifferenceKind.MISSING, b"plain")}
 
@@ -297,7 +297,7 @@ def test_a_ledger_that_is_trimmed_meanwhile_is_no_damage(bench: Workbench) -> No
 
     report = verify(bench, topic, engine=Meanwhile(trim))
     assert report.total == 0
-    assert any(f"ledger {first.ledger_id} was trimmed" in one for one in report.unchecked)
+    assert any(f"ledger {first.ledger_id} was trimmed" in item for item in report.unchecked)
 
 
 def test_a_store_that_is_away_is_no_difference(bench: Workbench) -> None:
@@ -367,6 +367,6 @@ def test_findings_name_some_and_count_all() -> None:
         raise ObjectMissing("it is gone", "find it")
     other.add(findings.named[0])
     findings.merge(other)
-    assert [one.offset for one in findings.named] == [0, 1, None]
+    assert [finding.offset for finding in findings.named] == [0, 1, None]
     assert findings.counts == {DifferenceKind.EXTRA: 5, DifferenceKind.DAMAGED: 1}
     assert str(findings.named[0]) == "extra: offset 0, a row (here)"

@@ -79,7 +79,7 @@ def test_payloads_that_are_null(payloads: tuple[bytes | None, ...], whole: bytes
     (message,) = assembled(given)
     assert message.payload == whole
     assert message.is_tombstone is (not whole)
-    assert not any(one.is_tombstone for one in given)
+    assert not any(item.is_tombstone for item in given)
 
 
 @pytest.mark.parametrize("limits", [ChunkLimits(messages=2), ChunkLimits(bytes=2)])

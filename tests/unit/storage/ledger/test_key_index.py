@@ -168,7 +168,7 @@ def test_indexes_may_share_an_object(object_store: ObjectStore) -> None:
     ]
     read = [key_index.read_records(object_store, location, HashRange(), events=True) for location in locations]
     assert [plain(records) for records in read] == [plain(first), plain(second)]
-    assert [list(key_index.read_unkeyed(object_store, one, "chunks")) for one in locations] == [[4], [5]]
+    assert [list(key_index.read_unkeyed(object_store, location, "chunks")) for location in locations] == [[4], [5]]
 
 
 @given(RECORDS, BITMAPS, st.booleans(), st.data())
@@ -208,7 +208,7 @@ def test_damage_of_one_fence_leaves_the_others_readable(object_store: ObjectStor
     damaged = replace(location, name=damaged_copy(object_store, location.name, 0))
     with pytest.raises(ObjectDamaged, match="fence 0"):
         key_index.read_records(object_store, damaged, HashRange(0, 1))
-    assert plain(key_index.read_records(object_store, damaged, HashRange(1, 1))) == [one[:3] for one in drawn[8:]]
+    assert plain(key_index.read_records(object_store, damaged, HashRange(1, 1))) == [item[:3] for item in drawn[8:]]
 
 
 def test_a_cut_or_missing_object_is_an_error(object_store: ObjectStore) -> None:
@@ -316,7 +316,7 @@ def test_a_probe_has_every_record_of_the_hashes_it_is_asked_for(
             location = write(object_store, columns(inside, events), mine)
             found = plain(key_index.probe_records(object_store, location, u64(asked), events=events))
             width = 5 if events else 3
-            assert [row for row in found if row[0] in asked] == [one[:width] for one in inside if one.hi in asked]
+            assert [row for row in found if row[0] in asked] == [item[:width] for item in inside if item.hi in asked]
             assert found == sorted(set(found) & {record[:width] for record in inside})
 
 
@@ -361,7 +361,7 @@ def test_a_level_of_several_hash_ranges_costs_a_request_for_each_that_holds_what
     drawn = [Record((top << 60) + 1, 1, top, top, top) for top in range(16)]
     level = [write(object_store, columns(drawn[4 * n : 4 * n + 4], events=False), HashRange(n, 2)) for n in range(4)]
     counting, asked = Counting(object_store, monkeypatch, 0), u64([(top << 60) + 1 for top in (0, 8, 9)])
-    found = key_index.concatenated([key_index.probe_records(object_store, one, asked) for one in level])
+    found = key_index.concatenated([key_index.probe_records(object_store, item, asked) for item in level])
     assert set(found.offset.tolist()) >= {0, 8, 9}
     assert len(counting.reads) == 2
 

@@ -98,13 +98,13 @@ def test_deleted_rows_and_index_levels_have_their_place() -> None:
         "crc32c": 7,
     }
     assert document["parts"][1]["deleted"] is None
-    assert [[one["name"] for one in level] for level in document["index"]["levels"]] == [["new"], ["old", "old"]]
+    assert [[item["name"] for item in level] for level in document["index"]["levels"]] == [["new"], ["old", "old"]]
     assert Manifest.decode(made.encode(), "m") == made
 
 
 def test_the_totals_are_those_of_the_parts_without_their_deleted_rows() -> None:
     made = manifest(part(1, 9, messages=8, deleted=DeletedRows("d", 0, 25, 3, 0)), part(10, 10))
-    assert [(one.live, one.dead) for one in made.parts] == [(5, 3), (1, 0)]
+    assert [(item.live, item.dead) for item in made.parts] == [(5, 3), (1, 0)]
     assert (made.messages, made.logical_bytes, made.stored_bytes) == (6, 20, 900 + 25 + 900 + 9)
 
 

@@ -94,7 +94,7 @@ def test_row_groups_are_gathered_by_what_they_are_in_memory(
     assert len(reader.groups) > 20
     everything = [(number, np.arange(group.rows)) for number, group in enumerate(reader.groups)]
     taken = list(reader.take(everything))
-    assert max(int(rows.logical_sizes(one).sum()) for one in taken) <= 2 * rows.GROUP_BYTES
+    assert max(int(rows.logical_sizes(item).sum()) for item in taken) <= 2 * rows.GROUP_BYTES
     assert pa.concat_tables(taken).equals(table)
 
     few = [(number, np.array([0])) for number in range(len(reader.groups))]

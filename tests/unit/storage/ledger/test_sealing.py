@@ -114,7 +114,7 @@ def simple_rows(count: int, **columns: list[object]) -> pa.Table:
 def test_names_carry_the_ledger_and_the_attempt(object_store: ObjectStore) -> None:
     ledger = seal(object_store, simple_rows(1))
     found = [names.parse(ledger.rows.name), names.parse(ledger.index.name)]
-    assert [(one.kind, one.number, one.attempt_id) for one in found if one] == [
+    assert [(item.kind, item.number, item.attempt_id) for item in found if item] == [
         (ObjectKind.LEDGER_ROWS, 1, ledger.attempt_id),
         (ObjectKind.LEDGER_INDEX, 1, ledger.attempt_id),
     ]

@@ -171,8 +171,8 @@ def test_rows_of_what_is_lost_are_in_order_and_end_as_the_row_says(bench: Workbe
     (remains,) = topic.log_manager().seal_damaged(topic.record)
     assert row.content is not None
     assert remains.ledger.last_message_id == row.content.last_message_id == before[-1].message_id
-    reader_rows = [one for table in topic.read() for one in table.to_pylist()]
-    assert {one["slot"] for one in reader_rows} <= {Slot.COMPACTED_OUT}
+    reader_rows = [item for table in topic.read() for item in table.to_pylist()]
+    assert {item["slot"] for item in reader_rows} <= {Slot.COMPACTED_OUT}
 
 
 def test_a_row_that_knows_of_less_than_the_file_holds_is_believed(bench: Workbench, topic: Topic) -> None:

@@ -50,7 +50,9 @@ def test_what_comes_while_a_flush_is_under_way_shares_the_next(
         held.go_on.set()
         last = writer.append(message(60))
         assert held.count == 2
-        assert [one.first.offset for one in answers if isinstance(one, AppendResult)] == list(range(1000, 1060))
+        assert [answer.first.offset for answer in answers if isinstance(answer, AppendResult)] == list(
+            range(1000, 1060)
+        )
         assert last.first.offset == 1060
 
 
@@ -88,7 +90,7 @@ def test_tasks_are_answered_in_one_call_a_group(segment: OneSegment, monkeypatch
 
     with segment.create() as writer:
         appended, calls = asyncio.run(main(writer))
-    assert [one.first.offset for one in appended] == list(range(1000, 1064))
+    assert [item.first.offset for item in appended] == list(range(1000, 1064))
     assert calls == 2
 
 

@@ -29,7 +29,7 @@ def log_manager(bench: Workbench, holder: str) -> LogManager:
 
 
 def states(bench: Workbench, topic: Topic) -> list[str]:
-    return [one.state.value for one in bench.metadata.segments.of_topic(topic.record.id)]
+    return [item.state.value for item in bench.metadata.segments.of_topic(topic.record.id)]
 
 
 def test_sealing_changes_nothing_that_is_read(bench: Workbench, topic: Topic) -> None:
@@ -204,7 +204,7 @@ def test_a_sealer_that_died_is_followed_by_another_when_its_claim_ends(
     bench.clock.advance(SEALER_DEAD_MS + 1)
     (ledger,) = log_manager(bench, "next").seal(topic.record)
     assert raw(topic) == before
-    assert [one.ledger_id for one in topic.snapshot().ledgers] == [ledger.ledger_id]
+    assert [item.ledger_id for item in topic.snapshot().ledgers] == [ledger.ledger_id]
 
 
 def test_a_segment_that_its_sealers_die_over_is_given_up(bench: Workbench, topic: Topic) -> None:
@@ -273,7 +273,7 @@ def test_a_try_does_not_count_if_the_database_is_away_and_the_process_lives(
         (segment,) = bench.metadata.segments.of_topic(topic.record.id)
         assert segment.sealing_tries == 1
         bench.clock.advance(SEALER_DEAD_MS)
-    assert [one.ledger_id for one in topic.log_manager().seal(topic.record)] == [1]
+    assert [item.ledger_id for item in topic.log_manager().seal(topic.record)] == [1]
 
 
 def test_a_last_try_that_stood_still_is_no_reason_to_give_up(bench: Workbench, topic: Topic) -> None:
@@ -283,7 +283,7 @@ def test_a_last_try_that_stood_still_is_no_reason_to_give_up(bench: Workbench, t
     for holder in [*["killed"] * (MAX_SEALING_TRIES - 1), owner_name()]:
         assert bench.metadata.sealing.claim(topic.record.id, holder, bench.log.uid, SEALER_DEAD_MS) is not None
         bench.clock.advance(SEALER_DEAD_MS)
-    assert [one.ledger_id for one in topic.log_manager().seal(topic.record)] == [1]
+    assert [item.ledger_id for item in topic.log_manager().seal(topic.record)] == [1]
 
 
 def test_what_is_large_or_killed_a_sealer_is_left_to_the_process_for_it(

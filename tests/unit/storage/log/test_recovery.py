@@ -65,9 +65,9 @@ def test_a_bad_tail_is_cut(segment: OneSegment, tail: str) -> None:
     with segment.recover() as writer:
         assert writer.cut_bytes == len(bad)
         assert segment.files.log.read_bytes() == whole
-        assert [placed(one) for one in segment.reader().entries()] == places(ENTRIES)
+        assert [placed(entry) for entry in segment.reader().entries()] == places(ENTRIES)
         assert writer.append(message(5)).first == Position(NEXT_OFFSET, MessageId(7, 5, PARTITION))
-    assert [placed(one) for one in segment.reader().entries()] == places([*ENTRIES, message(5)])
+    assert [placed(entry) for entry in segment.reader().entries()] == places([*ENTRIES, message(5)])
 
 
 @pytest.mark.parametrize("end_file", ["flushed", "nothing flushed", "missing", "torn"])
@@ -232,7 +232,7 @@ def test_recovered_again_and_again(segment: OneSegment) -> None:
         with segment.recover(FlushPolicy(1 + n % 3)) as writer:
             assert writer.cut_bytes == 4 * n
             writer.append(batch(2, n))
-    assert [placed(one) for one in segment.reader().entries()] == places([batch(2, n) for n in range(10)])
+    assert [placed(entry) for entry in segment.reader().entries()] == places([batch(2, n) for n in range(10)])
 
 
 def test_an_entry_larger_than_the_limit_of_now_is_kept(segment: OneSegment) -> None:

@@ -38,12 +38,12 @@ from tests.segments import (
 def test_from_every_offset(segment: OneSegment, index_spacing: int, chunk_bytes: int) -> None:
     size = segment.rolled(ENTRIES, index_spacing=index_spacing)
     reader = segment.reader(size, chunk_bytes=chunk_bytes)
-    assert [placed(one) for one in reader.entries()] == PLACES
+    assert [placed(item) for item in reader.entries()] == PLACES
     ends = [offset for _, offset, _ in PLACES[1:]] + [NEXT_OFFSET]
     for start in range(990, NEXT_OFFSET + 3):
         expected = [place for place, end in zip(PLACES, ends, strict=True) if end > start]
         found = reader.entries(start)
-        assert [placed(one) for one in ([next(found)] if len(expected) > 1 else found)] == expected[:1]
+        assert [placed(item) for item in ([next(found)] if len(expected) > 1 else found)] == expected[:1]
     for start in (1000, 1077, NEXT_OFFSET - 1):
         assert placed(list(reader.entries(start))[-1]) == PLACES[-1]
 
@@ -111,7 +111,7 @@ def test_the_last_message(segment: OneSegment) -> None:
 def test_an_entry_larger_than_a_chunk_makes_the_read_grow(segment: OneSegment, size: int) -> None:
     entries = [message(0), message(1, size), message(2), message(3, size), message(4)]
     end = segment.rolled(entries)
-    assert [one.data for one in segment.reader(end, chunk_bytes=100).entries()] == entries
+    assert [item.data for item in segment.reader(end, chunk_bytes=100).entries()] == entries
 
 
 def test_memory_is_a_chunk_and_not_the_segment(segment: OneSegment) -> None:
@@ -223,7 +223,7 @@ def test_every_byte_of_a_rolled_segment_that_changes_is_named(segment: OneSegmen
         with pytest.raises(ObjectDamaged, match=f"{segment.files.log} is damaged at byte {frame}[ :]"):
             list(segment.reader(size).entries())
         flip(segment.files.log, position)
-    assert [one.data for one in segment.reader(size).entries()] == entries
+    assert [item.data for item in segment.reader(size).entries()] == entries
 
 
 @pytest.mark.parametrize("missing", [1, 9, 30, 200])
@@ -253,7 +253,7 @@ def test_a_file_that_is_missing(segment: OneSegment, missing: str) -> None:
         with pytest.raises(ObjectMissing, match=r"00000000000000001000\.log, No such file"):
             list(segment.reader(size).entries())
     else:
-        assert [placed(one) for one in segment.reader(size).entries(1100)][-1] == PLACES[-1]
+        assert [placed(item) for item in segment.reader(size).entries(1100)][-1] == PLACES[-1]
 
 
 def test_another_segment_under_this_name_is_told(segment: OneSegment) -> None:
@@ -273,7 +273,7 @@ def test_an_index_that_lies_is_not_believed(segment: OneSegment) -> None:
     ends = [offset for _, offset, _ in PLACES[1:]] + [NEXT_OFFSET]
     for start in range(1000, NEXT_OFFSET, 7):
         expected = [place for place, end in zip(PLACES, ends, strict=True) if end > start]
-        assert [placed(one) for one in reader.entries(start)] == expected
+        assert [placed(item) for item in reader.entries(start)] == expected
 
 
 def test_a_disk_that_cannot_be_read_is_told(segment: OneSegment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ TIMEOUT = 30.0
 def test_ids_and_offsets_follow_the_entries(segment: OneSegment) -> None:
     entries = [message(0), batch(5), message(1), entry(encrypted(num_messages_in_batch=9), b"secret"), batch(1)]
     with segment.create() as writer:
-        appended = [writer.append(one) for one in entries]
+        appended = [writer.append(item) for item in entries]
         assert appended == [
             AppendResult(Position(1000, MessageId(7, 0, PARTITION, -1)), 1),
             AppendResult(Position(1001, MessageId(7, 1, PARTITION, 0)), 5),
@@ -45,7 +45,7 @@ def test_ids_and_offsets_follow_the_entries(segment: OneSegment) -> None:
         assert appended[3].first.message_id.batch_index == -1
         assert (writer.next_offset, writer.messages, writer.entries) == (1009, 9, 5)
     read = list(segment.reader().entries())
-    assert [placed(one) for one in read] == list(zip(range(5), [1000, 1001, 1006, 1007, 1008], entries, strict=True))
+    assert [placed(item) for item in read] == list(zip(range(5), [1000, 1001, 1006, 1007, 1008], entries, strict=True))
 
 
 def test_what_it_holds(segment: OneSegment) -> None:
@@ -96,7 +96,7 @@ def test_appends_of_many_threads_get_ids_once_and_in_their_own_order(segment: On
     read = {stored.entry_id: stored for stored in segment.reader().entries()}
     assert sorted(read) == list(range(threads * each))
     for number, appended in got.items():
-        positions = [one.first for one in appended]
+        positions = [item.first for item in appended]
         assert positions == sorted(positions)
         for n, one in enumerate(appended):
             stored = read[one.first.message_id.entry_id]

@@ -18,7 +18,7 @@ from tests.workbench import Workbench, content, raw
 
 
 def states(bench: Workbench, topic: Topic) -> list[str]:
-    return [one.state.value for one in bench.metadata.segments.of_topic(topic.record.id)]
+    return [item.state.value for item in bench.metadata.segments.of_topic(topic.record.id)]
 
 
 def test_files_go_after_the_delay_and_rows_after_them(bench: Workbench, topic: Topic) -> None:

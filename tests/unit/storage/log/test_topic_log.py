@@ -40,7 +40,7 @@ def policy(bench: Workbench, topic: Topic, name: str, value: object) -> None:
 
 
 def segments(bench: Workbench, topic: Topic) -> list[tuple[int, str]]:
-    return [(one.first_offset, one.state.value) for one in bench.metadata.segments.of_topic(topic.record.id)]
+    return [(item.first_offset, item.state.value) for item in bench.metadata.segments.of_topic(topic.record.id)]
 
 
 def test_what_is_appended_is_read_at_once_with_ids_and_offsets(topic: Topic) -> None:

@@ -134,7 +134,7 @@ def test_what_is_stopped_neither_reads_nor_writes(object_store: ObjectStore, clo
     for refused in (half_of_it, lambda: store.get(name), lambda: store.put(f"{name}-3", b"3")):
         with pytest.raises(Fenced, match="was cancelled"):
             refused()
-    assert [one.name for one in object_store.list(name)] == [name]
+    assert [item.name for item in object_store.list(name)] == [name]
 
 
 def test_who_waits_for_its_turn_hears_within_a_second_that_it_is_stopped() -> None:

@@ -102,7 +102,7 @@ def test_other_names(alias: str, name: str) -> None:
 
 
 def test_a_name_means_one_policy() -> None:
-    names = [name.lower() for one in POLICIES.values() for name in {one.name, one.attribute, *one.aliases}]
+    names = [name.lower() for policy in POLICIES.values() for name in {policy.name, policy.attribute, *policy.aliases}]
     assert len(names) == len(set(names))
 
 

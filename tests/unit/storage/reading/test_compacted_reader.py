@@ -149,7 +149,7 @@ def trim_compacted(bench: Workbench, topic: Topic) -> None:
     """As the cleanup policy `compact` does: raw at or below the horizon goes, the topic's start stays."""
     snapshot = topic.snapshot()
     assert snapshot.horizon is not None
-    going = [one.ledger_id for one in snapshot.ledgers if one.last_offset <= snapshot.horizon.offset]
+    going = [ledger.ledger_id for ledger in snapshot.ledgers if ledger.last_offset <= snapshot.horizon.offset]
     bench.metadata.trimming.trim(topic.record.id, snapshot.horizon.offset + 1, going, force=True, keep_start=True)
 
 
@@ -372,7 +372,7 @@ def test_a_read_that_has_delivered_nothing_cannot_be_stale(bench: Workbench, sta
     bench.append(topic, [content((b"k", None))])
     truncate(bench, topic)
     bench.append(topic, [content((b"new", b"1"))])
-    assert [one.offset for one in row_messages(iter(reader.poll(ReadLimits())), -1)] == [1]
+    assert [message.offset for message in row_messages(iter(reader.poll(ReadLimits())), -1)] == [1]
 
 
 def test_a_reader_that_was_at_the_end_has_missed_nothing(bench: Workbench) -> None:

@@ -89,7 +89,7 @@ def test_the_last_message_is_none_of_which_a_chunk_is_hidden(bench: Workbench) -
     scope = topic_scope(topic.record)
     bench.metadata.policies.set(scope, "cleanup.policy", "compact,delete")
     bench.metadata.policies.set(scope, "retention.ms", 5)
-    assert [one.key for one in topic.messages(read_compacted=True)] == [b"a"]
+    assert [message.key for message in topic.messages(read_compacted=True)] == [b"a"]
     assert topic.last_message_id(True) == ids(raw(topic))[0]
     assert topic.last_message_id(False) == ids(raw(topic))[1]
 

@@ -57,7 +57,7 @@ def test_a_chunked_message_is_whole_wherever_pages_end(bench: Workbench, size: i
     topic = bench.topic()
     append(bench, topic, spread())
     expected = list(topic.messages())
-    assert [one.payload for one in expected if one.key in (b"long", b"short")] == [b"abcd", b"012345"]
+    assert [item.payload for item in expected if item.key in (b"long", b"short")] == [b"abcd", b"012345"]
     assert all_messages(topic, False, size) == expected
     bench.compact(topic)
     append(bench, topic, [message(b"p0", b"y")])
@@ -73,7 +73,7 @@ def test_a_read_that_begins_behind_a_forced_trim_ends_wherever_pages_do(bench: W
     bench.append(topic, [content(*[(b"later", b"%d" % number) for number in range(6)])])
     Retention(bench.metadata, bench.store, bench.clock, bench.log).trim(topic.record, 44, force=True)
     found = all_messages(topic, True, size)
-    assert [one.offset for one in found] == [*range(40), 44, 45]
+    assert [item.offset for item in found] == [*range(40), 44, 45]
 
 
 def test_bytes_of_a_page(bench: Workbench) -> None:
@@ -81,7 +81,7 @@ def test_bytes_of_a_page(bench: Workbench) -> None:
     append(bench, topic, spread())
     expected, state, found = list(topic.messages()), state_of("earliest"), list[Message]()
     while page := topic.reader(state).messages(ReadLimits(bytes=7)).messages:
-        assert len(page) == 1 or sum(len(one.key or b"") + len(one.payload or b"") for one in page) <= 7
+        assert len(page) == 1 or sum(len(item.key or b"") + len(item.payload or b"") for item in page) <= 7
         found += page
         state = topic.reader(state).messages(ReadLimits(bytes=7)).next
     assert found == expected
@@ -103,13 +103,13 @@ def test_one_that_stays_incomplete_holds_pages_for_a_while(bench: Workbench, lat
     rows = [begun, message(b"a", b"x"), message(b"b", b"x")]
     append(bench, topic, [{**row, "publish_time": time} for row, time in zip(rows, times, strict=True)])
     page = topic.reader(state_of("earliest")).messages(ReadLimits(100))
-    assert [one.key for one in page.messages] == [b"a", b"b"]
+    assert [item.key for item in page.messages] == [b"a", b"b"]
     assert page.next.to_token() == expected
     again = topic.reader(page.next).messages(ReadLimits(100))
     assert again.messages == []
     append(bench, topic, [{**whole("u", b"k", b"1", b"2")[1], "publish_time": times[2]}])
     rest = topic.reader(again.next).messages(ReadLimits(100)).messages
-    assert [one.payload for one in rest] == ([] if late else [b"12"])
+    assert [item.payload for item in rest] == ([] if late else [b"12"])
 
 
 KEYS = [b"key-%02d" % number for number in range(20)]
@@ -149,7 +149,7 @@ def test_pages_stay_in_their_compacted_ledger_while_its_grace_lasts(
         churn(bench, topic)
         page, token = page_of(topic, token, 3)
         found += page
-    assert [one.key for one in found] == KEYS
+    assert [item.key for item in found] == KEYS
     assert bench.metadata.pins.referenced(topic.record.id).pins == (), (
         "between pages the grace holds it, and nothing else"
     )
@@ -164,7 +164,7 @@ def test_pages_go_on_raw_when_their_compacted_ledger_is_collected(
     churn(bench, topic)
     assert collect(bench, topic) == 1
     page, token = page_of(topic, token, 3)
-    assert [one.offset for one in page] == [2, 3, 4]
+    assert [item.offset for item in page] == [2, 3, 4]
     assert token.endswith("r")
     rest, _ = page_of(topic, token, 100)
     assert view([*found, *page, *rest]) == view(list(topic.messages()))
@@ -191,7 +191,7 @@ def test_pages_go_on_in_a_newer_compacted_ledger_when_raw_is_gone_too(
         if not page[0]:
             break
         rest, token = rest + page[0], page[1]
-    offsets = [one.offset for one in [*found, *rest]]
+    offsets = [item.offset for item in [*found, *rest]]
     assert offsets == sorted(set(offsets))
     assert view([*found, *rest]) == everything
 
@@ -206,4 +206,4 @@ def test_the_token_of_a_page_that_found_nothing_is_taken(bench: Workbench, topic
     bench.append(topic, [content((b"k", None), (b"a", b"1"), (b"b", b"2"))])
     bench.metadata.trimming.truncate(topic.record.id)
     bench.append(topic, [content((b"k", b"v"))])
-    assert [one.payload for one in page_of(topic, token, 5)[0]] == [b"v"]
+    assert [item.payload for item in page_of(topic, token, 5)[0]] == [b"v"]

@@ -43,7 +43,7 @@ def page(reader: PageReader, limits: ReadLimits = ReadLimits(), wait_ms: int = 0
 
 
 def trimmed(bench: Workbench, topic: Topic, start: int) -> None:
-    going = [one.ledger_id for one in topic.snapshot().ledgers if one.last_offset < start]
+    going = [ledger.ledger_id for ledger in topic.snapshot().ledgers if ledger.last_offset < start]
     bench.metadata.trimming.trim(topic.record.id, start, going, force=True)
 
 

@@ -39,9 +39,9 @@ def test_batches_are_cut_by_number_bytes_and_publish_time() -> None:
 
 def test_one_message_an_entry_is_no_batch() -> None:
     data = list(made(1).of([row(0), row(1, 7)]))
-    assert [inspect(one).batched for one in data] == [False, False]
-    assert [inspect(one).publish_time for one in data] == [CLOCK.now_ms(), 7]
-    assert [inspect(one).sequence_id for one in data] == [0, 1]
+    assert [inspect(item).batched for item in data] == [False, False]
+    assert [inspect(item).publish_time for item in data] == [CLOCK.now_ms(), 7]
+    assert [inspect(item).sequence_id for item in data] == [0, 1]
 
 
 def test_what_waits_goes_when_nothing_comes() -> None:
@@ -86,5 +86,5 @@ def test_lingering_tells_of_a_pause_and_of_every_row_and_error() -> None:
     assert next(found) is None
     paused.set()
     with pytest.raises(InvalidRecord):
-        assert [one for one in found if one is not None] == [row(1)]
+        assert [item for item in found if item is not None] == [row(1)]
     assert list(lingering(iter([row(0), row(1)]), 60)) == [row(0), row(1)]

@@ -41,7 +41,7 @@ def streams(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> tuple[Output, Ou
 
 
 def is_harmless(text: str) -> bool:
-    return all(one.isprintable() or one == "\n" for one in text)
+    return all(character.isprintable() or character == "\n" for character in text)
 
 
 @pytest.mark.parametrize("cut", [1, 7, 100])
